@@ -1,0 +1,79 @@
+"""The table: what is measured, what it must reach, and how it follows from the raw numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.estimates import Estimate, ratio
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row. A speed-up compares two contenders' seconds; the others divide two series of `measured`.
+
+    reach    the value to reach: at least, or at most if `at_most`.
+    top, bottom  contenders whose typical seconds are divided (`kind` "speed-up"), or names of series.
+    share    printed as a percentage.
+    """
+
+    text: str
+    reach: float
+    top: str
+    bottom: str
+    at_most: bool = False
+    share: bool = False
+
+    def reached(self, value: float) -> bool:
+        return value <= self.reach if self.at_most else value >= self.reach
+
+    def show(self, value: float) -> str:
+        return f"{100 * value:.1f} %" if self.share else f"{value:.2f}x"
+
+
+FIGURES = {
+    "plain_vs_transformers": Figure(
+        "plain decoding against transformers' `generate`", 2.2, "transformers", "plain"),
+    "plain_vs_genai": Figure(
+        "plain decoding against OpenVINO GenAI", 0.95, "genai", "plain"),
+    "draft_vs_plain": Figure(
+        "draft-model speculation against our own plain decoding", 1.5, "plain", "draft"),
+    "draft_vs_transformers": Figure(
+        "draft-model speculation against transformers' assisted generation, same draft and length", 4.0,
+        "transformers_draft", "draft"),
+    "draft_vs_genai": Figure(
+        "draft-model speculation against OpenVINO GenAI's, same draft, each at its best length", 1.1,
+        "genai_draft", "draft"),
+    "ngram_vs_plain": Figure(
+        "n-gram speculation on edit prompts against our own plain decoding", 2.0, "plain_edit", "ngram_edit"),
+    "int8_vs_float32": Figure(
+        "int8 weights against float32, plain decoding", 1.7, "plain", "int8"),
+    "rows_float32": Figure(
+        "target's time for 8 rows over 1 row, float32", 1.35, "rows8_float32", "rows1_float32", at_most=True),
+    "rows_int8": Figure(
+        "target's time for 8 rows over 1 row, int8", 1.35, "rows8_int8", "rows1_int8", at_most=True),
+    "outside_forwards": Figure(
+        "share of a step outside target and draft forwards, draft-model speculation", 0.10,
+        "outside", "step", at_most=True, share=True),
+    "memory": Figure(
+        "peak memory beyond the bare imports over weights and KV, plain float32", 1.6,
+        "peak", "weights_and_kv", at_most=True),
+}  # fmt: skip
+
+
+def judge(key: str, series: dict[str, Any], skipped: dict[str, str]) -> dict[str, Any]:
+    """The row of figure `key`.
+
+    series   name -> [prompts, rounds] numbers: seconds of every contender, and whatever else was measured.
+    skipped  name -> why it was not measured.
+    """
+    figure = FIGURES[key]
+    row: dict[str, Any] = {"key": key, "figure": figure.text, "reach": figure.reach, "at_most": figure.at_most}
+    reasons = [skipped[name] for name in (figure.top, figure.bottom) if name in skipped]
+    if reasons:
+        return {**row, "verdict": "skipped", "reason": reasons[0]}
+    found: Estimate = ratio(np.asarray(series[figure.top]), np.asarray(series[figure.bottom]))
+    verdict = "reached" if figure.reached(found.value) else "missed"
+    return {**row, "value": found.value, "low": found.low, "high": found.high, "verdict": verdict}

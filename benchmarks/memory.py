@@ -1,0 +1,88 @@
+"""Peak memory of decoding, in processes of its own: `python -m benchmarks.memory decode|imports` (a child's call).
+
+What is charged to Slipstream is the peak of a process that loads the target and decodes 128 tokens, less the peak of
+a process that only imports the very modules which the first one had imported by its end.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.protocol import ROOT, THREADS
+
+TOKENS = 128
+
+
+def measure(target: str, ids: list[int], quantize: str | None = None) -> dict[str, Any]:
+    """Bytes: `peak` beyond the imports, `imports`, and `needed`, the float32 weights plus the KV of the text."""
+    decoded = _child("decode", {"target": target, "ids": ids, "quantize": quantize})
+    imported = _child("imports", {"modules": decoded["modules"]})
+    needed = weights(target) + kv(target, len(ids) + TOKENS)
+    return {"peak": decoded["peak"] - imported["peak"], "imports": imported["peak"], "needed": needed}
+
+
+def weights(path: str) -> int:
+    """Bytes of the checkpoint's parameters in float32; what safetensors stores once counts once."""
+    total = 0
+    for file in Path(path).glob("*.safetensors"):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                size = 4
+                for side in tensor["shape"]:
+                    size *= side
+                total += size
+    return total
+
+
+def kv(path: str, length: int) -> int:
+    """Bytes of float32 keys and values of one sequence of `length` tokens."""
+    config = json.loads((Path(path) / "config.json").read_text())
+    heads = config["num_attention_heads"]
+    width = config.get("head_dim") or config["hidden_size"] // heads
+    return 2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * width * length * 4
+
+
+def _child(mode: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.memory", mode]
+    done = subprocess.run(command, cwd=ROOT, input=json.dumps(arguments), capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the memory of {mode!r} could not be measured:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _peak() -> int:
+    """Largest resident set of this process so far, in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss on Linux starts at the parent's size, which survives fork and exec
+        return next(int(row.split()[1]) * 1024 for row in status.read_text().splitlines() if row.startswith("VmHWM"))
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _decode(target: str, ids: list[int], quantize: str | None) -> dict[str, Any]:
+    from slipstream import LLM, SamplingParams
+
+    llm = LLM(target, quantize=quantize, threads=THREADS)
+    llm.generate([ids], SamplingParams(max_tokens=TOKENS, ignore_eos=True))
+    return {"peak": _peak(), "modules": [name for name in sys.modules if not name.startswith("__main__")]}
+
+
+def _imports(modules: list[str]) -> dict[str, Any]:
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception:  # noqa: S112  a module that some package made at run time
+            continue
+    return {"peak": _peak()}
+
+
+if __name__ == "__main__":
+    print(json.dumps({"decode": _decode, "imports": _imports}[sys.argv[1]](**json.load(sys.stdin))))

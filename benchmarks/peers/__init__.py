@@ -1,0 +1,1 @@
+"""One contender a file, each a long-lived process that answers JSON lines (see `benchmarks.protocol`)."""

@@ -1,0 +1,77 @@
+"""OpenVINO GenAI: `LLMPipeline`, plain and with a draft model. Runs in the peers' environment (`make peers`)."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+
+from benchmarks.protocol import ROOT, THREADS, serve, versions
+
+EXPORTS = ROOT / ".venv-peers" / "exports"
+# Without the two precisions the processor may compute in bfloat16 and the KV cache is quantised to 8 bits.
+FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+PROPERTIES = {**FLOAT32, "INFERENCE_NUM_THREADS": THREADS, "PERFORMANCE_HINT": "LATENCY"}
+pipelines: dict[str, genai.LLMPipeline] = {}
+
+
+def scheduler() -> genai.SchedulerConfig:
+    """One request at a time. The prefix cache is off: rounds repeat prompts, and their prefill must be paid."""
+    config = genai.SchedulerConfig()
+    config.enable_prefix_caching = False
+    config.max_num_seqs = 1
+    config.max_num_batched_tokens = 4096
+    return config
+
+
+def export(path: str, precision: str) -> Path:
+    """Convert a checkpoint by optimum-intel, once for each content of its weights; `precision`: fp32 or int8."""
+    weights = b"".join(hashlib.sha256(f.read_bytes()).digest() for f in sorted(Path(path).glob("*.safetensors")))
+    folder = EXPORTS / f"{hashlib.sha256(weights).hexdigest()[:16]}-{precision}"
+    if not (folder / "openvino_model.bin").exists():
+        tool = Path(sys.executable).parent / "optimum-cli"
+        command = [str(tool), "export", "openvino", "--model", path, "--task", "text-generation-with-past"]
+        done = subprocess.run([*command, "--weight-format", precision, str(folder)], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"optimum-cli could not export:\n{done.stderr[-2000:]}")
+    return folder
+
+
+def load(name: str, target: str, draft: str | None = None, precision: str = "fp32") -> dict[str, Any]:
+    """Build a pipeline under a name, exporting what has not been exported yet."""
+    options: dict[str, Any] = {}
+    if draft:
+        options["draft_model"] = genai.draft_model(str(export(draft, precision)), "CPU", **PROPERTIES)
+    folder = str(export(target, precision))
+    pipelines[name] = genai.LLMPipeline(folder, "CPU", scheduler_config=scheduler(), **options, **PROPERTIES)
+    return {}
+
+
+def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
+    """Greedy continuation of `ids` by `tokens` tokens; `draft_tokens` > 0 drafts as many each round.
+
+    seconds: wall time of the call, prefill included. Ids go in and come out, so no text is made.
+    """
+    config = genai.GenerationConfig()
+    config.max_new_tokens, config.ignore_eos, config.do_sample = tokens, True, False
+    if draft_tokens:
+        config.num_assistant_tokens, config.assistant_confidence_threshold = draft_tokens, 0.0
+    prompt = genai.TokenizedInputs(
+        ov.Tensor(np.array([ids], np.int64)), ov.Tensor(np.ones((1, len(ids)), np.int64))
+    )
+    start = time.perf_counter()
+    out = pipelines[name].generate(prompt, config)
+    seconds = time.perf_counter() - start
+    return {"tokens": list(out.tokens[0]), "seconds": seconds}
+
+
+if __name__ == "__main__":
+    packages = ("openvino-genai", "openvino", "openvino-tokenizers", "optimum-intel", "transformers", "torch", "nncf")
+    serve({"info": lambda: {"versions": versions(*packages)}, "load": load, "generate": generate})

@@ -1,0 +1,59 @@
+"""transformers: `generate`, plain and with an assistant model."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from benchmarks.protocol import THREADS, serve, versions
+
+models: dict[str, PreTrainedModel] = {}
+
+
+def load(name: str, target: str, draft: str) -> dict[str, Any]:
+    """Load target and assistant in float32."""
+    for role, path in (("target", target), ("draft", draft)):
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        # Every contender goes on past the end of the text, without forbidding its token, as min_new_tokens would.
+        model.generation_config.eos_token_id = model.config.eos_token_id = None
+        model.generation_config.pad_token_id = 0
+        models[role] = model
+    return {}
+
+
+def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
+    """Greedy continuation of `ids` by `tokens` tokens; `draft_tokens` > 0 drafts as many each round.
+
+    seconds: wall time of the call, prefill included.
+    """
+    prompt = torch.tensor([ids])
+    options: dict[str, Any] = {}
+    if draft_tokens:
+        settings = models["draft"].generation_config
+        settings.num_assistant_tokens = draft_tokens
+        settings.num_assistant_tokens_schedule = "constant"
+        settings.assistant_confidence_threshold = 0.0
+        options["assistant_model"] = models["draft"]
+    start = time.perf_counter()
+    with torch.inference_mode():
+        out = models["target"].generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=tokens, **options
+        )
+    seconds = time.perf_counter() - start
+    return {"tokens": out[0, len(ids) :].tolist(), "seconds": seconds}
+
+
+def margin(ids: list[int]) -> dict[str, Any]:
+    """Distance between the two largest logits after `ids` (natural units), and the ids that have them."""
+    with torch.inference_mode():
+        top = models["target"](torch.tensor([ids])).logits[0, -1].topk(2)
+    return {"margin": float(top.values[0] - top.values[1]), "ids": top.indices.tolist()}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(THREADS)
+    info = lambda: {"versions": versions("transformers", "torch", "tokenizers", "safetensors")}  # noqa: E731
+    serve({"info": info, "load": load, "generate": generate, "margin": margin})

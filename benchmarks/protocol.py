@@ -1,0 +1,100 @@
+"""Contenders live in processes of their own and answer JSON lines, so that rounds interleave and idle ones only wait.
+
+The driver writes {"op": name, ...arguments} on the contender's standard input and reads one line back: the reply, or
+{"error": text}. This file runs in every environment, so it needs nothing beyond the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+THREADS = 2
+
+
+class ContenderError(RuntimeError):
+    """A contender answered with an error, or died."""
+
+
+class Worker:
+    """The driver's end of one contender process."""
+
+    def __init__(self, name: str, module: str, python: str | Path = sys.executable):
+        """`module` is run by `python` from the repository root, with every thread pool limited to `THREADS`."""
+        self.name = name
+        threads = {key: str(THREADS) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OPENVINO_LOG_LEVEL": "0"}
+        self.process = subprocess.Popen(
+            [str(python), "-m", module],
+            cwd=ROOT,
+            env={**os.environ, **threads, **quiet, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._noise: deque[str] = deque(maxlen=20)  # the last lines on standard error, for the report of a death
+        Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stderr
+        self._noise.extend(self.process.stderr)
+
+    def call(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """Send one request and wait for its reply."""
+        assert self.process.stdin and self.process.stdout
+        try:
+            self.process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise ContenderError(f"{self.name} died during {op!r}:\n{''.join(self._noise)}")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise ContenderError(f"{self.name} failed in {op!r}:\n{reply['error']}")
+        return reply
+
+    def close(self) -> None:
+        """End the process by closing its input."""
+        if self.process.stdin:
+            self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def serve(operations: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
+    """The contender's end: answer requests until the input ends."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print on standard output; from here on that is standard error
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            reply = operations[request.pop("op")](**request)
+        except Exception:
+            reply = {"error": traceback.format_exc()}
+        print(json.dumps(reply), file=replies, flush=True)
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Installed versions of the packages, Python's included."""
+    found = {"python": sys.version.split()[0]}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "missing"
+    return found

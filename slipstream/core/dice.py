@@ -1,0 +1,74 @@
+"""`Dice`: where verification takes its random choices from.
+
+Verification never touches a random number itself: it asks for "accept with this probability", "choose from this
+law" or "pick with the shared noise". In production the answers come from each sequence's own stream. The proofs
+hand in dice that branch over every answer and weigh each branch with its probability instead, so that the code
+proven is the code that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.core.random import VERIFY, Stream
+
+
+class Dice:
+    """Random choices for one step of B sequences.
+
+    streams    one per sequence.
+    positions  index of the first token that this step decides, per sequence.
+    counts     most acceptance tests that each sequence can need (its number of nodes).
+
+    Sequence b reads only numbers addressed by (its seed, positions[b]), so its outcome is the same alone or in
+    a batch.
+    """
+
+    def __init__(self, streams: Seq[Stream], positions: Seq[int], counts: Seq[int], device: torch.device | str = "cpu"):
+        self._streams, self._positions, self._counts = streams, positions, counts
+        self._device = torch.device(device)
+        self._columns: Tensor | None = None  # [1 + max(counts), B]; row 0 serves `choose`
+        self._turn = 0
+
+    def _uniforms(self, row: int) -> Tensor:
+        if self._columns is None:
+            columns = np.zeros((1 + max(self._counts), len(self._streams)))
+            for b, (stream, position, count) in enumerate(
+                zip(self._streams, self._positions, self._counts, strict=True)
+            ):
+                columns[: 1 + count, b] = stream.uniforms(VERIFY, position, 1 + count)
+            self._columns = torch.from_numpy(columns).to(self._device, non_blocking=True)
+        return self._columns[row]
+
+    def accept(self, probability: Tensor) -> Tensor:
+        """[B] -> bool [B]: True with the given probability; values above 1 are certain, 0 and NaN never happen
+        (the test is strict: a uniform of exactly 0 does not accept an impossible token)."""
+        self._turn += 1
+        return self._uniforms(self._turn) < probability
+
+    def choose(self, law: Tensor) -> Tensor:
+        """[B, V] (rows sum to 1) -> int64 [B]: a token of each row, by inversion of its distribution function."""
+        return invert(law, self._uniforms(0))
+
+    def pick(self, law: Tensor, owner: Seq[int], depth: Seq[int]) -> Tensor:
+        """[R, V] -> int64 [R]: argmax(log law + noise), the noise of row r being that of position
+        `positions[owner[r]] + depth[r]` of sequence `owner[r]` (Gumbel-max)."""
+        vocab = law.shape[-1]
+        noise = np.stack(
+            [self._streams[b].gumbel(self._positions[b] + d, vocab) for b, d in zip(owner, depth, strict=True)]
+        )
+        return (law.log() + torch.from_numpy(noise).to(law.device)).argmax(-1)
+
+
+def invert(law: Tensor, u: Tensor) -> Tensor:
+    """Inverse-CDF sampling: law [B, V], u [B] in [0, 1) -> int64 [B].
+
+    The cumulative sum is divided by its own end, so that it ends in exactly 1 and no token of probability zero,
+    behind the last possible one included, can be drawn.
+    """
+    total = law.cumsum(-1)  # [B, V]
+    return (total / total[:, -1:] <= u[:, None]).sum(-1)

@@ -1,0 +1,166 @@
+"""`Draft`, what a drafter proposes, and `Verdict`, what verification made of it.
+
+A draft is a *forest*: for every sequence of the batch, any number of guesses that hang below the sequence's
+last pending token. A chain is the tree with one child everywhere; no guess at all is the empty tree, and a
+step with an empty draft is plain decoding.
+
+    "the" is pending; the drafter guesses            tokens  = [cat, dog, sat, ran, sat]
+                                                      parents = [ -1,  -1,   0,   0,   1]
+         the ─┬─ cat(0) ─┬─ sat(2)                    splits  = [0, 5]
+              │          └─ ran(3)
+              └─ dog(1) ─── sat(4)
+
+Nodes of all sequences lie one after another ("packed"): sequence `b` owns `splits[b]:splits[b+1]`, and its
+parents count from 0 within that range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from slipstream.errors import DraftError
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A packed forest of guesses over a batch of B sequences, N nodes in all.
+
+    tokens   int64 [N], on the target's device.
+    parents  N host integers: the parent's index within the same sequence, smaller than the node's own;
+             -1 hangs below the last pending token. Siblings are tried in the order in which they stand.
+    splits   B+1 host integers: sequence b owns the nodes splits[b]:splits[b+1].
+    q        [N, V], the law that each guess *was sampled from*: after every filter, and without the earlier
+             siblings where siblings are drawn without replacement. None means that every guess was chosen
+             deterministically (a point mass); a deterministic node beside sampled ones has a one-hot row.
+    votes    N host booleans; False marks a node that rides along but may not be accepted (with all below it).
+
+    Structure lives on the host because every drafter knows it there; only token values may come from a device.
+    """
+
+    tokens: Tensor
+    parents: Seq[int]
+    splits: Seq[int]
+    q: Tensor | None = None
+    votes: Seq[bool] | None = None
+
+    @staticmethod
+    def empty(batch: int, device: torch.device | str = "cpu") -> Draft:
+        """No guess for any of `batch` sequences: a step with it is plain decoding."""
+        return Draft(torch.empty(0, dtype=torch.int64, device=device), (), (0,) * (batch + 1))
+
+    @staticmethod
+    def chains(rows: Seq[Seq[int]], q: Tensor | None = None, device: torch.device | str = "cpu") -> Draft:
+        """One chain of token ids per sequence (possibly empty); `q` as in the class, or None."""
+        splits = [0]
+        parents: list[int] = []
+        for row in rows:
+            parents.extend(range(-1, len(row) - 1))
+            splits.append(splits[-1] + len(row))
+        tokens = torch.tensor([t for row in rows for t in row], dtype=torch.int64, device=device)
+        return Draft(tokens, parents, splits, q)
+
+    @property
+    def batch(self) -> int:
+        return len(self.splits) - 1
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def nodes(self, b: int) -> range:
+        """Packed indices of the nodes of sequence `b`."""
+        return range(self.splits[b], self.splits[b + 1])
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """Token ids on the host; the only place where a draft made on a device is copied to the host."""
+        return self.tokens.tolist()
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """True if no node of any sequence has a sibling."""
+        return all(self.parents[i] == i - self.splits[b] - 1 for b in range(self.batch) for i in self.nodes(b))
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """Depth of each node: 1 for a child of the last pending token."""
+        depths: list[int] = []
+        for b in range(self.batch):
+            start = self.splits[b]
+            for i in self.nodes(b):
+                parent = self.parents[i]
+                depths.append(1 if parent < 0 else depths[start + parent] + 1)
+        return depths
+
+    def children(self, b: int) -> dict[int, list[int]]:
+        """Voting children of each node of sequence `b`, in order; -1 is the last pending token."""
+        out: dict[int, list[int]] = {}
+        start = self.splits[b]
+        for i in self.nodes(b):
+            if self.votes is None or self.votes[i]:
+                out.setdefault(self.parents[i], []).append(i - start)
+        return out
+
+    def ancestors(self, b: int, node: int) -> list[int]:
+        """Path from the root to `node` (counted within sequence `b`), `node` included."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[self.splits[b] + node]
+        return path[::-1]
+
+    def check(self, budget: Seq[int], vocab_size: int, max_nodes: int) -> None:
+        """Raise `DraftError` unless this is a well-formed draft within its budget.
+
+        budget: deepest guess allowed for each sequence. Costs microseconds, so it runs on every draft.
+        """
+        n = len(self.parents)
+        if len(self.splits) != len(budget) + 1 or self.splits[0] != 0 or self.splits[-1] != n:
+            raise DraftError(f"splits {list(self.splits)} do not cover {n} nodes of {len(budget)} sequences")
+        if self.tokens.shape != (n,) or self.tokens.dtype != torch.int64:
+            raise DraftError(f"tokens are {self.tokens.dtype} {tuple(self.tokens.shape)}, expected int64 ({n},)")
+        if self.q is not None and (self.q.shape != (n, vocab_size)):
+            raise DraftError(f"q has shape {tuple(self.q.shape)}, expected ({n}, {vocab_size})")
+        if self.votes is not None and len(self.votes) != n:
+            raise DraftError(f"votes has {len(self.votes)} entries for {n} nodes")
+        for b, depth in enumerate(budget):
+            start, stop = self.splits[b], self.splits[b + 1]
+            if stop < start or stop - start > max_nodes:
+                raise DraftError(f"sequence {b} has {stop - start} nodes, at most {max_nodes} are allowed")
+            for i in range(start, stop):
+                if not -1 <= self.parents[i] < i - start:
+                    raise DraftError(f"node {i - start} of sequence {b} has parent {self.parents[i]}")
+                if not 0 <= self.ids[i] < vocab_size:
+                    raise DraftError(f"node {i - start} guesses id {self.ids[i]}, vocabulary is {vocab_size}")
+            if stop > start and max(self.depths[start:stop]) > depth:
+                raise DraftError(f"sequence {b} is drafted deeper than its budget of {depth}")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which guesses stand, and what comes next.
+
+    path    for each sequence, the accepted nodes from the root down, counted within the sequence.
+    next    for each sequence, the token that follows: the correction after a rejection, the bonus token after
+            a draft accepted whole, or the last token of all when a stop cut the run. It has no KV yet.
+    finish  for each sequence, why it ended with `next`, or None. Filled in by `stop`.
+    cut     for each sequence, True if `next` is a guess that stood: a stop ended the sequence on it.
+    """
+
+    path: list[list[int]]
+    next: list[int]
+    finish: list[str | None]
+    cut: list[bool]
+
+    def accepted(self, b: int) -> int:
+        """How many guesses of sequence `b` stand in the output."""
+        return len(self.path[b]) + self.cut[b]
+
+    def run(self, draft: Draft, b: int) -> list[int]:
+        """The tokens that sequence `b` gains from this verdict: its accepted guesses, then `next`."""
+        start = draft.splits[b]
+        return [draft.ids[start + node] for node in self.path[b]] + [self.next[b]]

@@ -1,0 +1,41 @@
+"""Random streams: one a sequence, addressed by position, with no state to lose.
+
+Every number is a function of (seed, purpose, position, index), computed by the counter-based generator Philox
+(Salmon et al., SC 2011). So a request draws the same numbers alone or in a batch, before or after preemption,
+and nothing global is ever touched. Purposes keep the draws independent: what the drafter used to sample a guess
+must not be what verification uses to judge it.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+
+VERIFY, DRAFT, NOISE = 1, 2, 3
+
+
+class Stream:
+    """The random numbers of one sequence.
+
+    seed  any integer; None takes one from the operating system. Reduced modulo 2^64.
+    """
+
+    __slots__ = ("seed",)
+
+    def __init__(self, seed: int | None = None):
+        self.seed = (secrets.randbits(64) if seed is None else seed) & (2**64 - 1)
+
+    def uniforms(self, purpose: int, position: int, n: int) -> np.ndarray:
+        """`n` doubles in [0, 1) that belong to `position` (the index of the token being decided)."""
+        philox = np.random.Philox(key=[self.seed, purpose], counter=[0, position, 0, 0])
+        return np.random.Generator(philox).random(n)
+
+    def gumbel(self, position: int, n: int) -> np.ndarray:
+        """`n` standard Gumbel doubles for `position`: the shared noise of the rule `coupled`.
+
+        argmax(log p + gumbel) is a sample of p. Draft and target use the same noise at the same position, so
+        they pick the same token wherever their laws are close.
+        """
+        u = self.uniforms(NOISE, position, n)
+        return -np.log(-np.log(np.maximum(u, 1e-300)))

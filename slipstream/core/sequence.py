@@ -1,0 +1,93 @@
+"""`Sequence`: one request and everything that is its own: tokens, random stream, stop rules, statistics.
+
+State lives here and never in tensors with a row per batch entry, so sequences can join and leave a batch freely.
+
+Invariant at every step boundary:  kv_len == len(tokens) - len(pending)  and  len(pending) >= 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass, field
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.params import SamplingParams
+from slipstream.core.random import Stream
+from slipstream.core.stats import SpecStats
+
+_ids = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability (natural) of one emitted token under the target's own logits, before any warping, and the
+    `top` most likely tokens with theirs, most likely first."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request in flight.
+
+    tokens    prompt and output so far.
+    prompt    number of prompt tokens.
+    kv_len    how many leading tokens have their KV in the target's cache.
+    stop_ids  ids that end the sequence (EOS of the model, unless ignored, and those of the request).
+    context   most tokens the target can hold.
+    decode    token ids -> text, for stop strings; None if there is no tokenizer.
+    drafted   one entry per output token: True if it was a guess that stood, False if the target said it itself.
+    """
+
+    tokens: list[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    stop_ids: frozenset[int] = frozenset()
+    context: int = 2**31
+    decode: Callable[[Seq[int]], str] | None = None
+    stream: Stream | None = None
+    id: int = field(default_factory=lambda: next(_ids))
+
+    prompt: int = field(init=False)
+    kv_len: int = field(init=False, default=0)
+    drafted: list[bool] = field(init=False, default_factory=list)
+    logprobs: list[TokenLogprob] = field(init=False, default_factory=list)
+    finish: str | None = field(init=False, default=None)
+    stop_cause: int | str | None = field(init=False, default=None)
+    stats: SpecStats = field(init=False, default_factory=SpecStats)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.tokens)
+        self.prompt = len(self.tokens)
+        self.random = self.stream or Stream(self.params.seed)
+
+    @property
+    def pending(self) -> list[int]:
+        """Tokens whose KV is not yet computed; never empty."""
+        return self.tokens[self.kv_len :]
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt :]
+
+    @property
+    def limit(self) -> int:
+        """Most tokens that this sequence may come to hold."""
+        return min(self.context, self.prompt + self.params.max_tokens)
+
+    @property
+    def room(self) -> int:
+        """How many tokens may still be emitted."""
+        return self.limit - len(self.tokens)
+
+    def advance(self, verdict: Verdict, draft: Draft, b: int) -> None:
+        """Append what sequence `b` of the batch gained from a step, and count it."""
+        run, kept, accepted = verdict.run(draft, b), len(verdict.path[b]), verdict.accepted(b)
+        depths = draft.depths[draft.splits[b] : draft.splits[b + 1]]
+        self.stats.count([d for d in depths if d <= len(run)], accepted, len(run))
+        self.kv_len = len(self.tokens) + kept
+        self.tokens.extend(run)
+        self.drafted.extend(i < accepted for i in range(len(run)))
+        self.finish = verdict.finish[b]

@@ -1,0 +1,120 @@
+"""What is counted while decoding, each definition written once.
+
+round             one step in which the target ran for this sequence, prefill included.
+proposed          guesses that were verified. Guesses behind a stop do not count: nobody would have used them.
+accepted          guesses that stand in the output.
+acceptance rate   accepted / proposed.
+mean acceptance length (tau)   output tokens / rounds, the bonus or correction token included.
+histogram         histogram[i] = rounds in which exactly i guesses were accepted.
+by position       of the rounds that drafted at depth j or deeper, how many accepted depth j.
+undrafted         rounds whose draft was empty (no n-gram matched, prefill, speculation off).
+
+Invariants: sum(histogram) == rounds; sum(i * histogram[i]) == accepted; tokens == accepted + rounds, less one if
+the sequence ended on a guess (then no token of the target's own followed it).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+PHASES = ("draft", "target", "verify", "host")
+
+
+@dataclass
+class SpecStats:
+    """Counters of one sequence, or, added up, of many.
+
+    seconds  wall time by phase: draft (proposing and observing), target (forward and commit), verify (warping,
+             rule and stops), host (the rest of the step). A step of a batch is shared equally among its sequences.
+    first_token_seconds  from the start of the first step of the sequence to the end of it.
+    """
+
+    rounds: int = 0
+    tokens: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    undrafted: int = 0
+    drafter_faults: int = 0
+    histogram: Counter[int] = field(default_factory=Counter)
+    drafted_at: Counter[int] = field(default_factory=Counter)
+    accepted_at: Counter[int] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    first_token_seconds: float | None = None
+
+    def count(self, depths: Iterable[int], accepted: int, tokens: int) -> None:
+        """Record one round: the depth of every guess that was verified, how many stand, how many tokens it gave."""
+        depths = list(depths)
+        self.rounds += 1
+        self.tokens += tokens
+        self.proposed += len(depths)
+        self.accepted += accepted
+        self.undrafted += not depths
+        self.histogram[accepted] += 1
+        for depth in range(1, max(depths, default=0) + 1):
+            self.drafted_at[depth] += 1
+            self.accepted_at[depth] += depth <= accepted
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """accepted / proposed, None if nothing was proposed."""
+        return self.accepted / self.proposed if self.proposed else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """tokens / rounds, bonus included; None before the first round."""
+        return self.tokens / self.rounds if self.rounds else None
+
+    @property
+    def position_rates(self) -> list[float]:
+        """Share of the rounds drafting at least j deep whose j-th guess stood, for j = 1, 2, ..."""
+        return [self.accepted_at[d] / self.drafted_at[d] for d in sorted(self.drafted_at)]
+
+    @property
+    def total_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Output tokens over the time of the steps, prefill included."""
+        return self.tokens / self.total_seconds if self.total_seconds else None
+
+    def __add__(self, other: SpecStats) -> SpecStats:
+        total = SpecStats(
+            **{
+                n: getattr(self, n) + getattr(other, n)
+                for n in (
+                    "rounds",
+                    "tokens",
+                    "proposed",
+                    "accepted",
+                    "undrafted",
+                    "drafter_faults",
+                    "histogram",
+                    "drafted_at",
+                    "accepted_at",
+                )
+            }
+        )
+        total.seconds = {p: self.seconds[p] + other.seconds[p] for p in PHASES}
+        return total
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values, with the derived figures beside the counters."""
+        return {
+            "rounds": self.rounds,
+            "tokens": self.tokens,
+            "proposed": self.proposed,
+            "accepted": self.accepted,
+            "undrafted": self.undrafted,
+            "drafter_faults": self.drafter_faults,
+            "histogram": [self.histogram[i] for i in range(max(self.histogram, default=-1) + 1)],
+            "position_rates": self.position_rates,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "seconds": dict(self.seconds),
+            "first_token_seconds": self.first_token_seconds,
+            "tokens_per_second": self.tokens_per_second,
+        }

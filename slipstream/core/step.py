@@ -1,0 +1,93 @@
+"""One step of speculative decoding. Everything in the project is a variation of this loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from time import perf_counter
+
+import torch
+
+from slipstream.core.dice import Dice
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.sequence import Sequence, TokenLogprob
+from slipstream.core.stats import PHASES
+from slipstream.core.stop import stop
+from slipstream.core.verify import RULES, Rule, verify
+from slipstream.core.warp import laws
+from slipstream.drafters.base import Drafter
+from slipstream.targets.base import Target, TargetOut
+
+
+def step(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draft_tokens: int) -> Verdict:
+    """Advance every sequence by one round: at least one token each, at most `draft_tokens` + 1.
+
+    Plain decoding is this function with a drafter that never guesses, and prefill is its first call: the prompt
+    is pending and nothing is drafted.
+    """
+    began = perf_counter()
+    draft = drafter.propose(seqs, [budget(seq, draft_tokens) for seq in seqs])
+    drafted = perf_counter()
+    out = target.run(seqs, draft, drafter.taps)
+    ran = perf_counter()
+    verdict = verify(draft, laws(out.logits, seqs, draft), exact(rule, seqs), dice(seqs, draft, target.device))
+    verdict = stop(seqs, draft, verdict)
+    verified = perf_counter()
+    target.commit(seqs, verdict.path)
+    committed = perf_counter()
+    record(seqs, draft, out, verdict)
+    recorded = perf_counter()
+    drafter.observe(seqs, draft, out, verdict)
+    observed = perf_counter()
+    spent = (
+        drafted - began + observed - recorded,
+        ran - drafted + committed - verified,
+        verified - ran,
+        recorded - committed,
+    )
+    for seq in seqs:
+        account(seq, spent, len(seqs))
+    return verdict
+
+
+def budget(seq: Sequence, draft_tokens: int) -> int:
+    """How deep a guess may lie: no deeper than the tokens that can still be emitted before the last one, which
+    needs no guess; nothing while the prompt is pending."""
+    wanted = draft_tokens if seq.params.draft_tokens is None else min(draft_tokens, seq.params.draft_tokens)
+    return 0 if seq.kv_len == 0 else max(0, min(wanted, seq.room - 1))
+
+
+def exact(rule: Rule, seqs: Seq[Sequence]) -> Rule:
+    """The rule itself, or `greedy` where it would decide the same at less cost: at temperature 0 p is a point mass,
+    so every lossless rule accepts exactly the guesses that equal the target's argmax."""
+    return RULES["greedy"] if rule.lossless and all(seq.params.greedy for seq in seqs) else rule
+
+
+def dice(seqs: Seq[Sequence], draft: Draft, device: torch.device) -> Dice:
+    counts = [draft.splits[b + 1] - draft.splits[b] for b in range(len(seqs))]
+    return Dice([seq.random for seq in seqs], [len(seq.tokens) for seq in seqs], counts, device)
+
+
+def record(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+    """Move every sequence forward by its verdict."""
+    for b, seq in enumerate(seqs):
+        if seq.params.logprobs is not None:
+            rows = [draft.splits[b] + b + 1 + node for node in (-1, *verdict.path[b])]
+            seq.logprobs += logprobs(out.logits[rows], verdict.run(draft, b), seq.params.logprobs)
+        seq.advance(verdict, draft, b)
+
+
+def logprobs(logits: torch.Tensor, run: Seq[int], top: int) -> list[TokenLogprob]:
+    """Log-probabilities of `run` under the target's own logits [len(run), V], with the `top` most likely tokens."""
+    logs = torch.log_softmax(logits.double(), -1)
+    best = logs.topk(top, -1)
+    return [
+        TokenLogprob(token, float(row[token]), tuple(zip(ids, values, strict=True)))
+        for token, row, ids, values in zip(run, logs, best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def account(seq: Sequence, spent: Seq[float], sharers: int) -> None:
+    if seq.stats.first_token_seconds is None:
+        seq.stats.first_token_seconds = sum(spent)
+    for phase, seconds in zip(PHASES, spent, strict=True):
+        seq.stats.seconds[phase] += seconds / sharers

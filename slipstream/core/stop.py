@@ -1,0 +1,63 @@
+"""`stop`: where a run of accepted tokens must end.
+
+The oracle is plain decoding: feed the run token by token and ask, after each, in this order
+
+    1. EOS or a stop id       finish "stop"
+    2. a stop string          finish "stop"     (not before min_tokens)
+    3. max_tokens             finish "length"
+    4. end of the context     finish "length"
+
+The first token that answers is the last token of the sequence; everything behind it is dropped from ids, text,
+log-probabilities, counts and KV alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.sequence import Sequence
+
+
+def stop(seqs: Seq[Sequence], draft: Draft, verdict: Verdict) -> Verdict:
+    """Cut each sequence's run where it must end. Where a guess becomes the last token, the path is shortened to
+    the guesses before it and the guess becomes `next`: the last token of a sequence never has KV."""
+    ends = [_end(seq, verdict.run(draft, b)) for b, seq in enumerate(seqs)]
+    runs = [verdict.run(draft, b)[:end] for b, (end, _) in enumerate(ends)]
+    return Verdict(
+        path=[path[: len(run) - 1] for path, run in zip(verdict.path, runs, strict=True)],
+        next=[run[-1] for run in runs],
+        finish=[reason for _, reason in ends],
+        cut=[len(run) <= len(path) for path, run in zip(verdict.path, runs, strict=True)],
+    )
+
+
+def _end(seq: Sequence, run: list[int]) -> tuple[int, str | None]:
+    """How many tokens of `run` the sequence keeps (at least one), and why it ends there, or None."""
+    for i, token in enumerate(run):
+        if token in seq.stop_ids:
+            seq.stop_cause = token
+            return i + 1, "stop"
+        if seq.params.stop and len(seq.output) + i + 1 >= seq.params.min_tokens:
+            cause = completed_stop([*seq.output, *run[: i + 1]], seq)
+            if cause is not None:
+                seq.stop_cause = cause
+                return i + 1, "stop"
+        if len(seq.tokens) + i + 1 >= seq.limit:
+            return i + 1, "length"
+    return len(run), None
+
+
+def completed_stop(output: Seq[int], seq: Sequence) -> str | None:
+    """The stop string that the last token of `output` completed, or None.
+
+    Only the tail is decoded: as many tokens as the longest stop string has bytes, which is enough because a token
+    holds at least one byte, plus a few more for characters and prefixes that span tokens.
+    """
+    assert seq.decode is not None, "stop strings need a tokenizer"
+    longest = max(len(s.encode()) for s in seq.params.stop)
+    tail = seq.decode(output[-(longest + 8) :])
+    for s in seq.params.stop:
+        if s in tail:
+            return s
+    return None

@@ -1,0 +1,218 @@
+"""`verify`: which guesses stand, and what comes next. A pure function of the draft, the target's laws, a rule and
+a source of random choices.
+
+Every lossless rule emits tokens with exactly the law of the target alone:
+
+    greedy      temperature 0 only: the longest path that follows the target's argmax
+    rejection   accept x with probability min(1, p(x)/q(x)); on rejection p becomes norm((p - q)+) and the next
+                sibling is tried (Leviathan et al. 2211.17192, appendix A.1; Chen et al. 2302.01318, theorem 1;
+                trees: SpecInfer 2305.09781, section 4.3, with each sibling's own conditional q as in Sequoia
+                2402.12374, section 3.2). A guess without q is a point mass: accept with p(x), else remove x
+    block       decide on whole prefixes of a chain jointly (Sun et al. 2403.10444, algorithm 2)
+    coupled     the target picks at every node with noise keyed by (seed, position), and guesses that match stand;
+                the text is a function of target and seed alone (Gumbel coupling: Daliri et al. 2408.07978)
+
+The laws are float64 [B + N, V], packed like `TargetOut.logits`: sequence b has the row of its last pending token
+at `splits[b] + b`, and the row of packed node i at `i + b + 1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from slipstream.core.dice import Dice
+from slipstream.core.draft import Draft, Verdict
+from slipstream.errors import RuleError, did_you_mean
+
+Decision = tuple[list[list[int]], list[int]]
+"""Accepted path and following token of each sequence, as in `Verdict`."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How `verify` decides. `lossless` travels with every result and into every table."""
+
+    name: str
+    lossless: bool
+    decide: Callable[[Draft, Tensor, Dice], Decision]
+
+
+def verify(draft: Draft, law: Tensor, rule: Rule, dice: Dice) -> Verdict:
+    """Decide on every sequence of the batch. Stops are not looked at here: see `stop`."""
+    path, following = rule.decide(draft, law, dice)
+    return Verdict(path, following, finish=[None] * draft.batch, cut=[False] * draft.batch)
+
+
+def greedy(draft: Draft, law: Tensor, dice: Dice) -> Decision:
+    top = law.max(-1)
+    if bool((top.values < 1).any()):
+        raise RuleError(
+            "rule 'greedy' was given a law that is not a point mass",
+            why="it follows the most likely token and would never sample another",
+            fix="set temperature=0, or use rule='rejection'",
+        )
+    return _follow(draft, top.indices.tolist())
+
+
+def coupled(draft: Draft, law: Tensor, dice: Dice) -> Decision:
+    owner, depth = [], []  # of each packed row
+    for b in range(draft.batch):
+        below = draft.depths[draft.splits[b] : draft.splits[b + 1]]
+        depth += [0, *below]
+        owner += [b] * (1 + len(below))
+    return _follow(draft, dice.pick(law, owner, depth).tolist())
+
+
+def _follow(draft: Draft, picks: Seq[int]) -> Decision:
+    """Walk down each tree as long as some child is the token that the target picked at its parent.
+
+    picks: the target's token at each packed row. For rules whose pick at a node does not look at the guesses.
+    """
+    paths, following = [], []
+    for b in range(draft.batch):
+        start, children = draft.splits[b], draft.children(b)
+        node, path = -1, []
+        while True:
+            pick = picks[start + b + 1 + node]
+            node = next((c for c in children.get(node, ()) if draft.ids[start + c] == pick), -1)
+            if node < 0:
+                break
+            path.append(node)
+        paths.append(path)
+        following.append(pick)
+    return paths, following
+
+
+def rejection(draft: Draft, law: Tensor, dice: Dice) -> Decision:
+    """All sequences walk their trees in lockstep: each turn tries one guess of each."""
+    B, device = draft.batch, law.device
+    roots = torch.tensor([draft.splits[b] + b for b in range(B)], device=device)  # [B]
+    shift = torch.arange(1, B + 1, device=device)  # [B] node i of sequence b has its law in row i + shift[b]
+    first, child, sibling = _links(draft, device)
+    p = law[roots]  # [B, V] law of the next token where each sequence stands, given its rejections so far
+    guess = first  # [B] the node on trial, -1 when none is left
+    stood = []  # per turn [B]: the node that was accepted, or -1
+    for _ in range(max(draft.splits[b + 1] - draft.splits[b] for b in range(B))):
+        live = guess >= 0  # [B]
+        if device.type == "cpu" and not bool(live.any()):  # elsewhere the look would cost a synchronisation
+            break
+        node = guess.clamp(min=0)  # [B]
+        x = draft.tokens[node][:, None]  # [B, 1]
+        p_x = p.gather(1, x)[:, 0]  # [B]
+        if draft.q is None:
+            stands = live & dice.accept(p_x)
+            residual = p.scatter(1, x, 0.0)  # [B, V]
+        else:
+            q = draft.q[node]  # [B, V]
+            stands = live & dice.accept(p_x / q.gather(1, x)[:, 0])
+            residual = (p - q).clamp(min=0)
+        stood.append(torch.where(stands, guess, -1))
+        p = torch.where(stands[:, None], law[node + shift], torch.where(live[:, None], _normalise(residual, p), p))
+        guess = torch.where(stands, child[node], torch.where(live, sibling[node], -1))
+    following = dice.choose(p)  # [B]
+    columns = torch.stack([following, *stood], 1).tolist()  # the one synchronisation
+    paths = [[i - draft.splits[b] for i in column[1:] if i >= 0] for b, column in enumerate(columns)]
+    return paths, [column[0] for column in columns]
+
+
+def _links(draft: Draft, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The forest as linked lists of packed nodes, -1 for none: first child of each root [B], first child of each
+    node [N], next sibling of each node [N]. Nodes without a vote are not on any list."""
+    B, N = draft.batch, len(draft)
+    first, child, sibling = [-1] * B, [-1] * N, [-1] * N
+    for b in range(B):
+        start = draft.splits[b]
+        for parent, below in draft.children(b).items():
+            if parent < 0:
+                first[b] = start + below[0]
+            else:
+                child[start + parent] = start + below[0]
+            for left, right in pairwise(below):
+                sibling[start + left] = start + right
+    links = torch.tensor(first + child + sibling, dtype=torch.int64, device=device)
+    return links[:B], links[B : B + N], links[B + N :]
+
+
+def _normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
+    """Rows of `mass` [B, V] divided by their sums. A row without mass means p == q up to rounding; a rejection
+    there has probability zero, and `otherwise` keeps the arithmetic finite."""
+    total = mass.sum(-1, keepdim=True)
+    return torch.where(total > 0, mass / total, otherwise)
+
+
+def block(draft: Draft, law: Tensor, dice: Dice) -> Decision:
+    """Chains only. With P_i the target's law after i guesses, Q_i the law of guess i and w_i = min(1, w_{i-1} *
+    P_{i-1}(x_i) / Q_i(x_i)), the prefix of i guesses is accepted with
+
+        h_i = Z_i / (Z_i + 1 - w_i),  Z_i = sum (w_i P_i - Q_{i+1})+        and h_gamma = w_gamma,
+
+    the longest accepted prefix stands, and the next token is drawn from norm((w_i P_i - Q_{i+1})+), or from
+    P_gamma when the whole chain stands (2403.10444, algorithm 2)."""
+    if not draft.is_chain or draft.votes is not None:
+        raise RuleError(
+            "rule 'block' was given a tree",
+            why="it decides on whole prefixes of a chain; no proof covers branches",
+            fix="use rule='rejection', or let the drafter propose chains",
+        )
+    B, device = draft.batch, law.device
+    start = torch.tensor(draft.splits[:B], device=device)  # [B]
+    length = torch.tensor([draft.splits[b + 1] - draft.splits[b] for b in range(B)], device=device)  # [B]
+    shift = torch.arange(B, device=device)  # [B] the law after i guesses is row start + shift + i
+    w = torch.ones(B, dtype=law.dtype, device=device)  # [B]
+    P = law[start + shift]  # [B, V]
+    residual = _block_residual(draft, w, P, start, length > 0)  # [B, V]
+    tau, rest = torch.zeros_like(start), residual
+    for i in range(1, max(draft.splits[b + 1] - draft.splits[b] for b in range(B)) + 1):
+        live = i <= length  # [B]
+        node = torch.where(live, start + i - 1, 0)  # [B]
+        x = draft.tokens[node][:, None]  # [B, 1]
+        q_x = 1.0 if draft.q is None else draft.q[node].gather(1, x)[:, 0]
+        w = torch.where(live, (w * P.gather(1, x)[:, 0] / q_x).clamp(max=1), w)
+        P = torch.where(live[:, None], law[node + shift + 1], P)
+        more = i < length  # [B]
+        residual = _block_residual(draft, w, P, start + i, more)
+        Z = residual.sum(-1)  # [B]
+        # Z + 1 - w is 0 only where w is 1 and the next laws are equal: then the next guess stands for certain too.
+        h = torch.where(more, torch.where(Z + 1 - w > 0, Z / (Z + 1 - w), 1.0), w)
+        stands = live & dice.accept(h)
+        tau = torch.where(stands, i, tau)
+        rest = torch.where(stands[:, None], residual, rest)
+    following = dice.choose(_normalise(rest, P))
+    columns = torch.stack([following, tau], 1).tolist()
+    return [list(range(n)) for _, n in columns], [token for token, _ in columns]
+
+
+def _block_residual(draft: Draft, w: Tensor, P: Tensor, node: Tensor, more: Tensor) -> Tensor:
+    """(w P - Q)+ with Q the law of packed node `node` [B] where `more` guesses follow, P itself elsewhere. [B, V]"""
+    if not len(draft):
+        return P
+    node = torch.where(more, node, 0)
+    if draft.q is None:
+        Q = torch.zeros_like(P).scatter_(1, draft.tokens[node][:, None], 1.0)
+    else:
+        Q = draft.q[node]
+    return torch.where(more[:, None], (w[:, None] * P - Q).clamp(min=0), P)
+
+
+RULES = {
+    rule.name: rule
+    for rule in (
+        Rule("greedy", True, greedy),
+        Rule("rejection", True, rejection),
+        Rule("block", True, block),
+        Rule("coupled", True, coupled),
+    )
+}
+"""Every rule by name; a new rule is one function and one line here, and the proofs pick it up."""
+
+
+def rule_named(name: str) -> Rule:
+    """The rule of that name; raises RuleError with the nearest known name."""
+    if name not in RULES:
+        raise RuleError(f"no rule is named {name!r}", fix=did_you_mean(name, RULES))
+    return RULES[name]

@@ -1,0 +1,156 @@
+"""`warp`: logits -> law. One function for the target, the draft and plain decoding.
+
+Order: logit bias; repetition, then frequency and presence penalty; forbidden tokens (bad words, stop ids before
+min_tokens); temperature; top-k; top-p; min-p. The filters apply one after another, each to the renormalised
+result of the one before. Temperature 0 is a one-hot law at the first maximum.
+
+The law is float64 whatever the logits are: p and q are then compared, and sampled from, in the same precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from slipstream.core.draft import Draft
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.errors import TargetError
+
+NEVER = float("-inf")
+
+
+def warp(
+    logits: Tensor,
+    params: SamplingParams,
+    prompt: Seq[int] = (),
+    outputs: Seq[Seq[int]] | None = None,
+    stop_ids: Seq[int] | frozenset[int] = (),
+) -> Tensor:
+    """The law of the next token at each of R rows.
+
+    logits   [R, V], any float dtype; left untouched.
+    prompt   ids of the prompt; outputs[r]: ids emitted before row r, its own ancestors in the draft included.
+             Only read if `params.needs_history`.
+    stop_ids ids that min_tokens holds back.
+    Returns  float64 [R, V], each row sums to 1. Raises TargetError if a row has no possible token or holds NaN.
+    """
+    x = _edit(logits, params, prompt, outputs, stop_ids)  # [R, V]
+    if params.greedy:
+        top = x.argmax(-1, keepdim=True)  # [R, 1]
+        _check(x.gather(-1, top))
+        return torch.zeros(x.shape, dtype=torch.float64, device=x.device).scatter_(-1, top, 1.0)
+    law = torch.softmax(x.double() / params.temperature, -1)  # [R, V]
+    _check(law[:, :1])
+    if params.top_k and params.top_k < law.shape[-1]:
+        law = _keep_first(law, params.top_k)
+    if params.top_p < 1:
+        law = _nucleus(law, params.top_p)
+    if params.min_p > 0:
+        law = law.masked_fill(law < params.min_p * law.amax(-1, keepdim=True), 0.0)
+        law = law / law.sum(-1, keepdim=True)
+    return law
+
+
+def _check(sample: Tensor) -> None:
+    # A NaN, or a row of -inf only, makes the whole softmax row NaN and the maximum NaN or -inf.
+    if not bool(torch.isfinite(sample).all()):
+        raise TargetError(
+            "logits are NaN, or every token is forbidden, at some position",
+            why="no law can be made of them",
+            fix="check the weights (NaN), or loosen logit_bias / bad_words",
+        )
+
+
+def _edit(
+    logits: Tensor,
+    params: SamplingParams,
+    prompt: Seq[int],
+    outputs: Seq[Seq[int]] | None,
+    stop_ids: Seq[int] | frozenset[int],
+) -> Tensor:
+    """Everything that changes single logits."""
+    if not params.logit_bias and not params.needs_history:
+        return logits
+    x = logits.double()
+    if x is logits:
+        x = x.clone()
+    vocab = x.shape[-1]
+    for token, bias in (params.logit_bias or {}).items():
+        if token < vocab:  # a padded draft vocabulary may be narrower than the target's
+            x[:, token] += bias if bias > -100 else NEVER
+    if params.needs_history:
+        assert outputs is not None, "these parameters depend on the history: outputs must be given"
+        for row, output in zip(x, outputs, strict=True):
+            _penalise(row, params, prompt, output)
+            _forbid(row, params, prompt, output, stop_ids)
+    return x
+
+
+def _penalise(row: Tensor, params: SamplingParams, prompt: Seq[int], output: Seq[int]) -> None:
+    vocab = row.shape[-1]
+    if params.repetition_penalty != 1:  # prompt and output count (CTRL, Keskar et al. 2019, section 4.1)
+        seen = torch.tensor(sorted({t for t in (*prompt, *output) if t < vocab}), device=row.device, dtype=torch.int64)
+        old = row[seen]
+        row[seen] = torch.where(old > 0, old / params.repetition_penalty, old * params.repetition_penalty)
+    if (params.frequency_penalty or params.presence_penalty) and output:
+        ids = torch.tensor([t for t in output if t < vocab], device=row.device, dtype=torch.int64)
+        count = torch.bincount(ids, minlength=vocab)  # [V]
+        row -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
+
+
+def _forbid(
+    row: Tensor, params: SamplingParams, prompt: Seq[int], output: Seq[int], stop_ids: Seq[int] | frozenset[int]
+) -> None:
+    vocab = row.shape[-1]
+    if len(output) < params.min_tokens:
+        row[[t for t in stop_ids if t < vocab]] = NEVER
+    if params.bad_words:
+        longest = max(len(word) for word in params.bad_words)
+        recent = [*prompt[len(prompt) - longest :], *output] if len(output) < longest else output[-longest:]
+        for word in params.bad_words:
+            head, last = list(word[:-1]), word[-1]
+            if last < vocab and list(recent[len(recent) - len(head) :]) == head:
+                row[last] = NEVER
+
+
+def _keep_first(law: Tensor, k: int) -> Tensor:
+    """The k most likely tokens, renormalised; ties go to the smaller id, so that exactly k remain."""
+    keep = law.sort(dim=-1, descending=True, stable=True).indices[:, :k]  # [R, k]
+    kept = torch.zeros_like(law).scatter_(-1, keep, law.gather(-1, keep))
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def _nucleus(law: Tensor, top_p: float) -> Tensor:
+    """Smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., 1904.09751, section 3.1)."""
+    value, order = law.sort(dim=-1, descending=True, stable=True)  # [R, V]
+    before = value.cumsum(-1) - value  # mass of everything more likely
+    value = value.masked_fill(before >= top_p, 0.0)
+    kept = torch.zeros_like(law).scatter_(-1, order, value)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def laws(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
+    """`warp` for a whole batch: each sequence by its own parameters, each node by its own history.
+
+    logits [B + N, V], packed as `TargetOut.logits`. Returns float64 [B + N, V].
+    """
+    first = seqs[0].params
+    if not first.needs_history and all(s.params is first or s.params == first for s in seqs[1:]):
+        return warp(logits, first)
+    rows = []
+    for b, seq in enumerate(seqs):
+        own = logits[draft.splits[b] + b : draft.splits[b + 1] + b + 1]  # [1 + N_b, V]
+        outputs = histories(seq, draft, b) if seq.params.needs_history else None
+        rows.append(warp(own, seq.params, seq.tokens[: seq.prompt], outputs, seq.stop_ids))
+    return torch.cat(rows)
+
+
+def histories(seq: Sequence, draft: Draft, b: int) -> list[list[int]]:
+    """Output ids before the row of the last pending token and of each node of sequence `b`."""
+    rows = [seq.output]
+    for i in draft.nodes(b):
+        rows.append([*rows[draft.parents[i] + 1], draft.ids[i]])
+    return rows

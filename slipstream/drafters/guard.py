@@ -1,0 +1,66 @@
+"""`Guard`: no drafter can harm the text.
+
+Verification makes every *well-formed* draft harmless. The guard takes care of the rest: a drafter that raises, or
+returns something that is no draft, costs speed and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Seq
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.sequence import Sequence
+from slipstream.drafters.base import Drafter
+from slipstream.errors import DraftError
+from slipstream.targets.base import Target, TargetOut
+
+log = logging.getLogger("slipstream")
+
+MAX_NODES = 256
+"""Most guesses for one sequence in one step; more is a fault of the drafter, not a plan."""
+
+
+class Guard:
+    """Wraps a drafter: on a fault the step goes on plainly, the fault is counted on every sequence of the batch,
+    and the first one is logged."""
+
+    def __init__(self, drafter: Drafter, target: Target):
+        self.drafter, self.target = drafter, target
+        self.name, self.taps = drafter.name, drafter.taps
+        self.faults = 0
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        if any(budget):
+            try:
+                draft = self.drafter.propose(seqs, budget)
+                draft.check(budget, self.target.vocab_size, MAX_NODES)
+                return draft
+            except Exception as fault:  # whatever a drafter does wrong must end here
+                self._count(seqs, "propose", fault)
+        return Draft.empty(len(seqs), self.target.device)
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        try:
+            self.drafter.observe(seqs, draft, out, verdict)
+        except Exception as fault:
+            self._count(seqs, "observe", fault)
+
+    def release(self, seq_id: int) -> None:
+        self.drafter.release(seq_id)
+
+    def _count(self, seqs: Seq[Sequence], where: str, fault: Exception) -> None:
+        self.faults += 1
+        for seq in seqs:
+            seq.stats.drafter_faults += 1
+            self.drafter.release(seq.id)  # it starts afresh: its state after a fault is unknown
+        if self.faults == 1:
+            kind = "" if isinstance(fault, DraftError) else f"{type(fault).__name__}: "
+            log.warning(
+                "drafter %r failed in %s (%s%s). Plain decoding goes on in its place; the text is not affected. "
+                "Further faults are counted, not logged.",
+                self.name,
+                where,
+                kind,
+                fault,
+            )

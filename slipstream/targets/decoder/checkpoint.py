@@ -1,0 +1,141 @@
+"""Finding a checkpoint's files: local folders and hub ids, JSON, single or sharded safetensors.
+
+Nothing here trusts the checkpoint: only safetensors are opened (a pickle can run code), and no name inside the
+checkpoint reaches a file outside its own folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import CheckpointError, ConfigError, LoadError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_WANTED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja"]
+_UNWANTED = ["original/*", "onnx/*", "openvino/*", "consolidated*"]
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def resolve(source: str | Path) -> Path:
+    """Folder of a checkpoint: `source` itself if it is one, else the hub repository of that name (downloaded
+    into the usual cache, safetensors and text files only).
+
+    Raises CheckpointError if there is neither, LoadError if the hub cannot be reached and nothing is cached.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    name = str(source)
+    if path.is_file() or not _HUB_ID.fullmatch(name):
+        raise CheckpointError(
+            f"{name!r} is not a folder" + (" but a file" if path.is_file() else " and not a hub id"),
+            why="a checkpoint is a folder that holds config.json and safetensors",
+            fix="give the folder, or a hub id such as 'org/model'",
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+    except Exception as error:  # offline, unknown id, gated, disk full: the hub has a class for each
+        raise LoadError(
+            f"there is no folder {name!r}, and the hub did not provide {name!r}: {type(error).__name__}: "
+            + (str(error).splitlines() or [""])[0],
+            why="without config.json and weights there is nothing to load",
+            fix="check the spelling and the network, log in if the model is gated, or give a local folder",
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`. Raises ConfigError if the file is missing, unreadable or not an object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist", fix="complete the checkpoint's folder") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as JSON: {error}",
+            why="the model is configured by this file alone",
+            fix="download or export it again",
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds a {type(value).__name__}, expected an object", fix="export it again")
+    return value
+
+
+def weight_files(folder: Path) -> dict[str, list[str] | None]:
+    """Weight files of a checkpoint: file name -> the tensor names that the index promises in it, or None
+    where there is no index (then the file itself says what it holds).
+
+    Raises CheckpointError: nothing there, only pickles, missing shard, shard name that leaves the folder.
+    """
+    if (folder / SINGLE).exists():
+        return {_inside(folder, SINGLE): None}
+    if (folder / INDEX).exists():
+        return _sharded(folder)
+    names = sorted(p.name for p in folder.iterdir() if p.is_file())
+    tensors = [n for n in names if n.endswith(".safetensors") and not n.startswith("consolidated")]
+    if len(tensors) == 1:
+        return {_inside(folder, tensors[0]): None}
+    if len(tensors) > 1:
+        raise CheckpointError(
+            f"{folder} holds {len(tensors)} safetensors files ({tensors[0]}, ...) but no {INDEX}",
+            why="it is unknown which of them make up the model",
+            fix=f"add {INDEX}, or keep one file only",
+        )
+    pickles = [n for n in names if n.endswith(_PICKLES)]
+    if pickles:
+        raise CheckpointError(
+            f"{folder} holds its weights as a pickle only ({pickles[0]})",
+            why="loading a pickle can run any code",
+            fix="convert it once, where you trust it: load it with transformers and call "
+            "save_pretrained(folder), which writes safetensors",
+        )
+    raise CheckpointError(
+        f"{folder} holds no {SINGLE} and no {INDEX}", why="there are no weights to load", fix="download the weights"
+    )
+
+
+def _sharded(folder: Path) -> dict[str, list[str] | None]:
+    table = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(table, dict) or not table or not all(isinstance(v, str) for v in table.values()):
+        raise CheckpointError(f"{folder / INDEX} has no usable weight_map", fix="download or export it again")
+    shards: dict[str, list[str]] = {}
+    for tensor, shard in table.items():
+        shards.setdefault(shard, []).append(tensor)
+    missing = [shard for shard in shards if not (folder / _plain(folder, shard)).exists()]
+    if missing:
+        raise CheckpointError(
+            f"{folder} lacks {len(missing)} of {len(shards)} shards: {', '.join(sorted(missing)[:4])}",
+            why=f"{INDEX} names them",
+            fix="download the missing files",
+        )
+    return {_inside(folder, shard): tensors for shard, tensors in shards.items()}
+
+
+def _plain(folder: Path, name: str) -> str:
+    if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name or not name.endswith(".safetensors"):
+        raise CheckpointError(
+            f"{folder / INDEX} names the shard {name!r}, which is not a safetensors file of this folder",
+            why="a checkpoint must not make Slipstream open other files",
+            fix="use a checkpoint that you trust, with plain shard names",
+        )
+    return name
+
+
+def _inside(folder: Path, name: str) -> str:
+    """`name`, once it is sure that links do not lead out of the checkpoint (the hub's own cache links each file
+    to its `blobs` folder, which is allowed)."""
+    root = folder.resolve()
+    real = (folder / name).resolve()
+    if not real.is_relative_to(root) and not real.is_relative_to(root.parent.parent / "blobs"):
+        raise CheckpointError(
+            f"{folder / name} is a link to {real}, outside the checkpoint",
+            why="a checkpoint must not make Slipstream open other files",
+            fix="replace the link by the file",
+        )
+    return name

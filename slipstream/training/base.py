@@ -1,0 +1,408 @@
+"""`slipstream train base`: train a small Llama from scratch, as target (LayerSkip) or as draft (distilled).
+
+Schedule: warmup, stable, decay (WSD; Hu et al. 2024, arXiv 2404.06395, section 4). The budget is a number of
+tokens or of minutes; the learning rate depends on the spent share only. Decay can be started early by touching
+`OUT/decay-now`, and a run can be resumed with a larger or smaller budget.
+
+Optimiser: Muon (Jordan 2024; with the scaling of Liu et al. 2025, arXiv 2502.16982, section 2.2) for the
+matrices of the layers, AdamW for the tied embedding and the norms.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from slipstream.training.checkpoint import load_checkpoint, load_weights, save_checkpoint
+from slipstream.training.compact import DRAFT, TARGET, CompactLlama, ModelShape, head_logits
+from slipstream.training.layerskip import LayerSkip, dropout_rates, exit_weights, kept_layers
+from slipstream.training.packing import Batches, HeldOut, Mix, prepare
+from slipstream.zoo.corpus import Package, build_corpus, installed_packages
+from slipstream.zoo.tokenizer import ASSISTANT, END
+
+
+@dataclass(frozen=True)
+class BaseConfig:
+    """One training run. Every field is an option of `slipstream train base`.
+
+    Attributes:
+        out: folder of the run: token cache, checkpoint, log.
+        role: "target" (LayerSkip) or "draft" (distilled from `teacher`, when one is given).
+        budget_tokens, budget_minutes: what the schedule is a share of; exactly one is set.
+        decay_share: last share of the budget, in which the learning rate falls linearly to zero.
+        long_share: last share of the budget that is trained at `long_length` instead of `length`.
+        step_tokens: tokens of one optimiser step; micro_tokens: tokens of one forward and backward.
+        lr: learning rate of both optimisers (Muon's update is scaled to AdamW's size).
+        teacher: folder of the target's run, or None; kl_weight: share of the distillation loss.
+        data: folder of the token cache; default `OUT/data`, or the teacher's.
+    """
+
+    out: Path
+    role: str = "target"
+    shape: ModelShape = TARGET
+    budget_tokens: int | None = None
+    budget_minutes: float | None = None
+    length: int = 512
+    long_length: int = 1024
+    long_share: float = 0.15
+    step_tokens: int = 8192
+    micro_tokens: int = 8192
+    warmup_steps: int = 100
+    decay_share: float = 0.3
+    lr: float = 3e-3
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    layerskip: LayerSkip = LayerSkip()
+    mix: Mix = Mix()
+    teacher: Path | None = None
+    kl_weight: float = 0.9
+    data: Path | None = None
+    seed: int = 0
+    resume: bool = False
+    device: str = "cpu"
+    bf16: bool = True
+    compile: bool = True
+    threads: int = 2
+    save_minutes: float = 4.0
+    eval_steps: int = 100
+    eval_rows: int = 32
+    max_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.budget_tokens is None) == (self.budget_minutes is None):
+            raise ValueError("Give exactly one of budget_tokens and budget_minutes: the schedule is a share of it.")
+        if self.role not in ("target", "draft"):
+            raise ValueError(f"role={self.role!r} is unknown. Use 'target' or 'draft'.")
+        for length in (self.length, self.long_length):
+            if self.micro_tokens % length or self.step_tokens % self.micro_tokens:
+                raise ValueError(
+                    f"step_tokens={self.step_tokens} must be a multiple of micro_tokens={self.micro_tokens}, and that "
+                    f"of the sequence length {length}: batches are packed without padding."
+                )
+
+
+@dataclass
+class Progress:
+    """The JSON state of a run: with the weights and the optimiser, everything that a resume needs."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    decay_from: float | None = None  # in units of the budget (tokens or seconds)
+    decay_span: float | None = None
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+class Schedule:
+    """Warmup-stable-decay over a budget of tokens or of seconds."""
+
+    def __init__(self, config: BaseConfig, progress: Progress) -> None:
+        self.config, self.progress = config, progress
+        tokens = config.budget_tokens
+        self.budget = float(tokens) if tokens is not None else 60.0 * (config.budget_minutes or 0.0)
+        self.by_tokens = tokens is not None
+
+    @property
+    def spent(self) -> float:
+        return float(self.progress.tokens) if self.by_tokens else self.progress.seconds
+
+    @property
+    def share(self) -> float:
+        """Spent share of the budget, where an early decay has moved the end forward."""
+        end = self.budget
+        if self.progress.decay_from is not None and self.progress.decay_span is not None:
+            end = self.progress.decay_from + self.progress.decay_span
+        return min(1.0, self.spent / end)
+
+    def start_decay(self) -> None:
+        if self.progress.decay_from is None:
+            self.progress.decay_from = self.spent
+            self.progress.decay_span = self.config.decay_share * self.budget
+
+    def factor(self) -> float:
+        """Multiplier of the learning rate for the next step; starts the decay when it is time."""
+        progress = self.progress
+        if self.spent >= (1 - self.config.decay_share) * self.budget:
+            self.start_decay()
+        warm = min(1.0, (progress.step + 1) / max(1, self.config.warmup_steps))
+        if progress.decay_from is None or not progress.decay_span:
+            return warm
+        return warm * max(0.0, 1 - (self.spent - progress.decay_from) / progress.decay_span)
+
+    @property
+    def done(self) -> bool:
+        return self.share >= 1.0
+
+
+def make_optimisers(model: CompactLlama, config: BaseConfig) -> dict[str, torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for the rest."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    muon = torch.optim.Muon(
+        matrices, lr=config.lr, weight_decay=config.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    adamw = torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+    return {"muon": muon, "adamw": adamw}
+
+
+def distillation_loss(
+    norm: torch.nn.Module, weight: Tensor, x: Tensor, labels: Tensor, teacher: Tensor, kl_weight: float
+) -> Tensor:
+    """Forward KL to the teacher's law mixed with the next-token loss (Hinton et al. 2015, arXiv 1503.02531;
+    for drafts: DistillSpec, Zhou et al. 2023, arXiv 2310.08461).
+
+    x `[B, T, H]`, labels `[B, T]`, teacher logits `[B, T, V]`.
+    """
+    logp = head_logits(norm, weight, x).flatten(0, 1).float().log_softmax(-1)  # type: ignore[arg-type]  # [N, V]
+    target = teacher.flatten(0, 1).float().log_softmax(-1)  # [N, V]
+    kl = (target.exp() * (target - logp)).sum(-1).mean()
+    nll = -logp.gather(1, labels.flatten()[:, None]).mean()
+    return kl_weight * kl + (1 - kl_weight) * nll
+
+
+@torch.no_grad()
+def heldout_losses(model: CompactLlama, held: HeldOut, rows: int, cast: AbstractContextManager[Any]) -> dict[str, float]:
+    """Mean held-out loss in nats a token: files ("raw") and the answers of edit pairs ("edit")."""
+    sums = {"raw": 0.0, "edit": 0.0}
+    counts = {"raw": 0, "edit": 0}
+    everything = torch.ones_like(held.edit_mask)
+    for kind, tokens, mask in (("raw", held.raw, everything), ("edit", held.edit, held.edit_mask)):
+        for start in range(0, len(tokens), rows):
+            batch = tokens[start : start + rows].to(model.model.norm.weight.device)
+            with cast:
+                logits = model(batch[:, :-1])  # [B, T, V]
+            nll = torch.nn.functional.cross_entropy(
+                logits.transpose(1, 2).float(), batch[:, 1:], reduction="none"
+            ).cpu()  # [B, T]
+            chosen = mask[: len(tokens)][start : start + rows]
+            sums[kind] += float((nll * chosen).sum())
+            counts[kind] += int(chosen.sum())
+    return {kind: sums[kind] / max(1, counts[kind]) for kind in sums}
+
+
+class Trainer:
+    """The loop: one `step()` is one optimiser step."""
+
+    def __init__(self, config: BaseConfig, packages: list[Package] | None = None) -> None:
+        self.config = config
+        config.out.mkdir(parents=True, exist_ok=True)
+        torch.set_num_threads(config.threads)
+        self.device = torch.device(config.device)
+        self.data = config.data or (config.teacher or config.out) / "data"
+        if not (self.data / "data.json").exists():
+            found = packages if packages is not None else list(installed_packages())
+            prepare(self.data, build_corpus(found), {p.name: p.licence for p in found}, config.shape.vocab_size)
+        self.tokenizer = Tokenizer.from_file(str(self.data / "tokenizer.json"))
+        ids = (self.tokenizer.token_to_id(ASSISTANT), self.tokenizer.token_to_id(END))
+        self.held = HeldOut.open(self.data, config.eval_rows, config.length, *ids)
+        self.batches = Batches(self.data, config.mix, config.seed)
+        self.model = CompactLlama(config.shape, compile=config.compile)
+        self.model.initialise(torch.Generator().manual_seed(config.seed))
+        self.model.to(self.device)
+        self.optimisers = make_optimisers(self.model, config)
+        self.teacher = self._load_teacher()
+        self.distil: Callable[..., Tensor] = distillation_loss
+        if config.compile:
+            self.distil = torch.compile(distillation_loss, dynamic=False)
+        self.progress = Progress()
+        if config.resume and self.checkpoint.exists():
+            self.progress = Progress(**load_checkpoint(self.checkpoint, self.model, self.optimisers)["progress"])
+            self.batches.counters = self.progress.counters
+        self.schedule = Schedule(config, self.progress)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.config.out / "checkpoint.safetensors"
+
+    def _load_teacher(self) -> CompactLlama | None:
+        if self.config.teacher is None:
+            return None
+        path = self.config.teacher / "checkpoint.safetensors"
+        shape = ModelShape(**json.loads((self.config.teacher / "config.json").read_text())["shape"])
+        teacher = CompactLlama(shape, compile=self.config.compile)
+        load_weights(path, teacher)
+        return teacher.requires_grad_(False).to(self.device)
+
+    def cast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.config.bf16 else nullcontext()
+
+    def save(self) -> None:
+        self.progress.counters = dict(self.batches.counters)
+        save_checkpoint(self.checkpoint, self.model, self.optimisers, {"progress": asdict(self.progress)})
+
+    def micro_loss(self, tokens: Tensor) -> tuple[Tensor, float]:
+        """Loss of one micro-batch `[B, T+1]`: the one to differentiate, and the last layer's next-token loss."""
+        inputs, labels = tokens[:, :-1], tokens[:, 1:]
+        layers = self.config.shape.num_hidden_layers
+        if self.config.role == "draft":
+            x = self.model.hidden(inputs)[-1]
+            if self.teacher is None:
+                loss = self.model.loss(x, labels)
+                return loss, float(loss.detach())
+            with torch.no_grad():
+                law = head_logits(
+                    self.teacher.model.norm, self.teacher.model.embed_tokens.weight, self.teacher.hidden(inputs)[-1]
+                )
+            weight = self.model.model.embed_tokens.weight
+            loss = self.distil(self.model.model.norm, weight, x, labels, law, self.config.kl_weight)
+            return loss, float(loss.detach())
+        skip = self.config.layerskip
+        rates = dropout_rates(layers, skip.p_max, self.schedule.share)
+        weights = exit_weights(layers, skip, self.progress.step)
+        kept = kept_layers(rates, self.config.seed, self.progress.step)
+        exits = [level for level in weights if level < layers - 1]
+        states = self.model.hidden(inputs, kept, exits)
+        losses = [self.model.loss(x, labels) for x in states]
+        total = sum(w * loss for w, loss in zip(weights.values(), losses, strict=True))
+        return total, float(losses[-1].detach())  # type: ignore[return-value]
+
+    def step(self) -> tuple[float, float]:
+        """One optimiser step; returns (loss, gradient norm). Time is counted by the caller."""
+        config = self.config
+        length = config.long_length if self.schedule.share >= 1 - config.long_share else config.length
+        micro_rows = config.micro_tokens // length
+        parts = config.step_tokens // config.micro_tokens
+        tokens = self.batches.draw(self.progress.step, micro_rows * parts, length).to(self.device)
+        factor = self.schedule.factor()
+        shown = 0.0
+        for part in tokens.split(micro_rows):
+            with self.cast():
+                loss, value = self.micro_loss(part)
+            (loss / parts).backward()
+            shown += value / parts
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip))
+        # A broken batch must not poison the moments: skip it, and say so.
+        if math.isfinite(norm):
+            for optimiser in self.optimisers.values():
+                for group in optimiser.param_groups:
+                    group["lr"] = config.lr * factor
+                optimiser.step()
+        else:
+            print(f"step {self.progress.step}: gradient norm is {norm}, step skipped", file=sys.stderr)
+        for optimiser in self.optimisers.values():
+            optimiser.zero_grad(set_to_none=True)
+        self.progress.step += 1
+        self.progress.tokens += config.step_tokens
+        return shown, norm
+
+    def evaluate(self) -> dict[str, float]:
+        with self.cast():
+            rows = max(1, self.config.micro_tokens // self.config.length)
+            return heldout_losses(self.model, self.held, rows, nullcontext())
+
+    def log(self, entry: dict[str, Any]) -> None:
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        with (self.config.out / "log.jsonl").open("a") as file:
+            file.write(json.dumps({"time": now, **entry}) + "\n")
+
+
+class StopSignal:
+    """Turns Ctrl-C and SIGTERM into a flag, so that the loop can save and leave between two steps."""
+
+    def __init__(self) -> None:
+        self.raised = False
+        self._old: dict[int, Any] = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.raised = True
+
+    def __enter__(self) -> StopSignal:
+        try:
+            self._old = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: whoever owns the signals decides
+            self._old = {}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+
+class Display:
+    """A rich progress bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, schedule: Schedule, every: int = 20) -> None:
+        self.schedule, self.every = schedule, every
+        self.bar: Any = None
+        if sys.stdout.isatty():
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.1f}%"))
+            self.bar = Progress(*columns, TimeRemainingColumn())
+            self.task = self.bar.add_task("training", total=1.0)
+            self.bar.start()
+
+    def show(self, progress: Progress, loss: float, rate: float, norm: float) -> None:
+        share = self.schedule.share
+        eta = progress.seconds * (1 - share) / max(share, 1e-9) / 60
+        text = f"step {progress.step}  {progress.tokens / 1e6:.2f}M tokens  loss {loss:.3f}  {rate:,.0f} tok/s"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=share, description=text)
+        elif progress.step % self.every == 0:
+            print(f"{text}  norm {norm:.2f}  {100 * share:.1f} %  ETA {eta:.0f} min", flush=True)
+
+    def say(self, text: str) -> None:
+        (self.bar.console.print if self.bar is not None else print)(text)
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def train_base(config: BaseConfig, packages: list[Package] | None = None) -> None:
+    """Train until the budget is spent, a signal comes, or `max_steps` steps of this call are done.
+
+    Args:
+        packages: origins of the corpus; default: the running environment's.
+    """
+    trainer = Trainer(config, packages)
+    progress, schedule = trainer.progress, trainer.schedule
+    (config.out / "config.json").write_text(json.dumps(asdict(config), indent=1, default=str) + "\n")
+    display = Display(schedule)
+    smooth, saved, first = float("nan"), time.monotonic(), progress.step
+    with StopSignal() as stop:
+        while not (schedule.done or stop.raised or progress.step - first == config.max_steps):
+            begun = time.monotonic()
+            if (config.out / "decay-now").exists():
+                schedule.start_decay()
+                os.remove(config.out / "decay-now")
+            loss, norm = trainer.step()
+            smooth = loss if math.isnan(smooth) else 0.95 * smooth + 0.05 * loss
+            seconds = time.monotonic() - begun
+            progress.seconds += seconds
+            display.show(progress, smooth, config.step_tokens / seconds, norm)
+            if config.eval_steps and progress.step % config.eval_steps == 0:
+                begun = time.monotonic()
+                held = trainer.evaluate()
+                progress.seconds += time.monotonic() - begun
+                trainer.log({"step": progress.step, "tokens": progress.tokens, "train": smooth, "heldout": held})
+                display.say(f"step {progress.step}  held-out raw {held['raw']:.3f}  edit answers {held['edit']:.3f}")
+            if time.monotonic() - saved > 60 * config.save_minutes:
+                begun = time.monotonic()
+                trainer.save()
+                saved = time.monotonic()
+                progress.seconds += saved - begun
+    trainer.save()
+    held = trainer.evaluate()
+    trainer.log({"step": progress.step, "tokens": progress.tokens, "heldout": held, "finished": schedule.done})
+    display.close()
+    print(f"{'finished' if schedule.done else 'stopped'} at step {progress.step}: held-out {held}", flush=True)
+
+
+__all__ = ["DRAFT", "TARGET", "BaseConfig", "Trainer", "train_base"]

@@ -1,0 +1,78 @@
+"""Training checkpoints: safetensors and JSON, written atomically.
+
+Layout of `OUT/checkpoint/`: `state.safetensors` (weights as `model.*`, optimiser state as
+`optim.<name>.<parameter>.<key>`) whose header carries the JSON state, so that one rename replaces everything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+Optimisers = dict[str, torch.optim.Optimizer]
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    return {id(p): name for name, p in model.named_parameters()}
+
+
+def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state: dict[str, Any]) -> None:
+    """Write a checkpoint; a reader sees the old one or the new one, never half of one.
+
+    Args:
+        path: the file, `*.safetensors`.
+        state: JSON-able counters of the run (step, tokens, data position, ...).
+    """
+    tensors: dict[str, Tensor] = {f"weights.{k}": v.detach().cpu() for k, v in model.state_dict().items()}
+    names = _names(model)
+    for label, optimiser in optimisers.items():
+        for parameter, entries in optimiser.state.items():
+            for key, value in entries.items():
+                tensor = value if isinstance(value, Tensor) else torch.tensor(value)
+                tensors[f"optim.{label}.{names[id(parameter)]}.{key}"] = tensor.detach().cpu()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, metadata={"state": json.dumps(state)})
+    with temporary.open("rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
+    """Load the weights of a checkpoint into `model`; returns the JSON state."""
+    with safe_open(path, framework="pt") as file:
+        state: dict[str, Any] = json.loads(file.metadata()["state"])
+        prefix = "weights."
+        weights = {k[len(prefix) :]: file.get_tensor(k) for k in file.keys() if k.startswith(prefix)}
+    model.load_state_dict(weights)
+    return state
+
+
+def load_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers) -> dict[str, Any]:
+    """Restore weights and optimiser state exactly; returns the JSON state.
+
+    Raises:
+        KeyError: when the checkpoint holds optimiser state for a parameter that the model lacks.
+    """
+    state = load_weights(path, model)
+    parameters = dict(model.named_parameters())
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():
+            if not name.startswith("optim."):
+                continue
+            label, rest = name[len("optim.") :].split(".", 1)
+            parameter_name, key = rest.rsplit(".", 1)
+            if label not in optimisers or parameter_name not in parameters:
+                raise KeyError(f"{path} holds optimiser state {name!r}, which this model does not have.")
+            parameter = parameters[parameter_name]
+            value = file.get_tensor(name)
+            # AdamW keeps its step count on the CPU; everything else lives with the weights.
+            optimisers[label].state[parameter][key] = value if key == "step" else value.to(parameter.device)
+    return state

@@ -1,0 +1,212 @@
+"""The token cache on disk and the batches cut from it.
+
+Every kind of document ("raw" files, "write" and "edit" pairs) of every split is one memory-mapped stream of
+uint16 ids with the starts of its documents beside it. A batch is a pure function of (seed, step, counters),
+so a resumed run sees exactly what the uninterrupted one would have seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from slipstream.zoo.corpus import SourceFile
+from slipstream.zoo.pairs import Pair, make_pairs
+from slipstream.zoo.tokenizer import ASSISTANT, END, EOS, USER, train_tokenizer
+
+KINDS = ("raw", "write", "edit")
+SPLITS = ("train", "heldout")
+
+
+def pair_ids(tokenizer: Tokenizer, pairs: list[Pair]) -> Iterator[list[int]]:
+    """Token ids of exchanges, as the chat template would give them. Special tokens in the text stay text."""
+    tokenizer.encode_special_tokens = True
+    user, assistant, end = (tokenizer.token_to_id(t) for t in (USER, ASSISTANT, END))
+    line = tokenizer.encode("\n").ids
+    asked = tokenizer.encode_batch(["\n" + p.user for p in pairs])
+    answered = tokenizer.encode_batch(["\n" + p.assistant for p in pairs])
+    for a, b in zip(asked, answered, strict=True):
+        yield [user, *a.ids, end, *line, assistant, *b.ids, end, *line]
+
+
+def write_stream(path: Path, documents: Iterable[list[int]], eos: int) -> int:
+    """Write one stream, each document closed by `eos`; returns its number of tokens."""
+    starts, total = [0], 0
+    with path.with_suffix(".tmp").open("wb") as out:
+        for ids in documents:
+            out.write(np.asarray([*ids, eos], dtype=np.uint16).tobytes())
+            total += len(ids) + 1
+            starts.append(total)
+    os.replace(path.with_suffix(".tmp"), path)
+    np.save(path.with_suffix(".starts.npy"), np.asarray(starts, dtype=np.int64))
+    return total
+
+
+def prepare(folder: Path, corpus: list[SourceFile], licences: dict[str, str], vocab_size: int) -> dict[str, Any]:
+    """Train the tokenizer and write the cache. Returns what the model card needs to know about the data."""
+    folder.mkdir(parents=True, exist_ok=True)
+    train = [f for f in corpus if f.split == "train"]
+    # Every fifth file is plenty for 4096 merges, and keeps this within seconds.
+    sample = train[::5] if len(train) > 500 else train
+    tokenizer = train_tokenizer((f.text for f in sample), vocab_size)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True
+    eos = tokenizer.token_to_id(EOS)
+    tokens: dict[str, dict[str, int]] = {}
+    for split in SPLITS:
+        files = [f for f in corpus if f.split == split]
+        pairs = [p for f in files for p in make_pairs(f)]
+        # Neighbours in the stream end up in one window: mix the packages, or a window is all of one kind.
+        order = np.random.default_rng(0).permutation(len(pairs))
+        pairs = [pairs[i] for i in order]
+        raw = (e.ids for i in range(0, len(files), 64) for e in tokenizer.encode_batch([f.text for f in files[i : i + 64]]))
+        writes, edits = [p for p in pairs if p.kind == "write"], [p for p in pairs if p.kind != "write"]
+        tokens[split] = {
+            "raw": write_stream(folder / f"{split}-raw.bin", raw, eos),
+            "write": write_stream(folder / f"{split}-write.bin", pair_ids(tokenizer, writes), eos),
+            "edit": write_stream(folder / f"{split}-edit.bin", pair_ids(tokenizer, edits), eos),
+        }
+    origins: dict[str, dict[str, Any]] = {}
+    for f in corpus:
+        origin = origins.setdefault(
+            f.package, {"version": f.version, "licence": licences.get(f.package, "?"), "files": 0, "characters": 0}
+        )
+        origin["files"] += 1
+        origin["characters"] += len(f.text)
+    about = {
+        "files": {s: sum(f.split == s for f in corpus) for s in SPLITS},
+        "tokens": tokens,
+        "heldout_files": [f"{f.package}/{f.path}" for f in corpus if f.split == "heldout"],
+        "packages": origins,
+    }
+    (folder / "data.json.tmp").write_text(json.dumps(about, indent=1) + "\n")
+    os.replace(folder / "data.json.tmp", folder / "data.json")
+    return about
+
+
+@dataclass
+class Stream:
+    """One kind of documents of one split."""
+
+    tokens: np.ndarray[Any, np.dtype[np.uint16]]  # [N]
+    starts: np.ndarray[Any, np.dtype[np.int64]]  # [documents + 1]
+    whole: bool  # windows begin at a document's start (pairs) or anywhere on a grid (files)
+    _windows: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path, whole: bool) -> Stream:
+        tokens = np.memmap(path, dtype=np.uint16, mode="r") if path.stat().st_size else np.zeros(0, np.uint16)
+        return cls(tokens, np.load(path.with_suffix(".starts.npy")), whole)
+
+    def windows(self, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Starts of the windows of `length + 1` tokens; pairs that a window cuts begin the next window again."""
+        if length not in self._windows:
+            last = len(self.tokens) - length - 1
+            if self.whole:
+                found, at = [], 0
+                while at <= last:
+                    found.append(at)
+                    following = int(self.starts[np.searchsorted(self.starts, at + length, "right") - 1])
+                    at = following if following > at else int(self.starts[np.searchsorted(self.starts, at, "right")])
+                self._windows[length] = np.asarray(found, dtype=np.int64)
+            else:
+                self._windows[length] = np.arange(0, last + 1, length, dtype=np.int64)
+            if not len(self._windows[length]):
+                raise ValueError(
+                    f"A stream of {len(self.tokens)} tokens is too short for a window of {length + 1}. "
+                    "Use a shorter sequence length or a larger corpus."
+                )
+        return self._windows[length]
+
+    def rows(self, indices: Iterable[int], length: int) -> Tensor:
+        """Windows by index, `[rows, length + 1]` int64."""
+        starts = self.windows(length)
+        return torch.from_numpy(np.stack([self.tokens[starts[i] : starts[i] + length + 1] for i in indices]).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Shares of the rows of a batch by kind."""
+
+    raw: float = 0.78
+    write: float = 0.08
+    edit: float = 0.14
+
+
+class Batches:
+    """Packed training batches; `counters` (rows drawn so far by kind and length) is the whole state."""
+
+    def __init__(self, folder: Path, mix: Mix, seed: int) -> None:
+        self.streams = {k: Stream.open(folder / f"train-{k}.bin", whole=k != "raw") for k in KINDS}
+        self.shares = np.array([asdict(mix)[k] for k in KINDS])
+        self.shares /= self.shares.sum()
+        self.seed = seed
+        self.counters: dict[str, int] = {}
+        self._orders: dict[tuple[str, int, int], np.ndarray[Any, np.dtype[np.int64]]] = {}
+
+    def _next_index(self, kind: str, length: int) -> int:
+        """The next window of a kind: every epoch is its own permutation of all windows."""
+        key = f"{kind}-{length}"
+        drawn = self.counters.get(key, 0)
+        self.counters[key] = drawn + 1
+        count = len(self.streams[kind].windows(length))
+        epoch, place = divmod(drawn, count)
+        cache = (kind, length, epoch)
+        if cache not in self._orders:
+            self._orders = {k: v for k, v in self._orders.items() if k[:2] != (kind, length)}
+            self._orders[cache] = np.random.default_rng([self.seed, KINDS.index(kind), length, epoch]).permutation(count)
+        return int(self._orders[cache][place])
+
+    def draw(self, step: int, rows: int, length: int) -> Tensor:
+        """The batch of a step, `[rows, length + 1]`: inputs and, shifted by one, labels."""
+        rng = np.random.default_rng([self.seed, 7, step])
+        kinds = [KINDS[i] for i in rng.choice(len(KINDS), size=rows, p=self.shares)]
+        return torch.cat([self.streams[k].rows([self._next_index(k, length)], length) for k in kinds])
+
+
+def answer_mask(tokens: Tensor, assistant: int, end: int) -> Tensor:
+    """Positions inside an assistant's answer, its closing token included; tokens `[B, T]` -> bool `[B, T]`."""
+    opened = (tokens == assistant).int().cumsum(1)
+    # A turn is closed by the token after its end marker: count markers strictly before this position.
+    ends = (tokens == end).int()
+    before = ends.cumsum(1) - ends
+    # The user's turn has an end marker too, so inside an answer openings = (markers before + 1) / 2.
+    user_ends = torch.zeros_like(opened)
+    inside = torch.zeros_like(tokens, dtype=torch.bool)
+    state = torch.zeros(tokens.shape[0], dtype=torch.bool)
+    del before, user_ends, opened
+    for t in range(tokens.shape[1]):
+        inside[:, t] = state & (tokens[:, t] != assistant)
+        state = (state | (tokens[:, t] == assistant)) & (tokens[:, t] != end)
+    return inside
+
+
+@dataclass
+class HeldOut:
+    """Fixed held-out batches: files, and edit pairs with the mask of the answers."""
+
+    raw: Tensor  # [R, T+1]
+    edit: Tensor  # [R, T+1]
+    edit_mask: Tensor  # [R, T], true where the label belongs to an answer
+
+    @classmethod
+    def open(cls, folder: Path, rows: int, length: int, assistant: int, end: int) -> HeldOut:
+        def pick(kind: str) -> Tensor:
+            stream = Stream.open(folder / f"heldout-{kind}.bin", whole=kind != "raw")
+            count = len(stream.windows(length))
+            return stream.rows(np.random.default_rng(1).permutation(count)[:rows], length)
+
+        edit = pick("edit")
+        return cls(pick("raw"), edit, answer_mask(edit, assistant, end)[:, 1:])
+
+
+LicenceLookup = Callable[[str], str]
