@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from benchmarks.estimates import Estimate, ratio
+from benchmarks.estimates import ratio
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One row. A speed-up compares two contenders' seconds; the others divide two series of `measured`.
+    """One row: the typical `top` over the typical `bottom`.
 
     reach    the value to reach: at least, or at most if `at_most`.
-    top, bottom  contenders whose typical seconds are divided (`kind` "speed-up"), or names of series.
+    top, bottom  the two series that are divided: contenders (their seconds) or further series (see `session`).
     share    printed as a percentage.
     """
 
@@ -54,9 +52,12 @@ FIGURES = {
         "target's time for 8 rows over 1 row, float32", 1.35, "rows8_float32", "rows1_float32", at_most=True),
     "rows_int8": Figure(
         "target's time for 8 rows over 1 row, int8", 1.35, "rows8_int8", "rows1_int8", at_most=True),
-    "outside_forwards": Figure(
+    "outside_plain": Figure(
+        "share of a step outside the target's forwards, plain decoding", 0.10,
+        "outside_plain", "step_plain", at_most=True, share=True),
+    "outside_draft": Figure(
         "share of a step outside target and draft forwards, draft-model speculation", 0.10,
-        "outside", "step", at_most=True, share=True),
+        "outside_draft", "step_draft", at_most=True, share=True),
     "memory": Figure(
         "peak memory beyond the bare imports over weights and KV, plain float32", 1.6,
         "peak", "weights_and_kv", at_most=True),
@@ -71,9 +72,10 @@ def judge(key: str, series: dict[str, Any], skipped: dict[str, str]) -> dict[str
     """
     figure = FIGURES[key]
     row: dict[str, Any] = {"key": key, "figure": figure.text, "reach": figure.reach, "at_most": figure.at_most}
-    reasons = [skipped[name] for name in (figure.top, figure.bottom) if name in skipped]
-    if reasons:
-        return {**row, "verdict": "skipped", "reason": reasons[0]}
-    found: Estimate = ratio(np.asarray(series[figure.top]), np.asarray(series[figure.bottom]))
+    for name in (figure.top, figure.bottom):
+        if name not in series:
+            reason = skipped.get(name) or skipped.get(name.split("_", 1)[-1]) or "not measured in this run"
+            return {**row, "verdict": "skipped", "reason": reason.strip()}
+    found = ratio(series[figure.top], series[figure.bottom])
     verdict = "reached" if figure.reached(found.value) else "missed"
     return {**row, "value": found.value, "low": found.low, "high": found.high, "verdict": verdict}

@@ -13,9 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.prompts import TOKENS
 from benchmarks.protocol import ROOT, THREADS
-
-TOKENS = 128
 
 
 def measure(target: str, ids: list[int], quantize: str | None = None) -> dict[str, Any]:
@@ -79,10 +78,11 @@ def _imports(modules: list[str]) -> dict[str, Any]:
     for name in modules:
         try:
             importlib.import_module(name)
-        except Exception:  # noqa: S112  a module that some package made at run time
+        except Exception:  # a module that some package made at run time
             continue
     return {"peak": _peak()}
 
 
 if __name__ == "__main__":
-    print(json.dumps({"decode": _decode, "imports": _imports}[sys.argv[1]](**json.load(sys.stdin))))
+    child = _decode if sys.argv[1] == "decode" else _imports
+    print(json.dumps(child(**json.load(sys.stdin))))

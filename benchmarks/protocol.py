@@ -52,7 +52,8 @@ class Worker:
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Send one request and wait for its reply."""
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
             self.process.stdin.flush()

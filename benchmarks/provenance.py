@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def commit() -> str | None:
 def provenance(target: str, draft: str, prompts: dict[str, str], command: list[str]) -> dict[str, Any]:
     """Everything but the contenders' versions, which they report themselves. prompts: set -> digest."""
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(command),
         "commit": commit(),
         "machine": machine(),

@@ -1,0 +1,34 @@
+"""Slipstream: faster decoding of causal language models that provably does not change what they say."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slipstream.core.params import SamplingParams as SamplingParams
+    from slipstream.core.stats import SpecStats as SpecStats
+    from slipstream.decoder import SpeculativeDecoder as SpeculativeDecoder, load_model_pair as load_model_pair
+    from slipstream.errors import SlipstreamError as SlipstreamError
+    from slipstream.llm import LLM as LLM, Chunk as Chunk, Completion as Completion
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "LLM": "slipstream.llm",
+    "Chunk": "slipstream.llm",
+    "Completion": "slipstream.llm",
+    "SamplingParams": "slipstream.core.params",
+    "SpecStats": "slipstream.core.stats",
+    "SpeculativeDecoder": "slipstream.decoder",
+    "load_model_pair": "slipstream.decoder",
+    "SlipstreamError": "slipstream.errors",
+}
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    # Importing torch takes seconds; `slipstream --help` and error messages should not.
+    if name not in _HOME:
+        raise AttributeError(f"module 'slipstream' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

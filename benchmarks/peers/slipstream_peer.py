@@ -1,8 +1,10 @@
-"""Slipstream itself: plain, with a draft model, with n-grams, with int8 weights, and its bare target forward."""
+"""Slipstream itself: plain, with a draft model, with n-grams, with int8 weights, and its target's bare forward."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence as Seq
+from functools import wraps
 from typing import Any
 
 import torch
@@ -10,26 +12,91 @@ import torch
 from benchmarks.contenders import DRAFT_LENGTHS, LOOKUP_LENGTHS
 from benchmarks.protocol import THREADS, serve, versions
 from slipstream import LLM, SamplingParams
-from slipstream.targets.decoder.executor import Batch
+from slipstream.targets.decoder.executor import Batch, Executor
 
 models: dict[str, LLM] = {}
+forwards = [0.0]  # seconds inside executors since the last generate began
 
 
 def load(name: str, target: str, draft: str | None = None, quantize: str | None = None) -> dict[str, Any]:
     """Load an engine under a name. The draft length of each request may be anything up to the longest tried."""
     longest = max(LOOKUP_LENGTHS if draft == "ngram" else DRAFT_LENGTHS)
-    options: dict[str, Any] = {"quantize": quantize, "threads": THREADS}
-    models[name] = LLM(target, draft=draft, draft_tokens=longest, dtype="float32" if not quantize else None, **options)
+    llm = LLM(target, draft=draft, draft_tokens=longest, dtype="float32", quantize=quantize, threads=THREADS)
+    drafter = getattr(llm.drafter, "drafter", llm.drafter)  # within its guard
+    parts: list[Any] = [llm.target, getattr(drafter, "model", None)]
+    for model in parts:
+        if model is not None:
+            _clock(model.executor)
+    models[name] = llm
     return {}
+
+
+def _clock(executor: Executor) -> None:
+    """Count the seconds that this executor spends in its passes: one at a time, and unrolled over several tokens."""
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                forwards[0] += time.perf_counter() - start
+
+        return inner
+
+    for name in ("forward", "unrolled"):
+        if hasattr(executor, name):
+            setattr(executor, name, counted(getattr(executor, name)))
 
 
 def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
     """Greedy continuation of `ids` by `tokens` tokens.
 
-    seconds: wall time of the call, prefill and the making of text included. stats: what the engine counted.
+    seconds: wall time of the call, prefill and the making of text included. step: of its steps alone; forwards: of
+    target and draft passes within them. stats: what the engine counted.
     """
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, draft_tokens=draft_tokens)
+    forwards[0] = 0.0
     start = time.perf_counter()
     out = models[name].generate([ids], params)[0]
     seconds = time.perf_counter() - start
-    return {"tokens": list(out.token_ids), "seconds": seconds, "stats": out.stats.as_dict()}
+    if out.stats.drafter_faults:
+        raise RuntimeError(f"the drafter of {name!r} failed {out.stats.drafter_faults} times; see the log above")
+    stats = out.stats.as_dict()
+    step = sum(stats["seconds"].values())
+    return {"tokens": list(out.token_ids), "seconds": seconds, "step": step, "forwards": forwards[0], "stats": stats}
+
+
+def rows(name: str, past: int, counts: Seq[int], repeats: int) -> dict[str, Any]:
+    """Seconds of the target's forward over each number of new rows after `past` tokens, in turn, `repeats` times.
+
+    Every row's logits are asked for, as verification does.
+    """
+    target = models[name].target
+    executor, vocab = target.executor, target.vocab_size  # type: ignore[attr-defined]
+    seconds: list[list[float]] = [[] for _ in counts]
+    limit = past + max(counts)
+
+    def forward(past: int, count: int, select: Seq[int]) -> float:
+        tokens = torch.arange(past, past + count) % vocab
+        positions = range(past, past + count)
+        batch = Batch((-1,), tokens, positions, (0, count), (past,), (None,), select, (limit,))
+        start = time.perf_counter()
+        executor.forward(batch)
+        return time.perf_counter() - start
+
+    forward(0, past, [past - 1])
+    for turn in range(repeats + 5):  # the first five warm up
+        for which, count in enumerate(counts):
+            took = forward(past, count, range(count))
+            if turn >= 5:
+                seconds[which].append(took)
+    executor.release(-1)
+    return {"seconds": seconds}
+
+
+if __name__ == "__main__":
+    packages = ("slipstream", "torch", "openvino", "transformers")
+    info = lambda: {"versions": versions(*packages)}  # noqa: E731
+    serve({"info": info, "load": load, "generate": generate, "rows": rows})

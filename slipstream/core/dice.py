@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.core.random import VERIFY, Stream
+from slipstream.core.random import DRAFT, VERIFY, Stream
+from slipstream.core.sequence import Sequence
 
 
 class Dice:
@@ -72,3 +73,22 @@ def invert(law: Tensor, u: Tensor) -> Tensor:
     """
     total = law.cumsum(-1)  # [B, V]
     return (total / total[:, -1:] <= u[:, None]).sum(-1)
+
+
+def guess(law: Tensor, seqs: Seq[Sequence], depth: int) -> Tensor:
+    """Sample guesses for a drafter: law [B, V] of the guess `depth` places behind each sequence's next token
+    (0: the next token itself) -> int64 [B].
+
+    Under the rule `coupled` the guess is picked with the noise that the target will use at that position, so that
+    near laws give equal tokens. Otherwise the draw is independent of everything that verification will draw.
+    """
+    tokens = torch.empty(len(seqs), dtype=torch.int64)
+    for b, seq in enumerate(seqs):
+        position = len(seq.tokens)
+        if seq.coupled:
+            noise = torch.from_numpy(seq.random.gumbel(position + depth, law.shape[-1])).to(law.device)
+            tokens[b] = (law[b].log() + noise).argmax()
+        else:
+            u = torch.tensor(seq.random.uniforms(DRAFT, position, depth + 1)[depth:], device=law.device)  # [1]
+            tokens[b] = invert(law[b : b + 1], u)[0]
+    return tokens.to(law.device)

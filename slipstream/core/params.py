@@ -51,7 +51,7 @@ class SamplingParams(Strict):
     frequency_penalty   subtracted from a logit once per occurrence in the output, in [-2, 2].
     presence_penalty    subtracted from a logit once if the token is in the output, in [-2, 2].
     logit_bias          token id -> value added to its logit, in [-100, 100]; -100 forbids.
-    bad_words           token id sequences that may not be completed.
+    bad_words           token id sequences that may not be completed (strings are encoded by `LLM`).
     min_tokens          no stop id can be sampled before so many output tokens.
     max_tokens          most output tokens (>= 1).
     stop                strings that end the text; the text is cut before them.
@@ -70,7 +70,7 @@ class SamplingParams(Strict):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = None
-    bad_words: Seq[Seq[int]] = ()
+    bad_words: Seq[Seq[int] | str] = ()
     min_tokens: int = 0
     max_tokens: int = 128
     stop: Seq[str] = ()
@@ -106,7 +106,7 @@ class SamplingParams(Strict):
         for word in self.bad_words:
             if not word:
                 raise ParameterError("bad_words holds an empty sequence", fix="remove it")
-            for token in word:
+            for token in () if isinstance(word, str) else word:
                 _integer("bad_words", token, 0)
 
     @property

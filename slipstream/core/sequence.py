@@ -39,6 +39,7 @@ class Sequence:
     stop_ids  ids that end the sequence (EOS of the model, unless ignored, and those of the request).
     context   most tokens the target can hold.
     decode    token ids -> text, for stop strings; None if there is no tokenizer.
+    coupled   True if the rule picks with noise keyed by position, which drafters then share.
     drafted   one entry per output token: True if it was a guess that stood, False if the target said it itself.
     """
 
@@ -47,6 +48,7 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()
     context: int = 2**31
     decode: Callable[[Seq[int]], str] | None = None
+    coupled: bool = False
     stream: Stream | None = None
     id: int = field(default_factory=lambda: next(_ids))
 

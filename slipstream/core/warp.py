@@ -111,7 +111,7 @@ def _forbid(
         longest = max(len(word) for word in params.bad_words)
         recent = [*prompt[len(prompt) - longest :], *output] if len(output) < longest else output[-longest:]
         for word in params.bad_words:
-            head, last = list(word[:-1]), word[-1]
+            head, last = [int(t) for t in word[:-1]], int(word[-1])
             if last < vocab and list(recent[len(recent) - len(head) :]) == head:
                 row[last] = NEVER
 

@@ -28,12 +28,13 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from slipstream.errors import ParameterError
 from slipstream.training.checkpoint import load_checkpoint, load_weights, save_checkpoint
 from slipstream.training.compact import DRAFT, TARGET, CompactLlama, ModelShape, head_logits
 from slipstream.training.layerskip import LayerSkip, dropout_rates, exit_weights, kept_layers
 from slipstream.training.packing import Batches, HeldOut, Mix, prepare
 from slipstream.zoo.corpus import Package, build_corpus, installed_packages
-from slipstream.zoo.tokenizer import ASSISTANT, END
+from slipstream.zoo.tokenizer import ASSISTANT, END, special_id
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class BaseConfig:
     lr: float = 3e-3
     weight_decay: float = 0.1
     clip: float = 1.0
-    layerskip: LayerSkip = LayerSkip()
-    mix: Mix = Mix()
+    layerskip: LayerSkip = field(default_factory=LayerSkip)
+    mix: Mix = field(default_factory=Mix)
     teacher: Path | None = None
     kl_weight: float = 0.9
     data: Path | None = None
@@ -85,15 +86,30 @@ class BaseConfig:
 
     def __post_init__(self) -> None:
         if (self.budget_tokens is None) == (self.budget_minutes is None):
-            raise ValueError("Give exactly one of budget_tokens and budget_minutes: the schedule is a share of it.")
+            raise ParameterError(
+                f"budget_tokens={self.budget_tokens} and budget_minutes={self.budget_minutes}",
+                why="the learning rate is a function of the spent share of exactly one budget",
+                fix="give one of the two",
+            )
         if self.role not in ("target", "draft"):
-            raise ValueError(f"role={self.role!r} is unknown. Use 'target' or 'draft'.")
+            raise ParameterError(f"role={self.role!r} is unknown", fix="use 'target' or 'draft'")
         for length in (self.length, self.long_length):
             if self.micro_tokens % length or self.step_tokens % self.micro_tokens:
-                raise ValueError(
-                    f"step_tokens={self.step_tokens} must be a multiple of micro_tokens={self.micro_tokens}, and that "
-                    f"of the sequence length {length}: batches are packed without padding."
+                raise ParameterError(
+                    f"step_tokens={self.step_tokens}, micro_tokens={self.micro_tokens}, length {length} do not divide",
+                    why="batches are packed without padding",
+                    fix="make each a multiple of the next",
                 )
+        if self.long_length > self.shape.max_position_embeddings:
+            raise ParameterError(
+                f"long_length={self.long_length} is beyond the model's {self.shape.max_position_embeddings} positions",
+                fix="use a shorter length",
+            )
+        if self.teacher is not None and not (self.teacher / "checkpoint.safetensors").is_file():
+            raise ParameterError(
+                f"teacher={self.teacher} holds no checkpoint.safetensors",
+                fix="give the folder of a `slipstream train base --role target` run",
+            )
 
 
 @dataclass
@@ -129,16 +145,18 @@ class Schedule:
             end = self.progress.decay_from + self.progress.decay_span
         return min(1.0, self.spent / end)
 
-    def start_decay(self) -> None:
+    def start_decay(self, at: float | None = None) -> None:
+        """Begin the decay at a point of the budget, default: here and now. Once begun, it stays."""
         if self.progress.decay_from is None:
-            self.progress.decay_from = self.spent
+            self.progress.decay_from = self.spent if at is None else at
             self.progress.decay_span = self.config.decay_share * self.budget
 
     def factor(self) -> float:
         """Multiplier of the learning rate for the next step; starts the decay when it is time."""
         progress = self.progress
-        if self.spent >= (1 - self.config.decay_share) * self.budget:
-            self.start_decay()
+        planned = (1 - self.config.decay_share) * self.budget
+        if self.spent >= planned:
+            self.start_decay(planned)
         warm = min(1.0, (progress.step + 1) / max(1, self.config.warmup_steps))
         if progress.decay_from is None or not progress.decay_span:
             return warm
@@ -176,7 +194,7 @@ def distillation_loss(
 
 
 @torch.no_grad()
-def heldout_losses(model: CompactLlama, held: HeldOut, rows: int, cast: AbstractContextManager[Any]) -> dict[str, float]:
+def heldout_losses(model: CompactLlama, held: HeldOut, rows: int) -> dict[str, float]:
     """Mean held-out loss in nats a token: files ("raw") and the answers of edit pairs ("edit")."""
     sums = {"raw": 0.0, "edit": 0.0}
     counts = {"raw": 0, "edit": 0}
@@ -184,8 +202,7 @@ def heldout_losses(model: CompactLlama, held: HeldOut, rows: int, cast: Abstract
     for kind, tokens, mask in (("raw", held.raw, everything), ("edit", held.edit, held.edit_mask)):
         for start in range(0, len(tokens), rows):
             batch = tokens[start : start + rows].to(model.model.norm.weight.device)
-            with cast:
-                logits = model(batch[:, :-1])  # [B, T, V]
+            logits = model(batch[:, :-1])  # [B, T, V]
             nll = torch.nn.functional.cross_entropy(
                 logits.transpose(1, 2).float(), batch[:, 1:], reduction="none"
             ).cpu()  # [B, T]
@@ -208,7 +225,7 @@ class Trainer:
             found = packages if packages is not None else list(installed_packages())
             prepare(self.data, build_corpus(found), {p.name: p.licence for p in found}, config.shape.vocab_size)
         self.tokenizer = Tokenizer.from_file(str(self.data / "tokenizer.json"))
-        ids = (self.tokenizer.token_to_id(ASSISTANT), self.tokenizer.token_to_id(END))
+        ids = special_id(self.tokenizer, ASSISTANT), special_id(self.tokenizer, END)
         self.held = HeldOut.open(self.data, config.eval_rows, config.length, *ids)
         self.batches = Batches(self.data, config.mix, config.seed)
         self.model = CompactLlama(config.shape, compile=config.compile)
@@ -232,10 +249,9 @@ class Trainer:
     def _load_teacher(self) -> CompactLlama | None:
         if self.config.teacher is None:
             return None
-        path = self.config.teacher / "checkpoint.safetensors"
         shape = ModelShape(**json.loads((self.config.teacher / "config.json").read_text())["shape"])
         teacher = CompactLlama(shape, compile=self.config.compile)
-        load_weights(path, teacher)
+        load_weights(self.config.teacher / "checkpoint.safetensors", teacher)
         return teacher.requires_grad_(False).to(self.device)
 
     def cast(self) -> AbstractContextManager[Any]:
@@ -303,7 +319,7 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         with self.cast():
             rows = max(1, self.config.micro_tokens // self.config.length)
-            return heldout_losses(self.model, self.held, rows, nullcontext())
+            return heldout_losses(self.model, self.held, rows)
 
     def log(self, entry: dict[str, Any]) -> None:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -50,7 +50,7 @@ def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
     with safe_open(path, framework="pt") as file:
         state: dict[str, Any] = json.loads(file.metadata()["state"])
         prefix = "weights."
-        weights = {k[len(prefix) :]: file.get_tensor(k) for k in file.keys() if k.startswith(prefix)}
+        weights = {k[len(prefix) :]: file.get_tensor(k) for k in file.keys() if k.startswith(prefix)}  # noqa: SIM118
     model.load_state_dict(weights)
     return state
 
@@ -64,7 +64,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers) -> dic
     state = load_weights(path, model)
     parameters = dict(model.named_parameters())
     with safe_open(path, framework="pt") as file:
-        for name in file.keys():
+        for name in file.keys():  # noqa: SIM118
             if not name.startswith("optim."):
                 continue
             label, rest = name[len("optim.") :].split(".", 1)

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from slipstream.errors import ParameterError
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -35,9 +37,11 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads={self.num_attention_heads} must be a multiple of "
-                f"num_key_value_heads={self.num_key_value_heads}: each key head serves a whole group of queries."
+            raise ParameterError(
+                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads={self.num_key_value_heads}",
+                why="each key head serves a whole group of query heads",
+                fix="change one of them",
             )
 
     def hf_config(self, eos_token_ids: list[int], pad_token_id: int, dtype: str = "float16") -> dict[str, Any]:

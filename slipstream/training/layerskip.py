@@ -11,14 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slipstream.errors import ParameterError
+
 
 @dataclass(frozen=True)
 class LayerSkip:
     """Settings of the recipe. Defaults suit eight layers trained from scratch.
 
     Attributes:
-        p_max: dropout rate of the last layer at the end of the time schedule (section 4.1).
-        exit_scale: `e_scale`, the total weight of the early exits relative to the last layer (section 4.2).
+        p_max: dropout rate of the last layer at the end of the time schedule (section 4.1.1).
+        exit_scale: `e_scale`, the total weight of the early exits relative to the last layer (section 4.1.2).
         rotation: `R` of the rotational curriculum `C_rot,R`: exit `l` is trained at the steps `t` with
             `t % R == l % R`, so that about `L / R` exits are paid for in a step. 0 turns the exits off.
     """
@@ -29,11 +31,15 @@ class LayerSkip:
 
     def __post_init__(self) -> None:
         if not 0 <= self.p_max < 1:
-            raise ValueError(f"p_max={self.p_max} must be in [0, 1): it is a probability of skipping a layer.")
+            raise ParameterError(
+                f"p_max={self.p_max} is not in [0, 1)",
+                why="it is a probability of skipping a layer",
+                fix="use about 0.1",
+            )
 
 
 def dropout_rates(layers: int, p_max: float, progress: float = 1.0) -> list[float]:
-    """Rates `p_l = S(t) D(l) p_max` with `D(l) = exp(l ln2 / (L-1)) - 1` (section 4.1), l = 0..L-1.
+    """Rates `p_l = S(t) D(l) p_max` with `D(l) = exp(l ln2 / (L-1)) - 1` (section 4.1.1), l = 0..L-1.
 
     Args:
         progress: training progress in [0, 1]; `S(t) = exp(t ln2 / (T-1)) - 1`, the paper's choice for
@@ -55,7 +61,7 @@ def kept_layers(rates: list[float], seed: int, step: int) -> list[bool]:
 
 
 def exit_weights(layers: int, settings: LayerSkip, step: int) -> dict[int, float]:
-    """Normalised loss weights of the layers that exit at this step (section 4.2); they sum to 1.
+    """Normalised loss weights of the layers that exit at this step (section 4.1.2); they sum to 1.
 
     `e(l) = e_scale * sum_{i<=l} i` for `l < L-1`, `e(L-1) = L-1 + e_scale * sum_{i<=L-2} i`, times the
     curriculum `C(t, l)`, over their sum. The last layer is always on; weights of zero are left out.

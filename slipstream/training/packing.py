@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from slipstream.errors import ParameterError
 from slipstream.zoo.corpus import SourceFile
 from slipstream.zoo.pairs import Pair, make_pairs
-from slipstream.zoo.tokenizer import ASSISTANT, END, EOS, USER, train_tokenizer
+from slipstream.zoo.tokenizer import ASSISTANT, END, EOS, USER, special_id, train_tokenizer
 
 KINDS = ("raw", "write", "edit")
 SPLITS = ("train", "heldout")
@@ -30,7 +31,7 @@ SPLITS = ("train", "heldout")
 def pair_ids(tokenizer: Tokenizer, pairs: list[Pair]) -> Iterator[list[int]]:
     """Token ids of exchanges, as the chat template would give them. Special tokens in the text stay text."""
     tokenizer.encode_special_tokens = True
-    user, assistant, end = (tokenizer.token_to_id(t) for t in (USER, ASSISTANT, END))
+    user, assistant, end = (special_id(tokenizer, t) for t in (USER, ASSISTANT, END))
     line = tokenizer.encode("\n").ids
     asked = tokenizer.encode_batch(["\n" + p.user for p in pairs])
     answered = tokenizer.encode_batch(["\n" + p.assistant for p in pairs])
@@ -60,7 +61,7 @@ def prepare(folder: Path, corpus: list[SourceFile], licences: dict[str, str], vo
     tokenizer = train_tokenizer((f.text for f in sample), vocab_size)
     tokenizer.save(str(folder / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
-    eos = tokenizer.token_to_id(EOS)
+    eos = special_id(tokenizer, EOS)
     tokens: dict[str, dict[str, int]] = {}
     for split in SPLITS:
         files = [f for f in corpus if f.split == split]
@@ -68,7 +69,9 @@ def prepare(folder: Path, corpus: list[SourceFile], licences: dict[str, str], vo
         # Neighbours in the stream end up in one window: mix the packages, or a window is all of one kind.
         order = np.random.default_rng(0).permutation(len(pairs))
         pairs = [pairs[i] for i in order]
-        raw = (e.ids for i in range(0, len(files), 64) for e in tokenizer.encode_batch([f.text for f in files[i : i + 64]]))
+        raw = (
+            e.ids for i in range(0, len(files), 64) for e in tokenizer.encode_batch([f.text for f in files[i : i + 64]])
+        )
         writes, edits = [p for p in pairs if p.kind == "write"], [p for p in pairs if p.kind != "write"]
         tokens[split] = {
             "raw": write_stream(folder / f"{split}-raw.bin", raw, eos),
@@ -121,16 +124,18 @@ class Stream:
             else:
                 self._windows[length] = np.arange(0, last + 1, length, dtype=np.int64)
             if not len(self._windows[length]):
-                raise ValueError(
-                    f"A stream of {len(self.tokens)} tokens is too short for a window of {length + 1}. "
-                    "Use a shorter sequence length or a larger corpus."
+                raise ParameterError(
+                    f"A stream of {len(self.tokens)} tokens is too short for a window of {length + 1}",
+                    fix="use a shorter sequence length or a larger corpus",
                 )
         return self._windows[length]
 
     def rows(self, indices: Iterable[int], length: int) -> Tensor:
         """Windows by index, `[rows, length + 1]` int64."""
         starts = self.windows(length)
-        return torch.from_numpy(np.stack([self.tokens[starts[i] : starts[i] + length + 1] for i in indices]).astype(np.int64))
+        return torch.from_numpy(
+            np.stack([self.tokens[starts[i] : starts[i] + length + 1] for i in indices]).astype(np.int64)
+        )
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,7 @@ class Batches:
 
     def __init__(self, folder: Path, mix: Mix, seed: int) -> None:
         self.streams = {k: Stream.open(folder / f"train-{k}.bin", whole=k != "raw") for k in KINDS}
-        self.shares = np.array([asdict(mix)[k] for k in KINDS])
+        self.shares = np.array([asdict(mix)[k] for k in KINDS], dtype=np.float64)
         self.shares /= self.shares.sum()
         self.seed = seed
         self.counters: dict[str, int] = {}
@@ -163,7 +168,9 @@ class Batches:
         cache = (kind, length, epoch)
         if cache not in self._orders:
             self._orders = {k: v for k, v in self._orders.items() if k[:2] != (kind, length)}
-            self._orders[cache] = np.random.default_rng([self.seed, KINDS.index(kind), length, epoch]).permutation(count)
+            self._orders[cache] = np.random.default_rng([self.seed, KINDS.index(kind), length, epoch]).permutation(
+                count
+            )
         return int(self._orders[cache][place])
 
     def draw(self, step: int, rows: int, length: int) -> Tensor:
@@ -175,15 +182,8 @@ class Batches:
 
 def answer_mask(tokens: Tensor, assistant: int, end: int) -> Tensor:
     """Positions inside an assistant's answer, its closing token included; tokens `[B, T]` -> bool `[B, T]`."""
-    opened = (tokens == assistant).int().cumsum(1)
-    # A turn is closed by the token after its end marker: count markers strictly before this position.
-    ends = (tokens == end).int()
-    before = ends.cumsum(1) - ends
-    # The user's turn has an end marker too, so inside an answer openings = (markers before + 1) / 2.
-    user_ends = torch.zeros_like(opened)
     inside = torch.zeros_like(tokens, dtype=torch.bool)
     state = torch.zeros(tokens.shape[0], dtype=torch.bool)
-    del before, user_ends, opened
     for t in range(tokens.shape[1]):
         inside[:, t] = state & (tokens[:, t] != assistant)
         state = (state | (tokens[:, t] == assistant)) & (tokens[:, t] != end)
@@ -207,6 +207,3 @@ class HeldOut:
 
         edit = pick("edit")
         return cls(pick("raw"), edit, answer_mask(edit, assistant, end)[:, 1:])
-
-
-LicenceLookup = Callable[[str], str]

@@ -1,0 +1,63 @@
+"""The embedded models, their prompts, and the recipe that made them (`slipstream train base`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import CheckpointError, ParameterError
+
+HERE = Path(__file__).parent
+PROMPT_KINDS = ("code", "edit")
+
+
+def _model_dir(role: str) -> Path:
+    folder = HERE / "models" / role
+    if not (folder / "model.safetensors").is_file():
+        raise CheckpointError(
+            f"The embedded {role} is missing: {folder} has no model.safetensors",
+            fix="reinstall slipstream, or train the models with `slipstream train base` and export them there",
+        )
+    return folder
+
+
+def target_dir() -> Path:
+    """Folder of the embedded target, in Hugging Face layout.
+
+    Raises:
+        CheckpointError: when this installation lacks it.
+    """
+    return _model_dir("target")
+
+
+def draft_dir() -> Path:
+    """Folder of the embedded draft, in Hugging Face layout, with the target's tokenizer.
+
+    Raises:
+        CheckpointError: when this installation lacks it.
+    """
+    return _model_dir("draft")
+
+
+def prompts(kind: str) -> list[dict[str, Any]]:
+    """The embedded prompts, all cut from held-out files.
+
+    Args:
+        kind: "code" (beginnings of files up to inside a function; plain text) or "edit" (requests to change a
+            snippet; `prompt` is the user's message, to be rendered by the chat template).
+
+    Returns:
+        Dictionaries with `prompt`, its origin (`package`, `version`, `file`) and, for edits, `answer`, the
+        right answer.
+
+    Raises:
+        ParameterError: when `kind` is unknown.
+    """
+    if kind not in PROMPT_KINDS:
+        raise ParameterError(f"kind={kind!r} is unknown", fix=f"use one of {', '.join(PROMPT_KINDS)}")
+    lines = (HERE / "prompts" / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+__all__ = ["PROMPT_KINDS", "draft_dir", "prompts", "target_dir"]

@@ -19,17 +19,24 @@ from dataclasses import dataclass
 
 from slipstream.zoo.corpus import SourceFile
 
-NOUNS = (
-    "value item name path data result index count node key entry line text size offset buffer token state field "
-    "record source target limit total start stop width height label group member option config handler parser "
-    "message header payload block chunk queue stack table column row score weight length factor rate step depth "
-    "level prefix suffix pattern target child parent root branch leaf edge vertex origin client server request"
-).split()
-ADJECTIVES = (
-    "new old first last current previous next base raw local main inner outer temp final initial user input output "
-    "default extra max min total active cached shared remote clean short long left right upper lower known"
-).split()
-VERBS = "get set make build load read write parse find check update compute collect create resolve apply run".split()
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+NOUNS = _words(
+    "value item name path data result index count node key entry line text size offset buffer token state "
+    "field record source target limit total start stop width height label group member option config "
+    "handler parser message header payload block chunk queue stack table column row score weight length "
+    "factor rate step depth level prefix suffix pattern target child parent root branch leaf edge vertex "
+    "origin client server request"
+)
+ADJECTIVES = _words(
+    "new old first last current previous next base raw local main inner outer temp final initial user "
+    "input output default extra max min total active cached shared remote clean short long left right "
+    "upper lower known"
+)
+VERBS = _words("get set make build load read write parse find check update compute collect create resolve apply run")
 RESERVED = set(keyword.kwlist) | set(keyword.softkwlist) | set(dir(builtins)) | {"self", "cls", "args", "kwargs"}
 
 
@@ -132,7 +139,7 @@ def edit_function_name(rng: random.Random, source: str, node: ast.FunctionDef) -
 
 def edit_number(rng: random.Random, source: str, node: ast.FunctionDef) -> tuple[str, str] | None:
     """Change a number that occurs once."""
-    numbers = [m for m in re.findall(r"(?<![\w.])\d+(?![\w.])", source)]
+    numbers = re.findall(r"(?<![\w.])\d+(?![\w.])", source)
     once = sorted({n for n in numbers if numbers.count(n) == 1})
     if not once:
         return None
@@ -140,7 +147,9 @@ def edit_number(rng: random.Random, source: str, node: ast.FunctionDef) -> tuple
     new = str(rng.choice((2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 25, 32, 50, 64, 100, 128, 200, 256, 300, 512, 1000)))
     if new == old:
         return None
-    ask = rng.choice((f"Change the number {old} to {new}.", f"Replace {old} with {new}.", f"Use {new} instead of {old}."))
+    ask = rng.choice(
+        (f"Change the number {old} to {new}.", f"Replace {old} with {new}.", f"Use {new} instead of {old}.")
+    )
     return ask, re.sub(rf"(?<![\w.]){old}(?![\w.])", new, source)
 
 

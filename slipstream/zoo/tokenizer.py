@@ -8,6 +8,8 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from slipstream.errors import CheckpointError
+
 EOS, USER, ASSISTANT, END = "<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"
 SPECIAL = (EOS, USER, ASSISTANT, END)
 
@@ -45,6 +47,18 @@ CHAT_TEMPLATE = (
 def chat(user: str, assistant: str) -> str:
     """One exchange as text, exactly as `CHAT_TEMPLATE` renders it."""
     return f"{USER}\n{user}{END}\n{ASSISTANT}\n{assistant}{END}\n"
+
+
+def special_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of one of `SPECIAL`.
+
+    Raises:
+        CheckpointError: when the tokenizer lacks it.
+    """
+    found: int | None = tokenizer.token_to_id(token)
+    if found is None:
+        raise CheckpointError(f"The tokenizer has no token {token}", fix="use the tokenizer of this recipe")
+    return found
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:

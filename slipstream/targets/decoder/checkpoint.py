@@ -21,9 +21,9 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def resolve(source: str | Path) -> Path:
+def resolve(source: str | Path, weights: bool = True) -> Path:
     """Folder of a checkpoint: `source` itself if it is one, else the hub repository of that name (downloaded
-    into the usual cache, safetensors and text files only).
+    into the usual cache, safetensors and text files only; `weights=False`: text files only).
 
     Raises CheckpointError if there is neither, LoadError if the hub cannot be reached and nothing is cached.
     """
@@ -40,7 +40,11 @@ def resolve(source: str | Path) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+        return Path(
+            snapshot_download(
+                name, allow_patterns=_WANTED if weights else _WANTED[1:], ignore_patterns=_UNWANTED
+            )
+        )
     except Exception as error:  # offline, unknown id, gated, disk full: the hub has a class for each
         raise LoadError(
             f"there is no folder {name!r}, and the hub did not provide {name!r}: {type(error).__name__}: "
@@ -96,7 +100,9 @@ def weight_files(folder: Path) -> dict[str, list[str] | None]:
             "save_pretrained(folder), which writes safetensors",
         )
     raise CheckpointError(
-        f"{folder} holds no {SINGLE} and no {INDEX}", why="there are no weights to load", fix="download the weights"
+        f"{folder} holds no {SINGLE} and no {INDEX}",
+        why="there are no weights to load",
+        fix="download the weights",
     )
 
 
@@ -118,7 +124,13 @@ def _sharded(folder: Path) -> dict[str, list[str] | None]:
 
 
 def _plain(folder: Path, name: str) -> str:
-    if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name or not name.endswith(".safetensors"):
+    if (
+        name in ("", ".", "..")
+        or "/" in name
+        or "\\" in name
+        or "\0" in name
+        or not name.endswith(".safetensors")
+    ):
         raise CheckpointError(
             f"{folder / INDEX} names the shard {name!r}, which is not a safetensors file of this folder",
             why="a checkpoint must not make Slipstream open other files",

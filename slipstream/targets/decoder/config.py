@@ -125,10 +125,15 @@ class DecoderConfig:
     def _check(self) -> None:
         if self.heads % self.kv_heads:
             raise ConfigError(
-                f"{self.heads} heads do not divide among {self.kv_heads} key/value heads", fix="correct config.json"
+                f"{self.heads} heads do not divide among {self.kv_heads} key/value heads",
+                fix="correct config.json",
             )
         if self.position == "rope" and self.head_dim % 2:
-            raise ConfigError(f"head_dim {self.head_dim} is odd", why="rotary positions rotate pairs", fix="correct config.json")
+            raise ConfigError(
+                f"head_dim {self.head_dim} is odd",
+                why="rotary positions rotate pairs",
+                fix="correct config.json",
+            )
         if self.experts and not 1 <= self.experts.per_token <= self.experts.count:
             raise ConfigError(
                 f"num_experts_per_tok is {self.experts.per_token} of {self.experts.count} experts",
@@ -228,12 +233,14 @@ def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
     kind = config["model_type"]
     heads, layers = _count(config, "num_attention_heads"), _count(config, "num_hidden_layers")
     hidden = _count(config, "hidden_size")
-    attention_bias = _flag(config, "attention_bias", False) if kind in ("llama", "qwen3", "qwen3_moe") else False
+    attention_bias = kind in ("llama", "qwen3", "qwen3_moe") and _flag(config, "attention_bias", False)
     if kind in ("qwen2", "qwen3", "qwen3_moe") or config.get("head_dim"):
         default_dim = 128 if kind in ("qwen3", "qwen3_moe") else hidden // heads
         head_dim = _count(config, "head_dim", default_dim)
     elif hidden % heads:
-        raise ConfigError(f"hidden_size {hidden} does not divide among {heads} heads", fix="set head_dim in config.json")
+        raise ConfigError(
+            f"hidden_size {hidden} does not divide among {heads} heads", fix="set head_dim in config.json"
+        )
     else:
         head_dim = hidden // heads
     context = _count(config, "max_position_embeddings", _CONTEXT[kind])
@@ -251,7 +258,7 @@ def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
         activation=_activation(config, "hidden_act", "silu"),
         qkv_bias=attention_bias or kind == "qwen2",
         o_bias=attention_bias,
-        mlp_bias=_flag(config, "mlp_bias", False) if kind == "llama" else False,
+        mlp_bias=kind == "llama" and _flag(config, "mlp_bias", False),
         qk_norm=kind in ("qwen3", "qwen3_moe"),
         rope_parameters=_rope_parameters(config, kind),
         windows=_windows(config, kind, layers),
@@ -263,10 +270,16 @@ def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
 
 def _gpt2(config: Mapping[str, Any]) -> DecoderConfig:
     """GPT-2 and DistilGPT-2: LayerNorm, learned positions, plain MLP, biases everywhere, tied head."""
-    for key, plain in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False), ("add_cross_attention", False)):
+    ordinary = {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    }
+    for key, plain in ordinary.items():
         if _flag(config, key, plain) != plain:
             raise UnsupportedModelError(
-                f"{key} is {not plain}, only {plain} is supported", fix="run the model through the Hugging Face target"
+                f"{key} is {not plain}, only {plain} is supported",
+                fix="run the model through the Hugging Face target",
             )
     hidden, heads, layers = _count(config, "n_embd"), _count(config, "n_head"), _count(config, "n_layer")
     if hidden % heads:
@@ -302,7 +315,14 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
 """`model_type` -> how its config.json is read."""
 
 # What transformers assumes where config.json leaves a key out (files of its 4.x series leave out defaults).
-_CONTEXT = {"llama": 2048, "mistral": 131072, "mixtral": 131072, "qwen2": 32768, "qwen3": 32768, "qwen3_moe": 32768}
+_CONTEXT = {
+    "llama": 2048,
+    "mistral": 131072,
+    "mixtral": 131072,
+    "qwen2": 32768,
+    "qwen3": 32768,
+    "qwen3_moe": 32768,
+}
 
 
 # --- parts of a config.json ------------------------------------------------------------------------------------
@@ -340,7 +360,10 @@ def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int | N
         return tuple(window if i >= first else None for i in range(layers))
     known = ("full_attention", "sliding_attention")
     if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
-        raise ConfigError(f"layer_types must name {known} for each of {layers} layers, got {types!r}", fix="correct config.json")
+        raise ConfigError(
+            f"layer_types must name {known} for each of {layers} layers, got {types!r}",
+            fix="correct config.json",
+        )
     return tuple(window if t == "sliding_attention" else None for t in types)
 
 
@@ -371,7 +394,9 @@ def _eos(config: Mapping[str, Any]) -> tuple[int, ...]:
     eos = config.get("eos_token_id")
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if any(not isinstance(i, int) or isinstance(i, bool) for i in ids):
-        raise ConfigError(f"eos_token_id is {eos!r}, expected an integer or a list", fix="correct config.json")
+        raise ConfigError(
+            f"eos_token_id is {eos!r}, expected an integer or a list", fix="correct config.json"
+        )
     vocab = _count(config, "vocab_size")
     return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab))  # an id outside can never be said
 
@@ -398,7 +423,9 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None, leas
     value = config.get(key)
     value = default if value is None else value
     if value is None:
-        raise ConfigError(f"config.json has no {key}", why="the shape of the model depends on it", fix="export it again")
+        raise ConfigError(
+            f"config.json has no {key}", why="the shape of the model depends on it", fix="export it again"
+        )
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{key} is {value!r}, must be an integer >= {least}", fix="correct config.json")
     return value
@@ -416,7 +443,9 @@ def _positive(config: Mapping[str, Any], key: str, default: float | None = None)
     value = config.get(key)
     value = default if value is None else value
     if value is None:
-        raise ConfigError(f"config.json has no {key}", why="the model's numbers depend on it", fix="export it again")
+        raise ConfigError(
+            f"config.json has no {key}", why="the model's numbers depend on it", fix="export it again"
+        )
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
         raise ConfigError(f"{key} is {value!r}, must be a positive number", fix="correct config.json")
     return value

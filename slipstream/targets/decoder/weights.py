@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -46,6 +45,7 @@ class Weights(Mapping[str, Tensor]):
         dtype: torch.dtype,
         progress: Progress | None = None,
     ):
+        self.config = config
         self._sources = sources  # canonical name -> (stored name, reader, cut)
         self._shapes = config.shapes()
         self._progress = progress
@@ -58,7 +58,9 @@ class Weights(Mapping[str, Tensor]):
         try:
             raw = cut(read())
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{stored} cannot be read: {error}", fix="download the checkpoint again") from error
+            raise CheckpointError(
+                f"{stored} cannot be read: {error}", fix="download the checkpoint again"
+            ) from error
         low, high = raw.detach().aminmax()  # one pass, no copy; NaN propagates
         if not (torch.isfinite(low) and torch.isfinite(high)):
             raise CheckpointError(
@@ -121,7 +123,9 @@ def load_weights(
     return _assemble(readers, config, dtype, progress, str(folder))
 
 
-def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:
+def from_module(
+    model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None
+) -> Weights:
     """The same canonical weights out of a loaded transformers model; views of its parameters where the dtype
     agrees (default: the model's own)."""
     if config is None:
@@ -197,6 +201,13 @@ _GPT2 = {
     "mlp.c_fc": "mlp.up_proj",
     "mlp.c_proj": "mlp.down_proj",
 }
+_GPT2_TOP = {
+    "wte.weight": "embed_tokens.weight",
+    "wpe.weight": "embed_positions.weight",
+    "ln_f.weight": "norm.weight",
+    "ln_f.bias": "norm.bias",
+    "lm_head.weight": "lm_head.weight",
+}
 
 
 def _whole(t: Tensor) -> Tensor:
@@ -235,11 +246,8 @@ def _fused(prefix: str, part: str, shape: tuple[int, ...]) -> list[tuple[str, Cu
 def _canonical_gpt2(stored: str, config: DecoderConfig) -> list[tuple[str, Cut]] | None:
     """GPT-2 keeps linear weights as [in, out] and query, key and value in one tensor."""
     name = stored.removeprefix("transformer.")
-    top: Any = {"wte.weight": "embed_tokens.weight", "wpe.weight": "embed_positions.weight", "lm_head.weight": "lm_head.weight"}
-    if name in top:
-        return [(top[name], _whole)]
-    if name.startswith("ln_f."):
-        return [("norm." + name.removeprefix("ln_f."), _whole)]
+    if name in _GPT2_TOP:
+        return [(_GPT2_TOP[name], _whole)]
     found = re.fullmatch(r"h\.(\d+)\.(.+)\.(weight|bias)", name)
     if not found:
         return None

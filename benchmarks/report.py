@@ -1,0 +1,138 @@
+"""From a finished session to the results: a JSON document, and the markdown table made from it alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.contenders import CONTENDERS
+from benchmarks.estimates import agreement, spread
+from benchmarks.figures import FIGURES, judge
+from benchmarks.prompts import Prompts
+from benchmarks.session import Session
+
+SCHEMA = 1
+
+
+def assemble(session: Session, figures: list[str], prompts: Prompts, provenance: dict[str, Any]) -> dict[str, Any]:
+    """The results as plain JSON values."""
+    series = {**session.series, **session.cells}
+    return {
+        "schema": SCHEMA,
+        "provenance": provenance,
+        "prompts": {name: [{"length": len(p.ids), "new": p.tokens} for p in rows] for name, rows in prompts.items()},
+        "figures": [judge(key, series, session.skipped) for key in figures],
+        "contenders": [contender(key, session, prompts) for key in session.cells],
+        "agreement": agreements(session, prompts),
+        "series": session.series,
+        "skipped": session.skipped,
+    }
+
+
+def contender(key: str, session: Session, prompts: Prompts) -> dict[str, Any]:
+    """Speed (tokens/s, prefill included) and, where the engine counts it, acceptance of one contender."""
+    who, seconds, counts = CONTENDERS[key], session.cells[key], session.counts.get(key, [])
+    new = np.array([[prompt.tokens] for prompt in prompts[who.prompts]])  # [prompts, 1]
+    total = {n: sum(c[n] for c in counts) for n in ("tokens", "rounds", "proposed", "accepted")} if counts else {}
+    phases = {p: sum(c["seconds"][p] for c in counts) for p in counts[0]["seconds"]} if counts else {}
+    return {
+        "key": key,
+        "label": who.label,
+        "prompts": who.prompts,
+        "draft_tokens": session.chosen[key],
+        "tuning_seconds_per_token": session.tuning.get(key, {}),
+        "seconds": seconds,
+        "tokens_per_second": spread(new / np.asarray(seconds)),
+        "acceptance_rate": total["accepted"] / total["proposed"] if total.get("proposed") else None,
+        "mean_acceptance_length": total["tokens"] / total["rounds"] if total else None,
+        "phase_shares": {p: s / sum(phases.values()) for p, s in phases.items()} if phases else None,
+    }
+
+
+def agreements(session: Session, prompts: Prompts) -> list[dict[str, Any]]:
+    """How every contender's text compares with our own plain decoding on the same prompts."""
+    rows = []
+    for key in session.cells:
+        who = CONTENDERS[key]
+        base = "plain" if who.prompts == "code" else f"plain_{who.prompts}"
+        if key == base or base not in session.cells:
+            continue
+        row: dict[str, Any] = {"key": key, "label": who.label, "prompts": who.prompts, "same_weights": who.exact}
+        row |= agreement(session.outputs[base], session.outputs[key])
+        session.margins(session.outputs[base], prompts[who.prompts], row["divergences"])
+        rows.append({**row, "unstable": sorted(session.unstable.get(key, ()))})
+    return rows
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The tables for people."""
+    parts = (figure_table, speed_table, text_notes, origin)
+    return "\n\n".join("\n".join(part(results)) for part in parts) + "\n"
+
+
+def figure_table(results: dict[str, Any]) -> list[str]:
+    rows = ["| figure | must reach | measured | 95 % interval | |", "|---|---|---|---|---|"]
+    for row in results["figures"]:
+        figure = FIGURES[row["key"]]
+        bound = f"{'at most' if row['at_most'] else 'at least'} {figure.show(row['reach'])}"
+        if row["verdict"] == "skipped":
+            rows.append(f"| {row['figure']} | {bound} | | | skipped: {row['reason'].splitlines()[-1]} |")
+            continue
+        interval = f"{figure.show(row['low'])} to {figure.show(row['high'])}"
+        verdict = "reached" if row["verdict"] == "reached" else "**missed**"
+        rows.append(f"| {row['figure']} | {bound} | {figure.show(row['value'])} | {interval} | {verdict} |")
+    return rows
+
+
+def speed_table(results: dict[str, Any]) -> list[str]:
+    """Speeds, and acceptance in the sense of `slipstream.core.stats`."""
+    rows = ["| contender | prompts | draft length | tokens/s, median (quartiles) | acceptance rate | tokens a round |"]
+    rows.append("|---|---|---|---|---|---|")
+    for row in results["contenders"]:
+        speed, rate, tau = row["tokens_per_second"], row["acceptance_rate"], row["mean_acceptance_length"]
+        cells = [
+            row["label"],
+            row["prompts"],
+            str(row["draft_tokens"] or "-"),
+            f"{speed['median']:.0f} ({speed['q1']:.0f} to {speed['q3']:.0f})",
+            "-" if rate is None else f"{100 * rate:.0f} %",
+            "-" if tau is None else f"{tau:.2f}",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def text_notes(results: dict[str, Any]) -> list[str]:
+    """One line a contender on how its text compares with our plain decoding; differences are never hidden."""
+    notes = ["Texts compared with Slipstream's plain decoding, greedy:", ""]
+    for row in results["agreement"]:
+        note = f"- {row['label']} ({row['prompts']}): {100 * row['identical']:.0f} % of the prompts identical"
+        if not row["same_weights"]:
+            note += " (other weights, so other texts are expected)"
+        if row["divergences"]:
+            first = min(row["divergences"], key=lambda d: d["token"])
+            note += f", first difference at token {first['token']}"
+        margins = [d["margin"] for d in row["divergences"] if "margin" in d]
+        if margins and row["same_weights"]:
+            note += f", where the target's two best logits lie at most {max(margins):.1g} apart"
+        if row["unstable"]:
+            note += f"; not the same in every round on {len(row['unstable'])} prompts"
+        notes.append(note)
+    return notes
+
+
+def origin(results: dict[str, Any]) -> list[str]:
+    source, machine = results["provenance"], results["provenance"]["machine"]
+    count = {name: len(rows) for name, rows in results["prompts"].items()}
+    new = [p["new"] for rows in results["prompts"].values() for p in rows]
+    rounds = max((len(cells[0]) for cells in (c["seconds"] for c in results["contenders"])), default=0)
+    versions = [f"{n}: " + ", ".join(f"{p} {v}" for p, v in found.items()) for n, found in source["versions"].items()]
+    return [
+        f"{source['date']}, commit {source['commit']}; {machine['cpu']}, {machine['cores']} cores, "
+        f"{source['threads']} threads, {source['dtype']}, load average {machine['load_average']} before the run; "
+        f"{min(new)} to {max(new)} new tokens, {', '.join(f'{n} {s}' for s, n in count.items())} prompts, "
+        f"{rounds} rounds. Versions, by process: " + "; ".join(versions) + ".",
+        "",
+        f"    {source['command']}",
+    ]

@@ -1,0 +1,156 @@
+"""One run: start the contenders, choose draft lengths, warm up, and time everybody in interleaved rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.contenders import CONTENDERS, WORKERS, loads
+from benchmarks.prompts import SPARE, Prompt, Prompts
+from benchmarks.protocol import ContenderError, Worker
+
+ROWS_PAST, ROWS_REPEATS = 256, 200
+
+
+@dataclass
+class Session:
+    """What has been measured so far.
+
+    skipped  contender or series -> why it was not measured.
+    chosen   contender -> draft length.  tuning: contender -> draft length -> seconds a token.
+    cells    contender -> seconds, [prompts][rounds].  outputs: contender -> tokens of each prompt in the first round.
+    unstable contender -> prompts whose output was not the same in every round.
+    counts   contender -> engine statistics of each cell, for the contenders that report any.
+    series   further [prompts][rounds] numbers by name (see `figures`).
+    """
+
+    target: str
+    draft: str
+    advance: Callable[[str], None] = lambda doing: None
+    skipped: dict[str, str] = field(default_factory=dict)
+    chosen: dict[str, int] = field(default_factory=dict)
+    tuning: dict[str, dict[int, float]] = field(default_factory=dict)
+    cells: dict[str, list[list[float]]] = field(default_factory=dict)
+    outputs: dict[str, list[list[int]]] = field(default_factory=dict)
+    unstable: dict[str, set[int]] = field(default_factory=dict)
+    counts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    series: dict[str, list[list[float]]] = field(default_factory=dict)
+    workers: dict[str, Worker] = field(default_factory=dict)
+
+    def start(self, keys: Iterable[str]) -> None:
+        """Start the workers of the contenders and load their models; who cannot is skipped, with the reason."""
+        keys, arguments = list(keys), loads(self.target, self.draft)
+        for worker, model in dict.fromkeys((CONTENDERS[k].worker, CONTENDERS[k].model) for k in keys):
+            self.advance(f"loading {worker}, {model}")
+            users = [k for k in keys if (CONTENDERS[k].worker, CONTENDERS[k].model) == (worker, model)]
+            kind = WORKERS[worker]
+            if not kind.installed:
+                self.skip(users, f"{worker} is not installed: run `make {kind.make}`")
+                continue
+            try:
+                if worker not in self.workers:
+                    self.workers[worker] = Worker(worker, kind.module, kind.python)
+                self.workers[worker].call("load", name=model, **arguments[worker, model])
+            except ContenderError as error:
+                self.skip(users, str(error))
+
+    def skip(self, keys: Iterable[str], reason: str) -> None:
+        for key in keys:
+            self.skipped.setdefault(key, reason)
+
+    def generate(self, key: str, prompt: Prompt, draft_tokens: int) -> dict[str, Any] | None:
+        """One timed call; None, and the contender is skipped from now on, if it fails."""
+        if key in self.skipped:
+            return None
+        who = CONTENDERS[key]
+        try:
+            reply = self.workers[who.worker].call(
+                "generate", name=who.model, ids=prompt.ids, tokens=prompt.tokens, draft_tokens=draft_tokens
+            )
+            if len(reply["tokens"]) != prompt.tokens:
+                raise ContenderError(f"{key} made {len(reply['tokens'])} tokens instead of {prompt.tokens}")
+        except ContenderError as error:
+            self.skip([key], str(error))
+            return None
+        return reply
+
+    def tune(self, key: str, spare: Prompts) -> None:
+        """Choose a draft length on prompts that are not measured: the fastest over them, each tried in turn."""
+        who, total = CONTENDERS[key], dict.fromkeys(CONTENDERS[key].lengths, 0.0)
+        for turn, prompt in enumerate([spare[who.prompts][0], *spare[who.prompts]]):  # the first one warms up
+            for length in who.lengths:
+                self.advance(f"{who.label}: choosing a draft length")
+                reply = self.generate(key, prompt, length)
+                total[length] += reply["seconds"] / prompt.tokens if reply and turn else 0.0
+        if who.lengths:
+            self.tuning[key] = {length: seconds / len(spare[who.prompts]) for length, seconds in total.items()}
+            self.chosen[key] = min(total, key=lambda length: total[length])
+
+    def measure(self, keys: Iterable[str], prompts: Prompts, spare: Prompts, rounds: int) -> None:
+        """Time every contender on every prompt, `rounds` times; the order of contenders turns by one each time."""
+        order = [key for key in keys if key not in self.skipped]
+        for key in order:
+            self.tune(key, spare)
+        for key in order:
+            self.chosen.setdefault(key, self.chosen.get(CONTENDERS[key].same_k, 0))
+            self.advance(f"{CONTENDERS[key].label}: warming up")
+            self.generate(key, spare[CONTENDERS[key].prompts][0], self.chosen[key])
+            self.cells[key] = [[] for _ in prompts[CONTENDERS[key].prompts]]
+        for turn in range(rounds):
+            for number in range(max(map(len, prompts.values()))):
+                for key in order:
+                    if number < len(self.cells[key]):
+                        self.advance(f"round {turn + 1} of {rounds}: {CONTENDERS[key].label}")
+                        self._cell(key, number, prompts[CONTENDERS[key].prompts][number])
+                order = [*order[1:], order[0]]
+        for key in list(self.cells):
+            if key in self.skipped:
+                del self.cells[key]
+
+    def _cell(self, key: str, number: int, prompt: Prompt) -> None:
+        reply = self.generate(key, prompt, self.chosen[key])
+        if reply is None:
+            return
+        self.cells[key][number].append(reply["seconds"])
+        outputs = self.outputs.setdefault(key, [])
+        if number == len(outputs):
+            outputs.append(reply["tokens"])
+        elif outputs[number] != reply["tokens"]:
+            self.unstable.setdefault(key, set()).add(number)
+        if "stats" in reply:
+            self.counts.setdefault(key, []).append(reply["stats"])
+            for name, seconds in (("step", reply["step"]), ("outside", reply["step"] - reply["forwards"])):
+                self.series.setdefault(f"{name}_{key}", [[] for _ in self.cells[key]])[number].append(seconds)
+
+    def rows(self, name: str, model: str) -> None:
+        """Series rows1_`name` and rows8_`name`: seconds of the target's bare forward, 1 and 8 rows in turn."""
+        self.advance(f"forward of 1 and 8 rows, {name}")
+        try:
+            seconds = self.workers["slipstream"].call(
+                "rows", name=model, past=ROWS_PAST, counts=[1, 8], repeats=ROWS_REPEATS
+            )["seconds"]
+        except (ContenderError, KeyError) as error:
+            self.skip((f"rows1_{name}", f"rows8_{name}"), str(error))
+            return
+        self.series[f"rows1_{name}"], self.series[f"rows8_{name}"] = [seconds[0]], [seconds[1]]
+
+    def margins(self, ours: list[list[int]], prompts: list[Prompt], divergences: list[dict[str, Any]]) -> None:
+        """Add to each divergence the target's top-2 margin there (logits, by transformers): is it a near-tie?"""
+        if "transformers" not in self.workers:
+            return
+        for divergence in divergences:
+            number, token = divergence["prompt"], divergence["token"]
+            ids = prompts[number].ids + ours[number][:token]
+            divergence.update(self.workers["transformers"].call("margin", ids=ids))
+
+    def calls(self, keys: Iterable[str], prompts: int, rounds: int) -> int:
+        """How often `advance` will be called by `start` and `measure`: the length of the progress bar."""
+        who = [CONTENDERS[key] for key in keys]
+        tuning = sum(len(w.lengths) for w in who) * (SPARE + 1)
+        return len({(w.worker, w.model) for w in who}) + tuning + len(who) * (1 + prompts * rounds)
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.close()
+

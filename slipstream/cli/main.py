@@ -1,0 +1,111 @@
+"""The `slipstream` command: every error is one message and an exit code, never a traceback.
+
+Exit codes: 0 done, 1 a check failed (or a bug, with its traceback only under --debug), 2 bad input, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence as Seq
+from typing import Annotated
+
+import typer
+
+from slipstream import __version__
+from slipstream.cli import render
+from slipstream.cli.chat import chat
+from slipstream.cli.check_pair import check_pair
+from slipstream.cli.demo import demo
+from slipstream.cli.generate import generate
+from slipstream.cli.info import info
+from slipstream.cli.options import ALIASES
+from slipstream.cli.train import app as train
+from slipstream.errors import SlipstreamError
+
+app = typer.Typer(
+    name="slipstream",
+    help="Faster decoding of causal language models that provably does not change what they say.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+for command in (generate, chat, demo, info, check_pair):
+    app.command(command.__name__.replace("_", "-"))(command)
+app.add_typer(train, name="train")
+
+_UsageError = typer.BadParameter.__base__  # typer does not export it
+_UNKNOWN_FAULT = "This is a bug in Slipstream. Run again with --debug to see where, and report it with the command."
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"slipstream {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Faster decoding of causal language models that provably does not change what they say."""
+
+
+def main(arguments: Seq[str] | None = None) -> None:
+    """Entry point of the console script; leaves by `SystemExit`."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        code = app(args=canonical(arguments), prog_name="slipstream", standalone_mode=False)
+    except SlipstreamError as error:
+        code = _failed(error, debug, 2)
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # `slipstream ... | head`: the reader has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:
+        if isinstance(error, _UsageError):  # type: ignore[arg-type]
+            code = _misused(error)
+        elif isinstance(error, typer.Abort):
+            code = 130
+        else:
+            code = _failed(error, debug, 1)
+    if code == 130:
+        render.restore_terminal()
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def canonical(arguments: Seq[str]) -> list[str]:
+    """Options that other programs spell differently, in our spelling; what follows `--` is left alone."""
+    out = list(arguments)
+    for i, argument in enumerate(out):
+        if argument == "--":
+            break
+        name, equals, value = argument.partition("=")
+        out[i] = ALIASES.get(name, name) + equals + value
+    return out
+
+
+def _failed(error: Exception, debug: bool, code: int) -> int:
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(error, SlipstreamError):
+        render.error(error)
+    else:
+        render.message("error", f"{type(error).__name__}: {error}", _UNKNOWN_FAULT)
+    return code
+
+
+def _misused(error: Exception) -> int:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "slipstream"
+    render.message("error", error.format_message().rstrip("."), f"`{command} --help` lists the options.")  # type: ignore[attr-defined]
+    return 2
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Options that several commands share, as frozen dataclasses, and `grouped`, which makes them typer options.
+
+    @grouped
+    def generate(prompt: ..., models: ModelOptions, sampling: SamplingOptions) -> None: ...
+
+Each field becomes one option; the command receives the dataclasses filled in. Nothing here imports torch, so that a
+mistake in the arguments is answered at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, Any, Optional, get_type_hints
+
+import typer
+
+from slipstream.core.params import SamplingParams
+from slipstream.errors import ParameterError, did_you_mean
+
+RULES = ("greedy", "rejection", "block", "coupled")
+DRAFTERS = ("none", "model", "ngram")
+EXECUTORS = ("auto", "torch", "openvino")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+ALIASES = {
+    "--model": "--target",
+    "--target-model": "--target",
+    "--model-draft": "--draft",
+    "--draft-model": "--draft",
+    "--spec-model": "--draft",
+    "--num-draft-tokens": "--draft-tokens",
+    "--num-speculative-tokens": "--draft-tokens",
+    "--num-assistant-tokens": "--draft-tokens",
+    "--spec-tokens": "--draft-tokens",
+    "--draft-max": "--draft-tokens",
+    "--spec-method": "--drafter",
+    "--spec-type": "--drafter",
+    "--temp": "--temperature",
+    "--repeat-penalty": "--repetition-penalty",
+    "--max-tokens": "--max-new-tokens",
+    "--n-predict": "--max-new-tokens",
+}
+"""Names that other programs use for the same options."""
+
+_MODELS, _SPECULATION, _SAMPLING = "Models", "Speculation", "Sampling"
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which models, on what, and how they speculate."""
+
+    target: Annotated[str, typer.Option("--target", "-m", help="Folder, hub id, or 'embedded'.", rich_help_panel=_MODELS)] = (
+        "embedded"
+    )
+    draft: Annotated[
+        Optional[str],
+        typer.Option(
+            "--draft", "-md", help="Draft model: folder, hub id, or 'embedded'.", rich_help_panel=_MODELS, show_default="embedded"
+        ),
+    ] = None
+    executor: Annotated[
+        str, typer.Option(help="auto, torch or openvino; auto takes openvino on a CPU.", rich_help_panel=_MODELS)
+    ] = "auto"
+    dtype: Annotated[Optional[str], typer.Option(help="float32, bfloat16, float16 or float64.", rich_help_panel=_MODELS)] = None
+    device: Annotated[Optional[str], typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=_MODELS)] = None
+    threads: Annotated[Optional[int], typer.Option(help="CPU threads.", rich_help_panel=_MODELS)] = None
+    quantize: Annotated[Optional[str], typer.Option(help="int8: weights in 8 bits (CPU).", rich_help_panel=_MODELS)] = None
+    drafter: Annotated[
+        Optional[str],
+        typer.Option(
+            help="none, model or ngram.", rich_help_panel=_SPECULATION, show_default="model if there is a draft, else ngram"
+        ),
+    ] = None
+    draft_tokens: Annotated[
+        int, typer.Option("--draft-tokens", "-k", help="Most guesses a step (K); 0 decodes plainly.", rich_help_panel=_SPECULATION)
+    ] = 4
+    rule: Annotated[
+        str, typer.Option(help="rejection, block, coupled or greedy: how guesses are verified.", rich_help_panel=_SPECULATION)
+    ] = "rejection"
+    drafter_option: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            "--drafter-option", "-o", metavar="NAME=VALUE", help="e.g. max_ngram=3; repeatable.", rich_help_panel=_SPECULATION
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        one_of("rule", self.rule, RULES)
+        one_of("executor", self.executor, EXECUTORS)
+        SamplingParams(draft_tokens=self.draft_tokens)  # refuses K < 0
+        if self.drafter is not None:
+            one_of("drafter", self.drafter, DRAFTERS)
+        if self.dtype is not None:
+            one_of("dtype", self.dtype, DTYPES)
+        if self.quantize is not None:
+            one_of("quantize", self.quantize, ("int8",))
+        if self.threads is not None and self.threads < 1:
+            raise ParameterError(f"threads is {self.threads}, must be at least 1", fix="leave it out, or give the number of cores")
+        if self.drafter == "model" and self.draft_model is None:
+            raise ParameterError(
+                "drafter 'model' was asked for without a draft model",
+                why="only the embedded target has a draft of its own",
+                fix="give --draft, or use --drafter ngram",
+            )
+        parse_options(self.drafter_option or ())
+
+    @property
+    def draft_model(self) -> str | None:
+        """The draft model that was named, or the embedded one's own."""
+        return self.draft or ("embedded" if self.target == "embedded" else None)
+
+    @property
+    def method(self) -> str:
+        """Name of the drafter in use."""
+        return self.drafter or ("model" if self.draft_model else "ngram")
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Fields of `SamplingParams`; its own defaults."""
+
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_SAMPLING)] = 0.0
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.", rich_help_panel=_SAMPLING)] = 0
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.", rich_help_panel=_SAMPLING)] = 1.0
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.", rich_help_panel=_SAMPLING)] = 0.0
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages repeats.", rich_help_panel=_SAMPLING)] = 1.0
+    frequency_penalty: Annotated[float, typer.Option(help="Per occurrence, -2 to 2.", rich_help_panel=_SAMPLING)] = 0.0
+    presence_penalty: Annotated[float, typer.Option(help="Once a token occurred, -2 to 2.", rich_help_panel=_SAMPLING)] = 0.0
+    seed: Annotated[Optional[int], typer.Option(help="Makes the text reproducible.", rich_help_panel=_SAMPLING)] = None
+    max_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.", rich_help_panel=_SAMPLING)
+    ] = 128
+    min_tokens: Annotated[
+        int, typer.Option("--min-new-tokens", help="No end before so many tokens.", rich_help_panel=_SAMPLING)
+    ] = 0
+    stop: Annotated[Optional[list[str]], typer.Option(help="End before this text; repeatable.", rich_help_panel=_SAMPLING)] = None
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end of text.", rich_help_panel=_SAMPLING)] = False
+    logprobs: Annotated[
+        Optional[int], typer.Option(help="Show log-probabilities and N alternatives.", metavar="N", rich_help_panel=_SAMPLING)
+    ] = None
+
+    def params(self) -> SamplingParams:
+        """Raises ParameterError for values out of range."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return SamplingParams(**values | {"stop": tuple(self.stop or ())})
+
+
+def one_of(name: str, value: str, known: Seq[str]) -> None:
+    """Raise ParameterError unless `value` is one of the `known` ones."""
+    if value not in known:
+        raise ParameterError(f"{name} is {value!r}, must be one of {', '.join(known)}", fix=did_you_mean(value, known))
+
+
+def parse_options(pairs: Seq[str]) -> dict[str, Any]:
+    """["max_ngram=3"] -> {"max_ngram": 3}: numbers where they read as such. Raises ParameterError."""
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ParameterError(f"drafter option {pair!r} is not NAME=VALUE", fix="write it as in max_ngram=3")
+        options[name.strip().replace("-", "_")] = number(value)
+    return options
+
+
+def number(text: str) -> int | float | str:
+    """The number that a text reads as, or the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace every parameter of `command` that is annotated with a dataclass by that dataclass' fields."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters, flat = [], {}
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name in groups:
+            group = groups[parameter.name]
+            types = get_type_hints(group, include_extras=True)
+            members = [(f.name, types[f.name], f.default) for f in fields(group)]
+        else:
+            default = MISSING if parameter.default is parameter.empty else parameter.default
+            members = [(parameter.name, hints[parameter.name], default)]
+        for name, hint, default in members:
+            flat[name] = hint
+            empty = inspect.Parameter.empty if default is MISSING else default
+            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=hint))
+
+    def run(**values: Any) -> None:
+        made: Mapping[str, Any] = {
+            name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()
+        }
+        command(**values, **made)
+
+    run.__name__, run.__doc__, run.__annotations__ = command.__name__, command.__doc__, flat
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run

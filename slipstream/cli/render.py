@@ -1,0 +1,204 @@
+"""What people see: colours by origin, statistics, tables, errors.
+
+Text goes to standard output and everything else to standard error, so that output can be piped. There is no colour
+where the output is not a terminal, and none where NO_COLOR is set.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from slipstream.errors import SlipstreamError
+
+if TYPE_CHECKING:
+    from slipstream.core.stats import SpecStats
+    from slipstream.llm import Completion
+
+# Basic terminal colours only: every theme, light or dark, keeps them readable, and green and magenta stay apart
+# for eyes that do not tell red from green.
+DRAFTED, OWN = Style(color="green"), Style(color="magenta", bold=True)
+LEVELS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+_CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
+
+
+def out() -> Console:
+    """Standard output."""
+    return Console(highlight=False, emoji=False, markup=False)
+
+
+def err() -> Console:
+    """Standard error."""
+    return Console(stderr=True, highlight=False, emoji=False, markup=False)
+
+
+def coloured(console: Console) -> bool:
+    return console.is_terminal and console.color_system is not None and not console.no_color
+
+
+class TextWriter:
+    """Writes generated text to standard output as it comes, drafted tokens in one colour, the target's own in another.
+
+    On a terminal, control characters that a model may produce are replaced: they could move the cursor or worse.
+    Elsewhere the text goes out byte by byte as it is.
+    """
+
+    def __init__(self, colours: bool = True):
+        console = out()
+        self._terminal = console.is_terminal
+        self.colours = colours and coloured(console)
+        self.written = ""
+
+    def write(self, text: str, drafted: bool = False) -> None:
+        if not text:
+            return
+        self.written += text
+        if self._terminal:
+            text = printable(text)
+        if self.colours:
+            text = (DRAFTED if drafted else OWN).render(text, color_system=ColorSystem.STANDARD)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """On a terminal, end the line."""
+        if self._terminal and not self.written.endswith("\n"):
+            sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+def printable(text: str) -> str:
+    """`text` with control characters replaced, except line breaks and tabs."""
+    return text.translate(_CONTROL)
+
+
+def legend() -> Text:
+    return Text.assemble(("drafted and accepted", DRAFTED), "  ", ("chosen by the target", OWN))
+
+
+def coloured_text(pieces: Seq[Any], colours: bool = True) -> Text:
+    """Pieces of a stream as one rich text."""
+    text = Text()
+    for piece in pieces:
+        text.append(printable(piece.text), (DRAFTED if piece.drafted else OWN) if colours else None)
+    return text
+
+
+def message(level: str, what: str, *details: str) -> None:
+    """One message on standard error: `level: what`, then a line for each detail."""
+    console = err()
+    text = Text.assemble((f"{level}: ", LEVELS[level]), what.rstrip(".") + ".")
+    for detail in details:
+        if detail:
+            text.append(f"\n  {detail}")
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
+def error(fault: SlipstreamError) -> None:
+    """What failed, why it matters, the fix, and what happened instead."""
+    lines = [fault.why, f"Fix: {fault.fix}" if fault.fix else "", fault.fallback]
+    message("error", fault.what, *(line.rstrip(".") + "." for line in lines if line))
+
+
+class LogHandler(logging.Handler):
+    """Warnings of the library, in the same form as everything else on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message("warning" if record.levelno >= logging.WARNING else "note", record.getMessage())
+
+
+def show_warnings() -> None:
+    """Send what the library logs through `message`."""
+    log = logging.getLogger("slipstream")
+    if not any(isinstance(handler, LogHandler) for handler in log.handlers):
+        log.addHandler(LogHandler())
+        log.propagate = False
+
+
+def restore_terminal() -> None:
+    """Show the cursor and reset colours, whatever was interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream.isatty():
+            stream.write("\x1b[0m\x1b[?25h")
+            stream.flush()
+
+
+# --- numbers -------------------------------------------------------------------------------------------------------
+
+
+def count(n: float) -> str:
+    """14162304 -> "14.2M"."""
+    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if n >= limit:
+            return f"{n / limit:.1f}{unit}" if n < 100 * limit else f"{n / limit:.0f}{unit}"
+    return f"{n:.0f}"
+
+
+def size(n: float) -> str:
+    """28324608 -> "28.3 MB" (powers of 1000)."""
+    for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n >= limit:
+            return f"{n / limit:.1f} {unit}"
+    return f"{n:.0f} B"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}%"
+
+
+def yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+# --- lines and tables ----------------------------------------------------------------------------------------------
+
+
+def statistics(stats: SpecStats, rule: str, lossless: bool, finish: str) -> str:
+    """What one request cost and gained."""
+    parts = [f"{stats.tokens} tokens"]
+    if stats.tokens_per_second:
+        parts.append(f"{stats.tokens_per_second:.0f} tokens/s")
+    if stats.proposed:
+        parts.append(f"acceptance rate {percent(stats.acceptance_rate)}")
+    parts.append(f"mean acceptance length {stats.mean_acceptance_length or 0:.2f}")
+    parts += [f"rule {rule}", f"lossless {yes(lossless)}", f"finish {finish}"]
+    if stats.drafter_faults:
+        parts.append(f"drafter faults {stats.drafter_faults}")
+    return ", ".join(parts)
+
+
+def table(*columns: str, left: int = 1, title: str | None = None) -> Table:
+    """A plain table: the first `left` columns flush left, numbers flush right."""
+    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, header_style="bold")
+    for i, column in enumerate(columns):
+        made.add_column(column, justify="left" if i < left else "right", no_wrap=True)
+    return made
+
+
+def facts_table(rows: Seq[tuple[str, str]]) -> Table:
+    """Names and values, two columns."""
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in rows:
+        made.add_row(name, value)
+    return made
+
+
+def logprob_table(completion: Completion, show: Any) -> Table:
+    """Each token with its log-probability under the target alone; `show` decodes one id."""
+    made = table("token", "from", "logprob", "alternatives", left=2)
+    made.columns[3].justify, made.columns[3].no_wrap = "left", False
+    for token, drafted in zip(completion.logprobs or (), completion.drafted, strict=False):
+        others = ", ".join(f"{show(i)!r} {value:.2f}" for i, value in token.top if i != token.id)
+        made.add_row(repr(show(token.id)), "draft" if drafted else "target", f"{token.logprob:.3f}", others)
+    return made

@@ -1,0 +1,314 @@
+"""N-gram lookup: the text so far guesses its own continuation.
+
+Where the last few tokens have occurred before, what followed them then is guessed again. No model runs, so a guess
+costs microseconds; it pays where text repeats itself: editing, summaries, code, quotations.
+
+The sequence's k-grams, k in 2..N, are kept as counts of which token followed which context (the n-gram store of
+n-gram assisted decoding), filled from the prompt and from the output as it is accepted. The longest context that has
+occurred wins, among its followers the most counted, among equals the most recent. From there the earlier text is
+copied on (prompt lookup decoding, Saxena 2023; copying from references in LLMA, Yang et al. 2304.04487, section 3),
+and the followers that came second may ride along as branches of a tree:
+
+    ... the cat sat . the cat ran . the cat     longest match "the cat" -> {sat: once, ran: once and later}
+
+         ran(0) ── .(1) ── the(2)                tokens  = [ran, ., the, sat]       branches=2, at most 3 deep
+         sat(3)                                  parents = [ -1, 0,   1,  -1]
+
+Every guess is deterministic given the sequence's own past, a point mass, so q is None. Nothing depends on the rest
+of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.params import Strict, _integer, _number
+from slipstream.core.sequence import Sequence
+from slipstream.drafters.guard import MAX_NODES
+from slipstream.errors import ParameterError
+from slipstream.targets.base import TargetOut
+
+Context = tuple[int, ...]
+Follower = tuple[int, int, int]  # token, its latest position or 0, length of the context that it followed
+
+# A follower's score is count * ONCE + its latest position, so that scores sort by count, then by recency.
+# Position 0 means "not in the sequence itself": no follower stands there, for it would have no context.
+ONCE = 1 << 40
+FOLLOWERS = 16  # most followers kept of one context; beyond, the lowest score makes room
+FADE = 63 / 64  # weight that the record of past guesses keeps with each new one: the last 64 or so count
+
+
+@dataclass(frozen=True)
+class NgramConfig(Strict):
+    """max_ngram, min_ngram  longest and shortest context, in tokens, that is looked up (N of the k-grams is
+                 max_ngram + 1). A short one matches more often and is right less often.
+    max_draft    deepest guess; the engine's own limit applies as well.
+    branches     most guesses at one place; 1 gives chains. The r-th alternative is copied on for 1/2^r of the
+                 chain's length: the lower its rank, the less likely it is the right one.
+    forks        at how many places, from the first guess on, alternatives are offered.
+    fillers      also count the target's `fillers` most likely tokens as followers of every place it has judged, as
+                 n-gram assisted decoding does; 0 counts only what stands in the text. Costs one top-k a step.
+    row_cost     what verifying one more row costs, as a share of a step: guesses that are less likely to stand are
+                 not made (see `Odds`). 0 always drafts as deep as it can.
+    max_entries  most contexts remembered for one sequence, about 0.2 kB each. Contexts are held in two generations;
+                 when the younger is full (half of max_entries) the older one is forgotten. A context that occurs
+                 again moves to the younger, so what goes is what was not seen for the longest time.
+    """
+
+    max_ngram: int = 4
+    min_ngram: int = 1
+    max_draft: int = 16
+    branches: int = 1
+    forks: int = 1
+    fillers: int = 0
+    row_cost: float = 0.05
+    max_entries: int = 1 << 18
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("max_ngram", 1), ("min_ngram", 1), ("max_draft", 1), ("branches", 1), ("forks", 1), ("fillers", 0),
+            ("max_entries", 2),
+        ):  # fmt: skip
+            _integer(name, getattr(self, name), low)
+        _number("row_cost", self.row_cost, 0.0, 0.99)
+        if self.min_ngram > self.max_ngram:
+            raise ParameterError(
+                f"min_ngram is {self.min_ngram}, max_ngram is {self.max_ngram}",
+                why="no context could be both that long and that short",
+                fix="choose min_ngram <= max_ngram",
+            )
+        if self.branches > FOLLOWERS:
+            raise ParameterError(f"branches is {self.branches}, only {FOLLOWERS} followers of a context are kept")
+        if self.most_nodes > MAX_NODES:
+            raise ParameterError(
+                f"max_draft={self.max_draft}, branches={self.branches} and forks={self.forks} can make trees of "
+                f"{self.most_nodes} guesses, at most {MAX_NODES} are verified",
+                fix="lower one of them",
+            )
+
+    @property
+    def most_nodes(self) -> int:
+        """Guesses in the largest tree that this configuration can draft."""
+        forks = range(min(self.forks, self.max_draft))
+        return self.max_draft + sum(_share(self.max_draft - f, r) for f in forks for r in range(1, self.branches))
+
+
+def _share(depth: int, rank: int) -> int:
+    """How long the alternative of that rank (1: the first) may be, where the chain has `depth` guesses to go."""
+    return max(1, depth >> rank)
+
+
+class NgramStore:
+    """What followed what in one sequence.
+
+    A context maps to the position of its follower while it has occurred once, which most have, and to
+    {follower: score} from then on. Dictionaries of plain integers: about 0.2 kB a context, and nothing for the
+    garbage collector to follow in the common case.
+    """
+
+    def __init__(self, config: NgramConfig):
+        self.config = config
+        self.indexed = 1  # tokens[:indexed] have been counted as followers; the first has no context
+        self._young: dict[Context, int | dict[int, int]] = {}
+        self._old: dict[Context, int | dict[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def index(self, tokens: Seq[int]) -> None:
+        """Count the tokens that came since the last call. `tokens` is the whole sequence; none is read twice, but
+        for the few that are the context of the first new one."""
+        shortest, longest = self.config.min_ngram, self.config.max_ngram
+        base = max(0, self.indexed - longest)
+        recent = tuple(tokens[base:])
+        for i in range(self.indexed - base, len(recent)):
+            follower, position = recent[i], base + i
+            for k in range(shortest, min(longest, i) + 1):
+                self.count(recent[i - k : i], follower, position, tokens)
+        self.indexed = max(self.indexed, len(tokens))
+
+    def count(self, context: Context, follower: int, position: int, tokens: Seq[int]) -> None:
+        """Note that `follower` came after `context`, at `position` of the sequence (0: it was only likely there)."""
+        entry = self._young.get(context)
+        if entry is None:
+            if len(self._young) >= self.config.max_entries // 2:
+                self._young, self._old = {}, self._young
+            entry = self._old.pop(context, None)
+            if entry is None and position:
+                self._young[context] = position
+                return
+            if entry is not None:
+                self._young[context] = entry
+        if not isinstance(entry, dict):
+            entry = self._young[context] = {} if entry is None else {tokens[entry]: ONCE + entry}
+        score = entry.get(follower)
+        if score is None:
+            if len(entry) >= FOLLOWERS:
+                del entry[min(entry, key=entry.__getitem__)]
+            score = 0
+        entry[follower] = (score // ONCE + 1) * ONCE + (position or score % ONCE)
+
+    def followers(self, tokens: Seq[int], ahead: Seq[int], most: int) -> list[Follower]:
+        """Up to `most` tokens that may follow `tokens` and then `ahead`: those of the longest context first, by score
+        within a context."""
+        longest = self.config.max_ngram
+        tail = (*tokens[-longest:], *ahead)[-longest:]
+        found: dict[int, Follower] = {}
+        for k in range(len(tail), self.config.min_ngram - 1, -1):
+            context = tail[-k:]
+            entry = self._young.get(context) or self._old.get(context)
+            if entry is None:
+                continue
+            if not isinstance(entry, dict):
+                found.setdefault(tokens[entry], (tokens[entry], entry, k))
+            else:
+                for follower in sorted(entry, key=entry.__getitem__, reverse=True):
+                    found.setdefault(follower, (follower, entry[follower] % ONCE, k))
+            if len(found) >= most:
+                break
+        return list(found.values())[:most]
+
+    def extend(self, tokens: Seq[int], path: list[int], position: int, depth: int) -> None:
+        """Lengthen `path`, guesses that follow `tokens`, to `depth` guesses: copy on from behind `position`, where the
+        path's last token stood before. If it never did, look the path's end up, as long as something matches."""
+        while not position and len(path) < depth:
+            found = self.followers(tokens, path, 1)
+            if not found:
+                return
+            token, position, _ = found[0]
+            path.append(token)
+        path += tokens[position + 1 : position + 1 + depth - len(path)]
+        overrun = 0
+        while len(path) < depth:  # behind the last token stands the path itself: a loop in the text is followed round
+            path.append(path[overrun])
+            overrun += 1
+
+
+class Odds:
+    """How likely a guess is to stand, learnt for each length of match, since a longer match is a better witness.
+
+    A guess d deep stands with chance a^d, a being the share of guesses that stood among those judged lately; rows
+    that are verified in vain are not free, so guesses are made only as deep as a^d >= row_cost. Where not even one is
+    worth its row, the memory fades with every match that was let go, until a guess tries again. Only earlier rounds
+    are looked at, so the law of the output is not touched.
+
+    The fates of guesses in one draft are positively correlated, so a^d is too low for large d: this is a brake for
+    text that does not repeat itself, not an optimum. On held-out code it gives up about 1 % of the speed.
+    """
+
+    def __init__(self, row_cost: float, max_ngram: int):
+        self.row_cost = row_cost
+        self.judged = [0.0] * (max_ngram + 1)  # by length of match; a guess behind one that fell was not judged
+        self.stood = [0.0] * (max_ngram + 1)
+
+    def depth(self, match: int) -> int:
+        """Deepest guess that is worth its row."""
+        if not self.row_cost:
+            return MAX_NODES
+        a = (self.stood[match] + 3) / (self.judged[match] + 4)  # as if 3 of 4 had stood before the first
+        depth = int(math.log(self.row_cost) / math.log(a))
+        if not depth:
+            self.judged[match] *= FADE
+            self.stood[match] *= FADE
+        return depth
+
+    def learn(self, match: int, proposed: int, accepted: int) -> None:
+        """Take in that the first `accepted` guesses out of `proposed` stood, proposed > 0."""
+        judged = min(proposed, accepted + 1)
+        keep = FADE**judged
+        self.judged[match] = self.judged[match] * keep + judged
+        self.stood[match] = self.stood[match] * keep + accepted
+
+
+@dataclass
+class _State:
+    store: NgramStore
+    odds: Odds
+    match: int = 0  # length of the match that the last draft began with
+
+
+class NgramDrafter:
+    """device: where the target wants its draft tokens."""
+
+    name = "ngram"
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, config: NgramConfig | None = None, device: torch.device | str = "cpu"):
+        self.config = config or NgramConfig()
+        self.device = device
+        self._states: dict[int, _State] = {}
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        tokens: list[int] = []
+        parents: list[int] = []
+        splits = [0]
+        for seq, depth in zip(seqs, budget, strict=True):
+            if depth > 0:
+                self._grow(self._state(seq), seq.tokens, min(depth, self.config.max_draft), tokens, parents)
+            splits.append(len(tokens))
+        return Draft(torch.tensor(tokens, dtype=torch.int64, device=self.device), parents, splits)
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        for b, seq in enumerate(seqs):
+            if draft.splits[b] < draft.splits[b + 1] and seq.id in self._states:
+                state = self._state(seq)
+                proposed = max(draft.depths[draft.splits[b] : draft.splits[b + 1]])
+                state.odds.learn(state.match, proposed, verdict.accepted(b))
+        if self.config.fillers:
+            self._fill(seqs, draft, out, verdict)
+
+    def release(self, seq_id: int) -> None:
+        self._states.pop(seq_id, None)
+
+    def _state(self, seq: Sequence) -> _State:
+        """The state of a sequence, up to date with its tokens. Made when first needed: a sequence for which
+        speculation is off costs nothing."""
+        state = self._states.get(seq.id)
+        if state is None:
+            state = _State(NgramStore(self.config), Odds(self.config.row_cost, self.config.max_ngram))
+            self._states[seq.id] = state
+        state.store.index(seq.tokens)
+        return state
+
+    def _grow(self, state: _State, text: Seq[int], depth: int, tokens: list[int], parents: list[int]) -> None:
+        """Append one sequence's tree: the chain first, then, at each fork, the alternatives to it by rank."""
+        store, branches = state.store, self.config.branches
+        found = store.followers(text, (), branches)
+        if not found:
+            return
+        state.match = found[0][2]
+        depth = min(depth, state.odds.depth(state.match))
+        if not depth:
+            return
+        chain = [found[0][0]]
+        store.extend(text, chain, found[0][1], depth)
+        start = len(tokens)
+        tokens += chain
+        parents += range(-1, len(chain) - 1)
+        for fork in range(min(self.config.forks, len(chain)) if branches > 1 else 0):
+            if fork:
+                found = store.followers(text, chain[:fork], branches)
+            others = [other for other in found if other[0] != chain[fork]]
+            for rank, (token, position, _) in enumerate(others[: branches - 1], start=1):
+                path = [*chain[:fork], token]
+                store.extend(text, path, position, fork + _share(depth - fork, rank))
+                first = len(tokens) - start
+                tokens += path[fork:]
+                parents += [fork - 1, *range(first, first + len(path) - fork - 1)]
+
+    def _fill(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        """Count the target's most likely tokens at the last pending token and at every guess that stands."""
+        rows = [draft.splits[b] + b + 1 + node for b in range(len(seqs)) for node in (-1, *verdict.path[b])]
+        likely = iter(out.logits[rows].topk(min(self.config.fillers, out.logits.shape[-1])).indices.tolist())
+        for b, seq in enumerate(seqs):
+            store, text = self._state(seq).store, seq.tokens
+            for end in range(len(text) - len(verdict.path[b]) - 1, len(text)):
+                tops = next(likely)
+                for k in range(self.config.min_ngram, min(self.config.max_ngram, end) + 1):
+                    for token in tops:
+                        store.count(tuple(text[end - k : end]), token, 0, text)

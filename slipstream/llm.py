@@ -1,0 +1,318 @@
+"""`LLM`: a target, a drafter and a rule, ready to generate.
+
+    llm = LLM("path/to/target", draft="path/to/draft")
+    print(llm.generate("def fibonacci(n):")[0].text)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence, TokenLogprob
+from slipstream.core.stats import SpecStats
+from slipstream.core.step import step
+from slipstream.core.verify import Rule, rule_named
+from slipstream.drafters.base import Drafter
+from slipstream.drafters.guard import Guard
+from slipstream.drafters.none import NoDrafter
+from slipstream.drafters.registry import DRAFTERS, make_drafter
+from slipstream.errors import ParameterError, PromptError
+from slipstream.targets.base import Target
+from slipstream.text import Decode, Piece, TextStream, decoder_of, load_tokenizer
+
+Prompt = str | Seq[int]
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What one request returned.
+
+    text           output text, without special tokens, cut before the stop string that ended it.
+    token_ids      output ids, the stop id or the token that completed a stop string included.
+    finish_reason  "stop" (EOS, stop id, stop string) or "length" (max_tokens or end of context).
+    stop_cause     the id or string that ended it, or None.
+    drafted        for each output token, True if it was a guess that stood.
+    logprobs       for each output token, under the target's own logits; None unless asked for.
+    lossless       whether the rule that verified it preserves the target's law.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stop_cause: int | str | None
+    drafted: list[bool]
+    logprobs: list[TokenLogprob] | None
+    stats: SpecStats
+    prompt_token_ids: list[int]
+    lossless: bool
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one step of a stream added: pieces of text, several tokens at a time. The last chunk carries the
+    completion."""
+
+    pieces: list[Piece]
+    completion: Completion | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+
+class LLM:
+    """Generates with a target and, if there is one, a drafter.
+
+    target        a directory or hub id in Hugging Face layout, "embedded", a loaded transformers model, or any
+                  `Target`.
+    draft         None; a name from the registry such as "ngram"; a path, "embedded" or a loaded model (a draft model);
+                  or any `Drafter`.
+    draft_tokens  most guesses a step (K, gamma).
+    rule          how guesses are verified: "rejection", "block", "coupled" or "greedy".
+    max_batch     most sequences that are decoded at once.
+    executor      "auto", "torch" or "openvino"; dtype, device, quantize ("int8") and threads as in `Decoder.load`.
+    tokenizer     only needed if the target brings none; without one, prompts are token ids.
+    draft_options options of the drafter, e.g. {"confidence": 0.3} or {"max_ngram": 4}.
+    progress      called with (bytes read, bytes in all) while weights are loaded.
+
+    Raises the errors of `slipstream.errors`.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        draft: Any = None,
+        *,
+        draft_tokens: int = 4,
+        rule: str = "rejection",
+        max_batch: int = 8,
+        executor: str = "auto",
+        dtype: str | None = None,
+        device: str | None = None,
+        quantize: str | None = None,
+        threads: int | None = None,
+        tokenizer: Any = None,
+        draft_options: Mapping[str, Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ):
+        self._load = {"executor": executor, "dtype": dtype, "device": device, "quantize": quantize, "threads": threads}
+        self._load["progress"] = progress
+        if max_batch < 1:
+            raise ParameterError(f"max_batch is {max_batch}, must be at least 1")
+        self.max_batch = max_batch
+        path = _path(target, "target")
+        self.target: Target = as_target(target if path is None else path, **self._load)
+        self.tokenizer = tokenizer if tokenizer is not None or path is None else load_tokenizer(path)
+        self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
+        self._target_path = path
+        self.rule = rule
+        self.draft_tokens = draft_tokens
+        self.use(draft, **(draft_options or {}))
+
+    @property
+    def rule(self) -> Rule:
+        return self._rule
+
+    @rule.setter
+    def rule(self, name: str) -> None:
+        self._rule = rule_named(name)
+
+    @property
+    def draft_tokens(self) -> int:
+        return self._draft_tokens
+
+    @draft_tokens.setter
+    def draft_tokens(self, count: int) -> None:
+        if not isinstance(count, int) or count < 0:
+            raise ParameterError(f"draft_tokens is {count!r}, must be an integer >= 0", fix="0 turns speculation off")
+        self._draft_tokens = count
+
+    def use(self, draft: Any, **options: Any) -> None:
+        """Change the drafter between requests; `draft` as in the class."""
+        self.drafter: Drafter = Guard(self._drafter(draft, options), self.target)
+
+    def _drafter(self, draft: Any, options: Mapping[str, Any]) -> Drafter:
+        if draft is None:
+            return NoDrafter()
+        if isinstance(draft, str) and draft in DRAFTERS and draft != "model":
+            return make_drafter(draft, self.target, **options)
+        if hasattr(draft, "propose"):
+            return draft
+        path = _path(draft, "draft")
+        if path is not None and self._target_path is not None:
+            from slipstream.pairs import require_pair
+
+            require_pair(self._target_path, path)
+        model = as_target(draft if path is None else path, **self._load)
+        return make_drafter("model", self.target, model=model, **options)
+
+    def generate(
+        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Complete one prompt or several (text or token ids), `max_batch` at a time; results in the order of the
+        prompts. `params`: one for all, or one for each."""
+        many = _as_list(prompts)
+        one = params is None or isinstance(params, SamplingParams)
+        each: list[SamplingParams | None] = [params] * len(many) if one else list(params)  # type: ignore
+        if len(each) != len(many):
+            raise ParameterError(f"{len(each)} sampling parameters for {len(many)} prompts")
+        seqs = [self.sequence(prompt, p) for prompt, p in zip(many, each, strict=True)]
+        for _ in self.decode(seqs):
+            pass
+        return [self.completion(seq) for seq in seqs]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """Complete one prompt, step by step. Closing the iterator early releases everything."""
+        return self.follow(self.sequence(prompt, params))
+
+    def follow(self, seq: Sequence) -> Iterator[Chunk]:
+        """`stream` for a request made by `sequence`: whoever holds it can ask for its `completion` at any time, also
+        after closing the iterator early."""
+        text = None if self._decode is None else TextStream(self._decode, seq.params.stop)
+        done = 0
+        for _ in self.decode([seq]):
+            pieces: list[Piece] = []
+            if text is not None:
+                for token, drafted in zip(seq.output[done:], seq.drafted[done:], strict=True):
+                    text.push(token, drafted)
+                pieces = text.finish(seq.stop_cause) if seq.finish else text.take()
+            done = len(seq.drafted)
+            yield Chunk(pieces, self.completion(seq) if seq.finish else None)
+
+    def chat(self, messages: str | Seq[Message], params: SamplingParams | None = None) -> Completion:
+        """Answer a conversation (a list of {"role", "content"}, or one user message) by the tokenizer's template."""
+        return self.generate([self.chat_prompt(messages)], params)[0]
+
+    def chat_prompt(self, messages: str | Seq[Message]) -> list[int]:
+        """Token ids of a conversation, ending where the assistant is to speak."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if self.tokenizer is None or not self.tokenizer.chat_template:
+            raise PromptError("this target has no chat template", fix="use generate with a plain prompt")
+        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return self.tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
+
+    def sequence(self, prompt: Prompt, params: SamplingParams | None = None) -> Sequence:
+        """A checked request, ready for `decode`."""
+        params = self._resolved(params or SamplingParams())
+        ids = self._encoded(prompt)
+        eos = () if params.ignore_eos else getattr(self.target, "eos_ids", ())
+        return Sequence(
+            ids,
+            params,
+            stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
+            context=self.target.context,
+            decode=self._decode,
+        )
+
+    def decode(self, seqs: Seq[Sequence]) -> Iterator[list[Sequence]]:
+        """Run sequences to their ends, `max_batch` at a time; yields the batch after every step."""
+        waiting, active = deque(seqs), list[Sequence]()
+        try:
+            while waiting or active:
+                while waiting and len(active) < self.max_batch:
+                    active.append(waiting.popleft())
+                for seq in active:
+                    seq.coupled = self._rule.name == "coupled"
+                step(active, self.target, self.drafter, self._rule, self._draft_tokens)
+                for seq in active:
+                    if seq.finish:
+                        self._release(seq)
+                batch, active = active, [seq for seq in active if not seq.finish]
+                yield batch
+        finally:
+            for seq in active:
+                self._release(seq)
+
+    def completion(self, seq: Sequence) -> Completion:
+        text = ""
+        if self._decode is not None:
+            text = self._decode(seq.output)
+            if isinstance(seq.stop_cause, str):
+                text = text[: text.find(seq.stop_cause)]
+        return Completion(
+            text=text,
+            token_ids=seq.output,
+            finish_reason=seq.finish or "length",
+            stop_cause=seq.stop_cause,
+            drafted=list(seq.drafted),
+            logprobs=seq.logprobs if seq.params.logprobs is not None else None,
+            stats=seq.stats,
+            prompt_token_ids=seq.tokens[: seq.prompt],
+            lossless=self._rule.lossless,
+        )
+
+    def _release(self, seq: Sequence) -> None:
+        self.target.release(seq.id)
+        self.drafter.release(seq.id)
+
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise PromptError("a text prompt needs a tokenizer", fix="pass token ids, or LLM(..., tokenizer=...)")
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = [int(token) for token in prompt]
+        if not ids or prompt == "":
+            raise PromptError("the prompt is empty", why="a causal model needs at least one token to continue")
+        vocab, context = self.target.vocab_size, self.target.context
+        outside = next((token for token in ids if not 0 <= token < vocab), None)
+        if outside is not None:
+            raise PromptError(f"the prompt holds id {outside}, the vocabulary is 0..{vocab - 1}")
+        if len(ids) >= context:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, the target's context holds {context}",
+                why="at least one position must be left for the answer",
+                fix=f"shorten it to {context - 1} tokens",
+            )
+        return ids
+
+    def _resolved(self, params: SamplingParams) -> SamplingParams:
+        """Check what depends on this model, and encode bad words that were given as text."""
+        if (params.stop or any(isinstance(w, str) for w in params.bad_words)) and self.tokenizer is None:
+            raise ParameterError("stop strings and bad words as text need a tokenizer", fix="give token ids")
+        if any(isinstance(word, str) for word in params.bad_words):
+            words: list[Seq[int]] = []
+            for word in params.bad_words:
+                forms = (word, " " + word) if isinstance(word, str) else ()
+                words += [self.tokenizer.encode(form, add_special_tokens=False) for form in forms] or [list(word)]
+            params = replace(params, bad_words=tuple(words))
+        ids = [*(params.logit_bias or ()), *params.stop_token_ids, *(t for w in params.bad_words for t in w)]
+        outside = next((t for t in ids if int(t) >= self.target.vocab_size), None)
+        if outside is not None:
+            raise ParameterError(f"a parameter names id {outside}, the vocabulary is 0..{self.target.vocab_size - 1}")
+        if params.logprobs is not None and params.logprobs > self.target.vocab_size:
+            raise ParameterError(f"logprobs is {params.logprobs}, the vocabulary has {self.target.vocab_size} ids")
+        return params
+
+
+def as_target(model: Any, **load: Any) -> Target:
+    """A `Target` out of a path, a loaded transformers model, or a `Target` itself."""
+    if isinstance(model, Target):
+        return model
+    from slipstream.targets.decoder.model import Decoder
+
+    if isinstance(model, (str, Path)):
+        return Decoder.load(model, **load)
+    return Decoder.from_module(model, **load)
+
+
+def _path(model: Any, role: str) -> str | Path | None:
+    """The checkpoint that a name stands for; None for loaded models."""
+    if model == "embedded":
+        from slipstream import zoo
+
+        return zoo.target_dir() if role == "target" else zoo.draft_dir()
+    return model if isinstance(model, (str, Path)) else None
+
+
+def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

@@ -1,0 +1,256 @@
+"""`Decoder`: a Llama-, Mistral-, Qwen- or GPT-2-like checkpoint as a `Target`.
+
+It turns sequences and drafts into packed batches (`layout`), hands them to an executor, and tells the executor
+which KV to keep. That is all: arithmetic is the executor's, decisions are the step's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.errors import LoadError, ParameterError, TargetError, UnsupportedModelError
+from slipstream.targets.base import TargetOut
+from slipstream.targets.decoder.config import DecoderConfig
+from slipstream.targets.decoder.executor import Executor
+from slipstream.targets.decoder.layout import batch_of, prompt_piece
+from slipstream.targets.decoder.weights import Progress, Weights, from_module, load_weights
+
+_log = logging.getLogger(__name__)
+_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class Decoder:
+    """A `Target` around one executor.
+
+    chunk  longest run of prompt tokens in one forward; longer prompts are prefilled in pieces, which bounds the
+           memory of activations.
+    """
+
+    def __init__(self, executor: Executor, chunk: int = 512):
+        if chunk < 1:
+            raise ParameterError(f"chunk is {chunk}, must be at least 1", fix="choose chunk >= 1")
+        self.executor, self.config, self.chunk = executor, executor.config, chunk
+        self.vocab_size, self.context = executor.config.vocab_size, executor.config.context
+        self.device: torch.device = executor.device
+        self.eos_ids = frozenset(executor.config.eos_ids)
+
+    @staticmethod
+    def load(
+        source: str | Path,
+        executor: str = "auto",
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str | None = None,
+        quantize: str | None = None,
+        threads: int | None = None,
+        chunk: int = 512,
+        progress: Progress | None = None,
+    ) -> Decoder:
+        """Load a folder or hub id.
+
+        executor  "torch", "openvino", or "auto": OpenVINO on a CPU in float32, else torch.
+        dtype     None: bfloat16 on CUDA, float32 on a CPU.
+        device    None: CUDA if there is one and the executor is not "openvino", else the CPU.
+        quantize  None or "int8" (CPU).
+        threads   None leaves it to the executor. For torch the setting holds for the whole process.
+        progress  called with (bytes read, bytes in all).
+
+        Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be honoured.
+        """
+        config = DecoderConfig.load(source)
+        kind, on, of = _choose(executor, dtype, device)
+        weights = load_weights(source, config, of, progress)
+        made = _make(kind, config, weights, on, quantize, threads, executor == "auto")
+        return Decoder(made, chunk)
+
+    @staticmethod
+    def from_module(
+        model: nn.Module,
+        executor: str = "torch",
+        dtype: torch.dtype | str | None = None,
+        quantize: str | None = None,
+        threads: int | None = None,
+        chunk: int = 512,
+    ) -> Decoder:
+        """The same decoder from a transformers model in memory, on its device and (if None) in its dtype."""
+        parameter = next(model.parameters())
+        kind, on, of = _choose(executor, dtype or parameter.dtype, parameter.device)
+        weights = from_module(model, dtype=of)
+        return Decoder(_make(kind, weights.config, weights, on, quantize, threads, executor == "auto"), chunk)
+
+    # --- Target ------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        seqs: Seq[Sequence],
+        draft: Draft,
+        taps: Seq[int] = (),
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+    ) -> TargetOut:
+        """Run pending tokens and nodes (see `Target.run`).
+
+        layers  run only layers a..b-1 and apply the head there; `TargetOut.hidden[b]` then holds the residual
+                stream, to be passed as `hidden` [M, d] to a run of the layers from b on (same seqs, same draft).
+        """
+        wanted = tuple(taps) if layers is None else tuple(dict.fromkeys((*taps, layers[1])))
+        if any(len(seq.tokens) - seq.kv_len > self.chunk for seq in seqs):
+            return self._run_long(seqs, draft, wanted, layers, hidden)
+        batch = batch_of(seqs, draft, [seq.kv_len for seq in seqs], self.device, self.context)
+        self._check_positions(batch.positions)
+        out = self.executor.forward(batch, wanted, layers, hidden)
+        self._check_finite(out.logits, seqs, draft)
+        return TargetOut(out.logits, out.taps, batch.splits)
+
+    def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
+        for seq, nodes in zip(seqs, path, strict=True):
+            base = len(seq.tokens)  # slot of node 0: every token so far has its KV after the run
+            moved = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
+            if moved < len(nodes):
+                src = [base + node for node in nodes[moved:]]
+                self.executor.move(seq.id, src, range(base + moved, base + len(nodes)))
+
+    def release(self, seq_id: int) -> None:
+        self.executor.release(seq_id)
+
+    # --- parts -------------------------------------------------------------------------------------------------
+
+    def _run_long(
+        self,
+        seqs: Seq[Sequence],
+        draft: Draft,
+        taps: tuple[int, ...],
+        layers: tuple[int, int] | None,
+        hidden: Tensor | None,
+    ) -> TargetOut:
+        """Prefill all but the last piece of each long run of pending tokens, then run as usual."""
+        starts: list[int] = []
+        early: list[list[dict[int, Tensor]]] = []  # for each sequence, the taps of its pieces
+        row = 0  # first row of the sequence in `hidden` [M, d], which covers pieces and all
+        late_rows: list[int] = []
+        for b, seq in enumerate(seqs):
+            start, stop = seq.kv_len, len(seq.tokens)
+            pieces: list[dict[int, Tensor]] = []
+            end = row + stop - start + draft.splits[b + 1] - draft.splits[b]
+            while stop - start > self.chunk:
+                batch = prompt_piece(seq, start, start + self.chunk, self.device, self.context)
+                self._check_positions(batch.positions)
+                given = None if hidden is None else hidden[row : row + self.chunk]  # [chunk, d]
+                out = self.executor.forward(batch, taps, layers, given)
+                pieces.append(
+                    {tap: h.clone() for tap, h in out.taps.items()}
+                )  # valid until the next forward only
+                start, row = start + self.chunk, row + self.chunk
+            starts.append(start)
+            early.append(pieces)
+            late_rows += range(row, end)
+            row = end
+        batch = batch_of(seqs, draft, starts, self.device, self.context)
+        self._check_positions(batch.positions)
+        out = self.executor.forward(batch, taps, layers, None if hidden is None else hidden[late_rows])
+        self._check_finite(out.logits, seqs, draft)
+        splits, joined = [0], {}
+        for b in range(len(seqs)):
+            splits.append(splits[-1] + self.chunk * len(early[b]) + batch.splits[b + 1] - batch.splits[b])
+        for tap, last in out.taps.items():
+            parts = []
+            for b in range(len(seqs)):
+                parts += [piece[tap] for piece in early[b]] + [last[batch.splits[b] : batch.splits[b + 1]]]
+            joined[tap] = torch.cat(parts)  # [M, d]
+        return TargetOut(out.logits, joined, splits)
+
+    def _check_positions(self, positions: Seq[int]) -> None:
+        if self.config.position == "learned" and max(positions) >= self.context:
+            raise TargetError(
+                f"position {max(positions)} was asked for, the model has {self.context} learned positions",
+                why="there is no embedding beyond them",
+                fix="shorten the prompt or max_tokens",
+            )
+
+    def _check_finite(self, logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> None:
+        # On CUDA this would be a second synchronisation a step; there the law is checked where it is used.
+        if self.device.type != "cpu" or torch.isfinite(logits.amax()):
+            return
+        rows = [logits[draft.splits[b] + b : draft.splits[b + 1] + b + 1] for b in range(len(seqs))]
+        bad = [seq.id for seq, row in zip(seqs, rows, strict=True) if not row.isfinite().all()]
+        raise TargetError(
+            f"the target returned logits that are not finite for sequences {bad}",
+            why="no token can be drawn from them",
+            fix="use dtype='float32' if the model overflows in float16, and check the weights",
+        )
+
+
+# --- choosing an executor --------------------------------------------------------------------------------------
+
+
+def _choose(
+    executor: str, dtype: torch.dtype | str | None, device: torch.device | str | None
+) -> tuple[str, torch.device, torch.dtype]:
+    """(executor, device, dtype) with every None and "auto" decided."""
+    if executor not in ("auto", "torch", "openvino"):
+        raise ParameterError(f"executor is {executor!r}", fix="choose 'auto', 'torch' or 'openvino'")
+    if isinstance(dtype, str):
+        if dtype not in _DTYPES:
+            raise ParameterError(f"dtype is {dtype!r}", fix="choose one of " + ", ".join(_DTYPES))
+        dtype = _DTYPES[dtype]
+    if device is None:
+        device = "cuda" if executor != "openvino" and torch.cuda.is_available() else "cpu"
+    on = torch.device(device)
+    if on.type == "cuda" and not torch.cuda.is_available():
+        raise ParameterError(
+            f"device is {str(on)!r}, but PyTorch finds no CUDA device", fix="choose device='cpu'"
+        )
+    if executor == "openvino" and (on.type != "cpu" or dtype not in (None, torch.float32)):
+        raise ParameterError(
+            f"executor='openvino' was asked for on {on.type} in {dtype}",
+            why="it runs on the CPU in float32",
+            fix="choose executor='torch', or drop device and dtype",
+        )
+    if executor == "auto":
+        executor = "openvino" if on.type == "cpu" and dtype in (None, torch.float32) else "torch"
+        if executor == "openvino" and importlib.util.find_spec("openvino") is None:
+            _log.warning("openvino is not installed: the torch executor runs instead, slower on a CPU")
+            executor = "torch"
+    return executor, on, dtype or (torch.bfloat16 if on.type == "cuda" else torch.float32)
+
+
+def _make(
+    kind: str,
+    config: DecoderConfig,
+    weights: Weights,
+    device: torch.device,
+    quantize: str | None,
+    threads: int | None,
+    may_fall_back: bool,
+) -> Executor:
+    if kind == "openvino":
+        try:
+            from slipstream.targets.decoder.openvino_executor import OpenVinoExecutor
+
+            return OpenVinoExecutor(config, weights, quantize=quantize, threads=threads)
+        except (ImportError, UnsupportedModelError) as error:
+            if not may_fall_back and isinstance(error, ImportError):
+                fix = "pip install openvino, or choose executor='torch'"
+                raise LoadError(f"OpenVINO cannot be used: {error}", fix=fix) from error
+            if not may_fall_back:
+                raise
+            _log.warning(
+                "OpenVINO cannot run this model (%s): the torch executor runs instead, slower on a CPU", error
+            )
+    from slipstream.targets.decoder.torch_executor import TorchExecutor
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return TorchExecutor(config, weights, device, quantize)

@@ -1,0 +1,345 @@
+"""The reference executor: PyTorch on packed tokens, one KV buffer a sequence. CPU and CUDA, float64 to bfloat16.
+
+M tokens of all sequences go through the linear layers together; attention runs sequence by sequence, because
+each has its own past. D = head_dim, H query heads, Hk key/value heads, G = H / Hk, S = visible slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from slipstream.errors import ParameterError, TargetError
+from slipstream.targets.decoder.config import DecoderConfig
+from slipstream.targets.decoder.executor import Batch, Output
+from slipstream.targets.decoder.packed import Linear, linear
+from slipstream.targets.decoder.weights import Weights
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+_FIRST_SLOTS = 2048  # a buffer starts no larger than this unless the prompt needs it, then doubles
+_FOLD_ROWS = (
+    64  # up to so many new tokens, query heads of a group become rows; beyond, the mask would grow too large
+)
+
+
+class TorchExecutor:
+    """Runs one decoder with PyTorch (see `executor.Executor` for the contract).
+
+    quantize  None, or "int8": weights of the linear layers in int8, activations in 8 bits a row (CPU, float32).
+    """
+
+    name = "torch"
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Weights,
+        device: torch.device | str = "cpu",
+        quantize: str | None = None,
+    ):
+        self.config, self.device, self.dtype = config, torch.device(device), weights.dtype
+        if quantize not in (None, "int8"):
+            raise ParameterError(f"quantize is {quantize!r}", fix="choose None or 'int8'")
+        if quantize and (self.device.type != "cpu" or self.dtype != torch.float32):
+            raise ParameterError(
+                f"quantize='int8' was asked for on {self.device.type} in {self.dtype}",
+                why="the int8 kernels run on the CPU, beside float32",
+                fix="drop quantize, or choose device='cpu' and dtype='float32'",
+            )
+        with torch.inference_mode():
+            self._load(weights, quantize)
+        self._kv: dict[int, Tensor] = {}  # sequence id -> [L, 2, Hk, slots, D]
+
+    def _load(self, weights: Weights, quantize: str | None) -> None:
+        """Take one tensor after another, pack it, and let the unpacked one go."""
+        config, held = self.config, 0
+
+        def tensor(name: str) -> Tensor | None:
+            nonlocal held
+            if name not in weights:
+                return None
+            value = weights[name].to(self.device)
+            held += value.nbytes
+            return value
+
+        def packed(*names: str, quantize: str | None = quantize) -> Linear:
+            """Several linear layers on the same input as one."""
+            nonlocal held
+            rows = [weights[f"{n}.weight"] for n in names]
+            bias = [weights[f"{n}.bias"] for n in names if f"{n}.bias" in weights]
+            layer = linear(
+                rows[0] if len(rows) == 1 else torch.cat(rows),
+                torch.cat(bias) if bias else None,
+                self.device,
+                quantize,
+            )
+            held += layer.nbytes
+            return layer
+
+        def norm(name: str) -> _Norm:
+            return _Norm(tensor(f"{name}.weight"), tensor(f"{name}.bias"), config)
+
+        def mlp(name: str) -> _MLP:
+            parts = ("gate", "up") if config.gated else ("up",)
+            return _MLP(config, packed(*(f"{name}.{p}_proj" for p in parts)), packed(f"{name}.down_proj"))
+
+        self._embed, self._embed_positions = tensor("embed_tokens.weight"), tensor("embed_positions.weight")
+        self._layers = []
+        for i in range(config.layers):
+            at = f"layers.{i}"
+            block: _MLP | _Mixture
+            if config.sparse(i):
+                assert config.experts is not None
+                experts = [mlp(f"{at}.mlp.experts.{e}") for e in range(config.experts.count)]
+                block = _Mixture(config, packed(f"{at}.mlp.gate", quantize=None), experts)
+            else:
+                block = mlp(f"{at}.mlp")
+            self._layers.append(
+                _Layer(
+                    input_norm=norm(f"{at}.input_layernorm"),
+                    qkv=packed(*(f"{at}.self_attn.{p}_proj" for p in "qkv")),
+                    q_norm=tensor(f"{at}.self_attn.q_norm.weight"),
+                    k_norm=tensor(f"{at}.self_attn.k_norm.weight"),
+                    o=packed(f"{at}.self_attn.o_proj"),
+                    post_norm=norm(f"{at}.post_attention_layernorm"),
+                    mlp=block,
+                )
+            )
+        self._norm = norm("norm")
+        self._head = packed(weights.head.removesuffix(".weight"))
+        self._inv_freq: Tensor | None = None
+        self._scale = 1.0
+        if config.position == "rope":
+            inv_freq, self._scale = config.rope()  # [D/2]
+            self._inv_freq = inv_freq.to(self.device)
+        self._weight_bytes = held
+
+    # --- the contract --------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        batch: Batch,
+        taps: tuple[int, ...] = (),
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+    ) -> Output:
+        first, last = layers or (0, self.config.layers)
+        positions = torch.tensor(batch.positions, device=self.device)  # [M]
+        x = self._embeddings(batch.tokens, positions) if first == 0 else hidden  # [M, d]
+        if x is None:
+            raise TargetError(f"layers {first}..{last} need the hidden states that layer {first} starts from")
+        rotary = self._rotary(positions)
+        rows = [self._row(batch, b, positions) for b in range(len(batch.seq_ids))]
+        seen: dict[int, Tensor] = {first: x} if first in taps else {}
+        for i in range(first, last):
+            layer = self._layers[i]
+            x = x + layer.o(self._attention(i, layer, layer.input_norm(x), rotary, rows))  # [M, d]
+            x = x + layer.mlp(layer.post_norm(x))  # [M, d]
+            if i + 1 in taps:
+                seen[i + 1] = x
+        if -1 in taps:
+            seen[-1] = self._norm(x)  # [M, d]
+        picked = x if len(batch.select) == len(x) else x[list(batch.select)]  # [R, d]
+        logits = self._head(seen[-1][list(batch.select)] if -1 in seen else self._norm(picked))  # [R, V]
+        return Output(logits if logits.dtype == torch.float64 else logits.float(), seen, x)
+
+    @torch.inference_mode()
+    def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
+        kv = self._kv[seq_id]
+        kv[:, :, :, list(dst)] = kv[:, :, :, list(src)]  # the right side is a copy, so overlap does no harm
+
+    def release(self, seq_id: int) -> None:
+        self._kv.pop(seq_id, None)
+
+    def kv(self, seq_id: int, length: int) -> Tensor:
+        return self._kv[seq_id][:, :, :, :length].clone()
+
+    def memory(self) -> dict[str, int]:
+        return {"weights": self._weight_bytes, "kv": sum(kv.nbytes for kv in self._kv.values())}
+
+    # --- parts -------------------------------------------------------------------------------------------------
+
+    def _embeddings(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        assert self._embed is not None
+        x = F.embedding(tokens, self._embed)  # [M, d]
+        return x if self._embed_positions is None else x + F.embedding(positions, self._embed_positions)
+
+    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+        """cos and signed sin for each token, [M, 1, D]; angles in float64, so that far positions stay sharp."""
+        if self._inv_freq is None:
+            return None
+        angles = torch.outer(positions.to(torch.float64), self._inv_freq)  # [M, D/2]
+        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale  # [M, D/2]
+        cos, sin = torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)  # [M, D]
+        return cos.to(self.dtype).unsqueeze(1), sin.to(self.dtype).unsqueeze(1)
+
+    def _row(self, batch: Batch, b: int, positions: Tensor) -> _Row:
+        """Where sequence `b` stands in the batch, its buffer, and its masks."""
+        start, stop = batch.splits[b], batch.splits[b + 1]
+        past = batch.past[b]
+        total = past + stop - start
+        kv = self._buffer(batch.seq_ids[b], past, total, batch.limit[b])
+        fold = self.config.heads // self.config.kv_heads if stop - start <= _FOLD_ROWS else 1
+        masks = {
+            window: _mask(past, positions[start:stop], batch.trees[b], window, fold, self.dtype)
+            for window in set(self.config.windows)
+        }
+        return _Row(start, stop, past, total, kv, fold, masks)
+
+    def _buffer(self, seq_id: int, past: int, total: int, limit: int) -> Tensor:
+        """The KV buffer of a sequence, with room for `total` slots, of which `past` are kept if it has to grow."""
+        kv = self._kv.get(seq_id)
+        if kv is not None and kv.shape[3] >= total:
+            return kv
+        c = self.config
+        slots = max(total, min(limit, max(2 * total, _FIRST_SLOTS)))
+        grown = torch.empty(c.layers, 2, c.kv_heads, slots, c.head_dim, dtype=self.dtype, device=self.device)
+        if kv is not None:
+            grown[:, :, :, :past] = kv[:, :, :, :past]
+        self._kv[seq_id] = grown
+        return grown
+
+    def _attention(
+        self, i: int, layer: _Layer, x: Tensor, rotary: tuple[Tensor, Tensor] | None, rows: list[_Row]
+    ) -> Tensor:
+        """Attention of layer `i` over x [M, d]; writes the new keys and values, returns [M, H * D]."""
+        c = self.config
+        heads, kv_heads = c.heads, c.kv_heads
+        qkv = layer.qkv(x).view(len(x), heads + 2 * kv_heads, c.head_dim)  # [M, H + 2 Hk, D]
+        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]  # [M, H + Hk, D], [M, Hk, D]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = F.rms_norm(qk[:, :heads], (c.head_dim,), layer.q_norm, c.norm_eps)
+            k = F.rms_norm(qk[:, heads:], (c.head_dim,), layer.k_norm, c.norm_eps)
+            qk = torch.cat((q, k), 1)
+        if rotary is not None:
+            low, high = qk.chunk(2, -1)
+            qk = torch.addcmul(qk * rotary[0], torch.cat((high, low), -1), rotary[1])
+        out = torch.empty(len(x), heads, c.head_dim, dtype=x.dtype, device=x.device)  # [M, H, D]
+        for row in rows:
+            n, fold = row.stop - row.start, row.fold
+            keys, values = row.kv[i]  # [Hk, slots, D] each
+            keys[:, row.past : row.total] = qk[row.start : row.stop, heads:].transpose(0, 1)
+            values[:, row.past : row.total] = v[row.start : row.stop].transpose(0, 1)
+            mask, hidden = row.masks[
+                c.windows[i]
+            ]  # [G n, S] or None; slots before `hidden` are out of the window
+            q = qk[row.start : row.stop, :heads].transpose(0, 1)  # [H, n, D]
+            seen = F.scaled_dot_product_attention(
+                q.reshape(
+                    1, heads // fold, fold * n, c.head_dim
+                ),  # [1, Hk, G n, D]: a group's heads are rows
+                keys[None, :, hidden : row.total],
+                values[None, :, hidden : row.total],
+                attn_mask=mask,
+                enable_gqa=heads // fold != kv_heads,
+            )
+            out[row.start : row.stop] = seen.view(heads, n, c.head_dim).transpose(0, 1)
+        return out.view(len(x), heads * c.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One sequence of a batch: rows start:stop, `past` slots before them, `total` after."""
+
+    start: int
+    stop: int
+    past: int
+    total: int
+    kv: Tensor  # [L, 2, Hk, slots, D]
+    fold: int  # query heads of one key/value head that are laid out as rows
+    masks: dict[int | None, tuple[Tensor | None, int]]  # window -> (mask, first slot that anyone sees)
+
+
+def _mask(
+    past: int, positions: Tensor, tree: Tensor | None, window: int | None, fold: int, dtype: torch.dtype
+) -> tuple[Tensor | None, int]:
+    """What n new tokens see: an additive mask [fold * n, S] over slots first:past + n, and `first`.
+
+    The window counts *positions*: among the nodes of a tree, slots are further apart than positions.
+    """
+    n = len(positions)
+    if tree is None:
+        if n == 1 and window is None:
+            return None, 0
+        tree = torch.ones(n, n, dtype=torch.bool, device=positions.device).tril()  # [n, n]
+    first = 0
+    seen = torch.cat((tree.new_ones(n, past), tree), 1).to(positions.device)  # [n, past + n]
+    if window is not None:
+        at = torch.cat(
+            (torch.arange(past, device=positions.device), positions)
+        )  # [past + n]: position of each slot
+        seen &= positions[:, None] - at[None, :] < window
+        first = max(0, past - window + 1)  # new tokens stand at `past` or later
+        seen = seen[:, first:]
+    mask = torch.zeros(seen.shape, dtype=dtype, device=positions.device).masked_fill_(~seen, -torch.inf)
+    return (mask if fold == 1 else mask.repeat(fold, 1)), first
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: _Norm
+    qkv: Linear
+    q_norm: Tensor | None  # [D]
+    k_norm: Tensor | None  # [D]
+    o: Linear
+    post_norm: _Norm
+    mlp: _MLP | _Mixture
+
+
+class _Norm:
+    def __init__(self, weight: Tensor | None, bias: Tensor | None, config: DecoderConfig):
+        assert weight is not None
+        self.weight, self.bias, self.eps, self.rms = weight, bias, config.norm_eps, config.norm == "rms"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.rms:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class _MLP:
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) where there is no gate."""
+
+    def __init__(self, config: DecoderConfig, up: Linear, down: Linear):
+        self.up, self.down, self.gated = up, down, config.gated
+        self.activation = _ACTIVATIONS[config.activation]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        h = self.up(x)  # [M, 2 I] with the gate first, or [M, I]
+        if self.gated:
+            gate, up = h.chunk(2, 1)  # [M, I]
+            return self.down(self.activation(gate) * up)
+        return self.down(self.activation(h))
+
+
+class _Mixture:
+    """A router picks `per_token` experts for each token; only experts that were picked by some token run."""
+
+    def __init__(self, config: DecoderConfig, router: Linear, experts: list[_MLP]):
+        assert config.experts is not None
+        self.router, self.experts = router, experts
+        self.per_token, self.norm_topk = config.experts.per_token, config.experts.norm_topk
+
+    def __call__(self, x: Tensor) -> Tensor:
+        scores = self.router(x)  # [M, E]
+        # routing decisions are made in float32 at least, as in training
+        law = scores.softmax(1, dtype=torch.promote_types(scores.dtype, torch.float32))
+        weight, picked = law.topk(self.per_token, 1)  # [M, K]
+        if self.norm_topk:
+            weight = weight / weight.sum(1, keepdim=True)
+        weight = weight.to(x.dtype)
+        out = torch.zeros_like(x)  # [M, d]
+        for e in picked.unique().tolist():
+            token, rank = torch.where(picked == e)  # [m] each: tokens that picked e
+            out.index_add_(0, token, self.experts[e](x[token]) * weight[token, rank, None])
+        return out

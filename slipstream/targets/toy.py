@@ -1,0 +1,172 @@
+"""`ToyTarget`: an exact little target that makes end-to-end tests run in seconds, and catches whoever breaks the
+contract of `Target`.
+
+Its law depends on the last few tokens through a seeded table, in float64, so that the true distribution of whole
+texts can be enumerated. It keeps the token of every KV slot and checks, at each run, that the slots hold exactly
+the sequence: a commit that kept the wrong branch, or a length that was advanced too far, fails at once and by
+name instead of showing as a slightly wrong frequency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.errors import TargetError
+from slipstream.targets.base import TargetOut
+
+_LAW, _TAP = 101, 102  # keys that keep the random numbers of laws and taps apart
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the last run of a sequence put into its slots: `held` tokens, then nodes with these parents."""
+
+    held: int
+    parents: Seq[int]
+
+
+class ToyTarget:
+    """logits(text) = sharpness * standard normal noise, a function of (seed, last `order` tokens) alone.
+
+    vocab      number of tokens V.
+    order      how many tokens back the law sees (at least 1); fewer at the start of a text.
+    sharpness  0 is uniform; 1-3 is language-like; large is nearly deterministic.
+    eos_ids    ids that end a text, for whoever builds the sequences.
+    context    most tokens that a sequence may hold.
+
+    Taps: tap -1 is the row of logits itself (d = V, the head is the identity), tap i a fixed mixture of it.
+    """
+
+    def __init__(
+        self,
+        vocab: int = 8,
+        order: int = 2,
+        seed: int = 0,
+        sharpness: float = 2.0,
+        eos_ids: Collection[int] = (),
+        context: int = 4096,
+    ):
+        self.vocab_size, self.context, self.eos_ids = vocab, context, frozenset(eos_ids)
+        self.device = torch.device("cpu")
+        self.order, self.seed, self.sharpness = order, seed, sharpness
+        self.runs = 0  # forwards so far
+        self._rows: dict[tuple[int, ...], int] = {}  # last tokens -> row of the table
+        self._table = np.empty((64, vocab))  # [C, V]
+        self._mixtures: dict[int, np.ndarray] = {}  # tap -> [V, V]
+        self._slots: dict[int, list[int]] = {}  # sequence -> token of each KV slot
+        self._last: dict[int, _Run] = {}
+
+    def logits(self, tokens: Seq[int]) -> Tensor:
+        """Logits [V] of the token that follows `tokens`: the truth that tests compare with."""
+        return torch.from_numpy(self._table[self._row(tuple(tokens[-self.order :]))].copy())
+
+    # --- Target ------------------------------------------------------------------------------------------------
+
+    def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
+        if draft.batch != len(seqs) or len({seq.id for seq in seqs}) != len(seqs):
+            raise TargetError(
+                f"a draft for {draft.batch} sequences came with {len(seqs)} ({[s.id for s in seqs]})"
+            )
+        self.runs += 1
+        rows: list[int] = []  # row of the table of each token that is run
+        select: list[int] = []
+        splits = [0]
+        for b, seq in enumerate(seqs):
+            self._check(seq)
+            held, start, stop = len(seq.tokens), draft.splits[b], draft.splits[b + 1]
+            first = seq.kv_len if taps else held - 1  # without taps nobody sees the earlier pending tokens
+            for i in range(first, held):
+                rows.append(self._row(tuple(seq.tokens[max(0, i + 1 - self.order) : i + 1])))
+            select.append(len(rows) - 1)
+            if stop > start:
+                select += range(len(rows), len(rows) + stop - start)
+                rows += self._nodes(
+                    tuple(seq.tokens[-self.order :]), draft.ids[start:stop], draft.parents[start:stop]
+                )
+            self._slots[seq.id] = seq.tokens + draft.ids[start:stop] if stop > start else list(seq.tokens)
+            self._last[seq.id] = _Run(held, draft.parents[start:stop])
+            splits.append(splits[-1] + held - seq.kv_len + stop - start)
+        states = self._table[rows]  # [M, V], or one row a logit where there are no taps
+        logits = states[select] if taps else states  # [B + N, V]
+        hidden = {
+            t: torch.from_numpy(states if t == -1 else states @ self._mixture(t)) for t in taps
+        }  # [M, V]
+        return TargetOut(torch.from_numpy(logits), hidden, splits)
+
+    def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
+        if len(path) != len(seqs):
+            raise TargetError(f"{len(path)} paths were committed for {len(seqs)} sequences")
+        for seq, nodes in zip(seqs, path, strict=True):
+            last, slots = self._last.pop(seq.id, None), self._slots.get(seq.id, [])
+            if last is None or last.held != len(seq.tokens):
+                raise TargetError(
+                    f"commit of sequence {seq.id} does not follow a run of its {len(seq.tokens)} tokens"
+                )
+            parent = -1
+            for node in nodes:
+                if not 0 <= node < len(last.parents) or last.parents[node] != parent:
+                    raise TargetError(f"path {list(nodes)} of sequence {seq.id} is not a path down its draft")
+                parent = node
+            self._slots[seq.id] = slots[: last.held] + [slots[last.held + node] for node in nodes]
+
+    def release(self, seq_id: int) -> None:
+        self._slots.pop(seq_id, None)
+        self._last.pop(seq_id, None)
+
+    # --- parts -------------------------------------------------------------------------------------------------
+
+    def _check(self, seq: Sequence) -> None:
+        """Raise TargetError unless the KV of `seq` is what its tokens say."""
+        slots, n = self._slots.get(seq.id, []), seq.kv_len
+        if not 0 <= n < len(seq.tokens):
+            raise TargetError(
+                f"sequence {seq.id} has kv_len {n} for {len(seq.tokens)} tokens; one must be pending"
+            )
+        if len(seq.tokens) > self.context:
+            raise TargetError(
+                f"sequence {seq.id} holds {len(seq.tokens)} tokens, the context is {self.context}"
+            )
+        if slots[:n] != seq.tokens[:n]:
+            at = next((i for i in range(n) if i >= len(slots) or slots[i] != seq.tokens[i]), n)
+            found = slots[at] if at < len(slots) else "nothing"
+            raise TargetError(
+                f"KV slot {at} of sequence {seq.id} holds {found}, its token is {seq.tokens[at]}"
+            )
+        pending = seq.tokens[n:]
+        if min(pending) < 0 or max(pending) >= self.vocab_size:
+            raise TargetError(f"sequence {seq.id} holds ids outside the vocabulary of {self.vocab_size}")
+
+    def _nodes(self, root: tuple[int, ...], ids: Seq[int], parents: Seq[int]) -> list[int]:
+        """Rows of the table for the nodes of one sequence, whose last tokens are `root`."""
+        seen: list[tuple[int, ...]] = []  # last tokens at each node
+        for i, parent in enumerate(parents):
+            if not -1 <= parent < i or not 0 <= ids[i] < self.vocab_size:
+                raise TargetError(f"node {i} has parent {parent} and id {ids[i]}")
+            seen.append(((root if parent < 0 else seen[parent]) + (ids[i],))[-self.order :])
+        return [self._row(tokens) for tokens in seen]
+
+    def _row(self, tokens: tuple[int, ...]) -> int:
+        """Row of the table for these last tokens, made the first time it is asked for."""
+        row = self._rows.get(tokens)
+        if row is None:
+            row = self._rows[tokens] = len(self._rows)
+            if row == len(self._table):
+                self._table = np.concatenate((self._table, np.empty_like(self._table)))
+            noise = np.random.default_rng([_LAW, self.seed, *tokens])
+            self._table[row] = self.sharpness * noise.standard_normal(self.vocab_size)
+        return row
+
+    def _mixture(self, tap: int) -> np.ndarray:
+        if tap not in self._mixtures:
+            noise = np.random.default_rng([_TAP, self.seed, tap])
+            self._mixtures[tap] = (
+                noise.standard_normal((self.vocab_size, self.vocab_size)) / self.vocab_size**0.5
+            )
+        return self._mixtures[tap]

@@ -1,0 +1,98 @@
+"""Token ids to text, a few tokens at a time: never half a character, never half a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import LoadError
+
+Decode = Callable[[Seq[int]], str]
+
+REPLACEMENT = "\ufffd"
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """The tokenizer of a checkpoint (local directory or hub id). Raises LoadError; never runs code from it."""
+    from transformers import AutoTokenizer  # here: importing transformers takes longer than a small model's start
+
+    try:
+        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as fault:
+        raise LoadError(
+            f"no tokenizer could be loaded from {str(path)!r} ({fault})",
+            fix="put tokenizer.json and tokenizer_config.json beside the weights, or pass token ids as prompts",
+        ) from fault
+
+
+def decoder_of(tokenizer: Any) -> Decode:
+    """token ids -> text without special tokens and without any tidying of spaces, so that pieces add up."""
+    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that one token added; `drafted` if the token was a guess that stood."""
+
+    text: str
+    token: int
+    drafted: bool
+
+
+class TextStream:
+    """Turns tokens into pieces of text as they arrive.
+
+    A token that ends inside a UTF-8 character shows nothing until the character is complete, and text that may be
+    the beginning of a stop string is held back until it is not. The pieces, joined, are the text of the whole
+    output, cut before the stop string that ended it.
+    """
+
+    def __init__(self, decode: Decode, stop: Seq[str] = ()):
+        self._decode, self._stop = decode, tuple(stop)
+        self._ids: list[int] = []
+        self._shown = 0  # tokens whose text is complete
+        self._context = 0  # where decoding starts: a few tokens early, since some tokenizers tie a token to the last
+        self._held: list[Piece] = []
+
+    def push(self, token: int, drafted: bool) -> None:
+        self._ids.append(token)
+        before = self._decode(self._ids[self._context : self._shown])
+        after = self._decode(self._ids[self._context :])
+        if after.endswith(REPLACEMENT):
+            text = ""
+        else:
+            text = after[len(before) :]
+            self._context, self._shown = max(0, self._shown - 4), len(self._ids)
+        self._held.append(Piece(text, token, drafted))
+
+    def take(self) -> list[Piece]:
+        """Pieces that are safe to show by now."""
+        text = "".join(piece.text for piece in self._held)
+        unsafe = max((n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
+        incomplete = len(self._ids) - self._shown  # tokens at the end that wait for the rest of a character
+        return self._release(len(text) - unsafe, keep=incomplete)
+
+    def finish(self, stop_cause: int | str | None) -> list[Piece]:
+        """The remaining pieces: all of them, or up to the stop string that ended the text. An incomplete character
+        at the very end is shown as U+FFFD."""
+        if self._shown < len(self._ids):
+            before = self._decode(self._ids[self._context : self._shown])
+            last = self._held[-1]
+            self._held[-1] = Piece(self._decode(self._ids[self._context :])[len(before) :], last.token, last.drafted)
+            self._shown = len(self._ids)
+        text = "".join(piece.text for piece in self._held)
+        end = text.find(stop_cause) if isinstance(stop_cause, str) else len(text)
+        return self._release(end if end >= 0 else len(text), last=True)
+
+    def _release(self, length: int, keep: int = 0, last: bool = False) -> list[Piece]:
+        out: list[Piece] = []
+        while len(self._held) > keep:
+            piece = self._held[0]
+            if len(piece.text) > length and not last:
+                break
+            out.append(Piece(piece.text[:length], piece.token, piece.drafted))
+            length -= min(length, len(piece.text))
+            self._held.pop(0)
+        return out

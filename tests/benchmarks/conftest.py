@@ -1,0 +1,6 @@
+"""`benchmarks` is not installed with the package, so its parent must be on the path however pytest was called."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

@@ -1,0 +1,84 @@
+"""The results document and the table, from a session that was never run."""
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.contenders import CONTENDERS, loads
+from benchmarks.figures import FIGURES, judge
+from benchmarks.prompts import Prompt
+from benchmarks.report import assemble, markdown
+from benchmarks.session import Session
+
+SECONDS = {"plain": 0.6, "draft": 0.3, "int8": 0.5, "plain_edit": 0.6, "ngram_edit": 0.2, "transformers": 1.8}
+STATS = {
+    "tokens": 128, "rounds": 64, "proposed": 256, "accepted": 64,
+    "seconds": {"draft": 0.1, "target": 0.4, "verify": 0.02, "host": 0.01},
+}  # fmt: skip
+PROMPTS = {"code": [Prompt([1]), Prompt([2])], "edit": [Prompt([3]), Prompt([4], 90)]}
+PROVENANCE = {
+    "date": "2026-01-01T00:00:00+00:00", "commit": "abc", "command": "python -m benchmarks", "threads": 2,
+    "dtype": "float32",
+    "machine": {"cpu": "X", "cores": 2, "load_average": 0.1}, "versions": {"slipstream": {"torch": "2"}},
+}  # fmt: skip
+
+
+def session() -> Session:
+    found = Session("t", "d")
+    for key, seconds in SECONDS.items():
+        found.cells[key] = [[seconds] * 3, [seconds] * 3]
+        found.chosen[key] = 4 if CONTENDERS[key].lengths else 0
+        found.outputs[key] = [[5, 6], [7, 8]]
+    found.outputs["transformers"] = [[5, 6], [7, 9]]
+    found.counts["draft"] = [STATS]
+    found.skipped |= dict.fromkeys(("genai", "genai_draft"), "genai is not installed: run `make peers`")
+    found.skip(["transformers_draft"], "it died:\nRuntimeError: no memory")
+    return found
+
+
+@pytest.fixture
+def results() -> dict[str, Any]:
+    return json.loads(json.dumps(assemble(session(), list(FIGURES), PROMPTS, PROVENANCE)))
+
+
+def test_every_figure_has_a_row_with_a_verdict(results):
+    rows = {row["key"]: row for row in results["figures"]}
+    assert rows.keys() == FIGURES.keys()
+    assert rows["plain_vs_transformers"]["verdict"] == "reached"
+    assert rows["plain_vs_transformers"]["value"] == pytest.approx(3.0)
+    assert rows["int8_vs_float32"]["verdict"] == "missed"
+    assert rows["plain_vs_genai"]["verdict"] == "skipped"
+    assert "make peers" in rows["plain_vs_genai"]["reason"]
+    assert "no memory" in rows["draft_vs_transformers"]["reason"]
+
+
+def test_missed_and_skipped_are_said_in_the_table(results):
+    table = {line.split("|")[1].strip(): line for line in markdown(results).splitlines() if line.startswith("|")}
+    assert "**missed**" in table[FIGURES["int8_vs_float32"].text]
+    assert "1.20x" in table[FIGURES["int8_vs_float32"].text]
+    assert "skipped: genai is not installed" in table[FIGURES["plain_vs_genai"].text]
+    assert "skipped: RuntimeError: no memory" in table[FIGURES["draft_vs_transformers"].text]
+
+
+def test_differing_texts_are_reported(results):
+    row = next(row for row in results["agreement"] if row["key"] == "transformers")
+    assert row["identical"] == 0.5
+    assert row["divergences"] == [{"prompt": 1, "token": 1}]
+    note = "transformers, generate (code): 50 % of the prompts identical, first difference at token 1"
+    assert note in markdown(results)
+
+
+def test_acceptance_of_a_contender(results):
+    row = next(row for row in results["contenders"] if row["key"] == "draft")
+    assert (row["acceptance_rate"], row["mean_acceptance_length"], row["draft_tokens"]) == (0.25, 2.0, 4)
+
+
+def test_bounds_point_the_right_way():
+    series = {"outside_draft": [[0.05]], "step_draft": [[1.0]], "rows8_int8": [[1.5]], "rows1_int8": [[1.0]]}
+    assert judge("outside_draft", series, {})["verdict"] == "reached"
+    assert judge("rows_int8", series, {})["verdict"] == "missed"
+
+
+def test_every_contender_can_be_loaded():
+    assert {(who.worker, who.model) for who in CONTENDERS.values()} == loads("t", "d").keys()

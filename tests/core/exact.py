@@ -1,0 +1,216 @@
+"""Proof by enumeration: the exact law of what the production code emits.
+
+`ExactDice` stands in for `Dice`. Where production draws a number, it takes *one* possible answer, remembers the
+others as branches still to be run, and multiplies the weight of the run by the answer's probability. Running until
+no branch is left gives every outcome of `verify` with its probability. A run is replayed from its beginning by its
+tape, the list of answers to give, so the code under test needs no hook for it.
+
+Probabilities are float64 when production computes them; each is turned back into the fraction it stands for by
+`rational`. Why that is the right one: two different fractions with denominators up to D lie at least 1/D^2 = 1e-10
+apart, float64 arithmetic on numbers of order one is good to 1e-13 here, and `rational` insists on 1e-12. So if the
+true value has a denominator of at most D, it is the one found. It has: with p and q in n-ths, n <= 12, the largest
+denominators come from block verification's h = Z / (Z + 1 - w), where w is a product of at most 3 ratios a/b with
+b <= n, so that Z and w are multiples of 1/n^4 and h has a denominator of at most 2 n^4 = 41472; and from a fourth
+sibling drawn without replacement, at most n^4. Should the argument fail for some rule to come, laws that do not sum
+to 1 exactly, or a final law that is not p exactly, show it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence as Seq
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.core.dice import Dice
+from slipstream.core.draft import Draft
+from slipstream.core.verify import Rule, verify
+from tests.core.worlds import Guesses, Shape, Text, World, every_draft
+
+D = 10**5
+
+
+@cache
+def rational(x: float) -> Fraction:
+    """The fraction with a denominator of at most D that the float64 `x` stands for."""
+    found = Fraction(x).limit_denominator(D)
+    assert abs(found - Fraction(x)) < Fraction(1, 10**12), f"{x!r} is no fraction with a denominator up to {D}"
+    return found
+
+
+def chance(x: float) -> Fraction:
+    """Probability that `Dice.accept` says yes: 1 above 1, 0 for NaN and below 0."""
+    return Fraction(0) if not x > 0 else Fraction(1) if x >= 1 else rational(x)
+
+
+class Walk:
+    """One run of one sequence: answers given, its probability so far, and the branches not taken."""
+
+    def __init__(self, tape: tuple[int, ...]):
+        self.tape, self.taken, self.weight = tape, list[int](), Fraction(1)
+        self.answers, self.open = list[bool](), list[tuple[int, ...]]()
+
+    def take(self, options: list[tuple[Any, Fraction]]) -> Any:
+        assert sum(w for _, w in options) == 1, f"not a law: {options}"
+        options = [(value, w) for value, w in options if w > 0]
+        turn = len(self.taken)
+        choice = self.tape[turn] if turn < len(self.tape) else 0
+        if turn >= len(self.tape):
+            self.open += [(*self.taken, other) for other in range(1, len(options))]
+        self.taken.append(choice)
+        self.weight *= options[choice][1]
+        return options[choice][0]
+
+
+class ExactDice(Dice):
+    """rule, rows: to know which sequences still have a guess on trial (see `on_trial`)."""
+
+    def __init__(self, rule: Rule, rows: Seq[Guesses], tapes: Seq[tuple[int, ...]]):
+        self.rule, self.rows = rule, rows
+        self.walks = [Walk(tape) for tape in tapes]
+
+    def accept(self, probability: Tensor) -> Tensor:
+        assert probability.shape == (len(self.rows),)
+        assert probability.dtype == torch.float64
+        return torch.tensor([self._accept(b, x) for b, x in enumerate(probability.tolist())])
+
+    def _accept(self, b: int, x: float) -> bool:
+        walk = self.walks[b]
+        if not on_trial(self.rule, self.rows[b].shape, walk.answers):
+            return True  # nobody may listen; the answer that would do most harm
+        yes = chance(x)
+        walk.answers.append(walk.take([(True, yes), (False, 1 - yes)]))
+        return walk.answers[-1]
+
+    def choose(self, law: Tensor) -> Tensor:
+        assert law.shape[0] == len(self.rows)
+        return torch.tensor([walk.take(_options(row)) for walk, row in zip(self.walks, law.tolist(), strict=True)])
+
+    def pick(self, law: Tensor, owner: Seq[int], depth: Seq[int]) -> Tensor:
+        rows = zip(owner, law.tolist(), strict=True)
+        return torch.tensor([self.walks[b].take(_options(row)) for b, row in rows])
+
+
+def _options(row: list[float]) -> list[tuple[int, Fraction]]:
+    return [(token, rational(x)) for token, x in enumerate(row)]
+
+
+def on_trial(rule: Rule, shape: Shape, answers: Seq[bool]) -> bool:
+    """Whether the next answer can matter to a sequence that has received `answers`. In a batch the rules walk in
+    lockstep and ask for sequences that are through, too; branching there would change nothing and cost a lot."""
+    if rule.name == "block":
+        return len(answers) < len(shape.parents)
+    if rule.name != "rejection":
+        return True
+    voters = [i for i, kind in enumerate(shape.kinds) if kind != "n"]
+    below = iter([i for i in voters if shape.parents[i] == -1])
+    node = next(below, None)
+    for yes in answers:
+        if yes:
+            below = iter([i for i in voters if shape.parents[i] == node])
+        node = next(below, None)
+    return node is not None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run emitted: its tokens, how many of them were guesses, and its probability."""
+
+    tokens: Text
+    accepted: int
+    weight: Fraction
+
+
+def pack(rows: Seq[Guesses]) -> tuple[Draft, Tensor]:
+    """The draft and the laws [B + N, V] that `verify` takes, for one sequence per entry."""
+    splits = [0]
+    for row in rows:
+        splits.append(splits[-1] + len(row.tokens))
+    kinds = "".join(row.shape.kinds for row in rows)
+    q = [[float(x) for x in law] for row in rows for law in row.q]
+    draft = Draft(
+        tokens=torch.tensor([t for row in rows for t in row.tokens], dtype=torch.int64),
+        parents=[parent for row in rows for parent in row.shape.parents],
+        splits=splits,
+        q=torch.tensor(q, dtype=torch.float64) if set(kinds) & set("sw") else None,
+        votes=[kind != "n" for kind in kinds] if "n" in kinds else None,
+    )
+    draft.check([row.shape.height for row in rows], rows[0].world.vocab, 16)
+    laws = [[float(x) for x in law] for row in rows for law in row.laws()]
+    return draft, torch.tensor(laws, dtype=torch.float64)
+
+
+def explore(rule: Rule, drafts: Seq[Guesses], at_once: int = 4096) -> list[list[Outcome]]:
+    """Every outcome of verifying each of `drafts`, given that draft. They are verified in batches of `at_once`, so
+    the runs of one draft have the runs of others, and of other shapes, for company."""
+    outcomes: list[list[Outcome]] = [[] for _ in drafts]
+    todo: list[tuple[int, tuple[int, ...]]] = [(i, ()) for i in range(len(drafts))]
+    while todo:
+        now, todo = todo[:at_once], todo[at_once:]
+        rows = [drafts[i] for i, _ in now]
+        draft, laws = pack(rows)
+        dice = ExactDice(rule, rows, [tape for _, tape in now])
+        verdict = verify(draft, laws, rule, dice)
+        for b, (i, _) in enumerate(now):
+            walk = dice.walks[b]
+            outcomes[i].append(Outcome(tuple(verdict.run(draft, b)), verdict.accepted(b), walk.weight))
+            todo += [(i, tape) for tape in walk.open]
+    return outcomes
+
+
+def weighed(rule: Rule, drafts: Seq[Guesses], at_once: int = 4096) -> list[Outcome]:
+    """The outcomes of all `drafts` together, each with the probability of its draft and of the run after it."""
+    return [
+        replace(outcome, weight=made.weight * outcome.weight)
+        for made, found in zip(drafts, explore(rule, drafts, at_once), strict=True)
+        for outcome in found
+    ]
+
+
+def outcomes_of(rule: Rule, world: World, shape: Shape, at_once: int = 4096) -> list[Outcome]:
+    """Every outcome of drafting *and* verifying, with its probability."""
+    return weighed(rule, list(every_draft(world, shape)), at_once)
+
+
+def completed(world: World, outcomes: Iterable[Outcome], length: int) -> dict[Text, Fraction]:
+    """The law of the first `length` tokens: each outcome is continued by the target alone."""
+    mass: dict[Text, Fraction] = defaultdict(Fraction)
+    for outcome in outcomes:
+        assert 1 <= len(outcome.tokens) <= length
+        mass[outcome.tokens] += outcome.weight
+    for _ in range(length):
+        longer: dict[Text, Fraction] = defaultdict(Fraction)
+        for text, weight in mass.items():
+            if len(text) == length:
+                longer[text] += weight
+            else:
+                for token, p in enumerate(world.p(text)):
+                    if p:
+                        longer[(*text, token)] += weight * p
+        mass = longer
+    return {text: weight for text, weight in mass.items() if weight}
+
+
+def target_law(world: World, length: int) -> dict[Text, Fraction]:
+    """The law of the first `length` tokens of plain decoding."""
+    return completed(world, [Outcome((t,), 0, p) for t, p in enumerate(world.p(())) if p], length)
+
+
+def emitted_law(rule: Rule, world: World, shape: Shape, at_once: int = 4096) -> dict[Text, Fraction]:
+    """The law of the first height + 1 tokens when a step with that rule and shape comes first."""
+    return completed(world, outcomes_of(rule, world, shape, at_once), shape.height + 1)
+
+
+def distance(a: dict[Text, Fraction], b: dict[Text, Fraction]) -> Fraction:
+    """Total variation distance."""
+    return sum((abs(a.get(t, Fraction(0)) - b.get(t, Fraction(0))) for t in {*a, *b}), Fraction(0)) / 2
+
+
+def mean_accepted(rule: Rule, world: World, shape: Shape) -> Fraction:
+    """Expected number of accepted guesses of one step."""
+    return sum((o.accepted * o.weight for o in outcomes_of(rule, world, shape)), Fraction(0))

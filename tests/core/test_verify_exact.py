@@ -1,0 +1,197 @@
+"""The promise: every lossless rule emits exactly the law of the target. Proven by enumeration with fractions.
+
+Each test draws tiny random languages, enumerates every draft and every random choice of the production `verify`, and
+compares the law of the first gamma + 1 tokens with the target's own: `==` on fractions, no tolerance.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+
+import pytest
+import torch
+
+from slipstream.core.dice import Dice
+from slipstream.core.draft import Draft
+from slipstream.core.random import Stream
+from slipstream.core.verify import RULES, verify
+from tests.core.exact import Outcome, completed, emitted_law, explore, outcomes_of, pack, target_law
+from tests.core.worlds import Shape, World, every_draft, law, random_world, steady
+
+LOSSLESS = [rule.name for rule in RULES.values() if rule.lossless]
+SAMPLED = [name for name in LOSSLESS if name != "greedy"]  # greedy is a rule for temperature 0 only
+
+CHAINS = [(vocab, gamma) for vocab in (2, 3, 4) for gamma in (1, 2, 3, 4)]
+
+#   parents            kinds of guesses
+TREES = [
+    ((-1, -1), ["ss", "ww", "pp", "sp", "ps", "sw", "ws", "ns", "np"]),
+    ((-1, -1, -1), ["sss", "www", "ppp", "spw", "wpw", "wnw"]),
+    ((-1, -1, 0), ["sss", "wws", "ppp", "wwp", "nsp"]),
+    ((-1, -1, 0, 1), ["ssss", "wwss", "pppp", "wwpp", "wwsn"]),
+    ((-1, 0, 0), ["sss", "sww", "spp", "pww", "nww"]),
+    ((-1, 0, 0, 1), ["ssss", "swws", "pppp", "swwn"]),
+    ((-1, -1, 0, 0), ["wwww", "ppww", "wwpp"]),
+    ((-1, 0, -1, 1), ["wswp", "ssss"]),  # the nodes of one branch need not stand together
+    ((-1, -1, -1, -1), ["wwww", "ssss", "pppp"]),
+]
+TREE_CASES = [(parents, kinds) for parents, several in TREES for kinds in several]
+
+
+def chain_kinds(gamma: int) -> list[str]:
+    return sorted({"s" * gamma, "p" * gamma, "sp" * gamma, "ps" * gamma, "ssp" * gamma}, key=len)
+
+
+def cost(rule: str, vocab: int, nodes: int) -> int:
+    """`coupled` picks at every node before it looks at the guesses, so its branches multiply."""
+    return vocab ** (nodes + 1) * vocab**nodes if rule == "coupled" else 0
+
+
+def assert_lossless(rule: str, world: World, shape: Shape) -> None:
+    assert emitted_law(RULES[rule], world, shape) == target_law(world, shape.height + 1)
+
+
+@pytest.mark.parametrize("rule", SAMPLED)
+@pytest.mark.parametrize(("vocab", "gamma"), CHAINS)
+def test_a_chain_leaves_the_law_of_the_target_unchanged(rule: str, vocab: int, gamma: int) -> None:
+    if cost(rule, vocab, gamma) > 10**4:
+        pytest.skip("too many picks to enumerate; the test of every pick table covers this rule")
+    for seed in range(12 if vocab < 4 or gamma < 4 else 4):
+        for kinds in {kinds[:gamma] for kinds in chain_kinds(gamma)}:
+            assert_lossless(rule, random_world(1000 * gamma + seed, vocab), Shape.chain(kinds))
+
+
+@pytest.mark.parametrize("rule", [name for name in SAMPLED if name != "block"])
+@pytest.mark.parametrize(("parents", "kinds"), TREE_CASES)
+def test_a_tree_leaves_the_law_of_the_target_unchanged(rule: str, parents: tuple[int, ...], kinds: str) -> None:
+    for vocab in (2, 3, 4):
+        for seed in range(6 if vocab < 4 else 2):
+            if cost(rule, vocab, len(kinds)) <= 2000:
+                assert_lossless(rule, random_world(seed, vocab), Shape(parents, kinds))
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_at_temperature_zero_every_rule_emits_the_argmax(rule: str) -> None:
+    for vocab, seed in product((2, 3, 4), range(6)):
+        world = random_world(seed, vocab, greedy=True)
+        for shape in (Shape.chain("ssss"), Shape.chain("spp"), Shape((-1, -1, 0, 1), "wwsp"), Shape((-1, -1), "np")):
+            is_tree = shape != Shape.chain(shape.kinds)
+            if not (rule == "block" and is_tree):
+                assert_lossless(rule, world, shape)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("at_once", [1, 5, 4096])
+def test_ragged_batch_mates_change_nothing(rule: str, at_once: int) -> None:
+    """Sequences with different shapes, different laws and no draft at all share the batches; each one's outcomes,
+    given its own random choices, are those that it has alone."""
+    chains = [Shape.chain(kinds) for kinds in ("", "s", "sss", "p", "psp")]
+    trees = [Shape((-1, -1, 0), "wws"), Shape((-1, -1, 0, 1), "ssnp"), Shape((-1, -1), "pp")]
+    shapes = chains if rule == "block" else chains + trees
+    worlds = [random_world(40 + i, 3) for i in range(len(shapes))]
+    owners, drafts = [], []
+    for i, (world, shape) in enumerate(zip(worlds, shapes, strict=True)):
+        for made in every_draft(world, shape):
+            owners.append(i)
+            drafts.append(made)
+    order = sorted(range(len(drafts)), key=lambda i: (i * 7919) % len(drafts))  # mates of every kind
+    found = explore(RULES[rule], [drafts[i] for i in order], at_once)
+    for i, (world, shape) in enumerate(zip(worlds, shapes, strict=True)):
+        mine = [(drafts[j], found[k]) for k, j in enumerate(order) if owners[j] == i]
+        outcomes = [Outcome(o.tokens, o.accepted, made.weight * o.weight) for made, own in mine for o in own]
+        assert completed(world, outcomes, shape.height + 1) == target_law(world, shape.height + 1)
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_with_production_dice_a_sequence_fares_the_same_alone_and_in_a_batch(rule: str) -> None:
+    """The other half of the batch promise: production numbers are addressed by (seed, position) alone."""
+    shapes = [Shape.chain("ss"), Shape.chain(""), Shape.chain("s"), Shape.chain("ssss")]
+    if rule != "block":
+        shapes += [Shape((-1, -1, 0, 1), "wwss"), Shape((-1, -1, -1), "wwp")]
+    for seed in range(8):
+        rows = []
+        for i, shape in enumerate(shapes):
+            drafts = list(every_draft(random_world(seed + 50 * i, 4, greedy=rule == "greedy"), shape))
+            rows.append(drafts[(seed * 31 + i) % len(drafts)])
+
+        def decide(some: list[int], rows=rows, seed=seed) -> list[list[int]]:
+            draft, laws = pack([rows[i] for i in some])
+            counts = [len(rows[i].tokens) for i in some]
+            dice = Dice([Stream(100 * seed + i) for i in some], [17 + i for i in some], counts)
+            verdict = verify(draft, laws, RULES[rule], dice)
+            return [verdict.run(draft, b) for b in range(len(some))]
+
+        everyone = list(range(len(rows)))
+        together = decide(everyone)
+        assert [decide([i])[0] for i in everyone] == together
+        assert decide(everyone[::-1])[::-1] == together
+
+
+def test_an_empty_draft_is_plain_decoding() -> None:
+    for rule in SAMPLED:
+        world = random_world(3, 4)
+        outcomes = outcomes_of(RULES[rule], world, Shape.chain(""))
+        assert {o.tokens: o.weight for o in outcomes} == target_law(world, 1)
+
+
+class Picks(Dice):
+    """The shared noise by its effect: a table that says which token the target picks after each text."""
+
+    def __init__(self, table: dict[tuple[int, ...], int], texts: list[tuple[int, ...]]):
+        self.table, self.texts = table, texts
+
+    def pick(self, law, owner, depth):
+        assert list(depth) == [len(text) for text in self.texts], "noise belongs to the position of the token"
+        assert list(owner) == [0] * len(depth)
+        return torch.tensor([self.table[text] for text in self.texts])
+
+
+@pytest.mark.parametrize(("vocab", "shape"), [
+    (2, Shape.chain("pp")),
+    (2, Shape((-1, -1, 0, 1), "pppp")),
+    (2, Shape((-1, -1, 0), "pnp")),
+    (3, Shape.chain("p")),
+    (3, Shape((-1, -1), "pp")),
+], ids=str)
+def test_coupled_emits_the_picks_of_the_target_whatever_the_draft(vocab: int, shape: Shape) -> None:
+    """For every table of picks and every draft, the run is the beginning of what the target would have picked alone.
+    Since *every* pair is tried, drafts that know the noise and conspire with it are among them. With picks of law p,
+    independent between positions (Gumbel-max, tested in test_dice), this is losslessness, and more."""
+    texts = [text for n in range(shape.height + 1) for text in product(range(vocab), repeat=n)]
+    uniform = steady(law(*[1] * vocab), law(*[1] * vocab))
+    for values in product(range(vocab), repeat=len(texts)):
+        table = dict(zip(texts, values, strict=True))
+        plain: tuple[int, ...] = ()
+        for _ in range(shape.height + 1):
+            plain += (table[plain],)
+        for tokens in product(range(vocab), repeat=len(shape.parents)):
+            draft = Draft(
+                torch.tensor(tokens, dtype=torch.int64),
+                shape.parents,
+                (0, len(tokens)),
+                votes=[kind != "n" for kind in shape.kinds],
+            )
+            paths = [()] + [
+                tuple(tokens[j] for j in draft.ancestors(0, i)) for i in range(len(tokens))
+            ]
+            laws = torch.full((len(paths), vocab), float(uniform.p(())[0]), dtype=torch.float64)
+            verdict = verify(draft, laws, RULES["coupled"], Picks(table, paths))
+            run = tuple(verdict.run(draft, 0))
+            assert run == plain[: len(run)]
+            assert verdict.accepted(0) == len(run) - 1
+
+
+def test_coupled_accepts_a_whole_draft_that_is_right() -> None:
+    table = {(): 1, (1,): 0, (1, 0): 2}
+    draft = Draft.chains([[1, 0]])
+    verdict = verify(draft, torch.full((3, 3), 1 / 3), RULES["coupled"], Picks(table, [(), (1,), (1, 0)]))
+    assert verdict.run(draft, 0) == [1, 0, 2]
+
+
+def test_the_enumeration_is_complete() -> None:
+    """The weights of all outcomes sum to one for every draft: no branch is lost, none is counted twice."""
+    world = random_world(5, 3)
+    for rule, shape in (("rejection", Shape((-1, -1, 0), "wws")), ("block", Shape.chain("sss"))):
+        for found in explore(RULES[rule], list(every_draft(world, shape))):
+            assert sum(o.weight for o in found) == Fraction(1)

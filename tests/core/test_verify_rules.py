@@ -1,0 +1,337 @@
+"""What each rule accepts, to the published figure, and the wrong rules, which must be caught.
+
+Figures are those of the papers or computed by hand with fractions; the enumeration must reproduce them exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+
+from slipstream.core.dice import Dice
+from slipstream.core.draft import Draft
+from slipstream.core.random import Stream
+from slipstream.core.verify import RULES, Rule, rule_named, verify
+from slipstream.errors import RuleError
+from slipstream.lab.theory import acceptance_rate, block_expected_accepted, expected_accepted
+from tests.core import wrong
+from tests.core.exact import (
+    Outcome,
+    completed,
+    distance,
+    emitted_law,
+    explore,
+    mean_accepted,
+    outcomes_of,
+    target_law,
+    weighed,
+)
+from tests.core.worlds import Guesses, Law, Shape, every_draft, law, random_world, steady
+
+REJECTION, BLOCK, COUPLED = RULES["rejection"], RULES["block"], RULES["coupled"]
+P, Q = law(7, 2, 1), law(5, 3, 2)
+ONE = Shape.chain("s")
+
+
+def first_token(outcomes: list[Outcome], vocab: int) -> Law:
+    """The law of the first token emitted."""
+    return tuple(sum((o.weight for o in outcomes if o.tokens[0] == t), Fraction(0)) for t in range(vocab))
+
+
+def tv(a: Law, b: Law) -> Fraction:
+    return sum((abs(x - y) for x, y in zip(a, b, strict=True)), Fraction(0)) / 2
+
+
+def accepted(outcomes: list[Outcome]) -> Fraction:
+    return sum((o.accepted * o.weight for o in outcomes), Fraction(0))
+
+
+def thousandths(*values: int) -> Law:
+    return tuple(Fraction(v, 1000) for v in values)
+
+
+# --- one guess: p = (.7, .2, .1), q = (.5, .3, .2) ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rule", "output", "error", "accept"), [
+    (REJECTION, (700, 200, 100), 0, 800),
+    (BLOCK, (700, 200, 100), 0, 800),
+    (COUPLED, (700, 200, 100), 0, 430),  # sample and compare: sum p q, with noise of its own on either side
+    (wrong.A, (749, 174, 77), 49, 430),
+    (wrong.B, (920, 60, 20), 220, 430),
+    (wrong.C, (640, 240, 120), 60, 800),
+    (wrong.D, (1000, 0, 0), 300, 500),
+], ids=lambda x: x.name if isinstance(x, Rule) else "")
+def test_one_sampled_guess_gives_the_table(rule: Rule, output: tuple[int, ...], error: int, accept: int) -> None:
+    outcomes = outcomes_of(rule, steady(P, Q), ONE, at_once=1)
+    assert first_token(outcomes, 3) == thousandths(*output)
+    assert tv(first_token(outcomes, 3), P) == Fraction(error, 1000)
+    assert accepted(outcomes) == Fraction(accept, 1000)
+
+
+@pytest.mark.parametrize("rule", [REJECTION, BLOCK], ids=["rejection", "block"])
+def test_rule_e_an_argmax_guess_must_not_carry_its_softmax_as_q(rule: Rule) -> None:
+    """The same production rule, fed a q that the guess was not drawn from: output 1 0 0."""
+    bad = Guesses(steady(P, Q), ONE, [0], [Q])
+    outcomes = explore(rule, [bad])[0]
+    assert first_token(outcomes, 3) == thousandths(1000, 0, 0)
+    assert accepted(outcomes) == 1
+    honest = outcomes_of(rule, steady(P, Q), Shape.chain("p"))
+    assert first_token(honest, 3) == P
+    assert accepted(honest) == P[0]
+
+
+def test_rule_f_a_sampled_guess_must_not_be_dropped_for_its_own_low_q() -> None:
+    world = steady(P, Q)
+    drafts = [
+        made if made.q[0][made.tokens[0]] >= Fraction(1, 4) else Guesses(world, Shape.chain(""), weight=made.weight)
+        for made in every_draft(world, ONE)
+    ]
+    outcomes = weighed(REJECTION, drafts)
+    assert first_token(outcomes, 3) == thousandths(740, 240, 20)
+    assert tv(first_token(outcomes, 3), P) == Fraction(80, 1000)
+
+
+def test_length_may_depend_on_the_guess_before() -> None:
+    """The lawful sibling of rule F: stop drafting *behind* a guess of low q, but keep that guess."""
+    for seed in range(10):
+        world = random_world(seed, 3)
+        drafts = []
+        for made in every_draft(world, Shape.chain("s")):
+            if made.q[0][made.tokens[0]] < Fraction(1, 3):
+                drafts.append(made)
+            else:
+                drafts += [
+                    longer for longer in every_draft(world, Shape.chain("ss")) if longer.tokens[:1] == made.tokens
+                ]
+        outcomes = [
+            replace(o, weight=o.weight * made.weight)
+            for rule in (REJECTION,)
+            for made, found in zip(drafts, explore(rule, drafts), strict=True)
+            for o in found
+        ]
+        assert completed(world, outcomes, 3) == target_law(world, 3)
+
+
+def test_rule_g_accepting_with_p_and_removing_the_guess_is_exact_for_any_drafter() -> None:
+    """Guesses without q: accept with p(x), on rejection sample p without x. Exact although the guess was sampled."""
+    world = steady(P, Q)
+    drafts = [
+        Guesses(world, Shape.chain("p"), made.tokens, made.q, made.weight) for made in every_draft(world, ONE)
+    ]
+    outcomes = weighed(REJECTION, drafts)
+    assert first_token(outcomes, 3) == P
+    assert accepted(outcomes) == Fraction(430, 1000)
+
+
+def test_rule_a_is_wrong_for_a_deterministic_drafter_and_g_is_right() -> None:
+    """At p(x) = 1/2 rule A emits x three times in four."""
+    half = steady(law(1, 1), law(1, 0))
+    assert first_token(outcomes_of(wrong.A, half, ONE, at_once=1), 2) == law(3, 1)
+    assert first_token(outcomes_of(REJECTION, half, Shape.chain("p")), 2) == law(1, 1)
+
+
+@pytest.mark.parametrize("rule", [wrong.A, wrong.B, wrong.C, wrong.D], ids=lambda rule: rule.name[0])
+def test_wrong_rules_are_caught_on_random_languages(rule: Rule) -> None:
+    caught = 0
+    for seed in range(12):
+        world = random_world(seed, 3)
+        caught += emitted_law(rule, world, Shape.chain("ss"), at_once=1) != target_law(world, 3)
+    assert caught >= 10  # here and there p == q, where most mistakes do not show
+
+
+def test_q_must_be_filtered_as_the_guess_was() -> None:
+    """top-k 2: the guess is drawn from the filtered q. With that q 7/9, 2/9; with the raw q .7222, .2778."""
+    p, q = law(7, 2, 0), law(5, 3, 0)
+    honest = outcomes_of(REJECTION, steady(p, q), ONE)
+    assert first_token(honest, 3) == p == (Fraction(7, 9), Fraction(2, 9), 0)
+    drafts = [replace(made, q=[Q]) for made in every_draft(steady(p, q), ONE)]
+    raw = weighed(REJECTION, drafts)
+    assert first_token(raw, 3) == (Fraction(13, 18), Fraction(5, 18), 0)
+
+
+def test_filtering_q_otherwise_than_p_costs_acceptance_and_nothing_else() -> None:
+    for q in (law(5, 3, 2), law(5, 3, 0), law(1, 0, 0)):
+        outcomes = outcomes_of(REJECTION, steady(law(7, 2, 0), q), ONE)
+        assert first_token(outcomes, 3) == law(7, 2, 0)
+        assert accepted(outcomes) == acceptance_rate(law(7, 2, 0), q)
+
+
+def test_a_shared_vocabulary_needs_a_renormalised_q() -> None:
+    """p = (.5, .3, .2), the drafter knows two tokens, raw q = (.4, .4): unnormalised TV .117."""
+    p = law(5, 3, 2)
+    assert first_token(outcomes_of(REJECTION, steady(p, law(1, 1, 0)), ONE), 3) == p
+    drafts = [replace(made, q=[(Fraction(2, 5), Fraction(2, 5), Fraction(0))])
+              for made in every_draft(steady(p, law(1, 1, 0)), ONE)]
+    raw = weighed(REJECTION, drafts)
+    assert round(float(tv(first_token(raw, 3), p)), 3) == 0.117
+
+
+# --- siblings: p = (.4, .3, .2, .1), q reversed, two guesses --------------------------------------------------------
+
+SLOPE = law(4, 3, 2, 1)
+PAIR = Shape((-1, -1), "ww")
+
+
+@pytest.mark.parametrize(("shape", "share"), [
+    (Shape.chain("s"), Fraction(60, 100)),
+    (Shape((-1, -1), "ss"), Fraction(72, 100)),  # SpecInfer: independent siblings
+    (PAIR, Fraction(7643, 10000)),  # without replacement, q renormalised
+    (Shape((-1, -1), "pp"), Fraction(10, 100)),  # a point mass twice: the second time in vain
+], ids=["chain", "specinfer", "without replacement", "duplicate point mass"])
+def test_siblings_are_accepted_at_the_published_rate(shape: Shape, share: Fraction) -> None:
+    outcomes = outcomes_of(REJECTION, steady(SLOPE, SLOPE[::-1]), shape)
+    assert first_token(outcomes, 4) == SLOPE
+    assert round(accepted(outcomes), 4) == share
+
+
+def test_deterministic_siblings_are_accepted_with_the_mass_they_cover() -> None:
+    """EAGLE's and Medusa's top-k children: one of them stands with probability sum p(children)."""
+    world = replace(steady(SLOPE, SLOPE), fixed=lambda text, node: node)
+    outcomes = outcomes_of(REJECTION, world, Shape((-1, -1, -1), "ppp"))
+    assert first_token(outcomes, 4) == SLOPE
+    assert accepted(outcomes) == sum(SLOPE[:3])
+
+
+def test_siblings_without_replacement_need_their_conditional_q() -> None:
+    world = steady(SLOPE, SLOPE[::-1])
+    drafts = [replace(made, q=[made.q[0], made.q[0]]) for made in every_draft(world, PAIR)]
+    outcomes = weighed(REJECTION, drafts)
+    assert round(float(tv(first_token(outcomes, 4), SLOPE)), 4) == 0.0434
+
+
+def test_p_must_be_updated_between_siblings() -> None:
+    outcomes = outcomes_of(wrong.FROZEN_P, steady(SLOPE, SLOPE[::-1]), PAIR, at_once=1)
+    assert tv(first_token(outcomes, 4), SLOPE) == Fraction(14, 100)
+
+
+def test_sampled_siblings_must_not_be_pruned_by_their_q() -> None:
+    """Fault F in a tree: of two sampled siblings, the one of lower q is dropped."""
+    world = steady(SLOPE, SLOPE[::-1])
+    outcomes = []
+    for made in every_draft(world, Shape((-1, -1), "ss")):
+        best = max(made.tokens, key=lambda t: made.q[0][t])
+        pruned = Guesses(world, ONE, [best], [made.q[0]])
+        outcomes += [replace(o, weight=o.weight * made.weight) for o in explore(REJECTION, [pruned])[0]]
+    assert tv(first_token(outcomes, 4), SLOPE) > Fraction(1, 100)
+
+
+# --- block verification ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("gamma", "token", "block"), [
+    (1, Fraction(2, 3), Fraction(2, 3)),
+    (2, Fraction(10, 9), Fraction(11, 9)),  # the figures of 2403.10444
+    (3, Fraction(38, 27), Fraction(5, 3)),
+    (4, Fraction(130, 81), Fraction(166, 81)),
+])
+def test_block_verification_accepts_what_its_paper_says(gamma: int, token: Fraction, block: Fraction) -> None:
+    p, q = law(1, 2), law(2, 1)
+    shape = Shape.chain("s" * gamma)
+    assert mean_accepted(REJECTION, steady(p, q), shape) == token == expected_accepted(acceptance_rate(p, q), gamma)
+    assert mean_accepted(BLOCK, steady(p, q), shape) == block == block_expected_accepted(p, q, gamma)
+
+
+def test_block_never_accepts_fewer_than_rejection() -> None:
+    more = 0
+    for seed in range(40):
+        world, shape = random_world(seed, 2 + seed % 3), Shape.chain("sps" if seed % 4 == 0 else "sss")
+        block, token = mean_accepted(BLOCK, world, shape), mean_accepted(REJECTION, world, shape)
+        assert block >= token
+        more += block > token
+    assert more >= 10
+
+
+def test_rejection_accepts_one_guess_with_the_overlap_of_the_laws() -> None:
+    for seed in range(30):
+        world = random_world(seed, 4)
+        assert mean_accepted(REJECTION, world, ONE) == acceptance_rate(world.p(()), world.q(()))
+        assert mean_accepted(BLOCK, world, ONE) == acceptance_rate(world.p(()), world.q(()))
+
+
+def test_a_draft_from_the_target_itself_is_always_accepted() -> None:
+    for rule in (REJECTION, BLOCK):
+        for seed in range(5):
+            world = random_world(seed, 3)
+            world = replace(world, q=world.p)
+            assert mean_accepted(rule, world, Shape.chain("sss")) == 3
+            assert distance(emitted_law(rule, world, Shape.chain("sss")), target_law(world, 4)) == 0
+
+
+# --- edges of the arithmetic ----------------------------------------------------------------------------------------
+
+
+class Fixed(Dice):
+    """Production dice whose every uniform is `u`."""
+
+    def __init__(self, u: float, batch: int = 1):
+        super().__init__([Stream(0)] * batch, [0] * batch, [0] * batch)
+        self.u, self.batch = u, batch
+
+    def _uniforms(self, row: int) -> torch.Tensor:
+        return torch.full((self.batch,), self.u, dtype=torch.float64)
+
+
+def rows(*laws: list[float]) -> torch.Tensor:
+    return torch.tensor(laws, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2**-53])
+def test_an_impossible_token_is_never_accepted(rule: str, u: float) -> None:
+    """`u <= p/q` with u = 0 accepts a token of probability zero; the strict test does not."""
+    for q in (None, rows([0.5, 0.5, 0.0])):
+        draft = Draft.chains([[1]], q)
+        verdict = verify(draft, rows([0.6, 0.0, 0.4], [1, 0, 0]), RULES[rule], Fixed(u))
+        assert verdict.path == [[]]
+        assert verdict.next[0] in (0, 2)
+
+
+def test_u_of_zero_draws_no_impossible_token() -> None:
+    """Of what is left after the rejection, only token 2 is possible."""
+    verdict = verify(Draft.chains([[0]], rows([1.0, 0, 0])), rows([0.0, 0, 1], [1, 0, 0]), REJECTION, Fixed(0.0))
+    assert verdict.run(Draft.chains([[0]]), 0) == [2]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("u", [0.0, 0.999999])
+def test_a_certain_guess_always_stands(rule: str, u: float) -> None:
+    for q in (None, rows([0.0, 1.0])):
+        verdict = verify(Draft.chains([[1]], q), rows([0.0, 1.0], [1.0, 0.0]), RULES[rule], Fixed(u))
+        assert verdict.path == [[0]]
+        assert verdict.next == [0]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_equal_laws_leave_no_empty_residual_behind(rule: str) -> None:
+    """p == q up to rounding: the residual has no mass, and the arithmetic must stay finite."""
+    p = [0.1, 0.2, 0.7]
+    q = [x * (1 + 1e-16) for x in p]
+    for u in (0.0, 0.3, 1 - 2**-53):
+        draft = Draft.chains([[2, 2]], rows(q, q))
+        verdict = verify(draft, rows(p, p, p), RULES[rule], Fixed(u))
+        assert 0 <= verdict.next[0] < 3
+
+
+def test_greedy_refuses_a_law_that_is_not_a_point_mass() -> None:
+    with pytest.raises(RuleError, match="not a point mass"):
+        verify(Draft.chains([[0]]), rows([0.5, 0.5], [1.0, 0.0]), RULES["greedy"], Fixed(0.5))
+
+
+def test_block_refuses_a_tree() -> None:
+    tree = Draft(torch.tensor([0, 1]), (-1, -1), (0, 2))
+    with pytest.raises(RuleError, match="tree"):
+        verify(tree, rows([0.5, 0.5], [1, 0], [1, 0]), BLOCK, Fixed(0.5))
+
+
+def test_an_unknown_rule_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(RuleError, match="rejection"):
+        rule_named("rejections")
+
+
+def test_rules_say_whether_they_are_lossless() -> None:
+    assert {"greedy", "rejection", "block", "coupled"} <= {rule.name for rule in RULES.values() if rule.lossless}
+    assert all(name == rule.name for name, rule in RULES.items())

@@ -1,0 +1,138 @@
+"""Tiny languages with exact laws, and every draft that a drafter could make of them.
+
+All probabilities are fractions with one small denominator, so that what verification computes from them in float64
+can be turned back into the fraction it stands for (see `tests.core.exact`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import pairwise
+
+Text = tuple[int, ...]
+Law = tuple[Fraction, ...]
+
+
+@dataclass(frozen=True)
+class World:
+    """`p` and `q` give the target's and the drafter's law after a text (the tokens emitted since the step began)."""
+
+    vocab: int
+    p: Callable[[Text], Law]
+    q: Callable[[Text], Law]
+    fixed: Callable[[Text, int], int] = lambda text, node: 0
+    """Token of a deterministic guess: a function of the text before it and of the node, nothing else."""
+
+
+def law(*weights: int) -> Law:
+    """`law(7, 2, 1)` is (7/10, 2/10, 1/10)."""
+    return tuple(Fraction(w, sum(weights)) for w in weights)
+
+
+def point(vocab: int, token: int) -> Law:
+    return law(*(int(t == token) for t in range(vocab)))
+
+
+def steady(p: Law, q: Law) -> World:
+    """The same laws after every text; deterministic guesses are the argmax of q."""
+    return World(len(p), lambda _: p, lambda _: q, lambda text, node: q.index(max(q)))
+
+
+def random_world(seed: int, vocab: int, greedy: bool = False) -> World:
+    """Laws that differ after every text: with zeros, with p == q here and there, with point masses, all of one
+    denominator in 4..12. greedy: p is a point mass everywhere, as at temperature 0."""
+    n = random.Random(f"{seed}").randint(4, 12)
+
+    def draw(*key: object) -> Law:
+        rng = random.Random(f"{seed}/{vocab}/{key}")
+        if rng.random() < 0.1:
+            return point(vocab, rng.randrange(vocab))
+        cuts = [0, *sorted(rng.randint(0, n) for _ in range(vocab - 1)), n]
+        return tuple(Fraction(b - a, n) for a, b in pairwise(cuts))
+
+    def p(text: Text) -> Law:
+        return point(vocab, random.Random(f"{seed}/top/{text}").randrange(vocab)) if greedy else draw("p", text)
+
+    def q(text: Text) -> Law:
+        return p(text) if random.Random(f"{seed}/same/{text}").random() < 0.1 else draw("q", text)
+
+    return World(vocab, p, q, lambda text, node: random.Random(f"{seed}/fixed/{text}/{node}").randrange(vocab))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tree and how each of its guesses is made. One letter a node:
+
+    s  sampled from q, whatever its siblings are         w  sampled from q without the earlier `w` siblings
+    p  a point mass                                       n  a point mass without a vote
+    """
+
+    parents: tuple[int, ...]
+    kinds: str
+
+    @staticmethod
+    def chain(kinds: str) -> Shape:
+        return Shape(tuple(range(-1, len(kinds) - 1)), kinds)
+
+    @property
+    def height(self) -> int:
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return max(depths, default=0)
+
+
+@dataclass
+class Guesses:
+    """One draft of one sequence: tokens, the law that each was drawn from, and the probability of the whole."""
+
+    world: World
+    shape: Shape
+    tokens: list[int] = field(default_factory=list)
+    q: list[Law] = field(default_factory=list)
+    weight: Fraction = Fraction(1)
+
+    def text(self, node: int) -> Text:
+        """The text that `node` ends; -1 is the empty one."""
+        return () if node < 0 else (*self.text(self.shape.parents[node]), self.tokens[node])
+
+    def laws(self) -> list[Law]:
+        """The target's law at the last pending token and at every node."""
+        return [self.world.p(self.text(node)) for node in range(-1, len(self.tokens))]
+
+
+def every_draft(world: World, shape: Shape) -> Iterator[Guesses]:
+    """Every draft of that shape which has a positive probability."""
+
+    def grow(made: Guesses) -> Iterator[Guesses]:
+        node = len(made.tokens)
+        if node == len(shape.parents):
+            yield made
+            return
+        own = _law_of(made, node)
+        for token, chance in enumerate(own):
+            if chance:
+                yield from grow(
+                    Guesses(world, shape, [*made.tokens, token], [*made.q, own], made.weight * chance)
+                )
+
+    yield from grow(Guesses(world, shape))
+
+
+def _law_of(made: Guesses, node: int) -> Law:
+    world, shape = made.world, made.shape
+    parent, kind = shape.parents[node], shape.kinds[node]
+    text = made.text(parent)
+    if kind in "pn":
+        return point(world.vocab, world.fixed(text, node))
+    q = world.q(text)
+    if kind == "w":
+        gone = {made.tokens[i] for i in range(node) if shape.parents[i] == parent and shape.kinds[i] == "w"}
+        rest = [0 if t in gone else x for t, x in enumerate(q)]
+        if not sum(rest):  # nothing is left to draw: such a drafter falls back on a deterministic guess
+            return point(world.vocab, world.fixed(text, node))
+        q = tuple(Fraction(x) / sum(rest) for x in rest)
+    return q

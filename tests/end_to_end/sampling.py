@@ -1,0 +1,69 @@
+"""Thousands of short requests through `LLM`, fast enough for a test of their frequencies."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence as Seq
+from contextlib import contextmanager
+
+import pytest
+from torch import Tensor
+
+import slipstream.core.warp
+import slipstream.drafters.model
+from slipstream.core.params import SamplingParams
+from slipstream.core.random import Stream
+from slipstream.core.sequence import Sequence
+from slipstream.llm import LLM
+
+Warp = Callable[..., Tensor]
+
+
+def remembering(warp: Warp) -> Warp:
+    """`warp` is a pure function, and thousands of requests with one prompt call it with few different arguments: the
+    answer is kept for every argument *as a whole*, so what is returned is what the real one returns."""
+    known: dict[object, Tensor] = {}
+    kept: list[SamplingParams] = []  # alive, so that their ids stay theirs
+
+    def remembered(
+        logits: Tensor,
+        params: SamplingParams,
+        prompt: Seq[int] = (),
+        outputs: Seq[Seq[int]] | None = None,
+        stop_ids: frozenset[int] = frozenset(),
+    ) -> Tensor:
+        history = None if outputs is None else (tuple(prompt), tuple(map(tuple, outputs)))
+        key = logits.numpy().tobytes(), id(params), history, frozenset(stop_ids)
+        if key not in known:
+            known[key] = warp(logits, params, prompt, outputs, stop_ids)
+            kept.append(params)
+        return known[key]
+
+    return remembered
+
+
+@contextmanager
+def hurry() -> Iterator[None]:
+    """Within: `warp` remembers, and the garbage collector does not walk through a hundred thousand live objects."""
+    collecting = gc.isenabled()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (slipstream.core.warp, slipstream.drafters.model):
+            patch.setattr(module, "warp", remembering(module.warp))
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()
+
+
+def sample(llm: LLM, prompt: Seq[int], params: SamplingParams, n: int, seed: int = 0) -> list[Sequence]:
+    """n finished sequences of one request, the i-th with the random stream of seed + i. All have the *same* params
+    object, which a seed in the params would forbid and which lets whole batches be warped at once."""
+    with hurry():
+        seqs = [llm.sequence(prompt, params) for _ in range(n)]
+        for i, seq in enumerate(seqs):
+            seq.random = Stream(seed + i)
+        for _ in llm.decode(seqs):
+            pass
+    return seqs

@@ -1,0 +1,156 @@
+"""End to end, the output has the target's law: every drafter, every sampling parameter, every lossless rule.
+
+Each cell draws n = 20000 texts through `LLM` and compares the joint frequencies of their first three tokens with the
+exact law, by enumeration, in a G-test; it fails at p < 1e-6. Three tokens take the prefill and at least one round
+whose guesses reach two deep, so every guess, correction and bonus token is judged given what came before it. Seeds
+are fixed. Covered are
+
+    every drafter below x every parameter, under `rejection`: two requests, FILTERS and HISTORY, set all parameters
+        between them, and `test_power_*` proves that dropping any one of them would be noticed;
+    `block` with point masses, a draft model and sampled chains; `coupled` with point masses, trees and a draft model;
+    controls: rules and a drafter that are wrong in known ways must fail, and their right twin must pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.verify import RULES, Rule
+from slipstream.drafters.base import Drafter
+from slipstream.drafters.model import ModelDrafter
+from slipstream.drafters.ngram import NgramConfig, NgramDrafter
+from slipstream.drafters.none import NoDrafter
+from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, wrong_at
+from slipstream.llm import LLM
+from slipstream.targets.toy import ToyTarget
+from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law, needed
+from tests.end_to_end.sampling import sample
+from tests.end_to_end.toys import RIGHT_TWIN, WRONG_RULES, ToyDrafter
+
+N = 20_000
+V, EOS = 5, 4
+PROMPT = [0, 1, 2, 0, 1, 3, 2, 1, 0, 3, 0, 1, 2, 3]  # repeats itself, so that every n-gram length can match
+
+PLAIN = SamplingParams(temperature=1.0, max_tokens=4)
+FILTERS = SamplingParams(temperature=0.7, top_k=4, top_p=0.9, min_p=0.12, logit_bias={1: 1.0, 3: -1.0}, max_tokens=4)
+HISTORY = SamplingParams(
+    temperature=1.3,
+    repetition_penalty=1.4,
+    frequency_penalty=0.6,
+    presence_penalty=-0.7,
+    bad_words=((2, 3), (0,)),
+    min_tokens=2,
+    max_tokens=4,
+)
+
+
+def toy_target() -> ToyTarget:
+    return ToyTarget(V, order=3, seed=5, sharpness=1.3, eos_ids=(EOS,))
+
+
+def toy_draft() -> ToyTarget:
+    """Another law over the same vocabulary, seeing less of the text."""
+    return ToyTarget(V, order=1, seed=6, sharpness=0.8)
+
+
+TARGET = Oracle(toy_target())
+DRAFT = Oracle(toy_draft())
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "none": NoDrafter,
+    "ngram chain": NgramDrafter,
+    "ngram tree": lambda: NgramDrafter(NgramConfig(branches=3, forks=2, fillers=2)),
+    "draft model": lambda: ModelDrafter(toy_draft(), V),
+    "sampled chain": lambda: ToyDrafter(DRAFT, (1, 1, 1)),
+    "sampled tree": lambda: ToyDrafter(DRAFT, (2, 2)),
+    "sampled tree, with replacement": lambda: ToyDrafter(DRAFT, (3, 2), replacement=True),
+    "scripted": lambda: ScriptedDrafter({tuple(PROMPT): TARGET.greedy(PROMPT, 4)}, V, wrong_at(1)),
+    "random": lambda: RandomDrafter(V, sampled=False),
+}
+
+
+def cell(drafter: Drafter, params: SamplingParams, rule: str = "rejection") -> tuple[float, list[Sequence]]:
+    """p-value, and the sequences."""
+    llm = LLM(toy_target(), drafter, draft_tokens=3, rule=rule, max_batch=N)
+    seqs = sample(llm, PROMPT, params, N, seed=2026)
+    law = joint_law(TARGET, PROMPT, params, frozenset({EOS}))
+    return g_test(beginnings(seq.output for seq in seqs), law), seqs
+
+
+def passes(drafter: Drafter, params: SamplingParams, rule: str = "rejection") -> None:
+    p, seqs = cell(drafter, params, rule)
+    accepted, proposed = sum(s.stats.accepted for s in seqs), sum(s.stats.proposed for s in seqs)
+    assert not any(seq.stats.drafter_faults for seq in seqs)
+    if not isinstance(drafter, NoDrafter):
+        assert 0.03 * proposed < accepted < 0.97 * proposed, f"too one-sided: {accepted} of {proposed} guesses stood"
+    assert p >= LEVEL, f"p = {p:.1e}"
+
+
+@pytest.mark.parametrize("params", [FILTERS, HISTORY], ids=["filters", "history"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_law_rejection(drafter: str, params: SamplingParams) -> None:
+    passes(DRAFTERS[drafter](), params)
+
+
+@pytest.mark.parametrize(
+    ("rule", "drafter", "params"),
+    [
+        ("block", "ngram chain", HISTORY),
+        ("block", "draft model", FILTERS),
+        ("block", "sampled chain", PLAIN),
+        ("coupled", "ngram tree", FILTERS),
+        ("coupled", "draft model", HISTORY),
+        ("coupled", "sampled tree, with replacement", PLAIN),
+    ],
+)
+def test_law_other_rules(rule: str, drafter: str, params: SamplingParams) -> None:
+    passes(DRAFTERS[drafter](), params, rule)
+
+
+@pytest.mark.parametrize(
+    ("params", "name"),
+    [(FILTERS, n) for n in ("temperature", "top_k", "top_p", "min_p", "logit_bias")]
+    + [
+        (HISTORY, n)
+        for n in (
+            "temperature",
+            "repetition_penalty",
+            "frequency_penalty",
+            "presence_penalty",
+            "bad_words",
+            "min_tokens",
+        )
+    ],
+)
+def test_power_parameters(params: SamplingParams, name: str) -> None:
+    """Were this parameter ignored behind the first token, where drafting begins, or everywhere, the test would notice
+    with far fewer samples than it draws."""
+    default = 1.0 if name == "temperature" else getattr(SamplingParams(), name)
+    without = replace(params, **{name: default})
+    law = joint_law(TARGET, PROMPT, params, frozenset({EOS}))
+    for wrong in ([params, without, without], [without] * 3):
+        assert needed(law, joint_law(TARGET, PROMPT, wrong, frozenset({EOS}))) < N / 4
+
+
+def control(monkeypatch: pytest.MonkeyPatch, drafter: Drafter, rule: Rule) -> float:
+    monkeypatch.setitem(RULES, rule.name, rule)
+    return cell(drafter, PLAIN, rule.name)[0]
+
+
+@pytest.mark.parametrize("rule", WRONG_RULES, ids=lambda rule: rule.name)
+def test_control_wrong_rule_fails(monkeypatch: pytest.MonkeyPatch, rule: Rule) -> None:
+    assert control(monkeypatch, ToyDrafter(DRAFT, (1, 1, 1)), rule) < LEVEL
+
+
+def test_control_right_twin_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert control(monkeypatch, ToyDrafter(DRAFT, (1, 1, 1)), RIGHT_TWIN) >= LEVEL
+
+
+def test_control_argmax_reported_as_sampled_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule E: the draft takes the argmax and reports its softmax as q. The rule is right; the drafter lies."""
+    assert control(monkeypatch, ToyDrafter(DRAFT, (1, 1, 1), argmax=True), RULES["rejection"]) < LEVEL

@@ -1,0 +1,124 @@
+"""Drafters that sample from a law which is near the target's but not equal to it, and rules that are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.core.dice import Dice
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.params import SamplingParams
+from slipstream.core.random import DRAFT
+from slipstream.core.sequence import Sequence
+from slipstream.core.verify import Decision, Rule
+from slipstream.core.warp import warp
+from slipstream.targets.base import TargetOut
+from tests.end_to_end.exact import Oracle
+
+
+class ToyDrafter:
+    """Samples trees from the law of another small model.
+
+    widths       siblings at each depth: (1, 1, 1) is a chain of three, (3, 2) a tree of 3 + 6 nodes.
+    replacement  siblings are drawn independently from one law (SpecInfer, 2304.09781, section 4.3); otherwise each
+                 from what its elder siblings left over (Sequoia, 2402.12374, section 3.2).
+    argmax       wrong on purpose: take the likeliest token, yet report the law as if it had been sampled.
+    """
+
+    name = "toy"
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, oracle: Oracle, widths: Seq[int], replacement: bool = False, argmax: bool = False):
+        self.oracle, self.widths, self.replacement, self.argmax = oracle, widths, replacement, argmax
+        self._laws: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
+        self._params: list[SamplingParams] = []  # keeps them alive, so that their ids stay theirs
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        tokens: list[int] = []
+        parents: list[int] = []
+        laws: list[np.ndarray] = []
+        splits = [0]
+        for seq, depth in zip(seqs, budget, strict=True):
+            start = len(tokens)
+            uniforms = iter(seq.random.uniforms(DRAFT, len(seq.tokens), 32).tolist())
+            ends: list[tuple[int, tuple[int, ...]]] = [(-1, ())]  # (node, guesses down to it)
+            for width in self.widths[:depth]:
+                below = []
+                for node, path in ends:
+                    law = self._law(seq, path)
+                    for _ in range(width):
+                        if law[law > 0].sum() == 0:
+                            break  # fewer tokens are possible than siblings were wanted
+                        token = int(law.argmax()) if self.argmax else _invert(law, next(uniforms))
+                        below.append((len(tokens) - start, (*path, token)))
+                        tokens.append(token)
+                        parents.append(node)
+                        laws.append(law)
+                        if not self.replacement:
+                            law = law.copy()
+                            law[token] = 0.0
+                            law /= law.sum() or 1.0
+                ends = below
+            splits.append(len(tokens))
+        q = torch.from_numpy(np.stack(laws)) if laws else None  # [N, V]
+        return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits, q)
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        pass
+
+    def release(self, seq_id: int) -> None:
+        pass
+
+    def _law(self, seq: Sequence, path: tuple[int, ...]) -> np.ndarray:
+        """[V], by the request's own parameters, float64."""
+        key = id(seq.params), (seq.prompt, *seq.tokens, *path)
+        if key not in self._laws:
+            self._params.append(seq.params)
+            logits = self.oracle.logits([*seq.tokens, *path])[None]
+            output = [*seq.output, *path]
+            self._laws[key] = warp(logits, seq.params, seq.tokens[: seq.prompt], [output], seq.stop_ids)[0].numpy()
+        return self._laws[key]
+
+
+def _invert(law: np.ndarray, u: float) -> int:
+    total = law.cumsum()
+    return int((total / total[-1] <= u).sum())
+
+
+def _chains(draft: Draft, law: Tensor, dice: Dice, ratio: bool, residual: bool) -> Decision:
+    """Chains, wrongly. ratio: accept with p/q rather than p; residual: on rejection draw from norm((p - q)+) rather
+    than from p. Both True would be right."""
+    B = draft.batch
+    shift = torch.arange(B)
+    start = torch.tensor(draft.splits[:B])
+    length = torch.tensor(draft.splits[1:]) - start  # [B]
+    p, alive, accepted = law[start + shift], torch.ones(B, dtype=torch.bool), torch.zeros(B, dtype=torch.int64)
+    for i in range(int(length.max())):
+        alive = alive & (i < length)
+        node = torch.where(alive, start + i, 0)
+        x = draft.tokens[node][:, None]
+        q = torch.zeros_like(p).scatter_(1, x, 1.0) if draft.q is None else draft.q[node]  # [B, V]
+        p_x, q_x = p.gather(1, x)[:, 0], q.gather(1, x)[:, 0]
+        stands = alive & dice.accept(p_x / q_x if ratio else p_x)
+        left = (p - q).clamp(min=0)
+        left = torch.where(left.sum(-1, keepdim=True) > 0, left / left.sum(-1, keepdim=True), p)
+        fallen = left if residual else p
+        p = torch.where(stands[:, None], law[node + shift + 1], torch.where(alive[:, None], fallen, p))
+        accepted += stands
+        alive = stands
+    return [list(range(n)) for n in accepted.tolist()], dice.choose(p).tolist()
+
+
+WRONG_RULES = (
+    Rule("wrong-a", False, lambda draft, law, dice: _chains(draft, law, dice, ratio=False, residual=False)),
+    Rule("wrong-b", False, lambda draft, law, dice: _chains(draft, law, dice, ratio=False, residual=True)),
+    Rule("wrong-c", False, lambda draft, law, dice: _chains(draft, law, dice, ratio=True, residual=False)),
+)
+"""A: accept with p(x), on rejection draw from p. B: accept with p(x), then from norm((p - q)+). C: accept with
+min(1, p/q), then from p. For a sampled q each of them shifts the law; B with point masses would be right."""
+
+RIGHT_TWIN = Rule("right-twin", True, lambda draft, law, dice: _chains(draft, law, dice, ratio=True, residual=True))
+"""The same code with both choices right: shows that the wrong rules fail for what is wrong in them."""

@@ -1,0 +1,167 @@
+"""What every `Target` promises, as tests. A target's test module subclasses `Conformance` and provides the fixture
+`case`; the oracle knows nothing of drafts, caches or batches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.targets.base import Target
+
+
+@dataclass
+class Case:
+    """A target under test. `oracle(ids)` returns the logits [T, V] after each token of a text; `tolerance` is the
+    largest difference allowed, relative to the largest logit."""
+
+    target: Target
+    oracle: Callable[[list[int]], Tensor]
+    tolerance: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.born: list[Sequence] = []
+
+    def ids(self, n: int) -> list[int]:
+        return [self.random.randrange(self.target.vocab_size) for _ in range(n)]
+
+    def sequence(self, n: int) -> Sequence:
+        seq = Sequence(self.ids(n))
+        self.born.append(seq)
+        return seq
+
+    def same(self, found: Tensor, wanted: Tensor) -> None:
+        assert found.shape == wanted.shape
+        error = float((found.double() - wanted.double()).abs().max() / wanted.abs().max())
+        assert error <= self.tolerance, (
+            f"differs by {error:.2e} of the largest value, allowed {self.tolerance:.0e}"
+        )
+
+    def run(self, seqs: Seq[Sequence], draft: Draft) -> Tensor:
+        """Run, and check every row of the logits against the oracle; a copy of the logits."""
+        out = self.target.run(seqs, draft)
+        row = 0
+        for b, seq in enumerate(seqs):
+            for node in range(-1, draft.splits[b + 1] - draft.splits[b]):
+                branch = [draft.ids[draft.splits[b] + i] for i in draft.ancestors(b, node)]
+                self.same(out.logits[row], self.oracle(seq.tokens + branch)[-1])
+                row += 1
+        assert row == len(out.logits)
+        return out.logits.clone()
+
+    def keep(self, seqs: Seq[Sequence], draft: Draft, path: Seq[Seq[int]]) -> None:
+        """Commit `path`, and let each sequence go on with its accepted guesses and one random token."""
+        self.target.commit(seqs, path)
+        for b, seq in enumerate(seqs):
+            run = [draft.ids[draft.splits[b] + i] for i in path[b]]
+            seq.kv_len = len(seq.tokens) + len(run)
+            seq.tokens += run + self.ids(1)
+
+    def prefilled(self, n: int) -> Sequence:
+        seq = self.sequence(n)
+        self.run([seq], Draft.empty(1))
+        self.keep([seq], Draft.empty(1), [[]])
+        return seq
+
+    def forest(self, shapes: Seq[Seq[int]]) -> Draft:
+        """Random tokens on trees given by their parents."""
+        splits = [0]
+        for parents in shapes:
+            splits.append(splits[-1] + len(parents))
+        tokens = torch.tensor(self.ids(splits[-1]), dtype=torch.int64)
+        return Draft(tokens, [p for parents in shapes for p in parents], splits)
+
+    def close(self) -> None:
+        for seq in self.born:
+            self.target.release(seq.id)
+
+
+CHAIN = [-1, 0, 1, 2, 3]
+TREE = [-1, -1, 0, 0, 1, 4, 2]  # two children of the pending token, of which the second reaches depth 3
+
+
+class Conformance:
+    def test_prefill_returns_the_law_after_the_last_token(self, case: Case) -> None:
+        case.run([case.sequence(13)], Draft.empty(1))
+
+    def test_a_prompt_of_one_token_is_enough(self, case: Case) -> None:
+        case.run([case.sequence(1)], Draft.empty(1))
+
+    def test_decode_step_by_step_equals_one_pass(self, case: Case) -> None:
+        seq = case.prefilled(4)
+        for _ in range(8):
+            case.run([seq], Draft.empty(1))
+            case.keep([seq], Draft.empty(1), [[]])
+
+    def test_several_pending_tokens_run_together(self, case: Case) -> None:
+        seq = case.prefilled(5)
+        seq.tokens += case.ids(3)
+        case.run([seq], Draft.empty(1))
+
+    def test_every_node_of_a_chain_equals_plain_decoding(self, case: Case) -> None:
+        case.run([case.prefilled(9)], case.forest([CHAIN]))
+
+    def test_every_branch_of_a_tree_equals_its_own_chain(self, case: Case) -> None:
+        case.run([case.prefilled(9)], case.forest([TREE]))
+
+    def test_draft_right_behind_a_prompt(self, case: Case) -> None:
+        case.run([case.sequence(6)], case.forest([TREE]))
+
+    def test_running_again_without_commit_changes_nothing(self, case: Case) -> None:
+        seq = case.prefilled(6)
+        case.run([seq], case.forest([CHAIN]))
+        case.run([seq], case.forest([TREE]))
+        case.run([seq], Draft.empty(1))
+
+    def test_R7_bonus_token_after_a_draft_accepted_whole(self, case: Case) -> None:
+        seq = case.prefilled(5)
+        for k in (1, 2, 5, 3):
+            draft = case.forest([CHAIN[:k]])
+            case.run([seq], draft)
+            case.keep([seq], draft, [list(range(k))])
+        case.run([seq], case.forest([CHAIN]))
+
+    def test_R9_rollbacks_of_differing_depth_one_after_another(self, case: Case) -> None:
+        seq = case.prefilled(5)
+        for accepted in (0, 4, 1, 0, 3, 2, 5, 0):
+            draft = case.forest([CHAIN])
+            case.run([seq], draft)
+            case.keep([seq], draft, [list(range(accepted))])
+
+    def test_commit_of_a_branch_that_is_not_the_first(self, case: Case) -> None:
+        for path in ([1, 4, 5], [0, 3], [1], [0, 2, 6], [1, 4]):
+            seq = case.prefilled(7)
+            draft = case.forest([TREE])
+            case.run([seq], draft)
+            case.keep([seq], draft, [path])
+            again = case.forest([TREE])
+            case.run([seq], again)
+            case.keep([seq], again, [[]])
+            case.run([seq], case.forest([CHAIN]))
+
+    def test_ragged_batches_equal_each_sequence_alone(self, case: Case) -> None:
+        shapes = [CHAIN, TREE, [], [-1, -1, -1], [-1]]
+        for size in range(1, 6):
+            seqs = [case.prefilled(n) if n % 2 else case.sequence(n) for n in range(3, 3 + size)]
+            paths = [[0, 1, 2], [1, 4], [], [2], [0]][:size]
+            for _ in range(2):
+                draft = case.forest(shapes[:size])
+                case.run(seqs, draft)
+                case.keep(seqs, draft, paths)
+            for seq in seqs:
+                case.target.release(seq.id)
+
+    def test_sequences_join_and_leave_between_steps(self, case: Case) -> None:
+        first, second = case.prefilled(5), case.prefilled(8)
+        case.run([second], case.forest([CHAIN]))
+        case.target.release(second.id)
+        case.target.release(second.id)  # unknown by now: ignored
+        third = case.sequence(4)
+        case.run([third, first], case.forest([TREE, CHAIN]))

@@ -1,0 +1,194 @@
+"""The decoder against transformers, for every family and every executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.errors import TargetError
+from slipstream.targets.decoder.model import Decoder
+from tests.targets.conformance import CHAIN, TREE, Case, Conformance
+from tests.targets.conftest import EXECUTORS
+from tests.targets.families import FAMILIES, Reference
+
+Get = Callable[..., Decoder]
+Ref = Callable[..., Reference]
+
+
+@pytest.fixture(params=list(EXECUTORS))
+def executor(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=list(FAMILIES))
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def case(family: str, executor: str, decoder: Get, reference: Ref) -> Iterator[Case]:
+    _, dtype, tolerance = EXECUTORS[executor]
+    made = Case(decoder(family, executor), reference(family, dtype), tolerance)
+    yield made
+    made.close()
+
+
+class TestDecoder(Conformance):
+    def test_KV_after_each_round_equals_a_fresh_prefill(self, case: Case) -> None:
+        target = case.target
+        assert isinstance(target, Decoder)
+        seq = case.prefilled(5)
+        for path in ([0, 3], [], [1, 4, 5], [0, 2, 6]):
+            draft = case.forest([TREE])
+            case.run([seq], draft)
+            case.keep([seq], draft, [path])
+            fresh = Sequence(seq.tokens[: seq.kv_len])
+            target.run([fresh], Draft.empty(1))
+            case.same(target.executor.kv(seq.id, seq.kv_len), target.executor.kv(fresh.id, seq.kv_len))
+            target.release(fresh.id)
+
+    def test_prefill_in_pieces_equals_prefill_at_once(self, case: Case) -> None:
+        assert isinstance(case.target, Decoder)
+        pieces = Decoder(case.target.executor, chunk=5)
+        case.target = pieces
+        long, short = case.sequence(23), case.sequence(4)
+        draft = case.forest([TREE, CHAIN])
+        case.run([long, short], draft)
+        case.keep([long, short], draft, [[1, 4], [0]])
+        case.run([long, short], case.forest([CHAIN, TREE]))
+
+    def test_taps_equal_the_hidden_states_of_transformers(self, case: Case) -> None:
+        assert isinstance(case.target, Decoder)
+        assert isinstance(case.oracle, Reference)
+        layers = case.target.config.layers
+        taps = (0, 1, layers - 1, layers, -1)
+        for chunk in (512, 4):
+            target = Decoder(case.target.executor, chunk)
+            a, b = case.sequence(10), case.sequence(3)
+            draft = Draft.chains([[5, 7], [9]])
+            out = target.run([a, b], draft, taps)
+            hidden = {tap: h.clone() for tap, h in out.hidden.items()}
+            assert list(out.splits) == [0, 12, 16]
+            assert set(hidden) == set(taps)
+            for s, text in enumerate(([*a.tokens, 5, 7], [*b.tokens, 9])):
+                wanted = case.oracle.hidden(text)
+                rows = slice(out.splits[s], out.splits[s + 1])
+                for tap in (0, 1, layers - 1, -1):
+                    case.same(hidden[tap][rows], wanted[tap])
+
+    def test_two_slices_of_layers_equal_the_whole(self, case: Case) -> None:
+        assert isinstance(case.target, Decoder)
+        layers = case.target.config.layers
+        for chunk in (512, 4):
+            target = Decoder(case.target.executor, chunk)
+            seq = case.sequence(9)
+            draft = case.forest([TREE])
+            for cut in range(1, layers):
+                early = target.run([seq], draft, layers=(0, cut))
+                stream = early.hidden[cut].clone()
+                late = target.run([seq], draft, layers=(cut, layers), hidden=stream)
+                text = seq.tokens + [draft.ids[i] for i in draft.ancestors(0, 6)]
+                case.same(late.logits[7], case.oracle(text)[-1])
+                exit_logits = early.logits.clone()
+                whole = target.run([seq], draft)
+                case.same(late.logits.clone(), whole.logits)
+                assert exit_logits.shape == whole.logits.shape
+
+
+@pytest.mark.parametrize("windowed", ["mistral-window", "qwen2-window"])
+def test_R11_the_window_is_crossed_inside_a_burst(
+    windowed: str, executor: str, decoder: Get, reference: Ref
+) -> None:
+    """Prompts that end before, at and behind the edge of the window, each with a chain and a tree across it."""
+    _, dtype, tolerance = EXECUTORS[executor]
+    case = Case(decoder(windowed, executor), reference(windowed, dtype), tolerance)
+    for n in range(1, 13):
+        seq = case.prefilled(n)
+        for shape, path in ((CHAIN, [0, 1]), (TREE, [1, 4, 5])):
+            draft = case.forest([shape])
+            case.run([seq], draft)
+            case.keep([seq], draft, [path])
+        case.run([seq], Draft.empty(1))
+    case.close()
+
+
+def test_R10_learned_positions_after_rollback(executor: str, decoder: Get, reference: Ref) -> None:
+    """Positions count accepted tokens, not tokens that were once run."""
+    _, dtype, tolerance = EXECUTORS[executor]
+    case = Case(decoder("gpt2", executor), reference("gpt2", dtype), tolerance)
+    seq = case.prefilled(3)
+    for accepted in (0, 0, 2, 0, 1):
+        draft = case.forest([CHAIN])
+        case.run([seq], draft)
+        case.keep([seq], draft, [list(range(accepted))])
+    case.close()
+
+
+def test_a_position_beyond_the_learned_ones_is_an_error(decoder: Get) -> None:
+    with pytest.raises(TargetError, match="128 learned positions"):
+        decoder("gpt2", "torch-float32").run([Sequence([1] * 129)], Draft.empty(1))
+
+
+def test_buffers_grow_past_their_first_size(
+    reference: Ref, decoder: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.targets.decoder.torch_executor._FIRST_SLOTS", 4)
+    case = Case(decoder("llama", "torch-float64"), reference("llama", torch.float64), 1e-9)
+    seq = case.prefilled(3)
+    for _ in range(6):
+        draft = case.forest([CHAIN])
+        case.run([seq], draft)
+        case.keep([seq], draft, [[0, 1, 2]])
+    case.close()
+
+
+def test_a_batch_row_is_bitwise_the_same_whatever_runs_beside_it_in_int8(
+    checkpoint: Callable[..., object],
+) -> None:
+    """int8 sums are exact integers and scales belong to a row: only attention may round differently, and with one
+    row a sequence it does not."""
+    target = Decoder.load(checkpoint("llama"), "torch", quantize="int8", device="cpu")  # type: ignore[arg-type]
+    a, b = Sequence([3, 1, 4]), Sequence([1, 5, 9, 2, 6])
+    alone = target.run([a], Draft.empty(1)).logits.clone()
+    assert torch.equal(target.run([a, b], Draft.empty(2)).logits[:1], alone)
+
+
+def test_int8_stays_near_float_at_a_quarter_of_the_memory(
+    checkpoint: Callable[..., object], reference: Ref
+) -> None:
+    target = Decoder.load(checkpoint("llama"), "torch", quantize="int8", device="cpu")  # type: ignore[arg-type]
+    case = Case(target, reference("llama", torch.float32), 0.5)  # wide random weights amplify rounding
+    case.run([case.prefilled(7)], case.forest([TREE]))
+    full = Decoder.load(checkpoint("llama"), "torch", device="cpu").executor.memory()["weights"]  # type: ignore[arg-type]
+    assert target.executor.memory()["weights"] < 0.5 * full
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_runs_and_returns_float32_logits(
+    dtype: torch.dtype, checkpoint: Callable[..., object], reference: Ref
+) -> None:
+    target = Decoder.load(checkpoint("qwen3"), "torch", dtype, "cpu")  # type: ignore[arg-type]
+    case = Case(target, reference("qwen3", torch.float32), 0.1)
+    seq = case.sequence(8)
+    logits = target.run([seq], case.forest([CHAIN])).logits
+    assert logits.dtype == torch.float32
+    case.same(logits[:1], case.oracle(seq.tokens)[-1:])
+
+
+def test_logits_that_are_not_finite_name_the_sequence(checkpoint: Callable[..., object]) -> None:
+    target = Decoder.load(checkpoint("llama"), "torch", device="cpu")  # type: ignore[arg-type]
+    target.executor._norm.weight = target.executor._norm.weight * torch.nan  # type: ignore[attr-defined]
+    seq = Sequence([1, 2])
+    with pytest.raises(TargetError, match=rf"\[{seq.id}\]"):
+        target.run([seq], Draft.empty(1))
+
+
+def test_from_module_equals_load(reference: Ref) -> None:
+    for name in ("mixtral", "gpt2", "qwen2-window"):
+        oracle = reference(name, torch.float64)
+        case = Case(Decoder.from_module(oracle.model), oracle, 1e-9)
+        case.run([case.prefilled(9)], case.forest([TREE]))

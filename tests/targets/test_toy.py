@@ -1,0 +1,99 @@
+"""The toy target keeps the contract, and notices when others do not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.errors import TargetError
+from slipstream.targets.base import Target
+from slipstream.targets.toy import ToyTarget
+from tests.targets.conformance import TREE, Case, Conformance
+
+
+@pytest.fixture
+def case() -> Iterator[Case]:
+    target = ToyTarget(vocab=11, order=3, seed=5)
+    made = Case(target, lambda ids: torch.stack([target.logits(ids[: i + 1]) for i in range(len(ids))]), 0.0)
+    yield made
+    made.close()
+
+
+class TestToy(Conformance):
+    def test_it_is_a_target(self, case: Case) -> None:
+        assert isinstance(case.target, Target)
+
+    def test_taps_cover_every_token_that_was_run(self, case: Case) -> None:
+        seq, draft = case.sequence(6), case.forest([TREE])
+        out = case.target.run([seq], draft, (-1, 2))
+        assert out.hidden[-1].shape == out.hidden[2].shape == (13, 11)
+        assert list(out.splits) == [0, 13]
+        assert torch.equal(out.hidden[-1][5:], out.logits)
+
+
+def test_the_law_depends_on_seed_and_last_tokens_only() -> None:
+    a, b = ToyTarget(order=2, seed=1), ToyTarget(order=2, seed=1)
+    b.logits([7, 7])  # the order of asking must not matter
+    assert torch.equal(a.logits([1, 2, 3]), b.logits([5, 2, 3]))
+    assert not torch.equal(a.logits([1, 2, 3]), a.logits([1, 3, 3]))
+    assert not torch.equal(a.logits([2, 3]), ToyTarget(order=2, seed=2).logits([2, 3]))
+
+
+def test_a_wrong_branch_left_in_the_cache_is_noticed() -> None:
+    target, seq = ToyTarget(), Sequence([1, 2])
+    target.run([seq], Draft(torch.tensor([3, 4]), [-1, -1], [0, 2]))
+    target.commit([seq], [[0]])
+    seq.kv_len, seq.tokens = 3, [1, 2, 4, 5]  # the other sibling
+    with pytest.raises(TargetError, match=r"slot 2 of sequence .* holds 3, its token is 4"):
+        target.run([seq], Draft.empty(1))
+
+
+def test_a_length_advanced_too_far_is_noticed() -> None:
+    target, seq = ToyTarget(), Sequence([1, 2])
+    target.run([seq], Draft.empty(1))
+    target.commit([seq], [[]])
+    seq.kv_len, seq.tokens = 3, [1, 2, 4, 5]
+    with pytest.raises(TargetError, match=r"slot 2 of sequence .* holds nothing"):
+        target.run([seq], Draft.empty(1))
+
+
+@pytest.mark.parametrize("path", [[1, 2], [2], [0, 0], [5]])
+def test_a_path_that_is_no_path_is_noticed(path: list[int]) -> None:
+    target, seq = ToyTarget(), Sequence([1, 2])
+    target.run([seq], Draft(torch.tensor([3, 4, 5]), [-1, -1, 0], [0, 3]))
+    with pytest.raises(TargetError, match="not a path"):
+        target.commit([seq], [path])
+
+
+def test_a_commit_without_a_run_is_noticed() -> None:
+    target, seq = ToyTarget(), Sequence([1, 2])
+    target.run([seq], Draft.empty(1))
+    target.commit([seq], [[]])
+    with pytest.raises(TargetError, match="does not follow a run"):
+        target.commit([seq], [[]])
+
+
+def test_nothing_pending_is_noticed() -> None:
+    target, seq = ToyTarget(), Sequence([1, 2])
+    seq.kv_len = 2
+    with pytest.raises(TargetError, match="one must be pending"):
+        target.run([seq], Draft.empty(1))
+
+
+def test_it_is_fast_enough_for_statistical_tests() -> None:
+    target = ToyTarget()
+    seqs = [Sequence([1, 2, 3]) for _ in range(64)]
+    began, rounds = time.perf_counter(), 50
+    for _ in range(rounds):
+        draft = Draft.chains([[1, 2, 3]] * 64)
+        target.run(seqs, draft)
+        target.commit(seqs, [[0, 1, 2]] * 64)
+        for seq in seqs:
+            seq.kv_len = len(seq.tokens) + 3
+            seq.tokens += [1, 2, 3, 4]
+    assert 64 * 4 * rounds / (time.perf_counter() - began) > 20_000

@@ -1,0 +1,286 @@
+"""`LLM`: what a Python user sees. Exactness itself is proven elsewhere; this is the contract of the interface."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams
+from slipstream.core.draft import Draft
+from slipstream.drafters.none import NoDrafter
+from slipstream.errors import ParameterError, PromptError
+from slipstream.targets.decoder.model import Decoder
+from tests.checkpoints import CONTEXT, Tiny, make_model
+
+EXACT = {"executor": "torch", "dtype": "float64", "device": "cpu"}
+PROMPTS = ["def add(", "for name in", "café"]
+
+
+@pytest.fixture(scope="module")
+def plain(tiny: Tiny) -> LLM:
+    return LLM(tiny.target, **EXACT)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Tiny) -> LLM:
+    return LLM(str(tiny.target), str(tiny.draft), **EXACT)
+
+
+def greedy(n: int = 24, **more) -> SamplingParams:
+    return SamplingParams(max_tokens=n, **more)
+
+
+def test_a_completion_carries_everything(llm, plain):
+    done = llm.generate("def add(", greedy())[0]
+    assert done.token_ids == plain.generate("def add(", greedy())[0].token_ids
+    assert done.text == llm.tokenizer.decode(done.token_ids, skip_special_tokens=True)
+    assert (done.finish_reason, done.stop_cause, done.logprobs, done.lossless) == ("length", None, None, True)
+    assert len(done.token_ids) == 24 == len(done.drafted) == done.stats.tokens
+    assert sum(done.drafted) == done.stats.accepted > 0
+    assert done.prompt_token_ids == llm.tokenizer.encode("def add(")
+
+
+def test_results_stand_in_the_order_of_the_prompts_and_batches_do_not_matter(tiny, llm):
+    alone = [llm.generate(prompt, greedy())[0].token_ids for prompt in PROMPTS]
+    narrow = LLM(tiny.target, tiny.draft, max_batch=2, **EXACT)
+    for engine in (llm, narrow):
+        assert [done.token_ids for done in engine.generate(PROMPTS, greedy())] == alone
+
+
+def test_each_prompt_may_have_its_own_parameters(llm):
+    short, long = llm.generate(PROMPTS[:2], [greedy(3), greedy(9)])
+    assert (len(short.token_ids), len(long.token_ids)) == (3, 9)
+    with pytest.raises(ParameterError, match="1 sampling parameters for 2 prompts"):
+        llm.generate(PROMPTS[:2], [greedy()])
+
+
+def test_token_ids_are_prompts_too(llm):
+    ids = llm.tokenizer.encode(PROMPTS[0])
+    assert llm.generate(ids, greedy())[0].text == llm.generate(PROMPTS[0], greedy())[0].text
+    assert [d.text for d in llm.generate([ids, ids], greedy())] == [llm.generate(ids, greedy())[0].text] * 2
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("tokens", [1, 2, 7, 40])
+def test_a_stream_adds_up_to_the_completion(llm, prompt, tokens):
+    """The random model writes broken UTF-8: also where the text ends inside a character."""
+    chunks = list(llm.stream(prompt, greedy(tokens)))
+    done = chunks[-1].completion
+    assert done == llm.generate(prompt, greedy(tokens))[0] or done.token_ids == llm.generate(prompt, greedy(tokens))[0].token_ids
+    assert "".join(chunk.text for chunk in chunks) == done.text
+    pieces = [piece for chunk in chunks for piece in chunk.pieces]
+    assert [piece.token for piece in pieces] == done.token_ids
+    assert [piece.drafted for piece in pieces] == done.drafted
+    assert all(chunk.completion is None for chunk in chunks[:-1])
+
+
+def test_closing_a_stream_early_releases_everything(llm):
+    stream = llm.stream(PROMPTS[0], greedy(60))
+    next(stream)
+    next(stream)
+    stream.close()
+    assert not llm.drafter.drafter._shadows
+    assert llm.generate(PROMPTS[0], greedy())[0].token_ids == llm.generate(PROMPTS[0], greedy())[0].token_ids
+
+
+def test_a_sequence_can_be_followed_and_looked_at_before_its_end(llm):
+    seq = llm.sequence(PROMPTS[0], greedy(40))
+    steps = llm.follow(seq)
+    shown = next(steps).text + next(steps).text
+    steps.close()
+    half = llm.completion(seq)
+    assert half.text.startswith(shown)
+    assert 2 <= len(half.token_ids) < 40
+    assert half.token_ids == llm.generate(PROMPTS[0], greedy(40))[0].token_ids[: len(half.token_ids)]
+
+
+@pytest.mark.parametrize("k", [0, 1, 4])
+def test_stop_strings_cut_text_and_stream_alike(llm, plain, k):
+    whole = plain.generate(PROMPTS[1], greedy(40))[0].text
+    stop = whole[9:12]
+    params = greedy(40, stop=[stop], draft_tokens=k)
+    chunks = list(llm.stream(PROMPTS[1], params))
+    done = chunks[-1].completion
+    assert done.text == whole[: whole.find(stop)] == "".join(chunk.text for chunk in chunks)
+    assert (done.finish_reason, done.stop_cause) == ("stop", stop)
+
+
+def test_a_stop_string_before_min_tokens_does_not_count(llm, plain):
+    """Text that was already shown stays: the stop string that ends the text is one completed after min_tokens."""
+    whole = plain.generate(PROMPTS[1], greedy(40, ignore_eos=True))[0]
+    stop = whole.text[2]
+    for least in (1, 5, 12, 30):
+        chunks = list(llm.stream(PROMPTS[1], greedy(40, stop=[stop], min_tokens=least, ignore_eos=True)))
+        done = chunks[-1].completion
+        assert len(done.token_ids) >= least
+        assert "".join(chunk.text for chunk in chunks) == done.text
+
+
+def test_logprobs_are_those_of_the_target_alone(llm, plain):
+    params = greedy(12, logprobs=2)
+    ours, theirs = llm.generate(PROMPTS[0], params)[0].logprobs, plain.generate(PROMPTS[0], params)[0].logprobs
+    assert [x.id for x in ours] == [x.id for x in theirs]
+    assert [x.logprob for x in ours] == pytest.approx([x.logprob for x in theirs], abs=1e-9)
+    assert all(len(x.top) == 2 and x.top[0][0] == x.id for x in ours)
+
+
+def test_the_draft_length_of_a_request_counts(llm):
+    assert llm.generate(PROMPTS[0], greedy(draft_tokens=0))[0].stats.proposed == 0
+    assert max(llm.generate(PROMPTS[0], greedy(draft_tokens=2))[0].stats.drafted_at) == 2
+
+
+@pytest.mark.parametrize("rule", ["greedy", "rejection", "block", "coupled"])
+def test_every_rule_by_name(tiny, plain, rule):
+    llm = LLM(tiny.target, tiny.draft, rule=rule, **EXACT)
+    assert llm.generate(PROMPTS[0], greedy())[0].token_ids == plain.generate(PROMPTS[0], greedy())[0].token_ids
+
+
+def test_drafters_can_be_changed_between_requests(tiny, plain):
+    llm = LLM(tiny.target, **EXACT)
+    expected = plain.generate(PROMPTS[0], greedy(60))[0].token_ids
+    for draft, name in ((str(tiny.draft), "model"), ("ngram", "ngram"), (None, "none"), (NoDrafter(), "none")):
+        llm.use(draft)
+        assert llm.drafter.name == name
+        assert llm.generate(PROMPTS[0], greedy(60))[0].token_ids == expected
+    llm.use("ngram", max_ngram=2)
+    with pytest.raises(ParameterError, match="did you mean 'max_ngram'"):
+        llm.use("ngram", max_ngrams=2)
+    with pytest.raises(ParameterError, match="draft_tokens is -1"):
+        llm.draft_tokens = -1
+
+
+def test_seeds_repeat_and_coupled_texts_do_not_depend_on_the_drafter(tiny, llm, plain):
+    params = SamplingParams(temperature=1.0, max_tokens=24, seed=5)
+    assert llm.generate(PROMPTS[0], params)[0].token_ids == llm.generate(PROMPTS[0], params)[0].token_ids
+    unseeded = SamplingParams(temperature=1.0, max_tokens=24)
+    assert llm.generate(PROMPTS[0], unseeded)[0].token_ids != llm.generate(PROMPTS[0], unseeded)[0].token_ids
+    coupled = [LLM(tiny.target, draft, rule="coupled", **EXACT) for draft in (None, tiny.draft, "ngram")]
+    texts = {engine.generate(PROMPTS[0], params)[0].text for engine in coupled}
+    assert len(texts) == 1
+
+
+def test_loaded_models_are_taken_as_they_are(tiny, llm):
+    from transformers import AutoModelForCausalLM
+
+    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (tiny.target, tiny.draft)]
+    loaded = LLM(*models, tokenizer=llm.tokenizer)
+    assert loaded.generate(PROMPTS[0], greedy())[0].text == llm.generate(PROMPTS[0], greedy())[0].text
+    without = LLM(*models)
+    ids = llm.tokenizer.encode(PROMPTS[0])
+    done = without.generate(ids, greedy())[0]
+    assert (done.text, done.token_ids) == ("", llm.generate(ids, greedy())[0].token_ids)
+    with pytest.raises(PromptError, match="needs a tokenizer"):
+        without.generate("text")
+    with pytest.raises(ParameterError, match="device"):
+        LLM(models[0], device="meta")
+
+
+def test_any_target_will_do(tiny, llm):
+    target, draft = (Decoder.load(path, **EXACT) for path in (tiny.target, tiny.draft))
+    engine = LLM(target, draft, tokenizer=llm.tokenizer)
+    assert engine.generate(PROMPTS[0], greedy())[0].text == llm.generate(PROMPTS[0], greedy())[0].text
+
+
+def test_loading_reports_progress(tiny):
+    seen: list[tuple[int, int]] = []
+    LLM(tiny.target, tiny.draft, progress=lambda done, total: seen.append((done, total)), **EXACT)
+    assert sum(done == total for done, total in seen) == 2
+    assert all(0 < done <= total for done, total in seen)
+
+
+def test_chat_follows_the_template(llm):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    done = llm.chat(messages, greedy(6))
+    shown = llm.tokenizer.decode(done.prompt_token_ids)
+    assert shown == "<|user|>\nBe brief.\n\nhi<|end|>\n<|assistant|>\n"
+    assert llm.chat("hi", greedy(6)).prompt_token_ids == llm.chat_prompt([{"role": "user", "content": "hi"}])
+
+
+def test_chat_without_a_template_says_so(tiny, plain):
+    class Bare:
+        chat_template = None
+
+        def __getattr__(self, name):
+            return getattr(plain.tokenizer, name)
+
+    with pytest.raises(PromptError, match="no chat template"):
+        LLM(tiny.target, tokenizer=Bare(), **EXACT).chat("hi")
+
+
+def test_the_end_of_the_context_ends_the_text(llm):
+    room = 10
+    done = llm.generate([5] * (CONTEXT - room), greedy(100, ignore_eos=True))[0]
+    assert (len(done.token_ids), done.finish_reason) == (room, "length")
+
+
+def test_a_draft_with_a_shorter_context_stops_drafting_there(tiny, tmp_path, llm, caplog):
+    import json
+
+    from tests.checkpoints import clone
+
+    draft = clone(tiny.draft, tmp_path / "short")
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32}))
+    engine = LLM(tiny.target, draft, **EXACT)
+    with caplog.at_level(logging.WARNING, "slipstream"):
+        done = engine.generate("for", greedy(100, ignore_eos=True))[0]
+    assert done.token_ids == llm.generate("for", greedy(100, ignore_eos=True))[0].token_ids
+    assert done.stats.undrafted > 50 > 0 < done.stats.accepted
+    (record,) = caplog.records
+    assert "context of 32 tokens" in record.getMessage()
+
+
+def test_drafts_with_a_padded_vocabulary_fit(tiny, tmp_path, plain):
+    """The draft's output has 64 rows more than there are tokens: rows without a token are never guessed."""
+    from tests.checkpoints import make_tokenizer
+
+    make_model(tmp_path, seed=3, vocab_size=384)
+    make_tokenizer(tmp_path)
+    engine = LLM(tiny.target, tmp_path, **EXACT)
+    for params in (greedy(40), SamplingParams(temperature=1.0, seed=1, max_tokens=40)):
+        done = engine.generate("for", params)[0]
+        assert done.stats.drafter_faults == 0
+        assert max(done.token_ids) < 320
+    assert engine.generate("for", greedy(40))[0].token_ids == plain.generate("for", greedy(40))[0].token_ids
+
+
+class Scripted(NoDrafter):
+    """Returns whatever it was given, or raises it."""
+
+    name = "scripted"
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def propose(self, seqs, budget):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+NONSENSE = {
+    "raises": ZeroDivisionError("division by zero"),
+    "too many tokens": Draft.chains([[5] * 50]),
+    "id outside the vocabulary": Draft.chains([[5, 320]]),
+    "negative id": Draft.chains([[-1]]),
+    "parents out of order": Draft(torch.tensor([5, 6]), (1, -1), (0, 2)),
+    "another batch": Draft.chains([[5], [6]]),
+    "float tokens": Draft(torch.tensor([5.0]), (-1,), (0, 1)),
+    "q of another shape": Draft.chains([[5]], q=torch.ones(1, 7)),
+    "no draft at all": None,
+}
+
+
+@pytest.mark.parametrize("answer", NONSENSE.values(), ids=NONSENSE.keys())
+def test_a_drafter_that_misbehaves_never_harms_the_text(tiny, plain, caplog, answer):
+    engine = LLM(tiny.target, Scripted(answer), **EXACT)
+    with caplog.at_level(logging.WARNING, "slipstream"):
+        done = engine.generate(PROMPTS[0], greedy())[0]
+    assert done.token_ids == plain.generate(PROMPTS[0], greedy())[0].token_ids
+    assert done.stats.drafter_faults >= 20
+    assert done.stats.proposed == 0
+    (record,) = caplog.records
+    assert "drafter 'scripted' failed in propose" in record.getMessage()
+    assert "Plain decoding goes on" in record.getMessage()

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slipstream.errors import ParameterError
+from slipstream.training.base import BaseConfig, Progress, Schedule, Trainer, train_base
+from slipstream.zoo.corpus import Package
+
+
+def test_resumed_run_equals_uninterrupted(tiny: BaseConfig, packages: list[Package], tmp_path: Path) -> None:
+    train_base(tiny, packages)
+    halves = replace(tiny, out=tmp_path / "halves", data=tiny.out / "data", max_steps=5)
+    train_base(halves, packages)
+    train_base(replace(halves, resume=True, max_steps=None), packages)
+    one, two = (load_file(out / "checkpoint.safetensors") for out in (tiny.out, halves.out))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_log_and_loss(tiny: BaseConfig, packages: list[Package]) -> None:
+    train_base(replace(tiny, budget_tokens=60 * 256), packages)
+    entries = [json.loads(line) for line in (tiny.out / "log.jsonl").read_text().splitlines()]
+    assert entries[-1]["finished"]
+    assert entries[-1]["heldout"]["raw"] < entries[0]["heldout"]["raw"] < 6.0
+
+
+def test_draft_learns_from_teacher(tiny: BaseConfig, packages: list[Package], tmp_path: Path) -> None:
+    train_base(tiny, packages)
+    draft = replace(
+        tiny, out=tmp_path / "draft", role="draft", shape=replace(tiny.shape, num_hidden_layers=1), teacher=tiny.out,
+        budget_tokens=40 * 256,
+    )  # fmt: skip
+    trainer = Trainer(draft)
+    tokens = trainer.batches.draw(0, 4, 64)
+    before = float(trainer.micro_loss(tokens)[0].detach())
+    for _ in range(20):
+        trainer.step()
+    assert float(trainer.micro_loss(tokens)[0].detach()) < before
+    assert all(p.grad is None for p in trainer.teacher.parameters())  # type: ignore[union-attr]
+
+
+def test_distillation_loss_is_zero_kl_at_the_teacher(tiny: BaseConfig, packages: list[Package], tmp_path: Path) -> None:
+    train_base(replace(tiny, max_steps=2), packages)
+    same = replace(tiny, out=tmp_path / "same", role="draft", teacher=tiny.out, kl_weight=1.0)
+    trainer = Trainer(same)
+    trainer.model.load_state_dict(trainer.teacher.state_dict())  # type: ignore[union-attr]
+    loss, _ = trainer.micro_loss(trainer.batches.draw(0, 4, 64))
+    assert float(loss.detach()) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_schedule_warms_up_holds_and_decays(tiny: BaseConfig) -> None:
+    config = replace(tiny, budget_tokens=1000, warmup_steps=4, decay_share=0.3)
+    progress = Progress()
+    schedule = Schedule(config, progress)
+    assert schedule.factor() == 0.25
+    progress.step, progress.tokens = 10, 500
+    assert schedule.factor() == 1.0
+    progress.tokens = 700
+    assert schedule.factor() == 1.0
+    progress.tokens = 850
+    assert schedule.factor() == pytest.approx(0.5)
+    progress.tokens = 1000
+    assert schedule.done
+    assert schedule.factor() == 0.0
+
+
+def test_early_decay_moves_the_end(tiny: BaseConfig) -> None:
+    progress = Progress(step=10, tokens=100)
+    schedule = Schedule(replace(tiny, budget_tokens=1000, decay_share=0.3), progress)
+    schedule.start_decay()
+    progress.tokens = 250
+    assert schedule.factor() == pytest.approx(0.5)
+    progress.tokens = 400
+    assert schedule.done
+
+
+def test_decay_now_file_starts_the_decay(tiny: BaseConfig, packages: list[Package]) -> None:
+    tiny.out.mkdir(parents=True)
+    (tiny.out / "decay-now").touch()
+    train_base(replace(tiny, budget_tokens=20 * 256), packages)
+    assert not (tiny.out / "decay-now").exists()
+    assert Trainer(replace(tiny, budget_tokens=20 * 256, resume=True)).progress.step == 6  # 0.3 of 20 steps
+
+
+def test_sigterm_saves_and_leaves(tiny: BaseConfig, packages: list[Package], monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Trainer.step
+
+    def step(self: Trainer) -> tuple[float, float]:
+        if self.progress.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    train_base(tiny, packages)
+    assert Trainer(replace(tiny, resume=True)).progress.step == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"budget_minutes": 1.0}, "budget"),
+        ({"role": "judge"}, "judge"),
+        ({"length": 60}, "60"),
+        ({"role": "draft", "teacher": Path("nowhere")}, "nowhere"),
+    ],
+)
+def test_impossible_settings_are_refused(tiny: BaseConfig, change: dict[str, object], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        Trainer(replace(tiny, **change))  # type: ignore[arg-type]

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream.training.base import BaseConfig, train_base
+from slipstream.training.compact import CompactLlama, blocked_attention
+from slipstream.training.export import Run, export
+from slipstream.zoo.corpus import Package
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def exported(tiny: BaseConfig, packages: list[Package], tmp_path: Path) -> tuple[Run, Path]:
+    train_base(replace(tiny, lr=2e-2), packages)
+    export(tiny.out, tmp_path / "model", extra={"top-1 agreement": "12 %"})
+    return Run.open(tiny.out), tmp_path / "model"
+
+
+def test_transformers_computes_the_same_logits(exported: tuple[Run, Path]) -> None:
+    run, folder = exported
+    ids = torch.randint(4, 400, (2, 100), generator=torch.Generator().manual_seed(0))
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert loaded.dtype == torch.float16
+    with torch.no_grad():
+        half = CompactLlama(run.model.shape)
+        half.load_state_dict({k: v.half().float() for k, v in run.model.state_dict().items()})
+        ours = half(ids)
+        theirs = loaded.float()(ids).logits
+    assert float(ours.abs().max()) > 0.5  # else the comparison says nothing
+    assert torch.allclose(ours, theirs, atol=1e-3)
+
+
+def test_chat_template_and_end_tokens(exported: tuple[Run, Path]) -> None:
+    _, folder = exported
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == "<|user|>\nhi<|end|>\n<|assistant|>\n"
+    generation = transformers.GenerationConfig.from_pretrained(folder)
+    assert generation.eos_token_id == tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|end|>"])
+    assert tokenizer.decode(tokenizer("x = 12\n    y").input_ids) == "x = 12\n    y"
+
+
+def test_card_states_the_facts(exported: tuple[Run, Path]) -> None:
+    card = (exported[1] / "README.md").read_text()
+    for fact in ("alpha | 1.0 | MIT", "held-out loss", "seed", "slipstream train base", "3,072 in 12 steps", "12 %"):
+        assert fact in card
+
+
+def test_blocked_attention_is_causal_attention() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, h, 70, 16, generator=generator, dtype=torch.float64) for h in (6, 2, 2))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    # The softmax is in float32 on purpose, as in training.
+    assert torch.allclose(blocked_attention(q, k, v, block=32), expected, atol=1e-6)
+
+
+def test_skipped_layers_and_taps(exported: tuple[Run, Path]) -> None:
+    model = exported[0].model
+    ids = torch.randint(4, 400, (1, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        tapped, last = model.hidden(ids, taps=[0])
+        early = model.hidden(ids, keep=[True, False, False])[-1]
+    assert torch.equal(tapped, early)
+    assert not torch.equal(early, last)
