@@ -1,8 +1,8 @@
 """The small class that tutorials teach, on top of `LLM`.
 
-    target, draft, tokenizer = load_model_pair("path/to/target", "path/to/draft")
-    decoder = SpeculativeDecoder(target, draft, draft_tokens=4)
-    ids = decoder.decode(tokenizer("def add(a, b):", return_tensors="pt").input_ids, max_new_tokens=64)
+target, draft, tokenizer = load_model_pair("path/to/target", "path/to/draft")
+decoder = SpeculativeDecoder(target, draft, draft_tokens=4)
+ids = decoder.decode(tokenizer("def add(a, b):", return_tensors="pt").input_ids, max_new_tokens=64)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SpeculativeDecoder:
         if input_ids.dim() not in (1, 2) or input_ids.is_floating_point():
             shape = tuple(input_ids.shape)
             raise ParameterError(f"input_ids are {input_ids.dtype} {shape}, expected integers [B, L]")
-        prompts = input_ids.reshape(-1, input_ids.shape[-1]).tolist()
+        prompts = (input_ids if input_ids.dim() == 2 else input_ids[None]).tolist()
         done = self.llm.generate(prompts, SamplingParams(max_tokens=max_new_tokens, **sampling))
         self.stats = sum((completion.stats for completion in done), SpecStats())
         longest = max(len(completion.token_ids) for completion in done)

@@ -1,7 +1,7 @@
 """`LLM`: a target, a drafter and a rule, ready to generate.
 
-    llm = LLM("path/to/target", draft="path/to/draft")
-    print(llm.generate("def fibonacci(n):")[0].text)
+llm = LLM("path/to/target", draft="path/to/draft")
+print(llm.generate("def fibonacci(n):")[0].text)
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence, TokenLogprob
 from slipstream.core.stats import SpecStats
 from slipstream.core.step import step
+from slipstream.core.stop import completed_at
 from slipstream.core.verify import Rule, rule_named
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.guard import Guard
@@ -101,12 +104,18 @@ class LLM:
         draft_options: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ):
-        self._load = {"executor": executor, "dtype": dtype, "device": device, "quantize": quantize, "threads": threads}
+        self._load: dict[str, Any] = {
+            "executor": executor,
+            "dtype": dtype,
+            "device": device,
+            "quantize": quantize,
+            "threads": threads,
+        }
         self._load["progress"] = progress
         if max_batch < 1:
             raise ParameterError(f"max_batch is {max_batch}, must be at least 1")
         self.max_batch = max_batch
-        path = _path(target, "target")
+        path = checkpoint_of(target, "target")
         self.target: Target = as_target(target if path is None else path, **self._load)
         self.tokenizer = tokenizer if tokenizer is not None or path is None else load_tokenizer(path)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
@@ -144,7 +153,7 @@ class LLM:
             return make_drafter(draft, self.target, **options)
         if hasattr(draft, "propose"):
             return draft
-        path = _path(draft, "draft")
+        path = checkpoint_of(draft, "draft")
         if path is not None and self._target_path is not None:
             from slipstream.pairs import require_pair
 
@@ -235,7 +244,7 @@ class LLM:
         if self._decode is not None:
             text = self._decode(seq.output)
             if isinstance(seq.stop_cause, str):
-                text = text[: text.find(seq.stop_cause)]
+                text = text[: completed_at(text, self._decode(seq.output[:-1]), seq.stop_cause)]
         return Completion(
             text=text,
             token_ids=seq.output,
@@ -280,8 +289,10 @@ class LLM:
         if any(isinstance(word, str) for word in params.bad_words):
             words: list[Seq[int]] = []
             for word in params.bad_words:
-                forms = (word, " " + word) if isinstance(word, str) else ()
-                words += [self.tokenizer.encode(form, add_special_tokens=False) for form in forms] or [list(word)]
+                if isinstance(word, str):
+                    words += [self.tokenizer.encode(form, add_special_tokens=False) for form in (word, " " + word)]
+                else:
+                    words.append(list(word))
             params = replace(params, bad_words=tuple(words))
         ids = [*(params.logit_bias or ()), *params.stop_token_ids, *(t for w in params.bad_words for t in w)]
         outside = next((t for t in ids if int(t) >= self.target.vocab_size), None)
@@ -300,10 +311,17 @@ def as_target(model: Any, **load: Any) -> Target:
 
     if isinstance(model, (str, Path)):
         return Decoder.load(model, **load)
+    device, here = load.pop("device", None), next(model.parameters()).device
+    wanted = here if device is None else torch.device(device)
+    if wanted.type != here.type or wanted.index not in (None, here.index):
+        raise ParameterError(
+            f"device is {str(wanted)!r}, the loaded model is on {str(here)!r}", fix=f"model.to({str(wanted)!r})"
+        )
+    load.pop("progress", None)  # nothing is read
     return Decoder.from_module(model, **load)
 
 
-def _path(model: Any, role: str) -> str | Path | None:
+def checkpoint_of(model: Any, role: str) -> str | Path | None:
     """The checkpoint that a name stands for; None for loaded models."""
     if model == "embedded":
         from slipstream import zoo

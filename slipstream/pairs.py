@@ -13,6 +13,7 @@ from typing import Any
 
 from slipstream.errors import PairError
 from slipstream.facts import ROLES, ModelFacts, TokenMap, facts
+from slipstream.lab.theory import best_gamma, speedup
 
 SHOWN = 5
 """How many differing ids are listed."""
@@ -45,8 +46,9 @@ class PairReport:
                   are `differences`.
     problem       why the pair does not fit, in one sentence; empty if it does.
     notes         what is unusual and harmless, each in one sentence.
-    cost_ratio    c: bytes that a draft step reads over bytes that a target step reads, both in the same dtype. Decoding
-                  is bound by memory, so this estimates the cost of a guess in target steps; small models come out dearer.
+    cost_ratio    c: bytes that a draft step reads over bytes that a target step reads, both in the same dtype.
+                  Decoding is bound by memory, so this estimates what a guess costs in target steps; small models come
+                  out dearer.
     """
 
     target: ModelFacts
@@ -72,7 +74,8 @@ class PairReport:
     def expected(self, acceptance: float) -> tuple[int, float]:
         """(best draft length, speed-up over plain decoding) at this acceptance rate in [0, 1), by Leviathan et al.
         2211.17192, theorem 3.8: guesses that are accepted independently. (0, 1.0) if speculation does not pay."""
-        return max(((k, speedup(acceptance, self.cost_ratio, k)) for k in range(MAX_DRAFT_TOKENS + 1)), key=lambda x: x[1])
+        k = best_gamma(acceptance, self.cost_ratio, MAX_DRAFT_TOKENS)
+        return k, speedup(acceptance, k, self.cost_ratio)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -88,14 +91,10 @@ class PairReport:
             "differences": [asdict(d) for d in self.differences],
             "cost_ratio": self.cost_ratio,
             "break_even_acceptance": self.break_even,
-            "expected": {str(a): dict(zip(("draft_tokens", "speedup"), self.expected(a), strict=True)) for a in (0.6, 0.8)},
+            "expected": {
+                str(a): dict(zip(("draft_tokens", "speedup"), self.expected(a), strict=True)) for a in (0.6, 0.8)
+            },
         }
-
-
-def speedup(acceptance: float, cost_ratio: float, draft_tokens: int) -> float:
-    """(1 - a^(K+1)) / ((1 - a) (K c + 1)): expected tokens a step over its cost in target steps."""
-    tokens = sum(acceptance**i for i in range(draft_tokens + 1))
-    return tokens / (draft_tokens * cost_ratio + 1)
 
 
 def compare(target: str | Path, draft: str | Path) -> PairReport:
@@ -127,8 +126,8 @@ def require_pair(target: str | Path, draft: str | Path) -> None:
         raise PairError(
             report.problem,
             why="guesses are handed over as token ids: nearly all would be rejected, and decoding would only be slower",
-            fix="take a draft of the target's family (`slipstream check-pair` compares two), or the drafter 'ngram', which "
-            "needs no second model",
+            fix="take a draft of the target's family (`slipstream check-pair` compares two), or the drafter 'ngram', "
+            "which needs no second model",
         )
 
 
@@ -137,7 +136,9 @@ def _differences(ours: TokenMap | None, theirs: TokenMap | None) -> tuple[list[D
     if ours is None or theirs is None:
         return [], 0
     both = sorted(ours.tokens.keys() & theirs.tokens.keys())
-    return [Difference(i, ours.tokens[i], theirs.tokens[i]) for i in both if ours.tokens[i] != theirs.tokens[i]], len(both)
+    return [Difference(i, ours.tokens[i], theirs.tokens[i]) for i in both if ours.tokens[i] != theirs.tokens[i]], len(
+        both
+    )
 
 
 def _both_special(token: int, ours: TokenMap | None, theirs: TokenMap | None) -> bool:
@@ -162,8 +163,8 @@ def _problem(ours: ModelFacts, theirs: ModelFacts, plain: int, common: int, show
     narrow, wide = sorted((ours.config.vocab_size, theirs.config.vocab_size))
     if ours.tokenizer is None and theirs.tokenizer is None and wide - narrow > PADDING * wide:
         return (
-            f"{names} have outputs of {ours.config.vocab_size} and {theirs.config.vocab_size} ids, and neither brings a "
-            "tokenizer: that is too far apart to be padding"
+            f"{names} have outputs of {ours.config.vocab_size} and {theirs.config.vocab_size} ids, and neither brings "
+            "a tokenizer: that is too far apart to be padding"
         )
     return ""
 
@@ -181,12 +182,14 @@ def _notes(ours: ModelFacts, theirs: ModelFacts, special: int, shown: tuple[Diff
             notes.append(f"the outputs are padded to different widths, {widths[0]} and {widths[1]}: harmless")
         if special:
             listed = "; ".join(map(str, shown))
-            notes.append(f"{special} special tokens have different names ({listed}): guesses of these are rejected at worst")
+            notes.append(
+                f"{special} special tokens have different names ({listed}): guesses of these are rejected at worst"
+            )
     contexts = ours.config.context, theirs.config.context
     if contexts[1] < contexts[0]:
         notes.append(
-            f"the draft's context is {contexts[1]} tokens, the target's {contexts[0]}: drafting stops at {contexts[1]}, "
-            "decoding goes on plainly"
+            f"the draft's context is {contexts[1]} tokens, the target's {contexts[0]}: drafting stops at "
+            f"{contexts[1]}, decoding goes on plainly"
         )
     return notes
 
@@ -197,10 +200,14 @@ def _token_notes(ours: TokenMap, theirs: TokenMap) -> list[str]:
         extra = sorted(mine.tokens.keys() - other.tokens.keys())
         if extra:
             few = ", ".join(repr(mine.tokens[i]) for i in extra[:SHOWN])
-            notes.append(f"{len(extra)} tokens are known to the {side} alone ({few}): harmless, they are never guessed right")
+            notes.append(
+                f"{len(extra)} tokens are known to the {side} alone ({few}): harmless, they are never guessed right"
+            )
     for role in ROLES:
         if ours.roles[role] != theirs.roles[role]:
-            notes.append(f"{role} is {ours.roles[role]} in the target and {theirs.roles[role]} in the draft: the target's counts")
+            notes.append(
+                f"{role} is {ours.roles[role]} in the target and {theirs.roles[role]} in the draft: the target's counts"
+            )
     return notes
 
 
@@ -216,5 +223,3 @@ def _sizes(side: ModelFacts) -> dict[str, Any]:
         "context": side.config.context,
         **{role: None if side.tokenizer is None else side.tokenizer.roles[role] for role in ROLES},
     }
-
-

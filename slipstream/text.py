@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipstream.core.stop import completed_at
 from slipstream.errors import LoadError
 
 Decode = Callable[[Seq[int]], str]
@@ -83,7 +84,9 @@ class TextStream:
             self._held[-1] = Piece(self._decode(self._ids[self._context :])[len(before) :], last.token, last.drafted)
             self._shown = len(self._ids)
         text = "".join(piece.text for piece in self._held)
-        end = text.find(stop_cause) if isinstance(stop_cause, str) else len(text)
+        end = -1
+        if isinstance(stop_cause, str):
+            end = completed_at(text, "".join(piece.text for piece in self._held[:-1]), stop_cause)
         return self._release(end if end >= 0 else len(text), last=True)
 
     def _release(self, length: int, keep: int = 0, last: bool = False) -> list[Piece]:

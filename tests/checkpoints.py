@@ -9,9 +9,14 @@ from typing import Any
 
 import torch
 
-from slipstream.zoo.tokenizer import EOS, save_tokenizer, train_tokenizer
+from slipstream.zoo.tokenizer import save_tokenizer, train_tokenizer
 
-TEXTS = ["def add(first, second):\n    return first + second\n", "for name in names:\n    print(name)\n", "naïve café 🎈 ☃\n"]
+OTHER_TEXTS = ["SELECT column FROM table WHERE value > 17;\n", "INSERT INTO table VALUES (1, 2, 3);\n"]
+TEXTS = [
+    "def add(first, second):\n    return first + second\n",
+    "for name in names:\n    print(name)\n",
+    "naïve café 🎈 ☃\n",
+]
 CONTEXT = 192
 
 
@@ -23,9 +28,10 @@ class Tiny:
     draft: Path
 
 
-def make_tokenizer(folder: Path, vocab_size: int = 320) -> Any:
-    """A byte-level tokenizer with a chat template in `folder`; every UTF-8 text has ids."""
-    tokenizer = train_tokenizer(TEXTS, vocab_size)
+def make_tokenizer(folder: Path, vocab_size: int = 320, texts: list[str] = TEXTS) -> Any:
+    """A byte-level tokenizer with a chat template in `folder`; every UTF-8 text has ids. Other `texts` give other
+    merges, so that ids from 260 on stand for other tokens."""
+    tokenizer = train_tokenizer(texts, vocab_size)
     save_tokenizer(tokenizer, folder, CONTEXT)
     return tokenizer
 
@@ -74,6 +80,3 @@ def make_tiny(folder: Path) -> Tiny:
 def clone(source: Path, folder: Path) -> Path:
     """A copy to damage."""
     return Path(shutil.copytree(source, folder))
-
-
-__all__ = ["CONTEXT", "EOS", "TEXTS", "Tiny", "clone", "make_model", "make_tiny", "make_tokenizer"]

@@ -28,7 +28,7 @@ def load(models: ModelOptions, quiet: bool = False) -> LLM:
         return LLM(
             models.target,
             {"none": None, "model": models.draft_model, "ngram": "ngram"}[models.method],
-            draft_tokens=models.draft_tokens,
+            draft_tokens=models.length,
             rule=models.rule,
             executor=models.executor,
             dtype=models.dtype,
@@ -66,6 +66,13 @@ def loading(console: Console, quiet: bool = False) -> Iterator[Any]:
     with bar:
         task = bar.add_task("loading", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def checkpoint(name: str, role: str) -> str:
+    """Folder or hub id that a name on the command line stands for; role: "target" or "draft"."""
+    from slipstream.llm import checkpoint_of
+
+    return str(checkpoint_of(name, role))
 
 
 def banner(llm: LLM, models: ModelOptions) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Annotated, Any, Optional, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -47,42 +47,68 @@ ALIASES = {
 _MODELS, _SPECULATION, _SAMPLING = "Models", "Speculation", "Sampling"
 
 
+DRAFT_LENGTHS = {"none": 0, "model": 4, "ngram": 10}
+"""Draft length where the user names none: a lookup costs nothing, and text that repeats itself repeats at length."""
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """Which models, on what, and how they speculate."""
 
-    target: Annotated[str, typer.Option("--target", "-m", help="Folder, hub id, or 'embedded'.", rich_help_panel=_MODELS)] = (
-        "embedded"
-    )
+    target: Annotated[
+        str, typer.Option("--target", "-m", help="Folder, hub id, or 'embedded'.", rich_help_panel=_MODELS)
+    ] = "embedded"
     draft: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(
-            "--draft", "-md", help="Draft model: folder, hub id, or 'embedded'.", rich_help_panel=_MODELS, show_default="embedded"
+            "--draft",
+            "-md",
+            help="Draft model: folder, hub id, or 'embedded'.",
+            rich_help_panel=_MODELS,
+            show_default="embedded",
         ),
     ] = None
     executor: Annotated[
         str, typer.Option(help="auto, torch or openvino; auto takes openvino on a CPU.", rich_help_panel=_MODELS)
     ] = "auto"
-    dtype: Annotated[Optional[str], typer.Option(help="float32, bfloat16, float16 or float64.", rich_help_panel=_MODELS)] = None
-    device: Annotated[Optional[str], typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=_MODELS)] = None
-    threads: Annotated[Optional[int], typer.Option(help="CPU threads.", rich_help_panel=_MODELS)] = None
-    quantize: Annotated[Optional[str], typer.Option(help="int8: weights in 8 bits (CPU).", rich_help_panel=_MODELS)] = None
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16, float16 or float64.", rich_help_panel=_MODELS)
+    ] = None
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=_MODELS)] = None
+    threads: Annotated[int | None, typer.Option(help="CPU threads.", rich_help_panel=_MODELS)] = None
+    quantize: Annotated[str | None, typer.Option(help="int8: weights in 8 bits (CPU).", rich_help_panel=_MODELS)] = None
     drafter: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(
-            help="none, model or ngram.", rich_help_panel=_SPECULATION, show_default="model if there is a draft, else ngram"
+            help="none, model or ngram.",
+            rich_help_panel=_SPECULATION,
+            show_default="model if there is a draft, else ngram",
         ),
     ] = None
     draft_tokens: Annotated[
-        int, typer.Option("--draft-tokens", "-k", help="Most guesses a step (K); 0 decodes plainly.", rich_help_panel=_SPECULATION)
-    ] = 4
+        int | None,
+        typer.Option(
+            "--draft-tokens",
+            "-k",
+            help="Most guesses a step (K); 0 decodes plainly.",
+            rich_help_panel=_SPECULATION,
+            show_default="4; ngram 10",
+        ),
+    ] = None
     rule: Annotated[
-        str, typer.Option(help="rejection, block, coupled or greedy: how guesses are verified.", rich_help_panel=_SPECULATION)
+        str,
+        typer.Option(
+            help="rejection, block, coupled or greedy: how guesses are verified.", rich_help_panel=_SPECULATION
+        ),
     ] = "rejection"
     drafter_option: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Option(
-            "--drafter-option", "-o", metavar="NAME=VALUE", help="e.g. max_ngram=3; repeatable.", rich_help_panel=_SPECULATION
+            "--drafter-option",
+            "-o",
+            metavar="NAME=VALUE",
+            help="e.g. max_ngram=3; repeatable.",
+            rich_help_panel=_SPECULATION,
         ),
     ] = None
 
@@ -97,7 +123,9 @@ class ModelOptions:
         if self.quantize is not None:
             one_of("quantize", self.quantize, ("int8",))
         if self.threads is not None and self.threads < 1:
-            raise ParameterError(f"threads is {self.threads}, must be at least 1", fix="leave it out, or give the number of cores")
+            raise ParameterError(
+                f"threads is {self.threads}, must be at least 1", fix="leave it out, or give the number of cores"
+            )
         if self.drafter == "model" and self.draft_model is None:
             raise ParameterError(
                 "drafter 'model' was asked for without a draft model",
@@ -116,35 +144,59 @@ class ModelOptions:
         """Name of the drafter in use."""
         return self.drafter or ("model" if self.draft_model else "ngram")
 
+    @property
+    def length(self) -> int:
+        """Draft length in use."""
+        return draft_length(self.draft_tokens, self.method)
+
 
 @dataclass(frozen=True)
 class SamplingOptions:
     """Fields of `SamplingParams`; its own defaults."""
 
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_SAMPLING)] = 0.0
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_SAMPLING)
+    ] = 0.0
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.", rich_help_panel=_SAMPLING)] = 0
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.", rich_help_panel=_SAMPLING)] = 1.0
-    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.", rich_help_panel=_SAMPLING)] = 0.0
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages repeats.", rich_help_panel=_SAMPLING)] = 1.0
+    top_p: Annotated[
+        float, typer.Option(help="Keep the likeliest tokens up to this mass.", rich_help_panel=_SAMPLING)
+    ] = 1.0
+    min_p: Annotated[
+        float, typer.Option(help="Drop tokens below this share of the likeliest.", rich_help_panel=_SAMPLING)
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1 discourages repeats.", rich_help_panel=_SAMPLING)
+    ] = 1.0
     frequency_penalty: Annotated[float, typer.Option(help="Per occurrence, -2 to 2.", rich_help_panel=_SAMPLING)] = 0.0
-    presence_penalty: Annotated[float, typer.Option(help="Once a token occurred, -2 to 2.", rich_help_panel=_SAMPLING)] = 0.0
-    seed: Annotated[Optional[int], typer.Option(help="Makes the text reproducible.", rich_help_panel=_SAMPLING)] = None
+    presence_penalty: Annotated[
+        float, typer.Option(help="Once a token occurred, -2 to 2.", rich_help_panel=_SAMPLING)
+    ] = 0.0
+    seed: Annotated[int | None, typer.Option(help="Makes the text reproducible.", rich_help_panel=_SAMPLING)] = None
     max_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.", rich_help_panel=_SAMPLING)
     ] = 128
     min_tokens: Annotated[
         int, typer.Option("--min-new-tokens", help="No end before so many tokens.", rich_help_panel=_SAMPLING)
     ] = 0
-    stop: Annotated[Optional[list[str]], typer.Option(help="End before this text; repeatable.", rich_help_panel=_SAMPLING)] = None
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end of text.", rich_help_panel=_SAMPLING)] = False
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End before this text; repeatable.", rich_help_panel=_SAMPLING)
+    ] = None
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after end of text.", rich_help_panel=_SAMPLING)
+    ] = False
     logprobs: Annotated[
-        Optional[int], typer.Option(help="Show log-probabilities and N alternatives.", metavar="N", rich_help_panel=_SAMPLING)
+        int | None,
+        typer.Option(help="Show log-probabilities and N alternatives.", metavar="N", rich_help_panel=_SAMPLING),
     ] = None
 
     def params(self) -> SamplingParams:
         """Raises ParameterError for values out of range."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return SamplingParams(**values | {"stop": tuple(self.stop or ())})
+
+
+def draft_length(wanted: int | None, method: str) -> int:
+    return DRAFT_LENGTHS[method] if wanted is None else wanted
 
 
 def one_of(name: str, value: str, known: Seq[str]) -> None:
@@ -177,7 +229,7 @@ def number(text: str) -> int | float | str:
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Replace every parameter of `command` that is annotated with a dataclass by that dataclass' fields."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters, flat = [], {}
     for parameter in inspect.signature(command).parameters.values():
         if parameter.name in groups:

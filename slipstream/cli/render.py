@@ -7,13 +7,16 @@ where the output is not a terminal, and none where NO_COLOR is set.
 from __future__ import annotations
 
 import logging
+import statistics
 import sys
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.color import ColorSystem
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +24,7 @@ from rich.text import Text
 from slipstream.errors import SlipstreamError
 
 if TYPE_CHECKING:
+    from slipstream.cli.race import Standing
     from slipstream.core.stats import SpecStats
     from slipstream.llm import Completion
 
@@ -81,6 +85,12 @@ def printable(text: str) -> str:
     return text.translate(_CONTROL)
 
 
+def line(text: str) -> None:
+    """A remark on standard error, in the background."""
+    console = err()
+    console.print(Text(text, style="dim"), soft_wrap=not console.is_terminal)
+
+
 def legend() -> Text:
     return Text.assemble(("drafted and accepted", DRAFTED), "  ", ("chosen by the target", OWN))
 
@@ -132,6 +142,27 @@ def restore_terminal() -> None:
             stream.flush()
 
 
+@contextmanager
+def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+    """A bar on standard error, gone when done; yields the function that moves it by one."""
+    console = err()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
+def status(what: str) -> Iterator[None]:
+    """A spinner on standard error, gone when done; nothing where that is not a terminal."""
+    console = err()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
 # --- numbers -------------------------------------------------------------------------------------------------------
 
 
@@ -162,15 +193,17 @@ def yes(value: bool) -> str:
 # --- lines and tables ----------------------------------------------------------------------------------------------
 
 
-def statistics(stats: SpecStats, rule: str, lossless: bool, finish: str) -> str:
-    """What one request cost and gained."""
+def summary(stats: SpecStats, rule: str, lossless: bool, finish: str = "") -> str:
+    """What was generated, at what speed, and how it ended."""
     parts = [f"{stats.tokens} tokens"]
     if stats.tokens_per_second:
         parts.append(f"{stats.tokens_per_second:.0f} tokens/s")
     if stats.proposed:
         parts.append(f"acceptance rate {percent(stats.acceptance_rate)}")
     parts.append(f"mean acceptance length {stats.mean_acceptance_length or 0:.2f}")
-    parts += [f"rule {rule}", f"lossless {yes(lossless)}", f"finish {finish}"]
+    parts += [f"rule {rule}", f"lossless {yes(lossless)}"]
+    if finish:
+        parts.append(f"finish {finish}")
     if stats.drafter_faults:
         parts.append(f"drafter faults {stats.drafter_faults}")
     return ", ".join(parts)
@@ -201,4 +234,31 @@ def logprob_table(completion: Completion, show: Any) -> Table:
     for token, drafted in zip(completion.logprobs or (), completion.drafted, strict=False):
         others = ", ".join(f"{show(i)!r} {value:.2f}" for i, value in token.top if i != token.id)
         made.add_row(repr(show(token.id)), "draft" if drafted else "target", f"{token.logprob:.3f}", others)
+    return made
+
+
+def standings_table(groups: Mapping[str, Seq[Standing]]) -> Table:
+    """One line a method: speed, speed-up over the first of its group with its quartiles, acceptance, exactness."""
+    from slipstream.cli.race import quartiles
+
+    made = table("task", "method", "tokens/s", "speed-up", "(quartiles)", "accepted", "tau", "lossless", left=2)
+    for name, standings in groups.items():
+        for i, standing in enumerate(standings):
+            low, middle, high = quartiles(standing.speedups)
+            stats, k = standing.stats, standing.method.draft_tokens
+            exact = "yes" if standing.exact else "NO"
+            made.add_row(
+                "" if i else name,
+                standing.method.name + (f", K={k}" if k else ""),
+                f"{statistics.median(standing.rates):.0f}",
+                f"{middle:.2f}x" if i else "1",
+                f"{low:.2f}-{high:.2f}" if i else "",
+                percent(stats.acceptance_rate),
+                f"{stats.mean_acceptance_length or 0:.2f}",
+                Text(
+                    exact + ("*" if standing.divergences and standing.exact else ""),
+                    "" if standing.exact else "bold red",
+                ),
+            )
+        made.add_section()
     return made

@@ -43,10 +43,23 @@ def base(
         BaseConfig(
             out=out, role=role, shape=TARGET if role == "target" else DRAFT, budget_minutes=budget_minutes,
             budget_tokens=budget_tokens, decay_share=decay_share, teacher=teacher, resume=resume, lr=lr, seed=seed,
-            mix=Mix(raw=0.92 - edit_share, write=0.08, edit=edit_share), device=device, threads=threads, compile=compile, step_tokens=step_tokens,
+            mix=Mix(raw=0.92 - edit_share, write=0.08, edit=edit_share), device=device, threads=threads,
+            compile=compile, step_tokens=step_tokens,
             micro_tokens=min(8192, step_tokens),
         )
     )  # fmt: skip
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Option(help="Folder of a `train base` run, finished or not.")],
+    to: Annotated[Path, typer.Option(help="Folder to write, in Hugging Face layout.")],
+) -> None:
+    """Export a run's latest checkpoint as float16 safetensors that transformers loads as they are."""
+    from slipstream.training.export import export as export_run
+
+    export_run(run, to)
+    print(f"wrote {to}")
 
 
 if __name__ == "__main__":

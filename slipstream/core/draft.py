@@ -116,28 +116,38 @@ class Draft:
     def check(self, budget: Seq[int], vocab_size: int, max_nodes: int) -> None:
         """Raise `DraftError` unless this is a well-formed draft within its budget.
 
-        budget: deepest guess allowed for each sequence. Costs microseconds, so it runs on every draft.
+        budget: deepest guess allowed for each sequence. Costs little beside verification, so it runs on every draft.
         """
-        n = len(self.parents)
-        if len(self.splits) != len(budget) + 1 or self.splits[0] != 0 or self.splits[-1] != n:
-            raise DraftError(f"splits {list(self.splits)} do not cover {n} nodes of {len(budget)} sequences")
+        n, splits = len(self.parents), list(self.splits)
+        if len(splits) != len(budget) + 1 or splits[0] != 0 or splits[-1] != n or splits != sorted(splits):
+            raise DraftError(f"splits {splits} do not cover {n} nodes of {len(budget)} sequences")
         if self.tokens.shape != (n,) or self.tokens.dtype != torch.int64:
             raise DraftError(f"tokens are {self.tokens.dtype} {tuple(self.tokens.shape)}, expected int64 ({n},)")
-        if self.q is not None and (self.q.shape != (n, vocab_size)):
-            raise DraftError(f"q has shape {tuple(self.q.shape)}, expected ({n}, {vocab_size})")
         if self.votes is not None and len(self.votes) != n:
             raise DraftError(f"votes has {len(self.votes)} entries for {n} nodes")
-        for b, depth in enumerate(budget):
-            start, stop = self.splits[b], self.splits[b + 1]
-            if stop < start or stop - start > max_nodes:
+        for b in range(self.batch):
+            start, stop = splits[b], splits[b + 1]
+            if stop - start > max_nodes:
                 raise DraftError(f"sequence {b} has {stop - start} nodes, at most {max_nodes} are allowed")
             for i in range(start, stop):
                 if not -1 <= self.parents[i] < i - start:
                     raise DraftError(f"node {i - start} of sequence {b} has parent {self.parents[i]}")
                 if not 0 <= self.ids[i] < vocab_size:
                     raise DraftError(f"node {i - start} guesses id {self.ids[i]}, vocabulary is {vocab_size}")
-            if stop > start and max(self.depths[start:stop]) > depth:
+        for b, depth in enumerate(budget):
+            if max(self.depths[splits[b] : splits[b + 1]], default=0) > depth:
                 raise DraftError(f"sequence {b} is drafted deeper than its budget of {depth}")
+        if self.q is not None:
+            self._check_q(self.q, vocab_size)
+
+    def _check_q(self, q: Tensor, vocab_size: int) -> None:
+        """A row that is no law, or that could not have drawn its guess, would bias the output."""
+        if q.shape != (len(self), vocab_size) or q.dtype != torch.float64:
+            raise DraftError(f"q is {q.dtype} {tuple(q.shape)}, expected float64 ({len(self)}, {vocab_size})")
+        drawn = q.gather(1, self.tokens[:, None])[:, 0]  # [N]
+        sound = (drawn > 0) & (q.amin(-1) >= 0) & ((q.sum(-1) - 1).abs() < 1e-9)  # [N] False where there is a NaN
+        if not bool(sound.all()):
+            raise DraftError(f"row {sound.tolist().index(False)} of q is not a law from which its guess can be drawn")
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,11 @@ class SamplingParams(Strict):
         return self.temperature == 0
 
     @property
+    def argmax_only(self) -> bool:
+        """True if the law is the argmax of the bare logits: greedy, and nothing edits a logit."""
+        return self.greedy and not self.logit_bias and not self.needs_history
+
+    @property
     def needs_history(self) -> bool:
         """True if the law at a node depends on which tokens came before it (beyond the model itself)."""
         return bool(

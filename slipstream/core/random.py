@@ -28,7 +28,8 @@ class Stream:
 
     def uniforms(self, purpose: int, position: int, n: int) -> np.ndarray:
         """`n` doubles in [0, 1) that belong to `position` (the index of the token being decided)."""
-        philox = np.random.Philox(key=[self.seed, purpose], counter=[0, position, 0, 0])
+        key = np.array([self.seed, purpose], dtype=np.uint64)  # a list with a seed of 2^63 or more would go by float64
+        philox = np.random.Philox(key=key, counter=[0, position, 0, 0])
         return np.random.Generator(philox).random(n)
 
     def gumbel(self, position: int, n: int) -> np.ndarray:

@@ -88,7 +88,9 @@ class Sequence:
         """Append what sequence `b` of the batch gained from a step, and count it."""
         run, kept, accepted = verdict.run(draft, b), len(verdict.path[b]), verdict.accepted(b)
         depths = draft.depths[draft.splits[b] : draft.splits[b + 1]]
-        self.stats.count([d for d in depths if d <= len(run)], accepted, len(run))
+        if verdict.finish[b]:
+            depths = [d for d in depths if d <= len(run)]  # nobody would have used the guesses behind a stop
+        self.stats.count(depths, accepted, len(run))
         self.kv_len = len(self.tokens) + kept
         self.tokens.extend(run)
         self.drafted.extend(i < accepted for i in range(len(run)))

@@ -79,7 +79,7 @@ def record(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) 
 def logprobs(logits: torch.Tensor, run: Seq[int], top: int) -> list[TokenLogprob]:
     """Log-probabilities of `run` under the target's own logits [len(run), V], with the `top` most likely tokens."""
     logs = torch.log_softmax(logits.double(), -1)
-    best = logs.topk(top, -1)
+    best = logs.topk(min(top, logs.shape[-1]), -1)
     return [
         TokenLogprob(token, float(row[token]), tuple(zip(ids, values, strict=True)))
         for token, row, ids, values in zip(run, logs, best.indices.tolist(), best.values.tolist(), strict=True)

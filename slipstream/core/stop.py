@@ -49,15 +49,22 @@ def _end(seq: Sequence, run: list[int]) -> tuple[int, str | None]:
 
 
 def completed_stop(output: Seq[int], seq: Sequence) -> str | None:
-    """The stop string that the last token of `output` completed, or None.
+    """The stop string that the last token of `output` completed, or None. One that was complete before (and did not
+    count, because of min_tokens) stays without effect. Of several the one that begins first: the text, cut before it,
+    then holds none of them.
 
     Only the tail is decoded: as many tokens as the longest stop string has bytes, which is enough because a token
     holds at least one byte, plus a few more for characters and prefixes that span tokens.
     """
     assert seq.decode is not None, "stop strings need a tokenizer"
     longest = max(len(s.encode()) for s in seq.params.stop)
-    tail = seq.decode(output[-(longest + 8) :])
-    for s in seq.params.stop:
-        if s in tail:
-            return s
-    return None
+    tail = output[-(longest + 8) :]
+    text, before = seq.decode(tail), seq.decode(tail[:-1])
+    ends = [(completed_at(text, before, s), s) for s in seq.params.stop]
+    return min((end for end in ends if end[0] >= 0), default=(0, None))[1]
+
+
+def completed_at(text: str, before: str, stop: str) -> int:
+    """Where in `text` the first `stop` begins that ends behind `before`, the text without its last token; -1 if none.
+    An incomplete character, which decodes to U+FFFD, does not count as text yet."""
+    return text.find(stop, max(0, len(before.rstrip("\ufffd")) - len(stop) + 1))

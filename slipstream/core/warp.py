@@ -42,7 +42,8 @@ def warp(
         top = x.argmax(-1, keepdim=True)  # [R, 1]
         _check(x.gather(-1, top))
         return torch.zeros(x.shape, dtype=torch.float64, device=x.device).scatter_(-1, top, 1.0)
-    law = torch.softmax(x.double() / params.temperature, -1)  # [R, V]
+    # Below 1e-30 the law no longer depends on the temperature, but the quotient would overflow.
+    law = torch.softmax(x.double() / max(params.temperature, 1e-30), -1)  # [R, V]
     _check(law[:, :1])
     if params.top_k and params.top_k < law.shape[-1]:
         law = _keep_first(law, params.top_k)
@@ -97,8 +98,8 @@ def _penalise(row: Tensor, params: SamplingParams, prompt: Seq[int], output: Seq
         row[seen] = torch.where(old > 0, old / params.repetition_penalty, old * params.repetition_penalty)
     if (params.frequency_penalty or params.presence_penalty) and output:
         ids = torch.tensor([t for t in output if t < vocab], device=row.device, dtype=torch.int64)
-        count = torch.bincount(ids, minlength=vocab)  # [V]
-        row -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
+        count = torch.bincount(ids, minlength=vocab).double()  # [V] a float times an integer tensor is float32
+        row -= params.frequency_penalty * count + params.presence_penalty * count.clamp(max=1)
 
 
 def _forbid(
@@ -109,7 +110,7 @@ def _forbid(
         row[[t for t in stop_ids if t < vocab]] = NEVER
     if params.bad_words:
         longest = max(len(word) for word in params.bad_words)
-        recent = [*prompt[len(prompt) - longest :], *output] if len(output) < longest else output[-longest:]
+        recent = [*prompt[max(0, len(prompt) - longest) :], *output] if len(output) < longest else output[-longest:]
         for word in params.bad_words:
             head, last = [int(t) for t in word[:-1]], int(word[-1])
             if last < vocab and list(recent[len(recent) - len(head) :]) == head:

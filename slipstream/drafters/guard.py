@@ -47,14 +47,18 @@ class Guard:
             self._count(seqs, "observe", fault)
 
     def release(self, seq_id: int) -> None:
-        self.drafter.release(seq_id)
+        try:
+            self.drafter.release(seq_id)
+        except Exception as fault:
+            self._count((), "release", fault)
 
     def _count(self, seqs: Seq[Sequence], where: str, fault: Exception) -> None:
         self.faults += 1
+        first = self.faults == 1
         for seq in seqs:
             seq.stats.drafter_faults += 1
-            self.drafter.release(seq.id)  # it starts afresh: its state after a fault is unknown
-        if self.faults == 1:
+            self.release(seq.id)  # it starts afresh: its state after a fault is unknown
+        if first:
             kind = "" if isinstance(fault, DraftError) else f"{type(fault).__name__}: "
             log.warning(
                 "drafter %r failed in %s (%s%s). Plain decoding goes on in its place; the text is not affected. "

@@ -52,12 +52,45 @@ class ModelDrafter:
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depth = [self._within_context(seq, d) for seq, d in zip(seqs, budget, strict=True)]
+        drafting = [b for b in range(len(seqs)) if depth[b] > 0]
+        for b in drafting:
+            self._shadow(seqs[b])
+        if not drafting:
+            return Draft.empty(len(seqs), self.model.device)
+        if all(seqs[b].params.argmax_only for b in drafting):
+            chains = self._in_one_call(seqs, drafting, depth)
+            if chains is not None:
+                return Draft.chains(chains, None, self.model.device)
+        return self._token_by_token(seqs, drafting, depth)
+
+    def _in_one_call(self, seqs: Seq[Sequence], drafting: list[int], depth: Seq[int]) -> list[list[int]] | None:
+        """Greedy chains from one unrolled call of the draft model, or None if it has none."""
+        greedy_chains = getattr(self.model, "greedy_chains", None)
+        shadows = [self._shadows[seqs[b].id] for b in drafting]
+        made = greedy_chains(shadows, max(depth[b] for b in drafting)) if greedy_chains else None
+        if made is None:
+            return None
+        tokens = made[0].T.tolist()  # [R][K]
+        if max(map(max, tokens)) >= self.vocab_size:  # a padded id, which the target does not have
+            return None
+        if self.config.confidence:
+            sure = torch.softmax(made[1], -1).gather(-1, made[0][..., None])[..., 0].cumprod(0).T.tolist()  # [R][K]
+        chains: list[list[int]] = [[] for _ in seqs]
+        for r, b in enumerate(drafting):
+            length = depth[b]
+            if self.config.confidence:
+                length = min(length, 1 + sum(p >= self.config.confidence for p in sure[r][:-1]))
+            chains[b] = tokens[r][:length]
+            shadows[r].kv_len = len(shadows[r].tokens) + length - 1
+            shadows[r].tokens += chains[b]
+        return chains
+
+    def _token_by_token(self, seqs: Seq[Sequence], drafting: list[int], depth: Seq[int]) -> Draft:
+        """One call of the draft model for each guess; each is drawn from its warped law, which becomes its q."""
         chains: list[list[int]] = [[] for _ in seqs]
         laws: list[list[Tensor]] = [[] for _ in seqs]  # per sequence, one [V] per guess
         sure = [1.0] * len(seqs)  # probability, by the draft model, of the chain so far
-        rows = [b for b in range(len(seqs)) if depth[b] > 0]
-        for b in rows:
-            self._shadow(seqs[b])
+        rows = drafting
         while rows:
             step = len(chains[rows[0]])
             shadows = [self._shadows[seqs[b].id] for b in rows]
@@ -74,7 +107,7 @@ class ModelDrafter:
                 sure[b] *= confidence[r]
             rows = [b for b in rows if len(chains[b]) < depth[b] and sure[b] >= self.config.confidence]
         q = None
-        if any(chains) and not all(seq.params.greedy for seq in seqs):
+        if not all(seq.params.greedy for seq in seqs):
             q = torch.stack([law for own in laws for law in own])  # [N, V]
         return Draft.chains(chains, q, self.model.device)
 
@@ -89,7 +122,8 @@ class ModelDrafter:
                     if mine != true:
                         break
                     right += 1
-                shadow.kv_len = min(shadow.kv_len, known + right)
+                # The last token stays pending, even where the target itself came to say what a lost draft had guessed.
+                shadow.kv_len = min(shadow.kv_len, known + right, len(seq.tokens) - 1)
                 shadow.tokens[known:] = seq.tokens[known:]
 
     def release(self, seq_id: int) -> None:

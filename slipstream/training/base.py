@@ -1,8 +1,7 @@
 """`slipstream train base`: train a small Llama from scratch, as target (LayerSkip) or as draft (distilled).
 
-Schedule: warmup, stable, decay (WSD; Hu et al. 2024, arXiv 2404.06395, section 4). The budget is a number of
-tokens or of minutes; the learning rate depends on the spent share only. Decay can be started early by touching
-`OUT/decay-now`, and a run can be resumed with a larger or smaller budget.
+The budget is a number of tokens or of minutes; the learning rate depends on the spent share only (`schedule.py`).
+Decay can be started early by touching `OUT/decay-now`, and a run can be resumed with a larger or smaller budget.
 
 Optimiser: Muon (Jordan 2024; with the scaling of Liu et al. 2025, arXiv 2502.16982, section 2.2) for the
 matrices of the layers, AdamW for the tied embedding and the norms.
@@ -13,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +19,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -31,8 +28,10 @@ from torch import Tensor
 from slipstream.errors import ParameterError
 from slipstream.training.checkpoint import load_checkpoint, load_weights, save_checkpoint
 from slipstream.training.compact import DRAFT, TARGET, CompactLlama, ModelShape, head_logits
+from slipstream.training.display import Display, StopSignal
 from slipstream.training.layerskip import LayerSkip, dropout_rates, exit_weights, kept_layers
 from slipstream.training.packing import Batches, HeldOut, Mix, prepare
+from slipstream.training.schedule import Progress, Schedule
 from slipstream.zoo.corpus import Package, build_corpus, installed_packages
 from slipstream.zoo.tokenizer import ASSISTANT, END, special_id
 
@@ -112,61 +111,6 @@ class BaseConfig:
             )
 
 
-@dataclass
-class Progress:
-    """The JSON state of a run: with the weights and the optimiser, everything that a resume needs."""
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    decay_from: float | None = None  # in units of the budget (tokens or seconds)
-    decay_span: float | None = None
-    counters: dict[str, int] = field(default_factory=dict)
-
-
-class Schedule:
-    """Warmup-stable-decay over a budget of tokens or of seconds."""
-
-    def __init__(self, config: BaseConfig, progress: Progress) -> None:
-        self.config, self.progress = config, progress
-        tokens = config.budget_tokens
-        self.budget = float(tokens) if tokens is not None else 60.0 * (config.budget_minutes or 0.0)
-        self.by_tokens = tokens is not None
-
-    @property
-    def spent(self) -> float:
-        return float(self.progress.tokens) if self.by_tokens else self.progress.seconds
-
-    @property
-    def share(self) -> float:
-        """Spent share of the budget, where an early decay has moved the end forward."""
-        end = self.budget
-        if self.progress.decay_from is not None and self.progress.decay_span is not None:
-            end = self.progress.decay_from + self.progress.decay_span
-        return min(1.0, self.spent / end)
-
-    def start_decay(self, at: float | None = None) -> None:
-        """Begin the decay at a point of the budget, default: here and now. Once begun, it stays."""
-        if self.progress.decay_from is None:
-            self.progress.decay_from = self.spent if at is None else at
-            self.progress.decay_span = self.config.decay_share * self.budget
-
-    def factor(self) -> float:
-        """Multiplier of the learning rate for the next step; starts the decay when it is time."""
-        progress = self.progress
-        planned = (1 - self.config.decay_share) * self.budget
-        if self.spent >= planned:
-            self.start_decay(planned)
-        warm = min(1.0, (progress.step + 1) / max(1, self.config.warmup_steps))
-        if progress.decay_from is None or not progress.decay_span:
-            return warm
-        return warm * max(0.0, 1 - (self.spent - progress.decay_from) / progress.decay_span)
-
-    @property
-    def done(self) -> bool:
-        return self.share >= 1.0
-
-
 def make_optimisers(model: CompactLlama, config: BaseConfig) -> dict[str, torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for the rest."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
@@ -240,7 +184,9 @@ class Trainer:
         if config.resume and self.checkpoint.exists():
             self.progress = Progress(**load_checkpoint(self.checkpoint, self.model, self.optimisers)["progress"])
             self.batches.counters = self.progress.counters
-        self.schedule = Schedule(config, self.progress)
+        self.schedule = Schedule(
+            self.progress, config.budget_tokens, config.budget_minutes, config.decay_share, config.warmup_steps
+        )
 
     @property
     def checkpoint(self) -> Path:
@@ -325,60 +271,6 @@ class Trainer:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         with (self.config.out / "log.jsonl").open("a") as file:
             file.write(json.dumps({"time": now, **entry}) + "\n")
-
-
-class StopSignal:
-    """Turns Ctrl-C and SIGTERM into a flag, so that the loop can save and leave between two steps."""
-
-    def __init__(self) -> None:
-        self.raised = False
-        self._old: dict[int, Any] = {}
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.raised = True
-
-    def __enter__(self) -> StopSignal:
-        try:
-            self._old = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: whoever owns the signals decides
-            self._old = {}
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-
-class Display:
-    """A rich progress bar on a terminal, plain lines elsewhere."""
-
-    def __init__(self, schedule: Schedule, every: int = 20) -> None:
-        self.schedule, self.every = schedule, every
-        self.bar: Any = None
-        if sys.stdout.isatty():
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.1f}%"))
-            self.bar = Progress(*columns, TimeRemainingColumn())
-            self.task = self.bar.add_task("training", total=1.0)
-            self.bar.start()
-
-    def show(self, progress: Progress, loss: float, rate: float, norm: float) -> None:
-        share = self.schedule.share
-        eta = progress.seconds * (1 - share) / max(share, 1e-9) / 60
-        text = f"step {progress.step}  {progress.tokens / 1e6:.2f}M tokens  loss {loss:.3f}  {rate:,.0f} tok/s"
-        if self.bar is not None:
-            self.bar.update(self.task, completed=share, description=text)
-        elif progress.step % self.every == 0:
-            print(f"{text}  norm {norm:.2f}  {100 * share:.1f} %  ETA {eta:.0f} min", flush=True)
-
-    def say(self, text: str) -> None:
-        (self.bar.console.print if self.bar is not None else print)(text)
-        sys.stdout.flush()
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
 
 
 def train_base(config: BaseConfig, packages: list[Package] | None = None) -> None:

@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+from slipstream.training.agreement import Agreement, draft_agreement, exit_agreement
 from slipstream.training.checkpoint import load_weights
 from slipstream.training.compact import CompactLlama, ModelShape
+from slipstream.training.packing import HeldOut
 from slipstream.zoo.card import model_card
-from slipstream.zoo.tokenizer import END, EOS, save_tokenizer, special_id
+from slipstream.zoo.tokenizer import ASSISTANT, END, EOS, save_tokenizer, special_id
 
 SAMPLE_CODE = "def read_config(path):\n"
 SAMPLE_EDIT = (
@@ -67,6 +69,28 @@ def samples(folder: Path, new_tokens: int = 96) -> list[tuple[str, str]]:
     return found
 
 
+def measured_facts(run: Run, tokenizer: Tokenizer, rows: int = 16) -> dict[str, str]:
+    """Facts for the card about the model's guesses: of a draft for its teacher, of a target's early exits."""
+    held = HeldOut.open(
+        run.data, rows, run.config["length"], special_id(tokenizer, ASSISTANT), special_id(tokenizer, END)
+    )
+    facts = {}
+    if run.config["role"] == "target":
+        for layers, found in exit_agreement(run.model, held.raw[:, :-1]).items():
+            facts[f"exit after {layers} layers against all, held-out files"] = describe(found)
+    elif run.config["teacher"]:
+        teacher = Run.open(Path(run.config["teacher"])).model
+        on_files = draft_agreement(teacher, run.model, held.raw[:, :-1])
+        on_edits = draft_agreement(teacher, run.model, held.edit[:, :-1], held.edit_mask)
+        facts["agreement with the target, held-out files"] = describe(on_files)
+        facts["agreement with the target, answers of edit requests"] = describe(on_edits)
+    return facts
+
+
+def describe(found: Agreement) -> str:
+    return f"top-1 {found.top1:.1%}, sum of min(p, q) {found.overlap:.3f} ({found.positions:,} positions)"
+
+
 def export(run_folder: Path, to: Path, extra: dict[str, str] | None = None) -> None:
     """Write `config.json`, `generation_config.json`, float16 `model.safetensors`, tokenizer and model card.
 
@@ -101,6 +125,6 @@ def export(run_folder: Path, to: Path, extra: dict[str, str] | None = None) -> N
         progress=run.state["progress"],
         heldout=run.last_losses(),
         samples=samples(to),
-        extra=extra or {},
+        extra={**measured_facts(run, tokenizer), **(extra or {})},
     )
     (to / "README.md").write_text(card)

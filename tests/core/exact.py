@@ -140,7 +140,7 @@ def pack(rows: Seq[Guesses]) -> tuple[Draft, Tensor]:
         q=torch.tensor(q, dtype=torch.float64) if set(kinds) & set("sw") else None,
         votes=[kind != "n" for kind in kinds] if "n" in kinds else None,
     )
-    draft.check([row.shape.height for row in rows], rows[0].world.vocab, 16)
+    replace(draft, q=None).check([row.shape.height for row in rows], rows[0].world.vocab, 16)
     laws = [[float(x) for x in law] for row in rows for law in row.laws()]
     return draft, torch.tensor(laws, dtype=torch.float64)
 

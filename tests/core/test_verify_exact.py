@@ -147,13 +147,17 @@ class Picks(Dice):
         return torch.tensor([self.table[text] for text in self.texts])
 
 
-@pytest.mark.parametrize(("vocab", "shape"), [
-    (2, Shape.chain("pp")),
-    (2, Shape((-1, -1, 0, 1), "pppp")),
-    (2, Shape((-1, -1, 0), "pnp")),
-    (3, Shape.chain("p")),
-    (3, Shape((-1, -1), "pp")),
-], ids=str)
+@pytest.mark.parametrize(
+    ("vocab", "shape"),
+    [
+        (2, Shape.chain("pp")),
+        (2, Shape((-1, -1, 0, 1), "pppp")),
+        (2, Shape((-1, -1, 0), "pnp")),
+        (3, Shape.chain("p")),
+        (3, Shape((-1, -1), "pp")),
+    ],
+    ids=str,
+)
 def test_coupled_emits_the_picks_of_the_target_whatever_the_draft(vocab: int, shape: Shape) -> None:
     """For every table of picks and every draft, the run is the beginning of what the target would have picked alone.
     Since *every* pair is tried, drafts that know the noise and conspire with it are among them. With picks of law p,
@@ -172,9 +176,7 @@ def test_coupled_emits_the_picks_of_the_target_whatever_the_draft(vocab: int, sh
                 (0, len(tokens)),
                 votes=[kind != "n" for kind in shape.kinds],
             )
-            paths = [()] + [
-                tuple(tokens[j] for j in draft.ancestors(0, i)) for i in range(len(tokens))
-            ]
+            paths = [()] + [tuple(tokens[j] for j in draft.ancestors(0, i)) for i in range(len(tokens))]
             laws = torch.full((len(paths), vocab), float(uniform.p(())[0]), dtype=torch.float64)
             verdict = verify(draft, laws, RULES["coupled"], Picks(table, paths))
             run = tuple(verdict.run(draft, 0))

@@ -56,15 +56,19 @@ def thousandths(*values: int) -> Law:
 # --- one guess: p = (.7, .2, .1), q = (.5, .3, .2) ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rule", "output", "error", "accept"), [
-    (REJECTION, (700, 200, 100), 0, 800),
-    (BLOCK, (700, 200, 100), 0, 800),
-    (COUPLED, (700, 200, 100), 0, 430),  # sample and compare: sum p q, with noise of its own on either side
-    (wrong.A, (749, 174, 77), 49, 430),
-    (wrong.B, (920, 60, 20), 220, 430),
-    (wrong.C, (640, 240, 120), 60, 800),
-    (wrong.D, (1000, 0, 0), 300, 500),
-], ids=lambda x: x.name if isinstance(x, Rule) else "")
+@pytest.mark.parametrize(
+    ("rule", "output", "error", "accept"),
+    [
+        (REJECTION, (700, 200, 100), 0, 800),
+        (BLOCK, (700, 200, 100), 0, 800),
+        (COUPLED, (700, 200, 100), 0, 430),  # sample and compare: sum p q, with noise of its own on either side
+        (wrong.A, (749, 174, 77), 49, 430),
+        (wrong.B, (920, 60, 20), 220, 430),
+        (wrong.C, (640, 240, 120), 60, 800),
+        (wrong.D, (1000, 0, 0), 300, 500),
+    ],
+    ids=lambda x: x.name if isinstance(x, Rule) else "",
+)
 def test_one_sampled_guess_gives_the_table(rule: Rule, output: tuple[int, ...], error: int, accept: int) -> None:
     outcomes = outcomes_of(rule, steady(P, Q), ONE, at_once=1)
     assert first_token(outcomes, 3) == thousandths(*output)
@@ -119,9 +123,7 @@ def test_length_may_depend_on_the_guess_before() -> None:
 def test_rule_g_accepting_with_p_and_removing_the_guess_is_exact_for_any_drafter() -> None:
     """Guesses without q: accept with p(x), on rejection sample p without x. Exact although the guess was sampled."""
     world = steady(P, Q)
-    drafts = [
-        Guesses(world, Shape.chain("p"), made.tokens, made.q, made.weight) for made in every_draft(world, ONE)
-    ]
+    drafts = [Guesses(world, Shape.chain("p"), made.tokens, made.q, made.weight) for made in every_draft(world, ONE)]
     outcomes = weighed(REJECTION, drafts)
     assert first_token(outcomes, 3) == P
     assert accepted(outcomes) == Fraction(430, 1000)
@@ -164,8 +166,10 @@ def test_a_shared_vocabulary_needs_a_renormalised_q() -> None:
     """p = (.5, .3, .2), the drafter knows two tokens, raw q = (.4, .4): unnormalised TV .117."""
     p = law(5, 3, 2)
     assert first_token(outcomes_of(REJECTION, steady(p, law(1, 1, 0)), ONE), 3) == p
-    drafts = [replace(made, q=[(Fraction(2, 5), Fraction(2, 5), Fraction(0))])
-              for made in every_draft(steady(p, law(1, 1, 0)), ONE)]
+    drafts = [
+        replace(made, q=[(Fraction(2, 5), Fraction(2, 5), Fraction(0))])
+        for made in every_draft(steady(p, law(1, 1, 0)), ONE)
+    ]
     raw = weighed(REJECTION, drafts)
     assert round(float(tv(first_token(raw, 3), p)), 3) == 0.117
 
@@ -176,12 +180,16 @@ SLOPE = law(4, 3, 2, 1)
 PAIR = Shape((-1, -1), "ww")
 
 
-@pytest.mark.parametrize(("shape", "share"), [
-    (Shape.chain("s"), Fraction(60, 100)),
-    (Shape((-1, -1), "ss"), Fraction(72, 100)),  # SpecInfer: independent siblings
-    (PAIR, Fraction(7643, 10000)),  # without replacement, q renormalised
-    (Shape((-1, -1), "pp"), Fraction(10, 100)),  # a point mass twice: the second time in vain
-], ids=["chain", "specinfer", "without replacement", "duplicate point mass"])
+@pytest.mark.parametrize(
+    ("shape", "share"),
+    [
+        (Shape.chain("s"), Fraction(60, 100)),
+        (Shape((-1, -1), "ss"), Fraction(72, 100)),  # SpecInfer: independent siblings
+        (PAIR, Fraction(7643, 10000)),  # without replacement, q renormalised
+        (Shape((-1, -1), "pp"), Fraction(10, 100)),  # a point mass twice: the second time in vain
+    ],
+    ids=["chain", "specinfer", "without replacement", "duplicate point mass"],
+)
 def test_siblings_are_accepted_at_the_published_rate(shape: Shape, share: Fraction) -> None:
     outcomes = outcomes_of(REJECTION, steady(SLOPE, SLOPE[::-1]), shape)
     assert first_token(outcomes, 4) == SLOPE
@@ -222,12 +230,15 @@ def test_sampled_siblings_must_not_be_pruned_by_their_q() -> None:
 # --- block verification ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("gamma", "token", "block"), [
-    (1, Fraction(2, 3), Fraction(2, 3)),
-    (2, Fraction(10, 9), Fraction(11, 9)),  # the figures of 2403.10444
-    (3, Fraction(38, 27), Fraction(5, 3)),
-    (4, Fraction(130, 81), Fraction(166, 81)),
-])
+@pytest.mark.parametrize(
+    ("gamma", "token", "block"),
+    [
+        (1, Fraction(2, 3), Fraction(2, 3)),
+        (2, Fraction(10, 9), Fraction(11, 9)),  # the figures of 2403.10444
+        (3, Fraction(38, 27), Fraction(5, 3)),
+        (4, Fraction(130, 81), Fraction(166, 81)),
+    ],
+)
 def test_block_verification_accepts_what_its_paper_says(gamma: int, token: Fraction, block: Fraction) -> None:
     p, q = law(1, 2), law(2, 1)
     shape = Shape.chain("s" * gamma)

@@ -115,9 +115,7 @@ def every_draft(world: World, shape: Shape) -> Iterator[Guesses]:
         own = _law_of(made, node)
         for token, chance in enumerate(own):
             if chance:
-                yield from grow(
-                    Guesses(world, shape, [*made.tokens, token], [*made.q, own], made.weight * chance)
-                )
+                yield from grow(Guesses(world, shape, [*made.tokens, token], [*made.q, own], made.weight * chance))
 
     yield from grow(Guesses(world, shape))
 

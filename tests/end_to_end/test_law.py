@@ -50,7 +50,7 @@ HISTORY = SamplingParams(
 
 
 def toy_target() -> ToyTarget:
-    return ToyTarget(V, order=3, seed=5, sharpness=1.3, eos_ids=(EOS,))
+    return ToyTarget(V, order=3, seed=36, sharpness=1.6, eos_ids=(EOS,))
 
 
 def toy_draft() -> ToyTarget:
@@ -68,7 +68,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "draft model": lambda: ModelDrafter(toy_draft(), V),
     "sampled chain": lambda: ToyDrafter(DRAFT, (1, 1, 1)),
     "sampled tree": lambda: ToyDrafter(DRAFT, (2, 2)),
-    "sampled tree, with replacement": lambda: ToyDrafter(DRAFT, (3, 2), replacement=True),
+    "sampled tree, with replacement": lambda: ToyDrafter(DRAFT, (2, 2), replacement=True),
     "scripted": lambda: ScriptedDrafter({tuple(PROMPT): TARGET.greedy(PROMPT, 4)}, V, wrong_at(1)),
     "random": lambda: RandomDrafter(V, sampled=False),
 }

@@ -20,14 +20,17 @@ from slipstream.lab.theory import (
 )
 
 
-@pytest.mark.parametrize(("alpha", "gamma", "ops", "speed"), [
-    (0.6, 2, 1.53, 1.96),
-    (0.7, 3, 1.58, 2.53),
-    (0.8, 2, 1.23, 2.44),
-    (0.8, 5, 1.63, 3.69),
-    (0.9, 2, 1.11, 2.71),
-    (0.9, 10, 1.60, 6.86),
-])
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "ops", "speed"),
+    [
+        (0.6, 2, 1.53, 1.96),
+        (0.7, 3, 1.58, 2.53),
+        (0.8, 2, 1.23, 2.44),
+        (0.8, 5, 1.63, 3.69),
+        (0.9, 2, 1.11, 2.71),
+        (0.9, 10, 1.60, 6.86),
+    ],
+)
 def test_leviathan_table_1(alpha: float, gamma: int, ops: float, speed: float) -> None:
     assert operations(alpha, gamma, c_hat=0) == pytest.approx(ops, abs=0.0051)
     assert speedup(alpha, gamma, c=0) == pytest.approx(speed, abs=0.0051)
@@ -108,12 +111,15 @@ def test_acceptance_rate_is_one_minus_total_variation() -> None:
     assert acceptance_rate([1.0, 0.0], [0.0, 1.0]) == 0
 
 
-@pytest.mark.parametrize(("gamma", "token", "block"), [
-    (1, Fraction(2, 3), Fraction(2, 3)),
-    (2, Fraction(10, 9), Fraction(11, 9)),
-    (3, Fraction(38, 27), Fraction(5, 3)),
-    (4, Fraction(130, 81), Fraction(166, 81)),
-])
+@pytest.mark.parametrize(
+    ("gamma", "token", "block"),
+    [
+        (1, Fraction(2, 3), Fraction(2, 3)),
+        (2, Fraction(10, 9), Fraction(11, 9)),
+        (3, Fraction(38, 27), Fraction(5, 3)),
+        (4, Fraction(130, 81), Fraction(166, 81)),
+    ],
+)
 def test_block_verification_figures(gamma: int, token: Fraction, block: Fraction) -> None:
     p, q = [Fraction(1, 3), Fraction(2, 3)], [Fraction(2, 3), Fraction(1, 3)]
     assert expected_accepted(acceptance_rate(p, q), gamma) == token
@@ -121,10 +127,13 @@ def test_block_verification_figures(gamma: int, token: Fraction, block: Fraction
     assert block_expected_accepted([float(x) for x in p], [float(x) for x in q], gamma) == pytest.approx(float(block))
 
 
-@pytest.mark.parametrize(("rates", "length"), [
-    ((0.7296, 0.5208, 0.3545), 2.60),  # Llama-3.1-8B with EAGLE-3
-    ((0.6541, 0.3993, 0.2020), 2.26),  # Qwen3-8B
-    ((0.7165, 0.5120, 0.3337), 2.56),  # gpt-oss-20b
-])
+@pytest.mark.parametrize(
+    ("rates", "length"),
+    [
+        ((0.7296, 0.5208, 0.3545), 2.60),  # Llama-3.1-8B with EAGLE-3
+        ((0.6541, 0.3993, 0.2020), 2.26),  # Qwen3-8B
+        ((0.7165, 0.5120, 0.3337), 2.56),  # gpt-oss-20b
+    ],
+)
 def test_length_is_one_plus_the_rates_by_position(rates: tuple[float, ...], length: float) -> None:
     assert expected_length(rates) == pytest.approx(length, abs=0.0051)

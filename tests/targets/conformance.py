@@ -47,13 +47,14 @@ class Case:
     def run(self, seqs: Seq[Sequence], draft: Draft) -> Tensor:
         """Run, and check every row of the logits against the oracle; a copy of the logits."""
         out = self.target.run(seqs, draft)
-        row = 0
+        assert len(out.logits) == len(seqs) + len(draft)
         for b, seq in enumerate(seqs):
-            for node in range(-1, draft.splits[b + 1] - draft.splits[b]):
-                branch = [draft.ids[draft.splits[b] + i] for i in draft.ancestors(b, node)]
-                self.same(out.logits[row], self.oracle(seq.tokens + branch)[-1])
-                row += 1
-        assert row == len(out.logits)
+            root = draft.splits[b] + b  # row of the last pending token; node i is i + 1 rows below
+            parents = draft.parents[draft.splits[b] : draft.splits[b + 1]]
+            for leaf in [n for n in range(-1, len(parents)) if n not in parents]:
+                path = draft.ancestors(b, leaf)
+                truth = self.oracle(seq.tokens + [draft.ids[draft.splits[b] + i] for i in path])  # [T, V]
+                self.same(out.logits[[root, *(root + 1 + i for i in path)]], truth[len(seq.tokens) - 1 :])
         return out.logits.clone()
 
     def keep(self, seqs: Seq[Sequence], draft: Draft, path: Seq[Seq[int]]) -> None:

@@ -59,7 +59,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "qwen3": lambda: transformers.Qwen3Config(**_LLAMA, head_dim=32, tie_word_embeddings=True),
     "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
-        **_MOE, num_experts=5, moe_intermediate_size=32, norm_topk_prob=True, mlp_only_layers=[1]
+        **_MOE, num_experts=5, moe_intermediate_size=32, mlp_only_layers=[1]
     ),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=VOCAB,

@@ -38,12 +38,16 @@ def tokens(n: int, seed: int = 0) -> list[int]:
 
 def chain(seq_id: int, past: int, ids: list[int], select: list[int] | None = None) -> Batch:
     n = len(ids)
-    return Batch([seq_id], torch.tensor(ids), range(past, past + n), [0, n], [past], [None], select or range(n), [512])
+    return Batch(
+        [seq_id], torch.tensor(ids), range(past, past + n), [0, n], [past], [None], select or range(n), [512]
+    )
 
 
 def tree(seq_id: int, past: int, ids: list[int]) -> Batch:
     positions = [past + d for d in TREE_DEPTHS]
-    return Batch([seq_id], torch.tensor(ids), positions, [0, 5], [past], [torch.tensor(TREE) > 0], range(5), [512])
+    return Batch(
+        [seq_id], torch.tensor(ids), positions, [0, 5], [past], [torch.tensor(TREE) > 0], range(5), [512]
+    )
 
 
 def near(got: Tensor, want: Tensor, tolerance: float = 1e-4) -> None:
@@ -66,7 +70,9 @@ def llama(build: Callable[..., OpenVinoExecutor]) -> OpenVinoExecutor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_equal_transformers(family: str, build: Callable[..., OpenVinoExecutor], reference: Ref) -> None:
+def test_logits_equal_transformers(
+    family: str, build: Callable[..., OpenVinoExecutor], reference: Ref
+) -> None:
     ids = tokens(70)
     want = reference(family, torch.float32)(ids)
     executor = build(family)
@@ -169,7 +175,9 @@ def test_blocks_grow_across_many_sequences_and_are_used_again(
     executor.release(999)
 
 
-def test_whatever_was_in_a_block_before_does_not_shine_through(build: Callable[..., OpenVinoExecutor]) -> None:
+def test_whatever_was_in_a_block_before_does_not_shine_through(
+    build: Callable[..., OpenVinoExecutor],
+) -> None:
     executor = build("llama")
     ids = tokens(40)
     want = executor.forward(chain(0, 0, ids)).logits.clone()
@@ -185,8 +193,9 @@ def test_logits_handed_out_earlier_stay_readable(llama: OpenVinoExecutor) -> Non
         llama.forward(chain(9, 0, ids[:n]))
     assert first.shape == (5, VOCAB)
     assert first.isfinite().all()
-    assert llama.forward(chain(9, 0, ids[:2], select=[])).logits.shape == (2, VOCAB)
-    assert llama.forward(Batch([9], torch.tensor(ids[:2]), [0, 1], [0, 2], [0], [None], [], [9])).logits.shape == (0, VOCAB)
+    assert llama.forward(
+        Batch([9], torch.tensor(ids[:2]), [0, 1], [0, 2], [0], [None], [], [9])
+    ).logits.shape == (0, VOCAB)
 
 
 @pytest.mark.parametrize("family", ["mistral-window", "qwen2-window"])
@@ -214,7 +223,7 @@ class TestInt8:
         assert ((values * scale - weight).abs() <= scale / 2 + 1e-6).all()
 
     @pytest.mark.parametrize("family", ["llama", "llama-tied-mha", "mixtral", "gpt2"])
-    def test_near_the_float_model_with_the_same_rounded_weights(
+    def test_equals_the_float_model_with_the_same_rounded_weights(
         self, family: str, build: Callable[..., OpenVinoExecutor], checkpoint: Files
     ) -> None:
         ids = tokens(40)
@@ -222,7 +231,9 @@ class TestInt8:
         plain = of(ids)
         with torch.no_grad():
             for name, p in of.model.named_parameters():
-                if p.ndim >= 2 and not any(s in name for s in ("embed", "wte", "wpe", "gate.weight", "lm_head")):
+                if p.ndim >= 2 and not any(
+                    s in name for s in ("embed", "wte", "wpe", "gate.weight", "lm_head")
+                ):
                     flat = p.t() if "c_" in name else p.flatten(0, -2)  # GPT-2 keeps [in, out]
                     values, scale = quantise_rows(flat.contiguous())
                     whole = values * scale
@@ -230,13 +241,17 @@ class TestInt8:
             head = of.model.lm_head
             values, scale = quantise_rows(head.weight.detach())
             head.weight = torch.nn.Parameter(values * scale)  # a tied embedding stays as it is
-        executor = build(family, quantize="int8")
-        got = executor.forward(chain(0, 0, ids)).logits
-        # Activations are rounded to 8 bits too, so this is near, not equal.
-        near(got, of(ids), 0.1)
-        assert (got - of(ids)).pow(2).mean() < (got - plain).pow(2).mean()
+        exact = build(family, quantize="int8")
+        exact._properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0  # activations stay in float32
+        near(exact.forward(chain(0, 0, ids)).logits, of(ids))
+        if family != "mixtral":  # where rounded activations may turn the router to another expert
+            rounded = build(family, quantize="int8").forward(chain(0, 0, ids)).logits
+            near(rounded, of(ids), 0.1)
+            near(rounded, plain, 0.15)
 
-    def test_a_row_does_not_depend_on_the_rows_beside_it(self, build: Callable[..., OpenVinoExecutor]) -> None:
+    def test_a_row_does_not_depend_on_the_rows_beside_it(
+        self, build: Callable[..., OpenVinoExecutor]
+    ) -> None:
         executor = build("llama", quantize="int8")
         ids = tokens(24)
         together = executor.forward(chain(0, 0, ids)).logits.clone()
@@ -249,7 +264,9 @@ class TestInt8:
 
 
 class TestUnrolled:
-    def stepwise(self, executor: OpenVinoExecutor, texts: list[list[int]], noise: Tensor, heat: float) -> tuple[Tensor, Tensor]:
+    def stepwise(
+        self, executor: OpenVinoExecutor, texts: list[list[int]], noise: Tensor, heat: float
+    ) -> tuple[Tensor, Tensor]:
         """The same draft with a forward a step, from scratch."""
         tokens_, logits = [], []
         for b, text in enumerate(texts):
@@ -300,15 +317,18 @@ class TestUnrolled:
         tokens_, _ = executor.unrolled(chain(0, 0, [3, 4]), 2, 0.0, noise)  # heat 0: only the noise counts
         assert tokens_.flatten().tolist() == [5, 5]
 
-    def test_only_so_many_graphs_are_kept(self, build: Callable[..., OpenVinoExecutor]) -> None:
+    def test_the_graphs_used_last_are_kept(self, build: Callable[..., OpenVinoExecutor]) -> None:
         executor = build("gpt2")
-        for steps in (1, 2, 3, 1, 4, 5, 6, 1):
+        for steps in (1, 2, 3, 1, 4, 1, 5):
+            before = executor._unrolled.get(steps)
             assert executor.unrolled(chain(0, 0, [3, 4]), steps)[0].shape == (steps, 1)
-        assert len(executor._unrolled) <= 4
-        assert 1 in executor._unrolled
+            assert before in (None, executor._unrolled[steps])
+        assert set(executor._unrolled) == {1, 3, 4, 5}
 
 
-def test_nothing_is_left_in_the_folder(checkpoint: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_in_the_folder(
+    checkpoint: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
     config = DecoderConfig.load(checkpoint("llama"))
     executor = OpenVinoExecutor(config, load_weights(checkpoint("llama"), config))
@@ -357,7 +377,9 @@ def test_a_runtime_that_attends_wrongly_is_refused(
 def test_the_graph_is_fused(llama: OpenVinoExecutor) -> None:
     llama.forward(chain(0, 0, [3, 4]))
     program = llama._program(0, 3, ())
-    kinds = [n.get_rt_info()["layerType"].get() for n in program.compiled.get_runtime_model().get_ordered_ops()]
+    kinds = [
+        n.get_rt_info()["layerType"].get() for n in program.compiled.get_runtime_model().get_ordered_ops()
+    ]
     assert kinds.count("PagedAttention") == kinds.count("RoPE") == 3
     assert kinds.count("RMS") == 7
     assert kinds.count("FullyConnected") == 4 * 3 + 1

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from slipstream.errors import ParameterError
-from slipstream.training.base import BaseConfig, Progress, Schedule, Trainer, train_base
+from slipstream.training.base import BaseConfig, Trainer, train_base
 from slipstream.zoo.corpus import Package
 
 
@@ -54,32 +54,6 @@ def test_distillation_loss_is_zero_kl_at_the_teacher(tiny: BaseConfig, packages:
     trainer.model.load_state_dict(trainer.teacher.state_dict())  # type: ignore[union-attr]
     loss, _ = trainer.micro_loss(trainer.batches.draw(0, 4, 64))
     assert float(loss.detach()) == pytest.approx(0.0, abs=1e-6)
-
-
-def test_schedule_warms_up_holds_and_decays(tiny: BaseConfig) -> None:
-    config = replace(tiny, budget_tokens=1000, warmup_steps=4, decay_share=0.3)
-    progress = Progress()
-    schedule = Schedule(config, progress)
-    assert schedule.factor() == 0.25
-    progress.step, progress.tokens = 10, 500
-    assert schedule.factor() == 1.0
-    progress.tokens = 700
-    assert schedule.factor() == 1.0
-    progress.tokens = 850
-    assert schedule.factor() == pytest.approx(0.5)
-    progress.tokens = 1000
-    assert schedule.done
-    assert schedule.factor() == 0.0
-
-
-def test_early_decay_moves_the_end(tiny: BaseConfig) -> None:
-    progress = Progress(step=10, tokens=100)
-    schedule = Schedule(replace(tiny, budget_tokens=1000, decay_share=0.3), progress)
-    schedule.start_decay()
-    progress.tokens = 250
-    assert schedule.factor() == pytest.approx(0.5)
-    progress.tokens = 400
-    assert schedule.done
 
 
 def test_decay_now_file_starts_the_decay(tiny: BaseConfig, packages: list[Package]) -> None:

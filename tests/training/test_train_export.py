@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from slipstream.training.agreement import compare, draft_agreement, exit_agreement
 from slipstream.training.base import BaseConfig, train_base
 from slipstream.training.compact import CompactLlama, blocked_attention
 from slipstream.training.export import Run, export
@@ -71,3 +72,14 @@ def test_skipped_layers_and_taps(exported: tuple[Run, Path]) -> None:
         early = model.hidden(ids, keep=[True, False, False])[-1]
     assert torch.equal(tapped, early)
     assert not torch.equal(early, last)
+
+
+def test_agreement_of_a_model_with_itself_and_with_a_point_mass(exported: tuple[Run, Path]) -> None:
+    model = exported[0].model
+    ids = torch.randint(4, 400, (2, 20), generator=torch.Generator().manual_seed(0))
+    same = draft_agreement(model, model, ids)
+    assert (same.top1, same.positions) == (1.0, 40)
+    assert same.overlap == pytest.approx(1.0, abs=1e-6)
+    p, q = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 60.0]])
+    assert compare(iter([(p, q)])).overlap == pytest.approx(0.5)
+    assert set(exit_agreement(model, ids)) == {1, 2}

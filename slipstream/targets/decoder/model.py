@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -70,7 +71,7 @@ class Decoder:
         Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be honoured.
         """
         config = DecoderConfig.load(source)
-        kind, on, of = _choose(executor, dtype, device)
+        kind, on, of = choose_executor(executor, dtype, device)
         weights = load_weights(source, config, of, progress)
         made = _make(kind, config, weights, on, quantize, threads, executor == "auto")
         return Decoder(made, chunk)
@@ -86,7 +87,7 @@ class Decoder:
     ) -> Decoder:
         """The same decoder from a transformers model in memory, on its device and (if None) in its dtype."""
         parameter = next(model.parameters())
-        kind, on, of = _choose(executor, dtype or parameter.dtype, parameter.device)
+        kind, on, of = choose_executor(executor, dtype or parameter.dtype, parameter.device)
         weights = from_module(model, dtype=of)
         return Decoder(_make(kind, weights.config, weights, on, quantize, threads, executor == "auto"), chunk)
 
@@ -113,6 +114,18 @@ class Decoder:
         out = self.executor.forward(batch, wanted, layers, hidden)
         self._check_finite(out.logits, seqs, draft)
         return TargetOut(out.logits, out.taps, batch.splits)
+
+    def greedy_chains(self, seqs: Seq[Sequence], steps: int) -> tuple[Tensor, Tensor] | None:
+        """Decode `steps` tokens of each sequence greedily in one call: tokens [K, B] and logits [K, B, V], valid
+        until the next run; None where the executor has no such call. KV is written for the pending tokens and all
+        but the last of the new ones. What a small model costs is the number of calls, hence this."""
+        unrolled = getattr(self.executor, "unrolled", None)
+        if unrolled is None or any(len(seq.tokens) - seq.kv_len > self.chunk for seq in seqs):
+            return None
+        batch = batch_of(
+            seqs, Draft.empty(len(seqs)), [seq.kv_len for seq in seqs], self.device, self.context
+        )
+        return unrolled(batch, steps, 1.0)
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         for seq, nodes in zip(seqs, path, strict=True):
@@ -180,8 +193,9 @@ class Decoder:
             )
 
     def _check_finite(self, logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> None:
-        # On CUDA this would be a second synchronisation a step; there the law is checked where it is used.
-        if self.device.type != "cpu" or torch.isfinite(logits.amax()):
+        # A state that overflowed makes its whole row NaN, so one column tells (a single strange logit is refused
+        # where the law is made). On CUDA this would be a second synchronisation a step.
+        if self.device.type != "cpu" or all(map(math.isfinite, logits[:, 0].tolist())):
             return
         rows = [logits[draft.splits[b] + b : draft.splits[b + 1] + b + 1] for b in range(len(seqs))]
         bad = [seq.id for seq, row in zip(seqs, rows, strict=True) if not row.isfinite().all()]
@@ -195,7 +209,7 @@ class Decoder:
 # --- choosing an executor --------------------------------------------------------------------------------------
 
 
-def _choose(
+def choose_executor(
     executor: str, dtype: torch.dtype | str | None, device: torch.device | str | None
 ) -> tuple[str, torch.device, torch.dtype]:
     """(executor, device, dtype) with every None and "auto" decided."""

@@ -61,8 +61,9 @@ class Constants:
         ] = {}  # name -> (offset, shape, dtype)
         self._nodes: dict[str, Any] = {}
         self.head = "embed" if config.tie_embeddings and quantize is None else "head"
-        self.matmul_bytes = 0  # what one pass reads
-        self.nbytes = 0
+        self.matmul_bytes = 0  # of matrices: what one pass reads
+        self.resident_bytes = 0  # and with norms and biases
+        self.nbytes = 0  # and with embeddings: the size of the file
         try:
             self._map = self._write(weights, folder)
         except OSError as error:
@@ -91,7 +92,7 @@ class Constants:
                 tensors = [weights[p].to(torch.float32) for p in parts]
                 whole = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
                 del tensors
-                if kind == "vector" or kind == "table" or self.quantize is None:
+                if kind != "matrix" or self.quantize is None:
                     put(name, whole.numpy())
                     size = whole.nbytes
                 else:
@@ -99,8 +100,10 @@ class Constants:
                     put(name, values.numpy())
                     put(name + ".scale", scale.numpy())
                     size = values.nbytes
-                if kind not in ("vector", "table") or name == self.head:
+                if kind == "matrix" or name == self.head:
                     self.matmul_bytes += size
+                if kind != "lookup" or name == self.head:
+                    self.resident_bytes += size
             file.seek(max(offset - 1, 0))
             if offset > file.seek(0, os.SEEK_END):
                 file.truncate(offset)
@@ -118,7 +121,7 @@ class Constants:
         return node
 
     def vector(self, name: str) -> Any:
-        """A norm weight, bias or table, float32."""
+        """A norm weight, bias, router or embedding, float32."""
         return self._constant(name)
 
     def matrix(self, name: str) -> Any:
@@ -144,11 +147,12 @@ class Constants:
 def _plan(config: DecoderConfig, quantize: str | None) -> list[tuple[str, list[str], str]]:
     """(name in the graph, canonical names it is made of, kind) of every constant.
 
-    kind: "matrix" (rows one below another), "table" (float32 in any case: looked up, or the router) or "vector".
+    kind: "matrix" (rows one below another), and two that stay float32: "lookup" (embeddings, of which rows are read)
+    and "vector" (norms, biases, routers).
     """
-    plan: list[tuple[str, list[str], str]] = [("embed", ["embed_tokens.weight"], "table")]
+    plan: list[tuple[str, list[str], str]] = [("embed", ["embed_tokens.weight"], "lookup")]
     if config.position == "learned":
-        plan.append(("positions", ["embed_positions.weight"], "table"))
+        plan.append(("positions", ["embed_positions.weight"], "lookup"))
 
     def norm(name: str, source: str) -> None:
         plan.append((name, [source + ".weight"], "vector"))
@@ -171,7 +175,7 @@ def _plan(config: DecoderConfig, quantize: str | None) -> list[tuple[str, list[s
         up = ["gate_proj", "up_proj"] if config.gated else ["up_proj"]
         if config.sparse(i):
             assert config.experts is not None
-            plan.append((name + "router", [source + "mlp.gate.weight"], "table"))
+            plan.append((name + "router", [source + "mlp.gate.weight"], "vector"))
             for e in range(config.experts.count):
                 expert = f"{source}mlp.experts.{e}."
                 linear(f"{name}{e}.up", [expert + u for u in up], False)

@@ -9,15 +9,13 @@ than reading one and checking that it is sound.
 
 from __future__ import annotations
 
-import functools
 import os
-import threading
-from collections.abc import Iterable, Mapping, Sequence as Seq
+import tempfile
+from collections.abc import Mapping, Sequence as Seq
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino as ov
 import torch
 from torch import Tensor
 
@@ -27,100 +25,13 @@ from slipstream.targets.decoder.executor import Batch, Output
 from slipstream.targets.decoder.openvino_constants import Constants
 from slipstream.targets.decoder.openvino_graph import Graph, forward_graph, unrolled_graph
 from slipstream.targets.decoder.openvino_paged import PROPERTIES, PagedCache, probe
+from slipstream.targets.decoder.openvino_program import Program, begins, core
 
-_ONE_THREAD_BYTES = 8 << 20
+_ONE_THREAD_BYTES = 12 << 20
 """Below this many bytes of weights a pass, handing work to a second thread costs more than it saves (measured)."""
-
-_KEPT_SHAPES = 64
-"""Buffers are kept for inputs and outputs of up to this many rows; longer ones (prefill) are made for the call."""
 
 _KEPT_UNROLLED = 4
 """Unrolled graphs kept at a time; each packs the weights of the (small) model for itself."""
-
-_infer = ov._pyopenvino.InferRequest.infer  # the wrapper's own infer copies every output
-
-
-class Program:
-    """A compiled graph, its request, and buffers that are bound once and then only written.
-
-    Inputs and outputs live in memory of our own, a buffer for each shape, so that a step whose shapes repeat binds
-    nothing, and an output handed out earlier is at worst overwritten, never freed.
-    """
-
-    def __init__(self, graph: Graph, properties: Mapping[str, Any], constants: Constants):
-        with _evicting(constants):
-            self.compiled = _core().compile_model(graph[0], "CPU", dict(properties))
-        self.request = self.compiled.create_infer_request()
-        self.outputs = {name: i for i, name in enumerate(graph[1])}
-        self._index = {i.get_any_name(): n for n, i in enumerate(self.compiled.inputs)}
-        self._types = {i.get_any_name(): i.get_element_type().to_dtype() for i in self.compiled.inputs}
-        self._buffers: dict[tuple[str, tuple[int, ...]], tuple[Tensor, ov.Tensor]] = {}
-        self._bound: dict[str, tuple[tuple[int, ...], Tensor]] = {}
-        self._written: dict[str, tuple[int, ...]] = {}
-        self._constants = constants
-        self._new_shape = False
-        self._generation = -1
-        self._tables: tuple[int, tuple[int, ...]] | None = None
-
-    def bind(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The buffer of an input or output in this shape, bound to the request."""
-        bound = self._bound.get(name)
-        if bound is not None and bound[0] == shape:
-            return bound[1]
-        pair = self._buffers.get((name, shape))
-        if pair is None:
-            dtype = np.float32 if name in self.outputs else self._types[name]
-            if name == "tokens":
-                dtype = np.int64
-            self._new_shape = True
-            array = np.zeros(shape, dtype)
-            pair = (torch.from_numpy(array), ov.Tensor(array, shared_memory=True))
-            if not shape or shape[0] <= _KEPT_SHAPES:
-                self._buffers[name, shape] = pair
-        if name in self.outputs:
-            self.request.set_output_tensor(self.outputs[name], pair[1])
-        else:
-            self.request.set_input_tensor(self._index[name], pair[1])
-            self._written.pop(name, None)
-        self._bound[name] = (shape, pair[0])
-        return pair[0]
-
-    def feed(self, name: str, values: Iterable[int]) -> None:
-        """Write a vector of host integers, unless it is what was written last."""
-        values = tuple(values)
-        if self._written.get(name) == values and name in self._bound:
-            return
-        self.bind(name, (len(values),)).numpy()[:] = values
-        self._written[name] = values
-
-    def feed_cache(self, cache: PagedCache, seq_ids: Seq[int]) -> None:
-        """Bind the cache tensors if they have grown, and the block tables if they or the batch have changed."""
-        if self._generation != cache.generation:
-            for kind, tensors in (("key", cache.keys), ("value", cache.values)):
-                for i, tensor in enumerate(tensors):
-                    index = self._index.get(f"{kind}_cache.{i}")
-                    if index is not None:
-                        self.request.set_input_tensor(index, tensor)
-            self._generation = cache.generation
-        key = (cache.version, tuple(seq_ids))
-        if self._tables != key:
-            tables = [cache.tables[s] for s in seq_ids]
-            self.feed("block_indices", [block for table in tables for block in table])
-            self.feed("block_indices_begins", _begins(len(t) for t in tables))
-            self._tables = key
-
-    def infer(self) -> None:
-        try:
-            _infer(self.request, {}, share_outputs=True, decode_strings=False)
-        except RuntimeError as error:
-            raise TargetError(
-                f"OpenVINO failed while running the model: {error}",
-                why="nothing of this step can be trusted",
-                fix="report this with the model's config.json; executor='torch' runs it without OpenVINO",
-            ) from error
-        if self._new_shape:  # some kernels pack their weights when first run
-            self._constants.evict()
-            self._new_shape = False
 
 
 class OpenVinoExecutor:
@@ -149,14 +60,10 @@ class OpenVinoExecutor:
         cache_dir: str | Path | None = None,
     ):
         if quantize not in (None, "int8"):
-            raise ParameterError(
-                f"quantize is {quantize!r}", why="this executor knows None and 'int8'", fix="choose one"
-            )
+            raise ParameterError(f"quantize is {quantize!r}", fix="choose None or 'int8'")
         if threads is not None and threads < 1:
-            raise ParameterError(
-                f"threads is {threads}, must be 1 or more", fix="leave it out, or give 1 or more"
-            )
-        probe(_core(), config.heads, config.kv_heads, config.head_dim)
+            raise ParameterError(f"threads is {threads}, must be 1 or more", fix="leave it out, or raise it")
+        probe(core(), config.heads, config.kv_heads, config.head_dim)
         self.config = config
         self.device = torch.device("cpu")
         self.quantize = quantize
@@ -202,11 +109,10 @@ class OpenVinoExecutor:
             if name != "logits":
                 program.bind(name, (rows, width))
         program.infer()
-        bound = program._bound
         return Output(
             logits,
-            {t: bound[f"tap.{t}"][1] for t in taps},
-            bound["hidden"][1] if "hidden" in program.outputs else None,
+            {t: program.bound(f"tap.{t}") for t in taps},
+            program.bound("hidden") if "hidden" in program.outputs else None,
         )
 
     def unrolled(
@@ -224,9 +130,8 @@ class OpenVinoExecutor:
         if program is None:
             if len(self._unrolled) >= _KEPT_UNROLLED:
                 del self._unrolled[next(iter(self._unrolled))]  # the least recently used
-            program = self._unrolled[steps] = self._compile(
-                unrolled_graph(self.config, self._constants, steps)
-            )
+            program = self._compile(unrolled_graph(self.config, self._constants, steps))
+        self._unrolled[steps] = program  # now the most recently used
         count, vocab = len(batch.seq_ids), self.config.vocab_size
         self._feed(program, batch, steps - 1)
         program.bind("ids", (batch.splits[-1],)).copy_(batch.tokens)
@@ -234,8 +139,7 @@ class OpenVinoExecutor:
         program.feed("single_begins", range(count + 1))
         program.bind("inv_temperature", ()).fill_(inv_temperature)
         if noise is None:
-            if program._written.get("noise") != (0,):
-                program.bind("noise", (steps, 1, 1)).zero_()
+            program.bind("noise", (steps, 1, 1)).zero_()
         else:
             program.bind("noise", (steps, count, vocab)).copy_(noise)
         tokens, logits = program.bind("tokens", (steps, count)), program.bind("logits", (steps, count, vocab))
@@ -256,11 +160,9 @@ class OpenVinoExecutor:
         program.bind("max_context_len", ()).fill_(longest)
         trees = batch.trees
         if any(t is not None for t in trees):
-            masks = [
-                np.zeros(0, np.uint8) if t is None else t.numpy().astype(np.uint8).reshape(-1) for t in trees
-            ]
-            program.feed("qq_bias", np.concatenate(masks).tolist())
-            program.feed("qq_bias_begins", _begins(len(m) for m in masks))
+            masks = [torch.zeros(0, dtype=torch.bool) if t is None else t.reshape(-1) for t in trees]
+            program.bind("qq_bias", (sum(map(len, masks)),)).copy_(torch.cat(masks))
+            program.feed("qq_bias_begins", begins(len(m) for m in masks))
         else:
             program.feed("qq_bias", ())
             program.feed("qq_bias_begins", (0,) * (len(splits)))
@@ -349,47 +251,18 @@ class OpenVinoExecutor:
         return self._cache.read(seq_id, length)
 
     def memory(self) -> dict[str, int]:
-        """Bytes: "weights" as one pass reads them and the tables beside them, "kv" the blocks in use so far."""
-        return {"weights": self._constants.nbytes, "kv": self._cache.nbytes}
-
-
-def _begins(lengths: Iterable[int]) -> list[int]:
-    """[3, 0, 2] -> [0, 3, 3, 5]."""
-    out = [0]
-    for n in lengths:
-        out.append(out[-1] + n)
-    return out
+        """Bytes: "weights" without tables of which only rows are read, "kv" of the blocks in use so far."""
+        return {"weights": self._constants.resident_bytes, "kv": self._cache.nbytes}
 
 
 def _folder(cache_dir: str | Path | None) -> Path:
     if cache_dir is not None:
         return Path(cache_dir)
     root = os.environ.get("SLIPSTREAM_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "slipstream") / "openvino"
-
-
-@functools.cache
-def _core() -> ov.Core:
-    return ov.Core()
-
-
-class _evicting:
-    """While a graph compiles, its constants are packed one after another: keep letting go of those already read,
-    so that the peak is one copy of the weights, not two."""
-
-    def __init__(self, constants: Constants):
-        self._constants = constants
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        while not self._done.wait(0.005):
-            self._constants.evict()
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-        self._constants.evict()
+    folder = (Path(root) if root else Path.home() / ".cache" / "slipstream") / "openvino"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a read-only home is no reason to fail
+        if not root:
+            return Path(tempfile.gettempdir())
+    return folder

@@ -38,6 +38,7 @@ PROPERTIES = {
     "PERFORMANCE_HINT": "LATENCY",
     "INFERENCE_PRECISION_HINT": "f32",  # newer processors would compute in bfloat16
     "KV_CACHE_PRECISION": "f32",  # and the cache would be quantised
+    "ENABLE_CPU_PINNING": False,  # a pinned thread waits for its core: 30 times slower beside other work
 }
 """What every graph with paged attention is compiled with."""
 

@@ -36,7 +36,7 @@ def linear(weight: Tensor, bias: Tensor | None, device: torch.device, quantize: 
     """
     if quantize == "int8":
         return Int8Linear(weight, bias) if _has_int8() else PlainLinear(_rounded(weight), bias)
-    if device.type == "cpu" and weight.dtype == torch.float32 and _has_packed():
+    if repacks(weight.dtype, device):
         return PackedLinear(weight, bias)
     return PlainLinear(weight.to(device), None if bias is None else bias.to(device))
 
@@ -90,14 +90,24 @@ class Int8Linear:
 
 def _quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Round each row of `weight` [out, in] to int8: values [out, in] and scale [out] with W ~ values * scale."""
-    scale = (weight.abs().amax(1) / 127).clamp_(min=1e-30)  # [out]
-    return (weight / scale[:, None]).round_().to(torch.int8), scale
+    low, high = torch.aminmax(weight, dim=1)  # [out] each
+    scale = (torch.maximum(high, -low) / 127).clamp_(min=1e-30)  # [out]
+    values = torch.empty(weight.shape, dtype=torch.int8)  # [out, in]
+    for first in range(0, len(weight), 1024):  # in pieces: a float copy of a whole head would double the peak
+        piece = slice(first, first + 1024)
+        values[piece] = (weight[piece] / scale[piece, None]).round_()
+    return values, scale
 
 
 def _rounded(weight: Tensor) -> Tensor:
     """`weight` rounded to int8 but kept in float: same values, no memory saved."""
     values, scale = _quantised(weight)
     return values.to(weight.dtype) * scale[:, None]
+
+
+def repacks(dtype: torch.dtype, device: torch.device) -> bool:
+    """True if `linear` makes layers that hold weights of their own, so that the checkpoint's can be let go."""
+    return device.type == "cpu" and dtype == torch.float32 and _has_packed()
 
 
 def _has_packed() -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from slipstream.errors import ParameterError, TargetError
 from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.executor import Batch, Output
-from slipstream.targets.decoder.packed import Linear, linear
+from slipstream.targets.decoder.packed import Linear, linear, repacks
 from slipstream.targets.decoder.weights import Weights
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -68,6 +68,8 @@ class TorchExecutor:
             if name not in weights:
                 return None
             value = weights[name].to(self.device)
+            if repacks(self.dtype, self.device):
+                value = value.clone()  # a view, however small, would keep the whole file mapped
             held += value.nbytes
             return value
 

@@ -32,6 +32,9 @@ Cut = Callable[[Tensor], Tensor]
 """From a stored tensor to one canonical tensor: a view (slice, transpose, one expert)."""
 
 
+_MAPPED = 32 * 2**20
+
+
 class Weights(Mapping[str, Tensor]):
     """Canonical name -> tensor, read on access, converted to `dtype` and checked for NaN and infinity.
 
@@ -89,6 +92,21 @@ class Weights(Mapping[str, Tensor]):
         return "lm_head.weight" if "lm_head.weight" in self._sources else "embed_tokens.weight"
 
 
+class _Shard:
+    """One safetensors file. What has been read stays mapped (and counts as memory) as long as the mapping lives,
+    so the file is mapped anew every `_MAPPED` bytes: pages go with the last tensor that views them."""
+
+    def __init__(self, path: Path):
+        self.path, self.handle, self.mapped = str(path), safe_open(str(path), framework="pt"), 0
+
+    def read(self, name: str) -> Tensor:
+        if self.mapped > _MAPPED:
+            self.handle, self.mapped = safe_open(self.path, framework="pt"), 0
+        tensor = self.handle.get_tensor(name)
+        self.mapped += tensor.nbytes
+        return tensor
+
+
 def load_weights(
     source: str | Path,
     config: DecoderConfig,
@@ -103,11 +121,11 @@ def load_weights(
     readers: dict[str, tuple[Callable[[], Tensor], tuple[int, ...]]] = {}
     for file, promised in weight_files(folder).items():
         try:
-            handle = safe_open(str(folder / file), framework="pt")
-            held = set(handle.keys())
+            shard = _Shard(folder / file)
+            held = set(shard.handle.keys())
             for name in held if promised is None else held.intersection(promised):
-                shape = tuple(handle.get_slice(name).get_shape())
-                readers[name] = (lambda h=handle, n=name: h.get_tensor(n), shape)  # type: ignore[misc]
+                shape = tuple(shard.handle.get_slice(name).get_shape())
+                readers[name] = (lambda s=shard, n=name: s.read(n), shape)  # type: ignore[misc]
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(
                 f"{folder / file} is not a readable safetensors file: {error}",

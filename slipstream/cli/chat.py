@@ -1,0 +1,103 @@
+"""`slipstream chat`: a prompt loop in which sampling, draft length, drafter and rule can be changed while it runs."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slipstream.cli import render
+from slipstream.cli.engine import banner, load
+from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
+from slipstream.errors import SlipstreamError
+
+if TYPE_CHECKING:
+    from slipstream.cli.session import Session
+
+PROMPT, FENCE = ">>> ", '"""'
+
+
+@grouped
+def chat(
+    models: ModelOptions,
+    sampling: SamplingOptions,
+    system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Complete each prompt as it is, without a chat template.")] = False,
+) -> None:
+    """Talk to a model. /help lists the commands that change sampling, drafter and rule on the way."""
+    params = sampling.params()
+    llm = load(models)
+    from slipstream.cli.session import Session
+
+    session = Session(llm, models, params, raw=raw, system=system)
+    render.line(banner(llm, models))
+    how = "completing prompts as they are" if session.raw else "using the model's chat template"
+    render.line(f"{how}; {FENCE} starts and ends a text of several lines, /help lists commands, Ctrl-D leaves")
+    remember_history()
+    loop(session)
+
+
+def loop(session: Session) -> None:
+    """Read, answer, repeat, until Ctrl-D or /quit. An error costs one line, not the session."""
+    while True:
+        try:
+            line = read()
+        except EOFError:
+            break
+        except KeyboardInterrupt:  # an empty line that was given up
+            print(file=sys.stderr)
+            continue
+        if not line.strip():
+            continue
+        try:
+            if not session.handle(line):
+                return
+        except SlipstreamError as fault:
+            render.error(fault)
+        except KeyboardInterrupt:
+            render.restore_terminal()
+    if sys.stdin.isatty():
+        print()
+
+
+def read() -> str:
+    """One line, or several between fences. Raises EOFError at the end of the input."""
+    interactive = sys.stdin.isatty()
+    line = input(PROMPT if interactive else "")
+    if not line.startswith(FENCE):
+        return line
+    lines = [line[len(FENCE) :]]
+    while not lines[-1].endswith(FENCE):
+        lines.append(input("... " if interactive else ""))
+    lines[-1] = lines[-1][: -len(FENCE)]
+    return "\n".join(lines).strip("\n")
+
+
+def remember_history() -> None:
+    """Line editing, and a history that outlives the session, where there is a terminal and readline."""
+    if not sys.stdin.isatty():
+        return
+    try:
+        import readline
+    except ImportError:  # Windows: the console has an editor of its own
+        return
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "slipstream"
+    file = state / "chat_history"
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        if file.exists():
+            readline.read_history_file(file)
+    except OSError:  # a home that cannot be written to costs the history, nothing else
+        return
+    readline.set_history_length(1000)
+
+    def save() -> None:
+        with suppress(OSError):
+            readline.write_history_file(file)
+
+    atexit.register(save)

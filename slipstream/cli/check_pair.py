@@ -1,0 +1,90 @@
+"""`slipstream check-pair`: do these two fit together, and what would it cost and gain?"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli import render
+from slipstream.cli.engine import checkpoint, load, quieten
+from slipstream.cli.options import ModelOptions
+
+if TYPE_CHECKING:
+    from slipstream.cli.race import Standing
+    from slipstream.pairs import PairReport
+
+SHOWN_RATES = (0.6, 0.8)
+ROUNDS = 5
+
+
+def check_pair(
+    target: Annotated[str, typer.Argument(help="Folder, hub id, or 'embedded'.")],
+    draft: Annotated[str, typer.Argument(help="Folder, hub id, or 'embedded'.")],
+    measure: Annotated[bool, typer.Option("--measure", help="Load both and measure acceptance and speed-up.")] = False,
+    draft_tokens: Annotated[int, typer.Option("--draft-tokens", "-k", help="Guesses a step while measuring.")] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare the token maps of a target and a draft model, and estimate what the pair would gain.
+
+    Exit code 0 if they fit, 1 if they do not. No weights are loaded unless --measure is given.
+    """
+    quieten()
+    from slipstream.pairs import compare
+
+    models = ModelOptions(target=target, draft=draft, drafter="model", draft_tokens=draft_tokens)
+    report = compare(checkpoint(target, "target"), checkpoint(draft, "draft"))
+    standings = measured(models) if measure and report.fits else []
+    if as_json:
+        print(json.dumps(report.as_dict() | {"measured": [standing.as_dict() for standing in standings]}))
+    else:
+        show(report, standings)
+    raise typer.Exit(0 if report.fits else 1)
+
+
+def measured(models: ModelOptions) -> list[Standing]:
+    from slipstream.cli.race import Method, built_in_prompts, race
+
+    llm = load(models)
+    methods = [Method("plain", None, 0), Method("draft model", llm.drafter.drafter, llm.draft_tokens)]  # type: ignore[attr-defined]
+    with render.progress("measuring, in turns", len(methods) * (ROUNDS + 1)) as advance:
+        return race(llm, methods, built_in_prompts(llm, "code", 3), ROUNDS, tokens=64, advance=advance)
+
+
+def show(report: PairReport, standings: list[Standing]) -> None:
+    console = render.out()
+    console.print(sides(report))
+    if not report.fits:
+        console.print(f"The pair does not fit: {report.problem}.", style="bold")
+        return
+    agree = f"all {report.common} common token ids agree" if report.compared else "nothing that can be compared differs"
+    if report.differing:
+        agree = f"all ordinary token ids agree, {report.differing} special ones differ"
+    console.print(f"The pair fits: {agree}.", style="bold")
+    for line in [*report.notes, *outlook(report)]:
+        console.print(f"- {line}.")
+    if standings:
+        console.print(render.standings_table({"continue code": standings}))
+
+
+def sides(report: PairReport) -> Any:
+    table = render.table("", "parameters", "stored", "vocabulary", "tokens", "context")
+    for name, side in (("target", report.target), ("draft", report.draft)):
+        tokens = "none" if side.tokenizer is None else str(len(side.tokenizer.tokens))
+        stored = "unknown" if side.stored is None else render.size(sum(side.stored.values()))
+        sizes = render.count(side.parameters), stored, str(side.config.vocab_size), tokens, str(side.config.context)
+        table.add_row(f"{name} ({side.config.model_type})", *sizes)
+    return table
+
+
+def outlook(report: PairReport) -> list[str]:
+    """Cost and gain, in sentences."""
+    c = report.cost_ratio
+    pays = f"guesses pay above {c:.0%} acceptance" if c < 1 else "no acceptance rate can pay for that"
+    lines = [f"a guess costs about {c:.2f} target steps (weights read, same dtype): {pays}"]
+    for acceptance in SHOWN_RATES if c < 1 else ():
+        k, gain = report.expected(acceptance)
+        best = f"{gain:.2f}x plain decoding, with K={k}" if k else "no gain"
+        lines.append(f"at {acceptance:.0%} acceptance: {best}")
+    return [*lines, "these are estimates; --measure measures"]

@@ -1,0 +1,106 @@
+"""`slipstream generate`: complete one prompt."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli import render
+from slipstream.cli.engine import banner, load
+from slipstream.cli.interrupt import Interrupt
+from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
+from slipstream.errors import PromptError
+
+if TYPE_CHECKING:
+    from slipstream.core.params import SamplingParams
+    from slipstream.llm import LLM, Completion, Prompt
+
+
+@grouped
+def generate(
+    models: ModelOptions,
+    sampling: SamplingOptions,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; - reads standard input.", show_default=False)
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a chat message.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but the text.")] = False,
+) -> None:
+    """Complete a prompt. The text goes to standard output, everything else to standard error.
+
+    On a terminal, colours show which tokens were drafted and accepted and which the target chose itself.
+    """
+    text, params = read_prompt(prompt, file), sampling.params()
+    llm = load(models, quiet or as_json)
+    request: Prompt = llm.chat_prompt(text) if chat else text
+    if not quiet:
+        render.line(banner(llm, models))
+    completion, finish = run(llm, request, params, shown=not as_json, legend=not quiet)
+    if as_json:
+        print(json.dumps(as_dict(completion, finish, llm.rule.name), ensure_ascii=False))
+    elif not quiet:
+        if completion.logprobs is not None:
+            render.err().print(render.logprob_table(completion, lambda token: llm.tokenizer.decode([token])))
+        render.line(render.summary(completion.stats, llm.rule.name, completion.lossless, finish))
+    if finish == "interrupted":
+        raise typer.Exit(130)
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt from where the user put it. Raises PromptError if that is nowhere, in two places, or unreadable."""
+    if (prompt is None) == (file is None):
+        raise PromptError(
+            "no prompt was given" if prompt is None else "a prompt and --file were both given",
+            fix='give one: slipstream generate "def add(a, b):", - for standard input, or --file',
+        )
+    try:
+        if file is not None:
+            return file.read_text(encoding="utf-8")
+        return sys.stdin.read() if prompt == "-" else str(prompt)
+    except (OSError, UnicodeDecodeError) as fault:
+        raise PromptError(
+            f"the prompt cannot be read from {file or 'standard input'}: {fault}", fix="give UTF-8 text"
+        ) from fault
+
+
+def run(llm: LLM, prompt: Prompt, params: SamplingParams, shown: bool, legend: bool) -> tuple[Completion, str]:
+    """Generate, writing text as it comes. Returns the completion, and "stop", "length" or "interrupted"."""
+    seq = llm.sequence(prompt, params)
+    writer = render.TextWriter(colours=llm.drafter.name != "none")
+    if shown and legend and writer.colours:
+        render.err().print(render.legend())
+    with Interrupt() as interrupt:
+        for chunk in llm.follow(seq):
+            for piece in chunk.pieces if shown else ():
+                writer.write(piece.text, piece.drafted)
+            if interrupt.asked:
+                break
+    completion = llm.completion(seq)
+    if shown:
+        writer.write(completion.text[len(writer.written) :])  # what was held back when the user interrupted
+        writer.end()
+    return completion, seq.finish or "interrupted"
+
+
+def as_dict(completion: Completion, finish: str, rule: str) -> dict[str, Any]:
+    """Everything about a completion as plain JSON values."""
+    logprobs = completion.logprobs
+    return {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": finish,
+        "stop_cause": completion.stop_cause,
+        "drafted": completion.drafted,
+        "logprobs": None if logprobs is None else [asdict(token) for token in logprobs],
+        "rule": rule,
+        "lossless": completion.lossless,
+        "stats": completion.stats.as_dict(),
+        "prompt_token_ids": completion.prompt_token_ids,
+    }

@@ -1,0 +1,187 @@
+"""The state of one chat, and the slash commands that change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+from slipstream.cli import render
+from slipstream.cli.engine import banner
+from slipstream.cli.generate import run
+from slipstream.cli.options import DRAFTERS, RULES, ModelOptions, draft_length, number, one_of, parse_options
+from slipstream.core.params import SamplingParams
+from slipstream.core.stats import SpecStats
+from slipstream.errors import ParameterError, PromptError, did_you_mean
+from slipstream.llm import LLM, Prompt
+
+NAMES = {"max-new-tokens": "max-tokens", "temp": "temperature", "k": "draft-tokens", "exit": "quit", "n": "max-tokens"}
+"""Other names of commands."""
+
+NOT_LINES = ("draft_tokens", "logit_bias", "bad_words", "stop_token_ids")
+SAMPLING = {f.name.replace("_", "-"): f.name for f in fields(SamplingParams) if f.name not in NOT_LINES}
+"""Commands that set a sampling parameter -> its field; what does not fit on a line is left to the Python interface."""
+
+Command = Callable[[str], bool | None]
+
+
+class Session:
+    """llm and what it was made of, the sampling parameters of the next prompt, the conversation so far.
+
+    raw: every prompt is completed as it is; also without being asked for where the tokenizer has no chat template.
+    """
+
+    def __init__(
+        self, llm: LLM, models: ModelOptions, params: SamplingParams, raw: bool = False, system: str | None = None
+    ):
+        self.llm, self.models, self.params, self.system = llm, models, params, system
+        self.raw = raw or not getattr(llm.tokenizer, "chat_template", None)
+        self.messages: list[dict[str, str]] = []
+        self.total = SpecStats()
+        self.last = ""
+        self.side_by_side = False
+        self._drafters = {llm.drafter.name: llm.drafter.drafter}  # type: ignore[attr-defined]
+        self._draft_tokens = models.draft_tokens
+        self.commands: dict[str, tuple[Command, str]] = {
+            "draft-tokens": (self._set_length, "N: most guesses a step; 0 decodes plainly"),
+            "drafter": (self._set_drafter, "none, model or ngram, with options such as max_ngram=3"),
+            "rule": (self._set_rule, ", ".join(RULES)),
+            "side": (self._side, "show the next prompt (or the text given) plain, drafter-only and speculative"),
+            "system": (self._set_system, "TEXT: system message, for a new conversation"),
+            "reset": (self._reset, "forget the conversation"),
+            "stats": (self._stats, "counters of this session"),
+            "help": (self._help, "this list"),
+            "quit": (lambda _: False, "leave (or Ctrl-D)"),
+        }
+
+    def handle(self, line: str) -> bool:
+        """Do what a line says: a slash command, or a prompt. False ends the session. Raises SlipstreamError."""
+        if line.startswith("/") and not line.startswith("//"):
+            name, _, argument = line[1:].strip().partition(" ")
+            return self.command(name.lower().replace("_", "-"), argument.strip()) is not False
+        prompt = line.removeprefix("/") if line.startswith("//") else line
+        if self.side_by_side:
+            self.side_by_side = False
+            self._compare(prompt)
+        else:
+            self.answer(prompt)
+        return True
+
+    def answer(self, prompt: str) -> None:
+        """Stream the answer to one prompt and remember both."""
+        request = self._request(prompt)
+        completion, finish = run(self.llm, request, self.params, shown=True, legend=self.total.rounds == 0)
+        self.total += completion.stats
+        if not self.raw:
+            self.messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion.text}]
+        self.last = render.summary(completion.stats, self.llm.rule.name, completion.lossless, finish)
+        if completion.logprobs is not None:
+            render.err().print(render.logprob_table(completion, lambda token: self.llm.tokenizer.decode([token])))
+        render.line(self.last)
+
+    def command(self, name: str, argument: str) -> bool | None:
+        name = NAMES.get(name, name)
+        if name in self.commands:
+            return self.commands[name][0](argument)
+        if name in SAMPLING:
+            self._set_sampling(name, argument)
+            return None
+        raise ParameterError(f"there is no command /{name}", fix=did_you_mean(name, [*self.commands, *SAMPLING]))
+
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    def _set_sampling(self, name: str, argument: str) -> None:
+        field = SAMPLING[name]
+        if argument:
+            self.params = replace(self.params, **{field: _value(field, argument)})
+        render.line(f"{name} {getattr(self.params, field)}")
+
+    def _set_length(self, argument: str) -> None:
+        if argument:
+            self.llm.draft_tokens = self._draft_tokens = number(argument)  # type: ignore[assignment]
+        render.line(f"draft-tokens {self.llm.draft_tokens}")
+
+    def _set_drafter(self, argument: str) -> None:
+        name, *options = argument.split() or [self.llm.drafter.name]
+        one_of("drafter", name, DRAFTERS)
+        if name not in self._drafters or options:
+            if name == "model" and self.models.draft_model is None:
+                raise ParameterError(
+                    "there is no draft model in this session", fix="start with --draft, or use /drafter ngram"
+                )
+            self.llm.use({"model": self.models.draft_model, "none": None}.get(name, name), **parse_options(options))
+            self._drafters[name] = self.llm.drafter.drafter  # type: ignore[attr-defined]
+        elif argument:
+            self.llm.use(self._drafters[name])
+        if argument:
+            self.llm.draft_tokens = draft_length(self._draft_tokens, name)
+        render.line(banner(self.llm, self.models))
+
+    def _set_rule(self, argument: str) -> None:
+        if argument:
+            self.llm.rule = argument
+        render.line(f"rule {self.llm.rule.name} ({'lossless' if self.llm.rule.lossless else 'NOT lossless'})")
+
+    def _side(self, argument: str) -> None:
+        if argument:
+            self._compare(argument)
+        else:
+            self.side_by_side = True
+            render.line("the next prompt is shown plain, drafter-only and speculative")
+
+    def _set_system(self, argument: str) -> None:
+        if self.raw:
+            raise ParameterError("there is no system message without a chat template", fix="write it into the prompt")
+        self.system, self.messages = argument or None, []
+        render.line(f"system message {'set' if argument else 'removed'}; a new conversation begins")
+
+    def _reset(self, argument: str) -> None:
+        self.messages = []
+        render.line("a new conversation begins")
+
+    def _stats(self, argument: str) -> None:
+        if not self.total.rounds:
+            return render.line("nothing was generated yet")
+        render.line(
+            render.summary(self.total, self.llm.rule.name, self.llm.rule.lossless, "-").removesuffix(", finish -")
+        )
+        spent = ", ".join(
+            f"{phase} {seconds / self.total.total_seconds:.0%}" for phase, seconds in self.total.seconds.items()
+        )
+        render.line(f"{self.total.rounds} rounds; time: {spent}")
+        if self.total.drafted_at:
+            rates = " ".join(f"{rate:.0%}" for rate in self.total.position_rates)
+            render.line(f"accepted by position: {rates}")
+
+    def _help(self, argument: str) -> None:
+        rows = [(f"/{name}", text) for name, (_, text) in self.commands.items()]
+        rows.append(("/PARAMETER [VALUE]", ", ".join(SAMPLING)))
+        render.err().print(render.facts_table(rows))
+
+    def _compare(self, prompt: str) -> None:
+        from slipstream.cli.side import side_by_side
+
+        side_by_side(self.llm, self._request(prompt), self.params)
+
+    def _request(self, prompt: str) -> Prompt:
+        """What the model is to see: the prompt, or the conversation with it. Raises PromptError if that is too long."""
+        if self.raw:
+            return prompt
+        opening = [{"role": "system", "content": self.system}] if self.system else []
+        ids = self.llm.chat_prompt([*opening, *self.messages, {"role": "user", "content": prompt}])
+        context = self.llm.target.context
+        if len(ids) >= context and self.messages:
+            raise PromptError(
+                f"the conversation has {len(ids)} tokens, the target's context holds {context}",
+                fix="/reset begins a new one",
+            )
+        return ids
+
+
+def _value(field: str, text: str) -> Any:
+    """The value that a command line gives to a sampling parameter; its range is checked by `SamplingParams`."""
+    if field == "stop":
+        return () if text == "none" else (text.encode().decode("unicode_escape") if "\\" in text else text,)
+    if text.lower() in ("true", "on", "yes", "false", "off", "no"):
+        return text.lower() in ("true", "on", "yes")
+    return None if text.lower() == "none" else number(text)

@@ -1,0 +1,110 @@
+"""One prompt decoded plainly, by the drafter alone, and speculatively, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+
+from slipstream.cli import render
+from slipstream.cli.interrupt import Interrupt
+from slipstream.core.params import SamplingParams
+from slipstream.drafters.model import ModelDrafter
+from slipstream.llm import LLM, Prompt
+
+NARROW = 100
+"""Below so many columns the three texts stand one above the other."""
+
+
+@dataclass
+class Column:
+    title: str
+    engine: LLM | None
+    pieces: list[Any] = field(default_factory=list)
+    note: str = ""
+
+
+def side_by_side(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
+    """Decode one after the other (so that each has the machine to itself) and show all three as they come."""
+    request = llm.sequence(prompt, params).tokens  # checked once, before anything is drawn
+    columns = [Column("plain", llm), Column("drafter alone", drafter_alone(llm)), Column("speculative", llm)]
+    drafter = llm.drafter.drafter  # type: ignore[attr-defined]
+    with Interrupt() as interrupt, canvas(columns) as draw:
+        for column in columns:
+            if column.engine is None:
+                column.note = f"{llm.drafter.name!r} cannot write alone: it is not a model"
+            else:
+                if column.engine is llm:
+                    llm.use(None if column.title == "plain" else drafter)
+                try:
+                    decode(column, request, params, draw, interrupt)
+                finally:
+                    llm.use(drafter)
+            draw()
+            if interrupt.asked:
+                break
+
+
+def drafter_alone(llm: LLM) -> LLM | None:
+    """The draft model as a target of its own; None if the drafter is no model."""
+    drafter = llm.drafter.drafter  # type: ignore[attr-defined]
+    return LLM(drafter.model, tokenizer=llm.tokenizer) if isinstance(drafter, ModelDrafter) else None
+
+
+def decode(column: Column, prompt: list[int], params: SamplingParams, draw: Any, interrupt: Interrupt) -> None:
+    assert column.engine is not None
+    seq = column.engine.sequence(prompt, params)
+    for chunk in column.engine.follow(seq):
+        column.pieces += chunk.pieces
+        draw()
+        if interrupt.asked:
+            break
+    stats = seq.stats
+    column.note = f"{stats.tokens} tokens, {stats.total_seconds:.2f} s, {stats.tokens_per_second or 0:.0f} tokens/s"
+    if stats.proposed:
+        column.note += f", accepted {render.percent(stats.acceptance_rate)}"
+
+
+@contextmanager
+def canvas(columns: list[Column]) -> Iterator[Any]:
+    """Yields the function that redraws. Without a terminal there is one drawing, at the end."""
+    console = render.out()
+    colours = render.coloured(console)
+    if not console.is_terminal:
+        yield lambda: None
+        console.print(Group(*(plain_block(column) for column in columns)))
+        return
+    with Live(console=console, refresh_per_second=12, vertical_overflow="visible") as live:
+
+        def draw() -> None:
+            live.update(layout(columns, console.width, colours))
+
+        draw()
+        yield draw
+
+
+def layout(columns: list[Column], width: int, colours: bool) -> RenderableType:
+    panels = [panel(column, colours) for column in columns]
+    if width < NARROW:
+        return Group(*panels)
+    for each in panels:
+        each.width = width // len(panels)
+    return Columns(panels, padding=0)
+
+
+def panel(column: Column, colours: bool) -> Panel:
+    text = render.coloured_text(column.pieces, colours and column.title == "speculative")
+    text.no_wrap = False
+    return Panel(text, title=column.title, subtitle=column.note or None, title_align="left", subtitle_align="left")
+
+
+def plain_block(column: Column) -> Text:
+    text = "".join(piece.text for piece in column.pieces)
+    return Text(f"--- {column.title}: {column.note}\n{text}\n")

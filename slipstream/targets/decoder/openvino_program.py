@@ -1,0 +1,164 @@
+"""A compiled graph with everything that keeps the host's part of a step to a few microseconds."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Seq
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+from torch import Tensor
+
+from slipstream.errors import TargetError
+from slipstream.targets.decoder.openvino_constants import Constants
+from slipstream.targets.decoder.openvino_graph import Graph
+from slipstream.targets.decoder.openvino_paged import PagedCache
+
+_KEPT_ROWS = 64
+"""Memory is kept for inputs and outputs of up to this many rows; for more (prefill) it is made for the call."""
+
+
+@functools.cache
+def core() -> ov.Core:
+    return ov.Core()
+
+
+def begins(lengths: Iterable[int]) -> list[int]:
+    """[3, 0, 2] -> [0, 3, 3, 5]."""
+    out = [0]
+    for n in lengths:
+        out.append(out[-1] + n)
+    return out
+
+
+@contextlib.contextmanager
+def _evicting(constants: Constants) -> Iterator[None]:
+    """While a graph compiles, its constants are packed one after another: keep letting go of those already read,
+    so that the peak is one copy of the weights, not two."""
+    done = threading.Event()
+
+    def run() -> None:
+        while not done.wait(0.005):
+            constants.evict()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        constants.evict()
+
+
+class Program:
+    """A compiled graph, its request, and buffers that are bound once and then only written.
+
+    Inputs and outputs live in memory of our own, a buffer for each shape, so that a step whose shapes repeat binds
+    nothing, and an output handed out earlier is at worst overwritten, never freed.
+    """
+
+    def __init__(self, graph: Graph, properties: Mapping[str, Any], constants: Constants):
+        try:
+            with _evicting(constants):
+                self.compiled = core().compile_model(graph[0], "CPU", dict(properties))
+        except RuntimeError as error:
+            raise TargetError(
+                f"OpenVINO cannot compile the model: {error}",
+                why="nothing can be run without it",
+                fix="report this with the model's config.json; executor='torch' runs it without OpenVINO",
+            ) from error
+        self.request = self.compiled.create_infer_request()
+        self.outputs = {name: i for i, name in enumerate(graph[1])}
+        self._index = {i.get_any_name(): n for n, i in enumerate(self.compiled.inputs)}
+        self._types = {i.get_any_name(): i.get_element_type().to_dtype() for i in self.compiled.inputs}
+        self._memory: dict[
+            str, np.ndarray
+        ] = {}  # name -> flat; each shape of an input or output is a view of it
+        self._views: dict[str, dict[tuple[int, ...], tuple[Tensor, ov.Tensor]]] = {}
+        self._bound: dict[str, tuple[tuple[int, ...], Tensor]] = {}
+        self._written: dict[str, tuple[int, ...]] = {}
+        self._constants = constants
+        self._new_shape = False
+        self._generation = -1
+        self._tables: tuple[int, tuple[int, ...]] | None = None
+
+    def bind(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The buffer of an input or output in this shape, bound to the request."""
+        bound = self._bound.get(name)
+        if bound is not None and bound[0] == shape:
+            return bound[1]
+        pair = self._views.setdefault(name, {}).get(shape)
+        if pair is None:
+            pair = self._view(name, shape)
+        if name in self.outputs:
+            self.request.set_output_tensor(self.outputs[name], pair[1])
+        else:
+            self.request.set_input_tensor(self._index[name], pair[1])
+            self._written.pop(name, None)
+        self._bound[name] = (shape, pair[0])
+        return pair[0]
+
+    def bound(self, name: str) -> Tensor:
+        """The buffer that is bound now."""
+        return self._bound[name][1]
+
+    def _view(self, name: str, shape: tuple[int, ...]) -> tuple[Tensor, ov.Tensor]:
+        """New memory or a new view of what there is, as a tensor of each library."""
+        self._new_shape = True
+        size = math.prod(shape)
+        dtype = self._types.get(name, np.int64 if name == "tokens" else np.float32)
+        keep = not shape or shape[0] <= _KEPT_ROWS
+        memory = self._memory.get(name) if keep else None
+        if memory is None or memory.size < size:
+            memory = np.zeros(size, dtype)
+            if keep:
+                self._memory[name] = memory
+                self._views[name] = {}
+        array = memory[:size].reshape(shape)
+        pair = torch.from_numpy(array), ov.Tensor(array, shared_memory=True)
+        if keep:
+            self._views[name][shape] = pair
+        return pair
+
+    def feed(self, name: str, values: Iterable[int]) -> None:
+        """Write a vector of host integers, unless it is what was written last."""
+        values = tuple(values)
+        if self._written.get(name) == values and name in self._bound:
+            return
+        self.bind(name, (len(values),)).numpy()[:] = values
+        self._written[name] = values
+
+    def feed_cache(self, cache: PagedCache, seq_ids: Seq[int]) -> None:
+        """Bind the cache tensors if they have grown, and the block tables if they or the batch have changed."""
+        if self._generation != cache.generation:
+            for kind, tensors in (("key", cache.keys), ("value", cache.values)):
+                for i, tensor in enumerate(tensors):
+                    index = self._index.get(f"{kind}_cache.{i}")
+                    if index is not None:
+                        self.request.set_input_tensor(index, tensor)
+            self._generation = cache.generation
+        key = (cache.version, tuple(seq_ids))
+        if self._tables != key:
+            tables = [cache.tables[s] for s in seq_ids]
+            self.feed("block_indices", [block for table in tables for block in table])
+            self.feed("block_indices_begins", begins(len(t) for t in tables))
+            self._tables = key
+
+    def infer(self) -> None:
+        try:
+            self.request.infer(share_outputs=True)
+        except RuntimeError as error:
+            raise TargetError(
+                f"OpenVINO failed while running the model: {error}",
+                why="nothing of this step can be trusted",
+                fix="report this with the model's config.json; executor='torch' runs it without OpenVINO",
+            ) from error
+        if self._new_shape:  # some kernels pack their weights when first run
+            self._constants.evict()
+            self._new_shape = False

@@ -1,0 +1,48 @@
+"""`cli`: run the command in this process and look at what came out."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from slipstream.cli.main import main
+from tests.checkpoints import Tiny
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def said(self) -> str:
+        """Standard error on one line, as line breaks depend on the width of the terminal."""
+        return " ".join(self.err.split())
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*arguments: object, stdin: str = "") -> Result:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        return Result(left.value.code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def pair(tiny: Tiny) -> list[object]:
+    """Options for the tiny pair, exact to the last bit."""
+    return ["-m", tiny.target, "-md", tiny.draft, "--executor", "torch", "--dtype", "float64", "--device", "cpu"]

@@ -1,0 +1,153 @@
+"""`slipstream generate`: text here, everything else there."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+
+import pytest
+
+from slipstream import LLM, SamplingParams
+from slipstream.targets.decoder.model import Decoder
+from tests.checkpoints import Tiny
+
+SGR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Tiny) -> LLM:
+    return LLM(tiny.target, executor="torch", dtype="float64", device="cpu")
+
+
+def text_of(llm: LLM, prompt: str, n: int = 16, **more) -> str:
+    return llm.generate(prompt, SamplingParams(max_tokens=n, **more))[0].text
+
+
+def test_text_goes_out_and_the_rest_to_standard_error(cli, pair, llm):
+    result = cli("generate", "def add(", "-n", "16", *pair)
+    assert result.code == 0
+    assert result.out == text_of(llm, "def add(")
+    assert "SD ACTIVE method=model, K=4, rule=rejection (lossless)" in result.said
+    assert re.search(r"16 tokens, \d+ tokens/s, acceptance rate \d+%, mean acceptance length \d\.\d\d", result.said)
+    assert "lossless yes, finish length" in result.said
+    assert "\x1b" not in result.out + result.err
+
+
+def test_quiet_prints_the_text_alone(cli, pair, llm):
+    result = cli("generate", "def add(", "-n", "16", "-q", *pair)
+    assert (result.out, result.err) == (text_of(llm, "def add("), "")
+
+
+@pytest.mark.parametrize("source", ["stdin", "file"])
+def test_prompts_from_elsewhere(cli, pair, llm, tmp_path, source):
+    (tmp_path / "prompt").write_text("for name\n")
+    where = ["-"] if source == "stdin" else ["--file", tmp_path / "prompt"]
+    assert cli("generate", *where, "-q", "-n", "16", *pair, stdin="for name\n").out == text_of(llm, "for name\n")
+
+
+def test_json_is_one_object_with_everything(cli, pair, llm):
+    result = cli("generate", "def add(", "-n", "16", "--json", "--logprobs", "2", *pair)
+    found = json.loads(result.out)
+    assert found["text"] == text_of(llm, "def add(")
+    assert found["finish_reason"] == "length"
+    assert found["lossless"] is True
+    assert len(found["token_ids"]) == len(found["drafted"]) == len(found["logprobs"]) == 16
+    assert found["stats"]["accepted"] == sum(found["drafted"])
+    assert found["rule"] == "rejection"
+
+
+def test_logprobs_are_shown(cli, pair):
+    result = cli("generate", "for", "-n", "4", "--logprobs", "2", *pair)
+    assert "alternatives" in result.err
+    assert len(re.findall(r"(draft|target) +-\d+\.\d{3}", result.err)) == 4
+
+
+def test_sampling_options_reach_the_model(cli, pair, llm):
+    options = ["--temperature", "0.9", "--top-k", "9", "--top-p", "0.9", "--min-p", "0.01", "--seed", "3"]
+    more = {"temperature": 0.9, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "seed": 3}
+    llm.rule = "coupled"
+    expected = text_of(llm, "for", **more)
+    llm.rule = "rejection"
+    assert cli("generate", "for", "-q", "-n", "16", "--rule", "coupled", *options, *pair).out == expected
+
+
+def test_stop_strings_end_the_text(cli, pair, llm):
+    whole = text_of(llm, "for", 40)
+    stop = whole[8:10]
+    result = cli("generate", "for", "-n", "40", "--stop", stop, *pair)
+    assert result.out == whole[: whole.find(stop)]
+    assert "finish stop" in result.said
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [
+        (["--drafter", "none"], "SD OFF"),
+        (["-k", "0"], "SD OFF"),
+        (["--drafter", "ngram"], "SD ACTIVE method=ngram, K=10"),
+        (["--drafter", "ngram", "-o", "max_ngram=2", "-k", "3"], "SD ACTIVE method=ngram, K=3"),
+        (["--rule", "block"], "SD ACTIVE method=model, K=4, rule=block (lossless)"),
+    ],
+)
+def test_every_way_to_speculate_gives_the_same_text_and_says_what_it_does(cli, pair, llm, options, start):
+    result = cli("generate", "def add(", "-n", "16", *options, *pair)
+    assert result.said.startswith(start)
+    assert result.out == text_of(llm, "def add(")
+
+
+def test_chat_uses_the_template(cli, pair, llm):
+    expected = llm.chat("hi", SamplingParams(max_tokens=8)).text
+    assert cli("generate", "hi", "--chat", "-q", "-n", "8", *pair).out == expected
+
+
+def test_colours_show_where_tokens_came_from(cli, pair, llm, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    result = cli("generate", "def add(", "-n", "16", *pair)
+    assert {"\x1b[32m", "\x1b[1;35m"} <= set(SGR.findall(result.out))
+    assert "drafted and accepted" in result.err
+    assert result.out.count("\x1b[0m") * 2 == len(SGR.findall(result.out)), "every colour is switched off again"
+    monkeypatch.setenv("NO_COLOR", "1")
+    result = cli("generate", "def add(", "-n", "16", *pair)
+    assert not SGR.search(result.out)
+    assert "drafted and accepted" not in result.err
+
+
+def test_control_characters_never_reach_a_terminal(cli, pair, llm, monkeypatch):
+    assert "\x0b" in text_of(llm, "def add("), "the random model writes control characters"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = cli("generate", "def add(", "-n", "16", *pair).out
+    assert all(c.isprintable() or c in "\n\t" for c in shown)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_keeps_what_was_generated(cli, pair, llm, monkeypatch, as_json):
+    calls, run = [], Decoder.run
+
+    def interrupted(self, *arguments, **options):
+        calls.append(1)
+        if len(calls) == 20:
+            signal.raise_signal(signal.SIGINT)
+        return run(self, *arguments, **options)
+
+    monkeypatch.setattr(Decoder, "run", interrupted)
+    result = cli("generate", "def add(", "-n", "100", *pair, *["--json"] * as_json)
+    assert result.code == 130
+    text = json.loads(result.out)["text"] if as_json else result.out
+    whole = text_of(llm, "def add(", 100)
+    assert 0 < len(text) < len(whole)
+    assert whole.startswith(text.rstrip("\ufffd"))
+    if not as_json:
+        assert "finish interrupted" in result.said
+
+
+def test_a_second_ctrl_c_does_not_wait(cli, pair, monkeypatch):
+    def stuck(self, *arguments, **options):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Decoder, "run", stuck)
+    assert cli("generate", "def add(", *pair).code == 130
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

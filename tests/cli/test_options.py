@@ -1,0 +1,105 @@
+"""Options: names, aliases, what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from slipstream.cli import options
+from slipstream.cli.main import canonical
+from slipstream.cli.options import ModelOptions, SamplingOptions, draft_length, parse_options
+from slipstream.core.params import SamplingParams
+from slipstream.core.verify import RULES
+from slipstream.drafters.registry import DRAFTERS
+from slipstream.errors import ParameterError
+
+
+def test_help_and_mistakes_do_not_wait_for_torch():
+    script = (
+        "import sys\nfrom slipstream.cli.main import main\n"
+        "for arguments in (['--help'], ['generate', '--help'], ['generate', 'x', '--top-p', '2'], ['generate', 'x', '--tpo-k', '2']):\n"
+        "    try: main(arguments)\n"
+        "    except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60).returncode == 0
+
+
+def test_names_repeated_here_to_save_an_import_are_those_of_the_library():
+    assert set(options.RULES) == set(RULES)
+    assert set(options.DRAFTERS) == set(DRAFTERS) == set(options.DRAFT_LENGTHS)
+
+
+def test_defaults_are_those_of_the_library():
+    assert SamplingOptions().params() == SamplingParams()
+
+
+def test_what_is_used_where_nothing_is_named():
+    assert (ModelOptions().draft_model, ModelOptions().method, ModelOptions().length) == ("embedded", "model", 4)
+    own = ModelOptions(target="somewhere")
+    assert (own.draft_model, own.method, own.length) == (None, "ngram", 10)
+    assert ModelOptions(target="somewhere", draft="d", draft_tokens=2).length == 2
+    assert ModelOptions(drafter="none").method == "none"
+    assert draft_length(0, "ngram") == 0
+
+
+def test_options_of_other_programs_are_understood():
+    given = ["generate", "--model-draft", "d", "--num-speculative-tokens=3", "--max-tokens", "5", "-md", "x", "--", "--model"]
+    assert canonical(given) == ["generate", "--draft", "d", "--draft-tokens=3", "--max-new-tokens", "5", "-md", "x", "--", "--model"]
+    assert all(new.startswith("--") and new not in options.ALIASES for new in options.ALIASES.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "x", "--temprature", "1"], "--temperature"),
+        (["generate", "x", "--draft-token", "1"], "--draft-tokens"),
+        (["generat", "x"], "Did you mean 'generate'"),
+        (["generate", "x", "-n", "many"], "--max-new-tokens"),
+        (["generate", "x", "--rule", "rejction"], "did you mean 'rejection'"),
+        (["generate", "x", "--drafter", "n-gram"], "did you mean 'ngram'"),
+        (["generate", "x", "--executor", "openvin"], "did you mean 'openvino'"),
+        (["generate", "x", "--dtype", "float33"], "did you mean 'float32'"),
+        (["generate", "x", "--quantize", "int4"], "int8"),
+        (["generate", "x", "--threads", "0"], "threads is 0, must be at least 1"),
+        (["generate", "x", "-o", "max_ngram"], "NAME=VALUE"),
+        (["generate", "x", "-m", "mine", "--drafter", "model"], "without a draft model"),
+        (["generate"], "no prompt was given"),
+        (["generate", "x", "--file", "y"], "both given"),
+        (["generate", "--file", "/nonexistent/prompt"], "/nonexistent/prompt"),
+    ],
+)
+def test_mistakes_get_one_message_and_code_2(cli, arguments, message):
+    result = cli(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.said.startswith("error: ")
+    assert message in result.said
+
+
+def test_version_and_help(cli):
+    assert cli("--version").out.startswith("slipstream ")
+    for command in ("generate", "chat", "demo", "info", "check-pair", "train"):
+        result = cli(command, "--help")
+        assert result.code == 0
+        assert command in result.out
+
+
+def test_drafter_options():
+    assert parse_options(["max-ngram=3", "row_cost=0.5", "x=y"]) == {"max_ngram": 3, "row_cost": 0.5, "x": "y"}
+    with pytest.raises(ParameterError, match="NAME=VALUE"):
+        parse_options(["=3"])
+
+
+def test_a_bug_is_called_one_and_shows_its_traceback_under_debug_only(cli, monkeypatch, capfd):
+    monkeypatch.setattr("slipstream.cli.info.describe", lambda model: 1 / 0)
+    result = cli("info", "x")
+    assert result.code == 1
+    assert "ZeroDivisionError" in result.said
+    assert "--debug" in result.said
+    from slipstream.cli.main import main
+
+    with pytest.raises(SystemExit):
+        main(["--debug", "info", "x"])
+    assert "Traceback" in capfd.readouterr().err

@@ -1,0 +1,150 @@
+"""Drafters whose guesses are known beforehand, and plain decoding written out a second time, as oracle."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from slipstream.core.dice import guess
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.step import step
+from slipstream.core.verify import RULES
+from slipstream.core.warp import warp
+from slipstream.drafters.base import Drafter
+from slipstream.drafters.none import NoDrafter
+from slipstream.targets.base import Target, TargetOut
+from slipstream.targets.toy import ToyTarget
+
+LETTERS = "abcdefghijklmnop"
+
+
+def decode(ids: Seq[int]) -> str:
+    return "".join(LETTERS[t] for t in ids)
+
+
+def sequence(target: ToyTarget, prompt: Seq[int] = (1, 2, 3), seed: int | None = 0, **params: object) -> Sequence:
+    """A request as the facade would make it."""
+    return Sequence(
+        list(prompt),
+        SamplingParams(seed=seed, **params),
+        stop_ids=target.eos_ids | frozenset(params.get("stop_token_ids", ())),  # type: ignore[arg-type]
+        context=target.context,
+        decode=decode,
+    )
+
+
+def rounds(
+    seqs: Seq[Sequence], target: Target, drafter: Drafter | None = None, rule: str = "rejection", draft_tokens: int = 4
+) -> Iterator[Verdict]:
+    """Step until every sequence has ended, checking the invariant of the KV at every boundary."""
+    for seq in seqs:
+        seq.coupled = rule == "coupled"
+    while active := [seq for seq in seqs if not seq.finish]:
+        before = [len(seq.tokens) for seq in active]
+        yield step(active, target, drafter or NoDrafter(), RULES[rule], draft_tokens)
+        for seq, length in zip(active, before, strict=True):
+            assert seq.kv_len == len(seq.tokens) - len(seq.pending)
+            assert len(seq.pending) == 1
+            assert 1 <= len(seq.tokens) - length <= draft_tokens + 1
+            assert len(seq.tokens) <= seq.limit
+            assert len(seq.drafted) == len(seq.output)
+
+
+def finish(seqs: Seq[Sequence], target: Target, drafter: Drafter | None = None, **how: object) -> list[list[int]]:
+    """Run to the end; the outputs."""
+    for _ in rounds(seqs, target, drafter, **how):  # type: ignore[arg-type]
+        pass
+    return [seq.output for seq in seqs]
+
+
+def continuation(target: ToyTarget, tokens: Seq[int], n: int) -> list[int]:
+    """The n tokens that follow by argmax, one at a time and with no machinery."""
+    tokens = list(tokens)
+    for _ in range(n):
+        tokens.append(int(target.logits(tokens).argmax()))
+    return tokens[-n:]
+
+
+class Scripted:
+    """Guesses the target's argmax continuation, wrong from place `wrong_at(round)` on (None: right throughout)."""
+
+    name = "scripted"
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, target: ToyTarget, wrong_at: Callable[[int], int | None] = lambda _: None):
+        self.target, self.wrong_at, self.round = target, wrong_at, 0
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        at = self.wrong_at(self.round)
+        self.round += 1
+        chains = [
+            self.spoil(continuation(self.target, seq.tokens, depth) if depth else [], at)
+            for seq, depth in zip(seqs, budget, strict=True)
+        ]
+        return Draft.chains(chains)
+
+    def spoil(self, chain: list[int], at: int | None) -> list[int]:
+        if at is not None and at < len(chain):
+            chain[at] = (chain[at] + 1) % self.target.vocab_size
+        return chain
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        pass
+
+    def release(self, seq_id: int) -> None:
+        pass
+
+
+class Sampling(Scripted):
+    """Samples a chain from the target's law, disturbed by `noise` and warped by the request's parameters."""
+
+    name = "sampling"
+
+    def __init__(self, target: ToyTarget, noise: float = 1.0):
+        super().__init__(target)
+        self.noise = noise
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        chains: list[list[int]] = []
+        laws: list[Tensor] = []
+        for seq, depth in zip(seqs, budget, strict=True):
+            chain: list[int] = []
+            for i in range(depth):
+                text = [*seq.tokens, *chain]
+                rng = torch.Generator().manual_seed(random.Random(str(text[-2:])).randrange(2**31))
+                logits = self.target.logits(text) + self.noise * torch.randn(self.target.vocab_size, generator=rng)
+                law = warp(logits[None], seq.params, seq.tokens[: seq.prompt], [[*seq.output, *chain]], seq.stop_ids)
+                laws.append(law[0])
+                chain.append(int(guess(law, [seq], i)[0]))
+            chains.append(chain)
+        return Draft.chains(chains, torch.stack(laws) if laws else None)
+
+
+class Bushy(Scripted):
+    """A deterministic tree of random tokens, duplicates included; every other tree holds the right path."""
+
+    name = "bushy"
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        tokens: list[int] = []
+        parents: list[int] = []
+        splits = [0]
+        for seq, depth in zip(seqs, budget, strict=True):
+            rng = random.Random(f"{seq.tokens}")
+            right = continuation(self.target, seq.tokens, depth) if depth and rng.random() < 0.5 else []
+            own = list(range(-1, len(right) - 1))
+            depths = list(range(1, len(right) + 1))
+            tokens += right
+            for _ in range(rng.randint(0, 6) if depth else 0):
+                parent = rng.choice([i for i in range(-1, len(own)) if i < 0 or depths[i] < depth])
+                own.append(parent)
+                depths.append(1 if parent < 0 else depths[parent] + 1)
+                tokens.append(rng.randrange(self.target.vocab_size))
+            parents += own
+            splits.append(splits[-1] + len(own))
+        return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits)

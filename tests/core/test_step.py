@@ -1,0 +1,361 @@
+"""`step` on a toy target: whatever the drafter does, the output is that of plain decoding.
+
+The toy target checks at every run that its KV holds exactly the sequence, so each test here also tests rollback.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from slipstream.core.draft import Draft
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.stats import PHASES
+from slipstream.core.step import budget, exact
+from slipstream.core.verify import RULES, Rule
+from slipstream.core.warp import warp
+from slipstream.targets.toy import ToyTarget
+from tests.core.chance import P_VALUE, assert_law, g_test
+from tests.core.scripted import Bushy, Sampling, Scripted, continuation, decode, finish, rounds, sequence
+
+TARGET = ToyTarget(vocab=8, order=2, seed=3)
+PROMPT = [1, 2, 3]
+LOSSLESS = [rule.name for rule in RULES.values() if rule.lossless]
+
+
+def plain(target: ToyTarget = TARGET, **params: object) -> Sequence:
+    seq = sequence(target, PROMPT, **params)
+    finish([seq], target)
+    return seq
+
+
+def same(seq: Sequence, wanted: Sequence) -> None:
+    """Ids, text, reason, counts and log-probabilities agree."""
+    assert seq.output == wanted.output
+    assert decode(seq.output) == decode(wanted.output)
+    assert (seq.finish, seq.stop_cause) == (wanted.finish, wanted.stop_cause)
+    assert seq.stats.tokens == wanted.stats.tokens == len(seq.output) == len(seq.drafted)
+    assert seq.logprobs == wanted.logprobs
+    assert seq.stats.accepted == sum(seq.drafted)
+
+
+def test_plain_decoding_is_the_argmax_token_by_token() -> None:
+    seq = plain(max_tokens=20)
+    assert seq.output == continuation(TARGET, PROMPT, 20)
+    assert (seq.finish, seq.stats.rounds, seq.stats.undrafted) == ("length", 20, 20)
+
+
+SCRIPTS = {
+    "right": lambda _: None,
+    "wrong": lambda _: 0,
+    "wrong at 1": lambda _: 1,
+    "wrong at the last": lambda _: 3,
+    "in turn": lambda i: (3, 0, None, 2, 1)[i % 5],  # R9: rollbacks of differing depth, one after another
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("draft_tokens", [1, 2, 4, 7])
+def test_the_text_does_not_depend_on_the_drafter(script: str, draft_tokens: int) -> None:
+    wanted = plain(max_tokens=23, logprobs=2)
+    seq = sequence(TARGET, PROMPT, max_tokens=23, logprobs=2)
+    finish([seq], TARGET, Scripted(TARGET, SCRIPTS[script]), draft_tokens=draft_tokens)
+    same(seq, wanted)
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_trees_with_duplicates_leave_the_text_unchanged(rule: str) -> None:
+    if rule == "block":
+        rule = "rejection"  # block takes chains only; at temperature 0 every rule is decided by `greedy` anyway
+    wanted = plain(max_tokens=40)
+    seq = sequence(TARGET, PROMPT, max_tokens=40)
+    finish([seq], TARGET, Bushy(TARGET), rule=rule)
+    same(seq, wanted)
+    assert 0 < seq.stats.accepted < seq.stats.proposed
+
+
+@pytest.mark.parametrize("draft_tokens", [1, 2, 3, 5, 8])
+def test_r7_a_right_drafter_is_accepted_whole_for_every_length(draft_tokens: int) -> None:
+    seq = sequence(TARGET, PROMPT, max_tokens=1 + 3 * (draft_tokens + 1))
+    finish([seq], TARGET, Scripted(TARGET), draft_tokens=draft_tokens)
+    assert seq.stats.acceptance_rate == 1
+    assert seq.stats.rounds == 4  # the prefill, then three full rounds
+    assert seq.stats.histogram == {0: 1, draft_tokens: 3}
+
+
+@pytest.mark.parametrize("wrong_at", range(4))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_r8_a_rejection_at_any_place_is_followed_by_the_right_token(wrong_at: int, temperature: float) -> None:
+    """The token after the rejection comes from the row of the last accepted guess. Sampled: with a target so sharp
+    that its sample is its argmax."""
+    target = ToyTarget(vocab=8, order=2, seed=3, sharpness=300.0)
+    for draft_tokens in (wrong_at + 1, wrong_at + 3):
+        seq = sequence(target, PROMPT, temperature=temperature, max_tokens=20)
+        finish([seq], target, Scripted(target, lambda _: wrong_at), draft_tokens=draft_tokens)
+        assert seq.output == continuation(target, PROMPT, 20)
+        assert seq.stats.position_rates[wrong_at] == 0
+        assert all(rate == 1 for rate in seq.stats.position_rates[:wrong_at])
+
+
+# --- where a text ends ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_r1_eos_ends_the_text_at_every_position_of_a_run(script: str) -> None:
+    text = continuation(TARGET, PROMPT, 14)
+    for eos in {*text}:
+        target = ToyTarget(vocab=8, order=2, seed=3, eos_ids={eos})
+        wanted = plain(target, max_tokens=14)
+        assert wanted.output == text[: text.index(eos) + 1]
+        seq = sequence(target, PROMPT, max_tokens=14)
+        finish([seq], target, Scripted(target, SCRIPTS[script]))
+        same(seq, wanted)
+        assert (seq.finish, seq.stop_cause) == ("stop", eos)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_r2_stop_string_and_cap_in_one_round_agree_with_plain_decoding(script: str) -> None:
+    text = decode(continuation(TARGET, PROMPT, 14))
+    for at, cap in product(range(1, 10), (3, 5, 9)):
+        params: dict = {"stop": (text[at : at + 2], "zz"), "max_tokens": cap, "logprobs": 1}
+        seq = sequence(TARGET, PROMPT, **params)
+        finish([seq], TARGET, Scripted(TARGET, SCRIPTS[script]))
+        same(seq, plain(**params))
+        assert len(seq.logprobs) == len(seq.output)
+
+
+@pytest.mark.parametrize("cap", range(1, 7))
+def test_r3_max_tokens_is_met_exactly_without_any_eos(cap: int) -> None:
+    for script in SCRIPTS.values():
+        seq = sequence(TARGET, PROMPT, max_tokens=cap)
+        finish([seq], TARGET, Scripted(TARGET, script), draft_tokens=5)
+        assert len(seq.output) == cap
+        assert seq.finish == "length"
+
+
+def test_r4_the_eos_of_the_draft_alone_ends_nothing() -> None:
+    text = continuation(TARGET, PROMPT, 12)
+    eos = next(t for t in range(8) if t not in text)
+
+    class EndsAll(Scripted):
+        def spoil(self, chain: list[int], at: int | None) -> list[int]:
+            return [eos] * len(chain)
+
+    target = ToyTarget(vocab=8, order=2, seed=3, eos_ids={eos})
+    seq = sequence(target, PROMPT, max_tokens=12)
+    finish([seq], target, EndsAll(target))
+    assert seq.output == text
+    assert seq.finish == "length"
+
+
+def test_the_end_of_the_context_is_reached_and_never_passed() -> None:
+    target = ToyTarget(vocab=8, order=2, seed=3, context=11)
+    for script in SCRIPTS.values():
+        seq = sequence(target, PROMPT, max_tokens=50)
+        finish([seq], target, Scripted(target, script))
+        assert (len(seq.tokens), seq.finish) == (11, "length")
+
+
+# --- parameters that look at the past -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"frequency_penalty": 1.1},
+        {"presence_penalty": 1.7, "repetition_penalty": 1.2},
+        {"repetition_penalty": 0.8},
+        {"bad_words": ((3,), (6, 2), (5, 5, 1))},
+        {"logit_bias": {4: -100, 1: 2.0}},
+        {"min_tokens": 9, "stop_token_ids": (0, 1, 2, 3)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_r13_parameters_with_a_memory_count_tokens_and_not_rounds(script: str, params: dict) -> None:
+    wanted = plain(max_tokens=24, **params)
+    seq = sequence(TARGET, PROMPT, max_tokens=24, **params)
+
+    class Informed(Scripted):
+        """Guesses what this request will say, so that guesses stand although a penalty changed the text."""
+
+        def propose(self, seqs, budget):
+            full = PROMPT + wanted.output
+            chains = [full[len(s.tokens) : len(s.tokens) + d] for s, d in zip(seqs, budget, strict=True)]
+            at, self.round = self.wrong_at(self.round), self.round + 1
+            return Draft.chains([self.spoil(chain, at) for chain in chains])
+
+    finish([seq], TARGET, Informed(TARGET, SCRIPTS[script]))
+    same(seq, wanted)
+    if script == "right":
+        assert seq.stats.acceptance_rate == 1
+    if "min_tokens" in params:
+        assert len(seq.output) >= 10
+
+
+def test_r14_a_forbidden_token_never_appears() -> None:
+    for rule in LOSSLESS:
+        temperature = 0.0 if rule == "greedy" else 1.3
+        seqs = [
+            sequence(TARGET, PROMPT, seed, temperature=temperature, max_tokens=12, logit_bias={2: -100, 5: -100.0})
+            for seed in range(20)
+        ]
+        outputs = finish(seqs, TARGET, Sampling(TARGET), rule=rule)
+        assert not {2, 5} & {t for output in outputs for t in output}
+
+
+# --- sampling -------------------------------------------------------------------------------------------------------
+
+
+def law_of(target: ToyTarget, params: SamplingParams, length: int) -> dict[tuple[int, ...], float]:
+    """The law of the first `length` tokens, written out."""
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        law = {
+            (*text, token): weight * p
+            for text, weight in law.items()
+            for token, p in enumerate(warp(target.logits([*PROMPT, *text])[None], params)[0].tolist())
+        }
+    return law
+
+
+SMALL = ToyTarget(vocab=5, order=2, seed=1, sharpness=1.0)
+SETTINGS: list[dict] = [{"temperature": 1.0}, {"temperature": 0.6, "top_k": 3}, {"temperature": 1.7, "top_p": 0.8}]
+
+
+def samples(target: ToyTarget, drafter: Scripted, rule: str, n: int, **params: object) -> list[tuple[int, ...]]:
+    seqs = [sequence(target, PROMPT, seed, max_tokens=3, **params) for seed in range(n)]
+    for start in range(0, n, 500):
+        finish(seqs[start : start + 500], target, drafter, rule=rule, draft_tokens=3)
+    return [tuple(seq.output) for seq in seqs]
+
+
+@pytest.mark.parametrize("rule", [name for name in LOSSLESS if name != "greedy"])
+@pytest.mark.parametrize("drafter", [Sampling(SMALL, 1.0), Scripted(SMALL), Bushy(SMALL)], ids=lambda d: d.name)
+def test_r5_r6_r15_sampled_text_has_the_law_of_the_target(rule: str, drafter: Scripted) -> None:
+    """Guesses sampled, argmax and in trees, at three settings: G-test on the first three tokens."""
+    if rule == "block" and drafter.name == "bushy":
+        pytest.skip("block takes chains only")
+    for params in SETTINGS:
+        wanted = law_of(SMALL, SamplingParams(**params), 3)
+        assert_law(samples(SMALL, drafter, rule, 800, **params), wanted)
+
+
+def test_the_g_test_would_catch_the_mildest_wrong_rule() -> None:
+    """Negative control of the test above: guesses drawn from one law and judged by another."""
+
+    class Liar(Sampling):
+        def propose(self, seqs, budget):
+            draft = super().propose(seqs, budget)
+            q = draft.q if draft.q is None else (draft.q**0.5) / (draft.q**0.5).sum(-1, keepdim=True)
+            return Draft(draft.tokens, draft.parents, draft.splits, q)
+
+    found = samples(SMALL, Liar(SMALL, 1.0), "rejection", 2000, temperature=1.0)
+    assert g_test(found, law_of(SMALL, SamplingParams(temperature=1.0), 3)) < P_VALUE
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_r16_a_seed_gives_one_text_alone_and_in_a_batch(rule: str) -> None:
+    """Mates of other lengths, seeds and temperatures, in another order; and a second call gives the same (R20)."""
+    temperatures = [0.0] * 4 if rule == "greedy" else [1.0, 0.0, 0.7, 1.5]
+
+    def requests() -> list[Sequence]:
+        return [
+            sequence(TARGET, PROMPT[: 1 + i % 3], 100 + i, temperature=t, max_tokens=9 + 3 * i)
+            for i, t in enumerate(temperatures)
+        ]
+
+    together = finish(requests(), TARGET, Sampling(TARGET), rule=rule)
+    assert finish(requests()[::-1], TARGET, Sampling(TARGET), rule=rule)[::-1] == together
+    assert [finish([seq], TARGET, Sampling(TARGET), rule=rule)[0] for seq in requests()] == together
+
+
+def test_r16_requests_without_a_seed_differ() -> None:
+    seqs = [sequence(TARGET, PROMPT, None, temperature=1.5, max_tokens=20) for _ in range(8)]
+    outputs = finish(seqs, TARGET, Sampling(TARGET))
+    assert len({tuple(output) for output in outputs}) == 8
+
+
+def test_greedy_requests_are_untouched_by_sampled_mates() -> None:
+    wanted = plain(max_tokens=20)
+    seqs = [sequence(TARGET, PROMPT, i, temperature=float(i % 2), max_tokens=20) for i in range(4)]
+    finish(seqs, TARGET, Sampling(TARGET))
+    assert seqs[0].output == seqs[2].output == wanted.output
+
+
+def test_coupled_text_depends_on_target_and_seed_alone() -> None:
+    """Same seed, same text: whatever the drafter, the draft length and the batch, and with speculation off."""
+    for seed in range(5):
+        params: dict = {"temperature": 1.0, "max_tokens": 16}
+        off = sequence(TARGET, PROMPT, seed, **params)
+        finish([off], TARGET, rule="coupled")
+        for drafter in (Sampling(TARGET), Sampling(TARGET, 0.0), Scripted(TARGET), Bushy(TARGET)):
+            for draft_tokens in (1, 4):
+                seqs = [sequence(TARGET, PROMPT, seed, **params), sequence(TARGET, [4], 77, **params)]
+                finish(seqs, TARGET, drafter, rule="coupled", draft_tokens=draft_tokens)
+                assert seqs[0].output == off.output
+                if isinstance(drafter, Sampling) and drafter.noise == 0:
+                    assert seqs[0].stats.acceptance_rate == 1, "a draft with the target's own law and noise is right"
+
+
+# --- log-probabilities, budget, accounts ----------------------------------------------------------------------------
+
+
+def test_r18_logprobs_are_those_of_the_target_alone() -> None:
+    for temperature in (0.0, 1.0):
+        seq = sequence(TARGET, PROMPT, temperature=temperature, max_tokens=15, logprobs=3, top_k=4)
+        finish([seq], TARGET, Sampling(TARGET))
+        for i, entry in enumerate(seq.logprobs):
+            logs = torch.log_softmax(TARGET.logits(seq.tokens[: 3 + i]), -1)
+            assert entry.id == seq.output[i]
+            assert entry.logprob == pytest.approx(float(logs[entry.id]))
+            assert [t for t, _ in entry.top] == logs.topk(3).indices.tolist()
+            assert [x for _, x in entry.top] == pytest.approx(logs.topk(3).values.tolist())
+
+
+@pytest.mark.parametrize("logprobs", [0, 8, 50])
+def test_any_number_of_alternatives_may_be_asked_for(logprobs: int) -> None:
+    """None but the token's own, all, and more than the vocabulary has."""
+    seq = sequence(TARGET, PROMPT, max_tokens=4, logprobs=logprobs)
+    finish([seq], TARGET, Scripted(TARGET))
+    assert [len(entry.top) for entry in seq.logprobs] == [min(logprobs, 8)] * 4
+
+
+def test_the_budget_leaves_room_for_the_token_that_needs_no_guess() -> None:
+    seq = sequence(TARGET, PROMPT, max_tokens=6)
+    assert budget(seq, 4) == 0, "nothing is drafted while the prompt is pending"
+    seq.kv_len = 3
+    seq.tokens += [1]
+    assert [budget(seq, n) for n in (0, 2, 9)] == [0, 2, 4]
+    seq.tokens += [1, 1, 1, 1]
+    assert budget(seq, 9) == 0
+
+
+@pytest.mark.parametrize("own", [0, 2, 9])
+def test_a_request_may_ask_for_fewer_guesses(own: int) -> None:
+    seq = sequence(TARGET, PROMPT, max_tokens=20, draft_tokens=own)
+    finish([seq], TARGET, Scripted(TARGET), draft_tokens=4)
+    assert seq.output == continuation(TARGET, PROMPT, 20)
+    assert max(seq.stats.histogram) == min(own, 4)
+
+
+def test_greedy_stands_in_only_where_it_decides_the_same() -> None:
+    cold, warm = sequence(TARGET), sequence(TARGET, temperature=1.0)
+    lossy = Rule("lossy", False, RULES["rejection"].decide)
+    assert exact(RULES["block"], [cold, cold]) is RULES["greedy"]
+    assert exact(RULES["block"], [cold, warm]) is RULES["block"]
+    assert exact(lossy, [cold]) is lossy
+
+
+def test_time_is_accounted_to_its_phase_and_shared_in_a_batch() -> None:
+    seqs = [sequence(TARGET, PROMPT, max_tokens=6) for _ in range(3)]
+    for _ in rounds(seqs, TARGET, Scripted(TARGET)):
+        pass
+    for seq in seqs:
+        assert set(seq.stats.seconds) == set(PHASES)
+        assert all(seconds > 0 for seconds in seq.stats.seconds.values())
+        assert seq.stats.first_token_seconds > 0
+        assert seq.stats.seconds == seqs[0].stats.seconds

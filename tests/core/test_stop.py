@@ -1,0 +1,175 @@
+"""`stop` against its oracle: plain decoding, one token at a time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Seq
+
+import pytest
+import torch
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.stop import stop
+
+PIECES = [b"a", b"b", b"ab", b"ba", b"c", "é".encode()[:1], "é".encode()[1:], "字".encode(), b"a b", b"bc"]
+EOS, STOP_ID = len(PIECES), len(PIECES) + 1
+
+
+def decode(ids: Seq[int]) -> str:
+    """Bytes joined, then decoded; special tokens have no text, half a character is U+FFFD."""
+    return b"".join(PIECES[t] for t in ids if t < len(PIECES)).decode("utf-8", errors="replace")
+
+
+def oracle(seq: Sequence, run: Seq[int]) -> tuple[list[int], str | None, int | str | None]:
+    """Feed `run` token by token: what is kept, why it ends, and the id or string that ended it."""
+    kept: list[int] = []
+    for token in run:
+        before = b"".join(PIECES[t] for t in [*seq.output, *kept] if t < len(PIECES))
+        kept.append(token)
+        after = before + (PIECES[token] if token < len(PIECES) else b"")
+        if token in seq.stop_ids:
+            return kept, "stop", token
+        if len(seq.output) + len(kept) >= seq.params.min_tokens:
+            # a stop string counts when this very token completed it; the earliest one cuts the text
+            found = [(after.find(s.encode(), max(0, len(before) - len(s.encode()) + 1)), s) for s in seq.params.stop]
+            if any(at >= 0 for at, _ in found):
+                return kept, "stop", min((at, s) for at, s in found if at >= 0)[1]
+        if len(seq.output) + len(kept) == seq.params.max_tokens:
+            return kept, "length", None
+        if len(seq.tokens) + len(kept) == seq.context:
+            return kept, "length", None
+    return kept, None, None
+
+
+def halt(seq: Sequence, run: Seq[int]) -> tuple[Draft, Verdict]:
+    """`stop` on a verdict whose accepted guesses are all of `run` but its last token."""
+    draft = Draft.chains([list(run[:-1])])
+    verdict = Verdict([list(range(len(run) - 1))], [run[-1]], [None], [False])
+    return draft, stop([seq], draft, verdict)
+
+
+def assert_like_the_oracle(seq: Sequence, run: Seq[int]) -> None:
+    kept, finish, cause = oracle(seq, run)
+    draft, verdict = halt(seq, run)
+    assert verdict.run(draft, 0) == kept
+    assert verdict.finish == [finish]
+    assert seq.stop_cause == cause
+    assert verdict.cut == [len(kept) < len(run)]
+    assert verdict.accepted(0) == min(len(kept), len(run) - 1)
+    assert len(verdict.path[0]) == len(kept) - 1, "the last token has no KV"
+
+
+def test_every_run_ends_where_plain_decoding_ends() -> None:
+    rng = random.Random(0)
+    ended = 0
+    for _ in range(3000):
+        said = [rng.randrange(len(PIECES)) for _ in range(rng.choice((0, 1, 2, 12)))]
+        params = SamplingParams(
+            stop=rng.sample(["ab", "abab", "é", "b", "字a", "a ba", "cc", "aé"], rng.choice((0, 0, 1, 2))),
+            min_tokens=rng.choice((0, 0, len(said) + 1, len(said) + 3)),
+            max_tokens=len(said) + rng.randint(1, 6),
+        )
+        seq = Sequence([0, 1], params, frozenset({EOS, STOP_ID}), decode=decode)
+        seq.tokens += said
+        seq.context = len(seq.tokens) + rng.randint(1, 6)
+        run = [rng.choice([*range(len(PIECES)), *range(len(PIECES)), EOS, STOP_ID]) for _ in range(rng.randint(1, 6))]
+        assert_like_the_oracle(seq, run)
+        ended += seq.stop_cause is not None
+    assert ended > 500
+
+
+def sequence(params: SamplingParams, stop_ids: Seq[int] = (), **kwargs: int) -> Sequence:
+    return Sequence([0], params, frozenset(stop_ids), **kwargs)
+
+
+def test_r2_a_stop_before_the_cap_wins_and_drops_what_follows() -> None:
+    """[10, 11, STOP, 20, 21, 22] with max_tokens 5: finish "stop", three tokens (not "length", five)."""
+    seq = sequence(SamplingParams(max_tokens=5), [99])
+    draft, verdict = halt(seq, [10, 11, 99, 20, 21, 22])
+    assert verdict.run(draft, 0) == [10, 11, 99]
+    assert verdict.finish == ["stop"]
+
+
+def test_eos_behind_eight_tokens_gives_nine() -> None:
+    seq = sequence(SamplingParams(max_tokens=10), [99])
+    seq.tokens += [1] * 8
+    draft, verdict = halt(seq, [99, 3, 3])
+    seq.advance(verdict, draft, 0)
+    assert len(seq.output) == 9
+    assert seq.finish == "stop"
+
+
+@pytest.mark.parametrize("position", range(5))
+def test_r1_eos_ends_the_run_at_every_position(position: int) -> None:
+    run = [1, 2, 3, 4, 5]
+    seq = sequence(SamplingParams(), [run[position]])
+    draft, verdict = halt(seq, run)
+    assert verdict.run(draft, 0) == run[: position + 1]
+    assert verdict.finish == ["stop"]
+    assert verdict.cut == [position < 4]
+
+
+def test_a_stop_token_at_the_cap_is_a_stop() -> None:
+    _, verdict = halt(sequence(SamplingParams(max_tokens=2), [9]), [1, 9, 2])
+    assert verdict.finish == ["stop"]
+
+
+@pytest.mark.parametrize("cap", range(1, 6))
+def test_r3_the_cap_is_never_passed_with_and_without_eos(cap: int) -> None:
+    for stop_ids in ((), (77,)):
+        seq = sequence(SamplingParams(max_tokens=cap), stop_ids)
+        draft, verdict = halt(seq, [1, 2, 3, 4, 5])
+        assert len(verdict.run(draft, 0)) == cap
+        assert verdict.finish == ["length"]
+
+
+def test_the_end_of_the_context_is_a_length() -> None:
+    seq = sequence(SamplingParams(), context=3)
+    draft, verdict = halt(seq, [1, 2, 3])
+    assert verdict.run(draft, 0) == [1, 2]
+    assert verdict.finish == ["length"]
+
+
+def test_a_run_that_meets_nothing_is_left_alone() -> None:
+    _, verdict = halt(sequence(SamplingParams()), [1, 2, 3])
+    assert (verdict.path, verdict.next, verdict.finish, verdict.cut) == ([[0, 1]], [3], [None], [False])
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "cause"),
+    [
+        ([0, 1], ("ab",), "ab"),  # across two tokens
+        ([5, 6], ("é",), "é"),  # a character across two tokens
+        ([8], (" b", "a"), "a"),  # both in one token: the text is cut before the earlier
+    ],
+)
+def test_stop_strings_across_tokens(text: list[int], stops: tuple[str, ...], cause: str) -> None:
+    seq = Sequence([0], SamplingParams(stop=stops), decode=decode)
+    draft, verdict = halt(seq, [4, *text, 4, 4])
+    assert verdict.run(draft, 0) == [4, *text]
+    assert seq.stop_cause == cause
+
+
+def test_a_stop_string_from_before_min_tokens_does_not_end_the_text_later() -> None:
+    """It was passed over when it appeared; only one that is completed from then on counts, however near the first."""
+    seq = Sequence([0], SamplingParams(stop=("b",), min_tokens=3), decode=decode)
+    draft, verdict = halt(seq, [1, 4, 4, 4, 1, 4])
+    assert verdict.run(draft, 0) == [1, 4, 4, 4, 1]
+
+
+def test_each_sequence_of_a_batch_stops_by_itself() -> None:
+    seqs = [sequence(SamplingParams(max_tokens=2)), sequence(SamplingParams(), [5]), sequence(SamplingParams())]
+    draft = Draft(torch.tensor([1, 2, 5, 6, 7]), (-1, 0, -1, 0, 1), (0, 2, 5, 5))
+    verdict = stop(seqs, draft, Verdict([[0, 1], [0, 1, 2], []], [3, 8, 4], [None] * 3, [False] * 3))
+    assert [verdict.run(draft, b) for b in range(3)] == [[1, 2], [5], [4]]
+    assert verdict.finish == ["length", "stop", None]
+    assert verdict.cut == [True, True, False]
+
+
+def test_a_token_that_no_guess_made_can_end_the_text_too() -> None:
+    seq = sequence(SamplingParams(), [9])
+    draft, verdict = halt(seq, [9])
+    assert verdict.run(draft, 0) == [9]
+    assert verdict.cut == [False]

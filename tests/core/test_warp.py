@@ -1,0 +1,337 @@
+"""`warp` against a slow reference, parameter by parameter and all together; histories of nodes; refusals."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream.core.draft import Draft
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.verify import RULES, verify
+from slipstream.core.warp import histories, laws, warp
+from slipstream.errors import TargetError
+from tests.core.test_verify_rules import Fixed
+
+NEVER = -math.inf
+
+
+def reference(
+    logits: Seq[float], params: SamplingParams, prompt: Seq[int] = (), output: Seq[int] = (), stop: Seq[int] = ()
+) -> list[float]:
+    """The law of one row, a line of Python for a line of the specification."""
+    x = list(logits)
+    vocab = range(len(x))
+    for token, bias in (params.logit_bias or {}).items():
+        x[token] = NEVER if bias == -100 else x[token] + bias
+    for t in {*prompt, *output}:
+        x[t] = x[t] / params.repetition_penalty if x[t] > 0 else x[t] * params.repetition_penalty
+    for t in vocab:
+        x[t] -= params.frequency_penalty * list(output).count(t) + params.presence_penalty * (t in output)
+    for word in params.bad_words:
+        *head, last = word
+        said = [*prompt, *output]
+        if len(said) >= len(head) and said[len(said) - len(head) :] == head:
+            x[last] = NEVER
+    if len(output) < params.min_tokens:
+        for t in stop:
+            x[t] = NEVER
+    if params.temperature == 0:
+        return [float(t == x.index(max(x))) for t in vocab]
+    x = [value / params.temperature for value in x]
+    law = [math.exp(value - max(x)) for value in x]
+    law = _norm(law)
+    ranked = sorted(vocab, key=lambda t: (-law[t], t))
+    if params.top_k:
+        law = _keep(law, ranked[: params.top_k])
+    kept, mass = [], 0.0
+    for t in ranked:
+        if mass >= params.top_p and params.top_p < 1:
+            break
+        kept.append(t)
+        mass += law[t]
+    law = _keep(law, kept)
+    return _keep(law, [t for t in vocab if law[t] >= params.min_p * max(law)])
+
+
+def _norm(law: Seq[float]) -> list[float]:
+    return [value / math.fsum(law) for value in law]
+
+
+def _keep(law: Seq[float], kept: Seq[int]) -> list[float]:
+    return _norm([value if t in kept else 0.0 for t, value in enumerate(law)])
+
+
+def agree(found: torch.Tensor, wanted: Seq[float]) -> None:
+    assert found.dtype == torch.float64
+    assert [bool(x) for x in found] == [bool(x) for x in wanted], "another set of tokens is possible"
+    assert found.tolist() == pytest.approx(wanted, abs=1e-12)
+
+
+CHOICES: dict[str, list[Any]] = {
+    "temperature": [0.0, 0.3, 1.0, 1.7],
+    "top_k": [0, 1, 3, 50],
+    "top_p": [1.0, 0.9, 0.45, 1e-9],
+    "min_p": [0.0, 0.05, 0.4, 1.0],
+    "repetition_penalty": [1.0, 1.3, 0.7],
+    "frequency_penalty": [0.0, 0.8, -1.1],
+    "presence_penalty": [0.0, 1.9, -0.4],
+    "logit_bias": [None, {2: 3.5, 5: -1.25}, {0: -100, 3: 100.0}],
+    "bad_words": [(), ((4,),), ((1, 2), (7, 7, 5), (3, 1, 2, 6))],
+    "min_tokens": [0, 2, 9],
+}
+
+
+def rows(rng: random.Random, vocab: int = 8) -> tuple[torch.Tensor, list[int], list[list[int]]]:
+    """Logits [R, V], a prompt, and one output a row."""
+    logits = torch.tensor([[rng.gauss(0, 2) for _ in range(vocab)] for _ in range(4)], dtype=torch.float64)
+    prompt = [rng.randrange(vocab) for _ in range(rng.choice((1, 2, 5)))]
+    outputs = [[rng.randrange(vocab) for _ in range(n)] for n in (0, 1, 3, 7)]
+    return logits, prompt, outputs
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_every_parameter_alone_agrees_with_the_reference(name: str) -> None:
+    for value in CHOICES[name]:
+        params = SamplingParams(**{"temperature": 1.0, name: value})
+        for seed in range(3):
+            logits, prompt, outputs = rows(random.Random(seed))
+            found = warp(logits, params, prompt, outputs, stop_ids=(6, 0))
+            for row, x, output in zip(found, logits.tolist(), outputs, strict=True):
+                agree(row, reference(x, params, prompt, output, (6, 0)))
+
+
+def test_parameters_together_agree_with_the_reference() -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        params = SamplingParams(**{name: rng.choice(values) for name, values in CHOICES.items()})
+        logits, prompt, outputs = rows(rng)
+        before = logits.clone()
+        found = warp(logits, params, prompt, outputs, stop_ids=frozenset({6}))
+        assert torch.equal(logits, before), "the input was changed"
+        for row, x, output in zip(found, logits.tolist(), outputs, strict=True):
+            agree(row, reference(x, params, prompt, output, (6,)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_law_is_float64_whatever_the_logits_are(dtype: torch.dtype) -> None:
+    logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(0)).to(dtype)
+    params = SamplingParams(temperature=0.8, top_p=0.9, logit_bias={1: 0.5})
+    before = logits.clone()
+    for row, x in zip(warp(logits, params), logits.double().tolist(), strict=True):
+        agree(row, reference(x, params))
+    assert torch.equal(logits, before)
+
+
+def of(*law: float) -> torch.Tensor:
+    return torch.tensor([law], dtype=torch.float64).log()
+
+
+def test_filters_apply_one_after_another() -> None:
+    """k = 4 leaves .35 .25 .2 .05 of mass .85; renormalised, three tokens reach top-p .82, unnormalised four would."""
+    logits = of(0.35, 0.25, 0.2, 0.05, 0.05, 0.05, 0.05)
+    found = warp(logits, SamplingParams(temperature=1.0, top_k=4, top_p=0.82))[0]
+    assert found.tolist() == pytest.approx([0.4375, 0.3125, 0.25, 0, 0, 0, 0])
+
+
+def test_min_p_looks_at_what_top_k_and_top_p_left() -> None:
+    """The most likely token stays the most likely, so min-p's threshold moves with it and the set is the same; what
+    top-p had dropped stays dropped."""
+    params = SamplingParams(temperature=1.0, top_p=0.7, min_p=0.3)
+    assert warp(of(0.5, 0.25, 0.1, 0.15), params)[0].tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0])
+
+
+def test_ties_in_top_k_go_to_the_smaller_ids() -> None:
+    for vocab in (5, 1000):
+        law = warp(torch.zeros(1, vocab), SamplingParams(temperature=1.0, top_k=3))[0]
+        assert law.nonzero().flatten().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("vocab", "top_p", "kept"), [(4, 0.5, 2), (8, 0.375, 3), (10, 0.7, 7), (10, 0.3, 3), (4, 1.0, 4)]
+)
+def test_ties_in_top_p_go_to_the_smaller_ids_and_the_mass_is_just_reached(vocab: int, top_p: float, kept: int) -> None:
+    law = warp(torch.zeros(1, vocab, dtype=torch.float64), SamplingParams(temperature=1.0, top_p=top_p))[0]
+    assert law.nonzero().flatten().tolist() == list(range(kept))
+
+
+@pytest.mark.parametrize("vocab", [5, 1000, 40000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_temperature_zero_is_one_hot_at_the_first_maximum(vocab: int, dtype: torch.dtype) -> None:
+    logits = torch.zeros(2, vocab, dtype=dtype)
+    logits[1, [2, 4, vocab - 1]] = 3.0
+    law = warp(logits, SamplingParams())
+    assert law.argmax(-1).tolist() == [0, 2]
+    assert law.sum(-1).tolist() == [1, 1]
+    assert law.max() == 1
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-12, 1e-300, 5e-324])
+def test_a_tiny_temperature_is_all_but_greedy_and_no_error(temperature: float) -> None:
+    law = warp(torch.tensor([[1.0, 30.0, -4.0]]), SamplingParams(temperature=temperature))
+    assert law.tolist() == [[0.0, 1.0, 0.0]]
+
+
+def test_a_temperature_of_more_than_zero_shares_ties() -> None:
+    law = warp(torch.tensor([[7.0, 7.0, -4.0]]), SamplingParams(temperature=1e-9))
+    assert law.tolist() == [[0.5, 0.5, 0.0]]
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_nan_and_infinite_logits_raise(temperature: float, bad: float) -> None:
+    logits = torch.zeros(3, 4)
+    logits[1, 2] = bad
+    with pytest.raises(TargetError, match="NaN"):
+        warp(logits, SamplingParams(temperature=temperature))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_without_a_possible_token_raises(temperature: float) -> None:
+    with pytest.raises(TargetError, match="forbidden"):
+        warp(torch.full((1, 4), NEVER), SamplingParams(temperature=temperature))
+    with pytest.raises(TargetError, match="logit_bias"):
+        warp(torch.zeros(1, 3), SamplingParams(temperature=temperature, logit_bias=dict.fromkeys(range(3), -100.0)))
+
+
+def test_single_forbidden_tokens_are_fine() -> None:
+    law = warp(
+        torch.tensor([[NEVER, 0.0, NEVER, 0.0]]), SamplingParams(temperature=1.0, top_k=3, top_p=0.99, min_p=0.1)
+    )
+    assert law.tolist() == [[0, 0.5, 0, 0.5]]
+
+
+# --- single parameters ----------------------------------------------------------------------------------------------
+
+
+def test_r14_a_bias_of_minus_100_forbids_even_a_certain_token() -> None:
+    logits = torch.tensor([[500.0, 0.0, 0.0]])
+    law = warp(logits, SamplingParams(temperature=1.0, logit_bias={0: -100}))
+    assert law[0].tolist() == pytest.approx([0, 0.5, 0.5])
+
+
+def test_a_bias_outside_a_narrow_vocabulary_is_left_out() -> None:
+    assert warp(torch.zeros(1, 2), SamplingParams(temperature=1.0, logit_bias={7: 5.0})).tolist() == [[0.5, 0.5]]
+
+
+def test_min_tokens_holds_back_stop_ids_and_only_so_long() -> None:
+    params = SamplingParams(min_tokens=2)
+    logits = torch.tensor([[0.0, 1.0, 9.0]]).repeat(3, 1)
+    law = warp(logits, params, (), [[], [1], [1, 1]], stop_ids={2})
+    assert law.argmax(-1).tolist() == [1, 1, 2]
+    assert warp(logits, params, (), [[], [1], [1, 1]], stop_ids=()).argmax(-1).tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output"),
+    [
+        ([9, 3, 1], []),  # in the prompt
+        ([3, 1], []),  # it is the whole prompt
+        ([9, 3], [1]),  # across the border
+        ([3], [1]),
+        ([9], [3, 1]),  # in the output
+        ([9, 9], [5, 5, 3, 1]),
+    ],
+)
+def test_bad_words_span_prompt_and_output(prompt: list[int], output: list[int]) -> None:
+    logits = torch.zeros(1, 10)
+    logits[0, 2] = 9
+    for words in (((3, 1, 2),), ((3, 1, 2), (8, 8, 8, 8, 8, 8))):
+        law = warp(logits, SamplingParams(bad_words=words), prompt, [output])
+        assert law.argmax(-1).item() == 0, f"{prompt} + {output} may not be continued by 2"
+
+
+@pytest.mark.parametrize("said", [[], [1], [3], [1, 3], [3, 1, 0], [3, 3]])
+def test_bad_words_forbid_nothing_elsewhere(said: list[int]) -> None:
+    logits = torch.zeros(1, 10)
+    logits[0, 2] = 9
+    assert warp(logits, SamplingParams(bad_words=((3, 1, 2),)), said, [[]]).argmax(-1).item() == 2
+    assert warp(logits, SamplingParams(bad_words=((3, 1, 2),)), [], [said]).argmax(-1).item() == 2
+
+
+# --- every node sees its own past -----------------------------------------------------------------------------------
+
+
+def test_a_node_sees_prompt_output_and_its_own_ancestors_only() -> None:
+    seq = Sequence([7, 8])
+    seq.tokens += [5]
+    draft = Draft(torch.tensor([1, 2, 3, 4]), (-1, -1, 0, 1), (0, 4))
+    assert histories(seq, draft, 0) == [[5], [5, 1], [5, 2], [5, 1, 3], [5, 2, 4]]
+
+
+@pytest.mark.parametrize(("penalty", "run"), [(1.5, [1, 15]), (0.7, [1, 1, 15])])
+def test_r13_penalties_count_the_guesses_before_a_row(penalty: float, run: list[int]) -> None:
+    """Logits 100 at token 1 and 99 at token 15 everywhere, three guesses of 1: each row must see those before it."""
+    logits = torch.zeros(4, 16)
+    logits[:, 1], logits[:, 15] = 100, 99
+    draft = Draft.chains([[1, 1, 1]])
+    seq = Sequence([0], SamplingParams(frequency_penalty=penalty))
+    verdict = verify(draft, laws(logits, [seq], draft), RULES["greedy"], Fixed(0.5))
+    assert verdict.run(draft, 0) == run
+
+
+def test_r13_min_tokens_counts_tokens_and_not_steps() -> None:
+    seq = Sequence([0], SamplingParams(min_tokens=3), stop_ids=frozenset({2}))
+    seq.tokens += [1]
+    logits = torch.tensor([[0.0, 1.0, 9.0]]).repeat(3, 1)
+    assert laws(logits, [seq], Draft.chains([[1, 1]])).argmax(-1).tolist() == [1, 1, 2]
+
+
+def test_bad_words_are_seen_across_pending_token_and_guesses() -> None:
+    seq = Sequence([4, 3], SamplingParams(bad_words=((3, 1, 2),)))
+    logits = torch.zeros(3, 5)
+    logits[:, 2] = 9
+    draft = Draft(torch.tensor([1, 3]), (-1, -1), (0, 2))
+    assert laws(logits, [seq], draft).argmax(-1).tolist() == [2, 0, 2]
+
+
+def test_a_batch_is_warped_sequence_by_sequence() -> None:
+    """Mixed parameters, ragged drafts: row for row what each sequence gets alone."""
+    settings = [
+        SamplingParams(),
+        SamplingParams(temperature=0.7, top_k=3),
+        SamplingParams(temperature=1.0, repetition_penalty=1.4, frequency_penalty=0.5),
+        SamplingParams(temperature=1.3, min_tokens=4),
+    ]
+    seqs = [Sequence([1, 2, 3 + i], params, stop_ids=frozenset({i})) for i, params in enumerate(settings)]
+    trees = [(-1, -1, 0), (), (-1, 0, 1, 1), (-1,)]
+    splits = [0, 3, 3, 7, 8]
+    tokens = torch.tensor([3, 1, 4, 1, 5, 0, 2, 6])
+    draft = Draft(tokens, [p for tree in trees for p in tree], splits)
+    logits = torch.randn(12, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    together = laws(logits, seqs, draft)
+    for b, seq in enumerate(seqs):
+        alone = Draft(tokens[splits[b] : splits[b + 1]], trees[b], (0, len(trees[b])))
+        own = slice(splits[b] + b, splits[b + 1] + b + 1)
+        assert torch.equal(laws(logits[own], [seq], alone), together[own])
+        for row, x, output in zip(together[own], logits[own].tolist(), histories(seq, alone, 0), strict=True):
+            agree(row, reference(x, seq.params, seq.tokens[: seq.prompt], output, sorted(seq.stop_ids)))
+
+
+def test_equal_parameters_of_a_batch_give_what_each_gets_alone() -> None:
+    seqs = [Sequence([1], SamplingParams(temperature=0.9, top_p=0.8)) for _ in range(3)]
+    draft = Draft.chains([[1], [], [2, 3]])
+    logits = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    found = laws(logits, seqs, draft)
+    assert torch.equal(found, torch.cat([warp(logits[i : i + 1], seqs[0].params) for i in range(6)]))
+
+
+def test_r15_two_temperatures_differ_as_the_target_does() -> None:
+    """Entropy of the law at a verified row, not only at the bonus token."""
+    logits = torch.tensor([[2.0, 1.0, 0.0]]).repeat(3, 1)
+    entropies = []
+    for temperature in (0.5, 2.0):
+        seq = Sequence([0], SamplingParams(temperature=temperature))
+        found = laws(logits, [seq], Draft.chains([[0, 1]]))
+        for row in found:
+            agree(row, reference([2.0, 1.0, 0.0], seq.params))
+        entropies.append(float(-(found[1] * found[1].log()).sum()))
+    assert entropies[1] > entropies[0] + 0.4

@@ -1,0 +1,243 @@
+"""What every `Drafter` promises, as tests. `test_conformance.py` runs them on every drafter of the registry; a new
+drafter is picked up by its line there, and needs a line in `MAKERS` only if it cannot be made from a target alone.
+
+A drafter outside the registry can be put through the same tests: subclass `Conformance` and provide the fixture
+`case`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence as Seq
+from dataclasses import dataclass, fields, is_dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.step import step
+from slipstream.core.verify import RULES
+from slipstream.drafters.base import Drafter
+from slipstream.drafters.guard import MAX_NODES, Guard
+from slipstream.drafters.none import NoDrafter
+from slipstream.llm import LLM
+from slipstream.targets.base import Target, TargetOut
+from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law
+from tests.end_to_end.sampling import sample
+
+LENGTH = 20
+
+
+@dataclass
+class Case:
+    """target: makes the target, in float64 and with a small vocabulary; make: makes the drafter for it."""
+
+    target: Callable[[], Target]
+    make: Callable[[Target], Drafter]
+
+    def prompts(self, n: int) -> list[list[int]]:
+        """Of different lengths, some of which repeat themselves."""
+        rng = random.Random(n)
+        vocab = self.target().vocab_size
+        words = [[rng.randrange(vocab) for _ in range(3)] for _ in range(3)]
+        return [[rng.randrange(vocab), *(t for _ in range(i % 5) for t in rng.choice(words))] for i in range(n)]
+
+
+class Recorder:
+    """Passes everything on, checks every draft, and notes what was proposed for each sequence, round by round."""
+
+    def __init__(self, drafter: Drafter, vocab_size: int):
+        self.drafter, self.name, self.taps, self.vocab_size = drafter, drafter.name, drafter.taps, vocab_size
+        self.proposed: dict[int, list[tuple[list[int], list[int], list[list[float]]]]] = {}
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        draft = self.drafter.propose(seqs, budget)
+        draft.check(budget, self.vocab_size, MAX_NODES)
+        check_laws(draft, [seq.params.greedy for seq in seqs])
+        for b, seq in enumerate(seqs):
+            own = slice(draft.splits[b], draft.splits[b + 1])
+            q = [] if draft.q is None else draft.q[own].tolist()
+            self.proposed.setdefault(seq.id, []).append((draft.ids[own], list(draft.parents[own]), q))
+        return draft
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        self.drafter.observe(seqs, draft, out, verdict)
+
+    def release(self, seq_id: int) -> None:
+        self.drafter.release(seq_id)
+
+
+def check_laws(draft: Draft, greedy: Seq[bool]) -> None:
+    """Each row of q is a law under which its guess is possible."""
+    if draft.q is None or not len(draft):
+        return
+    assert draft.q.dtype == torch.float64, "q in another dtype than the target's law biases the ratio"
+    assert bool((draft.q >= 0).all())
+    torch.testing.assert_close(draft.q.sum(-1), torch.ones(len(draft), dtype=torch.float64))
+    assert bool((draft.q.gather(1, draft.tokens[:, None]) > 0).all()), "a guess that its own law forbids"
+
+
+def size(thing: object, seen: set[int] | None = None) -> int:
+    """How many values `thing` holds, all the way down, tensors by their elements."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen:
+        return 0
+    seen.add(id(thing))
+    if isinstance(thing, Tensor):
+        return thing.numel()
+    if isinstance(thing, (str, bytes, int, float, type(None))) or callable(thing):
+        return 1
+    if isinstance(thing, Mapping):
+        return 1 + sum(size(k, seen) + size(v, seen) for k, v in thing.items())
+    if isinstance(thing, Collection):
+        return 1 + sum(size(x, seen) for x in thing)
+    held = dict(getattr(thing, "__dict__", {}))
+    if is_dataclass(thing):
+        held |= {f.name: getattr(thing, f.name) for f in fields(thing)}
+    return 1 + sum(size(x, seen) for x in held.values())
+
+
+def alone(case: Case, prompt: Seq[int], params: SamplingParams, draft_tokens: int) -> tuple[list, list[int]]:
+    """What is proposed for one sequence by itself, and its text."""
+    target = case.target()
+    recorder = Recorder(case.make(target), target.vocab_size)
+    seq = Sequence(list(prompt), params)
+    while not seq.finish:
+        step([seq], target, recorder, RULES["rejection"], draft_tokens)
+    return recorder.proposed[seq.id], seq.output
+
+
+class Conformance:
+    """Provide a fixture `case: Case`."""
+
+    def test_is_a_drafter(self, case: Case) -> None:
+        drafter = case.make(case.target())
+        assert isinstance(drafter, Drafter)
+        assert drafter.name
+        assert all(isinstance(tap, int) for tap in drafter.taps)
+
+    def test_keeps_to_every_budget_with_well_formed_drafts(self, case: Case) -> None:
+        """Budgets that differ from sequence to sequence and from round to round, 0 among them; `Recorder` checks."""
+        rng = random.Random(1)
+        for temperature in (0.0, 1.0):
+            target = case.target()
+            recorder = Recorder(case.make(target), target.vocab_size)
+            params = SamplingParams(temperature=temperature, max_tokens=200, seed=1)
+            seqs = [Sequence(prompt, params) for prompt in case.prompts(4)]
+            for _ in range(12):
+                budget = [rng.randrange(9) if seq.kv_len else 0 for seq in seqs]
+                draft = recorder.propose(seqs, budget)
+                for b, most in enumerate(budget):
+                    assert most > 0 or draft.splits[b] == draft.splits[b + 1]
+                _settle(target, recorder, seqs, draft, rng)
+
+    def test_a_draft_that_is_thrown_away_does_no_harm(self, case: Case) -> None:
+        """A round may go on without the draft that was made for it; the drafter sees an empty one in `observe`."""
+        target, rng = case.target(), random.Random(2)
+        recorder = Recorder(case.make(target), target.vocab_size)
+        seqs = [Sequence(prompt, SamplingParams(temperature=1.0, max_tokens=200, seed=2)) for prompt in case.prompts(3)]
+        for turn in range(10):
+            draft = recorder.propose(seqs, [4 if seq.kv_len else 0 for seq in seqs])
+            _settle(target, recorder, seqs, Draft.empty(3) if turn % 2 else draft, rng)
+
+    def test_says_the_same_twice(self, case: Case) -> None:
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(temperature=temperature, max_tokens=LENGTH, seed=3)
+            for prompt in case.prompts(3):
+                assert alone(case, prompt, params, 4) == alone(case, prompt, params, 4)
+
+    def test_does_not_depend_on_batch_mates(self, case: Case) -> None:
+        """Sequences join and leave one by one; each is drafted for exactly as if it were alone."""
+        for temperature in (0.0, 1.0):
+            target = case.target()
+            recorder = Recorder(case.make(target), target.vocab_size)
+            prompts = case.prompts(7)
+            params = [SamplingParams(temperature=temperature, max_tokens=6 + 3 * i, seed=i) for i in range(7)]
+            waiting = [Sequence(prompt, p) for prompt, p in zip(prompts, params, strict=True)]
+            seqs, active, turn = list(waiting), list[Sequence](), 0
+            while waiting or active:
+                if waiting and turn % 2 == 0:
+                    active.insert(turn % (len(active) + 1), waiting.pop())
+                step(active, target, recorder, RULES["rejection"], 4)
+                for seq in [s for s in active if s.finish]:
+                    active.remove(seq)
+                    recorder.release(seq.id)
+                    target.release(seq.id)
+                turn += 1
+            for seq, prompt, p in zip(seqs, prompts, params, strict=True):
+                rounds, text = alone(case, prompt, p, 4)
+                assert seq.output == text
+                for mine, theirs in zip(recorder.proposed[seq.id], rounds, strict=True):
+                    assert mine[:2] == theirs[:2]
+
+    def test_releases_everything(self, case: Case) -> None:
+        """A second pass over the same requests leaves the drafter no larger than the first did."""
+        target = case.target()
+        drafter = case.make(target)
+        llm = LLM(target, drafter, max_batch=3)
+        sizes = []
+        for _ in range(3):
+            llm.generate(case.prompts(6), SamplingParams(temperature=1.0, max_tokens=LENGTH, seed=4))
+            sizes.append(size(drafter))
+        assert sizes[1] == sizes[2]
+        drafter.release(10**9)  # unknown ids are ignored
+
+    def test_starts_afresh_in_the_middle_of_a_sequence(self, case: Case) -> None:
+        """After `release` (preemption, or a fault) the sequence goes on and is drafted for again."""
+        target = case.target()
+        recorder = Recorder(case.make(target), target.vocab_size)
+        truth = Oracle(case.target())
+        for prompt in case.prompts(3):
+            seq = Sequence(prompt, SamplingParams(max_tokens=LENGTH))
+            while not seq.finish:
+                step([seq], target, recorder, RULES["rejection"], 3)
+                if len(seq.output) > LENGTH // 2:
+                    recorder.release(seq.id)
+            assert seq.output == truth.greedy(prompt, LENGTH)
+
+    def test_greedy_text_is_the_targets(self, case: Case) -> None:
+        target = case.target()
+        truth, prompts = Oracle(case.target()), case.prompts(5)
+        for draft_tokens in (1, 4, 8):
+            guard = Guard(case.make(target), target)
+            llm = LLM(target, guard, draft_tokens=draft_tokens, max_batch=2)
+            done = llm.generate(prompts, SamplingParams(max_tokens=LENGTH))
+            assert [d.token_ids for d in done] == [truth.greedy(prompt, LENGTH) for prompt in prompts]
+            assert guard.faults == 0
+
+    def test_a_request_can_switch_it_off(self, case: Case) -> None:
+        target = case.target()
+        prompts = case.prompts(3)
+        params = [SamplingParams(max_tokens=LENGTH, draft_tokens=0 if i == 1 else None) for i in range(3)]
+        done = LLM(target, case.make(target)).generate(prompts, params)
+        plain = LLM(target, NoDrafter()).generate(prompts, params)
+        assert done[1].stats.proposed == 0
+        assert [d.token_ids for d in done] == [d.token_ids for d in plain]
+
+    def test_sampled_text_has_the_targets_law(self, case: Case) -> None:
+        """G-test on the joint law of the first three tokens, n = 20000, fails at p < 1e-6."""
+        target, n = case.target(), 20_000
+        prompt, params = [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
+        seqs = sample(LLM(target, case.make(target), draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
+        p = g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(case.target()), prompt, params))
+        assert p >= LEVEL, f"p = {p:.1e}"
+
+
+def _settle(target: Target, drafter: Drafter, seqs: Seq[Sequence], draft: Draft, rng: random.Random) -> None:
+    """One round whose verdict is drawn at random: some path of the draft, then some token."""
+    out = target.run(seqs, draft, drafter.taps)
+    paths = []
+    for b in range(len(seqs)):
+        children, node, path = draft.children(b), -1, list[int]()
+        while node in children and rng.random() < 0.7:
+            node = rng.choice(children[node])
+            path.append(node)
+        paths.append(path)
+    follow = [rng.randrange(target.vocab_size) for _ in seqs]
+    verdict = Verdict(paths, follow, [None] * len(seqs), [False] * len(seqs))
+    target.commit(seqs, paths)
+    for b, seq in enumerate(seqs):
+        seq.advance(verdict, draft, b)
+    drafter.observe(seqs, draft, out, verdict)

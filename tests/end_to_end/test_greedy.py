@@ -1,0 +1,197 @@
+"""Greedy identity in float64, with no tolerance: the text is the one that plain decoding says, token for token,
+whatever is drafted, however long, in whatever company.
+
+The reference is `Oracle.greedy`: each token by a fresh prefill of the whole text, so no cache takes part in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream.core.params import SamplingParams
+from slipstream.drafters.base import Drafter
+from slipstream.drafters.model import ModelDrafter
+from slipstream.drafters.ngram import NgramConfig, NgramDrafter
+from slipstream.drafters.none import NoDrafter
+from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, replay, right, wrong, wrong_at
+from slipstream.llm import LLM
+from slipstream.targets.base import Target
+from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.toy import ToyTarget
+from tests.end_to_end.exact import Oracle
+from tests.end_to_end.toys import ToyDrafter
+from tests.targets.families import make
+
+V = 7
+LENGTH = 24
+PROMPTS = [[3], [1, 2, 1, 2, 1], [0, 5], [6, 6, 4, 0, 1, 2, 3, 4, 5, 0, 1], [2, 2, 2, 2]]
+SCRIPTS = {"right": right, "wrong": wrong, "replay": replay(0.6)} | {f"wrong at {j}": wrong_at(j) for j in range(8)}
+
+
+def toy(seed: int = 1) -> ToyTarget:
+    return ToyTarget(V, order=4, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def truth() -> Oracle:
+    return Oracle(toy())
+
+
+def script(oracle: Oracle, name: str, prompts: list[list[int]], length: int = LENGTH) -> ScriptedDrafter:
+    known = {tuple(prompt): oracle.greedy(prompt, length) for prompt in prompts}
+    return ScriptedDrafter(known, oracle.target.vocab_size, SCRIPTS[name], oracle.target.device)
+
+
+def texts(target: Target, drafter: Drafter, draft_tokens: int, prompts: list[list[int]], max_batch: int = 8) -> list:
+    llm = LLM(target, drafter, draft_tokens=draft_tokens, max_batch=max_batch)
+    done = llm.generate(prompts, SamplingParams(max_tokens=LENGTH))
+    assert not any(completion.stats.drafter_faults for completion in done)
+    return done
+
+
+@pytest.mark.parametrize("draft_tokens", range(1, 9))
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripted(truth: Oracle, name: str, draft_tokens: int) -> None:
+    """Draft lengths 1..8, every length of acceptance 0..8, batches of 1..5 prompts of different lengths."""
+    for batch in range(1, len(PROMPTS) + 1):
+        prompts = PROMPTS[-batch:]
+        drafter = script(truth, name, prompts)
+        for prompt, done in zip(prompts, texts(toy(), drafter, draft_tokens, prompts), strict=True):
+            assert done.token_ids == truth.greedy(prompt, LENGTH)
+            assert done.finish_reason == "length"
+            stats = done.stats
+            if name == "right":
+                assert stats.accepted == stats.proposed
+                assert stats.rounds == 1 + -(-(LENGTH - 1) // (draft_tokens + 1))  # prefill, then K + 1 a round
+            if name == "wrong":
+                assert stats.accepted == 0
+                assert stats.rounds == LENGTH
+            if name.startswith("wrong at"):
+                assert set(stats.histogram) <= set(range(min(int(name[-1]), draft_tokens) + 1))
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "none": NoDrafter,
+    "ngram chain": NgramDrafter,
+    "ngram tree": lambda: NgramDrafter(NgramConfig(branches=3, forks=3, fillers=2)),
+    "draft model": lambda: ModelDrafter(toy(seed=2), V),
+    "sampled chain": lambda: ToyDrafter(Oracle(toy(seed=2)), (1, 1, 1, 1)),
+    "sampled tree": lambda: ToyDrafter(Oracle(toy(seed=1)), (3, 2, 2)),
+    "random": lambda: RandomDrafter(V),
+}
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, 8])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafters(truth: Oracle, name: str, max_batch: int) -> None:
+    """Requests wait for room in the batch, so sequences join and leave at different times."""
+    for draft_tokens in (1, 3, 8):
+        done = texts(toy(), DRAFTERS[name](), draft_tokens, PROMPTS, max_batch)
+        assert [d.token_ids for d in done] == [truth.greedy(prompt, LENGTH) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("rule", ["greedy", "rejection", "block", "coupled"])
+def test_rules_agree_at_temperature_0(truth: Oracle, rule: str) -> None:
+    """A batch with one sampled request keeps its rule, so greedy rows pass through each rule's own arithmetic."""
+    llm = LLM(toy(), script(truth, "wrong at 2", PROMPTS), draft_tokens=4, rule=rule)
+    params = [SamplingParams(max_tokens=LENGTH)] * len(PROMPTS)
+    if rule != "greedy":
+        params[0] = SamplingParams(max_tokens=LENGTH, temperature=0.7, seed=1)
+    done = llm.generate(PROMPTS, params)
+    for prompt, completion in list(zip(PROMPTS, done, strict=True))[rule != "greedy" :]:
+        assert completion.token_ids == truth.greedy(prompt, LENGTH)
+
+
+# --- the torch executor, on a tiny random Llama in float64 -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    return Oracle(Decoder.load(make("llama", tmp_path_factory.mktemp("llama")), "torch", torch.float64, "cpu"))
+
+
+LLAMA_PROMPTS = [[1, 17, 3], [1], [5, 80, 5, 80, 5, 80, 5], [9, 8, 7, 6, 5, 4, 3, 2, 11, 12, 13]]
+
+
+@pytest.mark.parametrize("draft_tokens", [1, 2, 5, 8])
+@pytest.mark.parametrize("name", ["right", "wrong", "replay", "wrong at 0", "wrong at 1", "wrong at 4"])
+def test_llama_scripted(llama: Oracle, name: str, draft_tokens: int) -> None:
+    for prompts in (LLAMA_PROMPTS, LLAMA_PROMPTS[:1]):
+        drafter = script(llama, name, prompts)
+        llm = LLM(llama.target, drafter, draft_tokens=draft_tokens)
+        done = llm.generate(prompts, SamplingParams(max_tokens=LENGTH, ignore_eos=True))
+        assert [d.token_ids for d in done] == [llama.greedy(prompt, LENGTH) for prompt in prompts]
+
+
+@pytest.mark.parametrize("draft_tokens", range(1, 9))
+def test_r07_a_target_that_drafts_for_itself_is_always_right(llama: Oracle, draft_tokens: int) -> None:
+    """R7 (vLLM 9730: KV corrupted by the bonus token for K > 1, so acceptance fell with K): the draft model is the
+    target itself, so every guess stands, for every K, and the drafter's cache must be right each round for that."""
+    drafter = ModelDrafter(Decoder(llama.target.executor), llama.target.vocab_size)  # type: ignore[attr-defined]
+    done = LLM(llama.target, drafter, draft_tokens=draft_tokens).generate(
+        LLAMA_PROMPTS, SamplingParams(max_tokens=LENGTH, ignore_eos=True)
+    )
+    for prompt, completion in zip(LLAMA_PROMPTS, done, strict=True):
+        assert completion.token_ids == llama.greedy(prompt, LENGTH)
+        assert completion.stats.accepted == completion.stats.proposed > 0
+        assert completion.stats.rounds == 1 + -(-(LENGTH - 1) // (draft_tokens + 1))
+
+
+@pytest.mark.parametrize("name", ["another model", "ngram tree", "tree"])
+@pytest.mark.parametrize("draft_tokens", [1, 3, 6])
+def test_llama_drafters(
+    llama: Oracle, tmp_path_factory: pytest.TempPathFactory, name: str, draft_tokens: int, tmp_path: Path
+) -> None:
+    vocab = llama.target.vocab_size
+    if name == "another model":
+        drafter: Drafter = ModelDrafter(Decoder.load(make("qwen2", tmp_path), "torch", torch.float64, "cpu"), vocab)
+    elif name == "ngram tree":
+        drafter = NgramDrafter(NgramConfig(branches=3, forks=2, fillers=3))
+    else:
+        drafter = ToyDrafter(llama, (2, 2, 1))
+    done = LLM(llama.target, drafter, draft_tokens=draft_tokens, max_batch=3).generate(
+        LLAMA_PROMPTS, SamplingParams(max_tokens=LENGTH, ignore_eos=True)
+    )
+    assert [d.token_ids for d in done] == [llama.greedy(prompt, LENGTH) for prompt in LLAMA_PROMPTS]
+
+
+# --- the rule that makes sampled text reproducible -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.9, max_tokens=LENGTH),
+        SamplingParams(temperature=1.2, top_p=0.9, frequency_penalty=0.3, min_tokens=3, max_tokens=LENGTH),
+    ],
+    ids=["plain", "history"],
+)
+def test_coupled_text_depends_on_target_and_seed_alone(params: SamplingParams) -> None:
+    """One seed, one text: for every drafter, draft length and batch, and without speculation."""
+    seeded = [replace(params, seed=seed) for seed in range(len(PROMPTS))]
+    plain = [LLM(toy(), rule="coupled").generate([p], s)[0].token_ids for p, s in zip(PROMPTS, seeded, strict=True)]
+    assert len({tuple(text) for text in plain}) > 1
+    known = {tuple(prompt): text for prompt, text in zip(PROMPTS, plain, strict=True)}
+    drafters = [make() for make in DRAFTERS.values()]
+    drafters += [ScriptedDrafter(known, V, how) for how in (right, wrong, wrong_at(0), wrong_at(2))]
+    for drafter in drafters:
+        for draft_tokens, max_batch in ((1, 1), (4, 3), (8, 5)):
+            llm = LLM(toy(), drafter, draft_tokens=draft_tokens, rule="coupled", max_batch=max_batch)
+            done = llm.generate(PROMPTS, seeded)
+            assert [d.token_ids for d in done] == plain, drafter.name
+            if isinstance(drafter, ScriptedDrafter) and drafter.script is right:
+                assert all(d.stats.accepted == d.stats.proposed for d in done)
+
+
+def test_coupled_text_on_the_llama(llama: Oracle) -> None:
+    seeded = [SamplingParams(temperature=1.1, top_k=20, max_tokens=LENGTH, seed=seed) for seed in range(4)]
+    plain = [d.token_ids for d in LLM(llama.target, rule="coupled").generate(LLAMA_PROMPTS, seeded)]
+    for drafter in (NgramDrafter(NgramConfig(branches=2)), ModelDrafter(Decoder(llama.target.executor), 96)):  # type: ignore[attr-defined]
+        for draft_tokens, max_batch in ((1, 4), (5, 2)):
+            llm = LLM(llama.target, drafter, draft_tokens=draft_tokens, rule="coupled", max_batch=max_batch)
+            assert [d.token_ids for d in llm.generate(LLAMA_PROMPTS, seeded)] == plain

@@ -1,0 +1,107 @@
+"""`SpeculativeDecoder` and `load_model_pair`: the small interface that tutorials teach."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams, SpeculativeDecoder, load_model_pair
+from slipstream.errors import PairError, ParameterError, PromptError
+from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer
+
+EXACT = {"executor": "torch", "dtype": "float64", "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def pair(tiny: Tiny):
+    return load_model_pair(tiny.target, tiny.draft, **EXACT)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: Tiny):
+    """Plain greedy output of transformers itself, in float64."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny.target, dtype=torch.float64)
+
+    def run(ids: torch.Tensor, new: int) -> torch.Tensor:
+        mask = torch.ones_like(ids)
+        return model.generate(
+            ids, attention_mask=mask, max_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, 7])
+def test_decode_equals_transformers_greedy(tiny, pair, expected, k):
+    target, draft, tokenizer = pair
+    ids = tokenizer("def add(a, b):", return_tensors="pt").input_ids
+    decoder = SpeculativeDecoder(target, draft, draft_tokens=k)
+    out = decoder.decode(ids, max_new_tokens=24, ignore_eos=True)
+    assert torch.equal(out, expected(ids, 24))
+    assert decoder.stats.tokens == 24
+    assert bool(decoder.stats.accepted) is bool(k)
+
+
+def test_loaded_transformers_models_and_paths_agree(tiny, pair):
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.tensor([[5, 6, 7]])
+    loaded = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (tiny.target, tiny.draft)]
+    outputs = [
+        SpeculativeDecoder(*models, draft_tokens=3, **options).decode(ids, 16)
+        for models, options in ((pair[:2], {}), (loaded, {}), ((str(tiny.target), tiny.draft), EXACT))
+    ]
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
+def test_shapes_dtypes_and_filling(pair):
+    decoder = SpeculativeDecoder(*pair[:2])
+    one = decoder.decode(torch.tensor([5, 6, 7], dtype=torch.int32), 8)
+    assert (one.shape, one.dtype) == ((1, 11), torch.int32)
+    first, second = decoder.decode(torch.tensor([[5, 6], [9, 8]]), 12, ignore_eos=True)[:, 2:].tolist()
+    end = next(t for t in first[:6] if t not in second)
+    both = decoder.decode(torch.tensor([[5, 6], [9, 8]]), 12, stop_token_ids=[end], ignore_eos=True)
+    assert both.shape == (2, 14)
+    cut = first.index(end) + 1
+    assert both[0, 2:].tolist() == first[:cut] + [end] * (12 - cut)
+    assert both[1, 2:].tolist() == second
+
+
+def test_sampling_and_options_are_passed_on(tiny, pair):
+    target, draft, tokenizer = pair
+    decoder = SpeculativeDecoder(target, draft, rule="coupled")
+    ids = torch.tensor([[5, 6, 7]])
+    params = {"temperature": 0.9, "seed": 4, "top_p": 0.9}
+    plain = LLM(target, rule="coupled", tokenizer=tokenizer).generate(
+        [5, 6, 7], SamplingParams(max_tokens=16, **params)
+    )[0]
+    assert decoder.decode(ids, 16, **params)[0, 3:].tolist() == plain.token_ids
+    with pytest.raises(ParameterError, match="did you mean 'temperature'"):
+        decoder.decode(ids, 16, temprature=0.9)
+
+
+def test_bad_input_ids_are_refused(pair):
+    decoder = SpeculativeDecoder(*pair[:2])
+    with pytest.raises(ParameterError, match="expected integers"):
+        decoder.decode(torch.zeros(1, 3), 4)
+    with pytest.raises(PromptError, match="empty"):
+        decoder.decode(torch.zeros(1, 0, dtype=torch.int64), 4)
+    with pytest.raises(PromptError, match=r"id 320, the vocabulary is 0\.\.319"):
+        decoder.decode(torch.tensor([[320]]), 4)
+
+
+def test_load_model_pair_refuses_pairs_that_do_not_fit(tiny, tmp_path):
+    make_model(tmp_path)
+    make_tokenizer(tmp_path, texts=OTHER_TEXTS)
+    with pytest.raises(PairError, match="do not share a vocabulary"):
+        load_model_pair(tiny.target, tmp_path)
+
+
+def test_load_model_pair_returns_what_llm_takes(tiny, pair):
+    target, draft, tokenizer = pair
+    llm = LLM(target, draft, tokenizer=tokenizer)
+    text = llm.generate("for", SamplingParams(max_tokens=8))[0].text
+    assert text == LLM(tiny.target, **EXACT).generate("for", SamplingParams(max_tokens=8))[0].text

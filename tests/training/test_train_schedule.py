@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from slipstream.training.schedule import Progress, Schedule
+
+
+def schedule(progress: Progress, tokens: int | None = 1000, minutes: float | None = None) -> Schedule:
+    return Schedule(progress, tokens, minutes, decay_share=0.3, warmup_steps=4)
+
+
+def test_warms_up_holds_and_decays() -> None:
+    progress = Progress()
+    s = schedule(progress)
+    assert s.factor() == 0.25
+    progress.step, progress.tokens = 10, 500
+    assert s.factor() == 1.0
+    progress.tokens = 700
+    assert s.factor() == 1.0
+    progress.tokens = 850
+    assert s.factor() == pytest.approx(0.5)
+    progress.tokens = 1000
+    assert s.done
+    assert s.factor() == 0.0
+
+
+def test_early_decay_moves_the_end() -> None:
+    progress = Progress(step=10, tokens=100)
+    s = schedule(progress)
+    s.start_decay()
+    progress.tokens = 250
+    assert s.factor() == pytest.approx(0.5)
+    progress.tokens = 400
+    assert s.done
+
+
+def test_minutes_count_time_spent_not_tokens() -> None:
+    progress = Progress(step=10, tokens=10**9, seconds=60.0)
+    s = schedule(progress, tokens=None, minutes=10.0)
+    assert s.share == pytest.approx(0.1)
+    assert s.factor() == 1.0
+    progress.seconds = 510.0
+    assert s.factor() == pytest.approx(0.5)
+
+
+def test_resumed_with_a_larger_budget_goes_on() -> None:
+    progress = Progress(step=10, tokens=650)
+    assert schedule(progress, tokens=1000).factor() == 1.0
+    assert schedule(progress, tokens=2000).share == pytest.approx(0.325)
