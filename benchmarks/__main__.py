@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from time import monotonic
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -21,13 +22,14 @@ from benchmarks.session import Session
 from slipstream import zoo
 from slipstream.text import load_tokenizer
 
-MEMORY_REPEATS = 3
+MEMORY_REPEATS = 2
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="timed runs of every contender on every prompt")
-    parser.add_argument("--prompts", type=int, default=12, help="prompts of each set")
+    parser.add_argument("--rounds", type=int, default=4, help="timed runs of every contender on every prompt")
+    parser.add_argument("--minutes", type=float, default=8, help="begin no further round after so long")
+    parser.add_argument("--prompts", type=int, default=10, help="prompts of each set")
     parser.add_argument("--only", nargs="+", choices=FIGURES, metavar="FIGURE", help=f"of {', '.join(FIGURES)}")
     parser.add_argument("--target", help="checkpoint folder; the embedded model by default")
     parser.add_argument("--draft", help="checkpoint folder; the embedded draft by default")
@@ -47,13 +49,14 @@ def wanted(figures: list[str]) -> list[str]:
     return [key for key in CONTENDERS if key in names]
 
 
-def run(session: Session, figures: list[str], prompts: Prompts, spare: Prompts, rounds: int) -> None:
+def run(session: Session, figures: list[str], prompts: Prompts, spare: Prompts, rounds: int, minutes: float) -> None:
     """Everything that is measured, into the session."""
+    deadline = monotonic() + 60 * minutes
     ends = {end for key in figures for end in (FIGURES[key].top, FIGURES[key].bottom)}
     extra = [key for key, end in (("plain", "rows1_float32"), ("int8", "rows1_int8")) if end in ends]
     contenders = wanted(figures)
     session.start(dict.fromkeys([*contenders, *extra]))
-    session.measure(contenders, prompts, spare, rounds)
+    session.measure(contenders, prompts, spare, rounds, deadline)
     for model, name in (("plain", "float32"), ("int8", "int8")):
         if f"rows1_{name}" in ends:
             session.rows(name, model)
@@ -79,7 +82,7 @@ def main() -> int:
         session = Session(target, draft, lambda doing: progress.update(task, description=doing, advance=1))
         progress.update(task, total=session.calls(wanted(figures), options.prompts, options.rounds))
         try:
-            run(session, figures, prompts, spare, options.rounds)
+            run(session, figures, prompts, spare, options.rounds, options.minutes)
             source["versions"] = {name: worker.call("info")["versions"] for name, worker in session.workers.items()}
             results = assemble(session, figures, prompts, source)
         finally:

@@ -1,15 +1,17 @@
 # Included by the Makefile. BENCH passes options on, as in `make bench BENCH="--rounds 3 --only plain_vs_genai"`.
+PEERS := .venv-peers
+
 .PHONY: bench peers
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
 
-# The environment of the OpenVINO GenAI peer. torch (only the export needs it) comes first and alone: point pip at an
-# index of its CPU builds beforehand (PIP_EXTRA_INDEX_URL), else gigabytes of CUDA come with it.
-peers: .venv-peers/ready
+# The environment of the OpenVINO GenAI peer. torch (only the export needs it) comes first and alone: have pip prefer
+# CPU builds of it, by its configuration, else gigabytes of CUDA come along.
+peers: $(PEERS)/.ready
 
-.venv-peers/ready: benchmarks/peers/constraints.txt
-	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install "torch==2.13.0"
-	.venv-peers/bin/python -m pip install --no-deps -r benchmarks/peers/constraints.txt
-	touch $@
+$(PEERS)/.ready: benchmarks/peers/constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet torch==2.13.0
+	$(PEERS)/bin/pip install --quiet --no-deps --requirement benchmarks/peers/constraints.txt
+	@touch $@

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 from benchmarks.contenders import CONTENDERS, WORKERS, loads
@@ -76,19 +77,23 @@ class Session:
         return reply
 
     def tune(self, key: str, spare: Prompts) -> None:
-        """Choose a draft length on prompts that are not measured: the fastest over them, each tried in turn."""
+        """Choose a draft length on prompts that are not measured: the fastest over them, one length after another."""
         who, total = CONTENDERS[key], dict.fromkeys(CONTENDERS[key].lengths, 0.0)
-        for turn, prompt in enumerate([spare[who.prompts][0], *spare[who.prompts]]):  # the first one warms up
-            for length in who.lengths:
+        prompts = spare[who.prompts]
+        for length in who.lengths:
+            for turn, prompt in enumerate([prompts[0], *prompts]):  # the first one warms up
                 self.advance(f"{who.label}: choosing a draft length")
                 reply = self.generate(key, prompt, length)
                 total[length] += reply["seconds"] / prompt.tokens if reply and turn else 0.0
         if who.lengths:
-            self.tuning[key] = {length: seconds / len(spare[who.prompts]) for length, seconds in total.items()}
+            self.tuning[key] = {length: seconds / len(prompts) for length, seconds in total.items()}
             self.chosen[key] = min(total, key=lambda length: total[length])
 
-    def measure(self, keys: Iterable[str], prompts: Prompts, spare: Prompts, rounds: int) -> None:
-        """Time every contender on every prompt, `rounds` times; the order of contenders turns by one each time."""
+    def measure(self, keys: Iterable[str], prompts: Prompts, spare: Prompts, rounds: int, deadline: float) -> None:
+        """Time every contender on every prompt, `rounds` times; the order of contenders turns by one each time.
+
+        deadline  on `time.monotonic`: no round but the first begins after it.
+        """
         order = [key for key in keys if key not in self.skipped]
         for key in order:
             self.tune(key, spare)
@@ -98,6 +103,8 @@ class Session:
             self.generate(key, spare[CONTENDERS[key].prompts][0], self.chosen[key])
             self.cells[key] = [[] for _ in prompts[CONTENDERS[key].prompts]]
         for turn in range(rounds):
+            if turn and monotonic() > deadline:
+                break
             for number in range(max(map(len, prompts.values()))):
                 for key in order:
                     if number < len(self.cells[key]):
@@ -153,4 +160,3 @@ class Session:
     def close(self) -> None:
         for worker in self.workers.values():
             worker.close()
-

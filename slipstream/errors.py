@@ -33,7 +33,7 @@ class SlipstreamError(Exception):
     def __init__(self, what: str, *, why: str = "", fix: str = "", fallback: str = ""):
         self.what, self.why, self.fix, self.fallback = what, why, fix, fallback
         sentences = [what, why, f"Fix: {fix}" if fix else "", fallback]
-        super().__init__(" ".join(s.rstrip(".") + "." for s in sentences if s))
+        super().__init__(" ".join(sentence(s) for s in sentences if s))
 
 
 class LoadError(SlipstreamError):
@@ -78,6 +78,11 @@ class DraftError(SlipstreamError):
 
 class TargetError(SlipstreamError):
     """The target failed while running."""
+
+
+def sentence(text: str) -> str:
+    """`text` with a full stop, unless it is a question."""
+    return text if text.endswith("?") else text.rstrip(".") + "."
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -43,20 +43,20 @@ def make_model(folder: Path, seed: int = 0, vocab_size: int = 320, noise: float 
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.25,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-        **changes,
-    )
+    shape = {
+        "vocab_size": vocab_size,
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+        "initializer_range": 0.25,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+    config = LlamaConfig(**shape | changes)
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config).eval()

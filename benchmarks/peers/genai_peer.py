@@ -63,9 +63,7 @@ def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> d
     config.max_new_tokens, config.ignore_eos, config.do_sample = tokens, True, False
     if draft_tokens:
         config.num_assistant_tokens, config.assistant_confidence_threshold = draft_tokens, 0.0
-    prompt = genai.TokenizedInputs(
-        ov.Tensor(np.array([ids], np.int64)), ov.Tensor(np.ones((1, len(ids)), np.int64))
-    )
+    prompt = genai.TokenizedInputs(ov.Tensor(np.array([ids], np.int64)), ov.Tensor(np.ones((1, len(ids)), np.int64)))
     start = time.perf_counter()
     out = pipelines[name].generate(prompt, config)
     seconds = time.perf_counter() - start

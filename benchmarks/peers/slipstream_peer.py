@@ -9,26 +9,35 @@ from typing import Any
 
 import torch
 
-from benchmarks.contenders import DRAFT_LENGTHS, LOOKUP_LENGTHS
 from benchmarks.protocol import THREADS, serve, versions
 from slipstream import LLM, SamplingParams
 from slipstream.targets.decoder.executor import Batch, Executor
 
 models: dict[str, LLM] = {}
+loaded: dict[str, dict[str, Any]] = {}  # the arguments that each was loaded with
 forwards = [0.0]  # seconds inside executors since the last generate began
 
 
 def load(name: str, target: str, draft: str | None = None, quantize: str | None = None) -> dict[str, Any]:
-    """Load an engine under a name. The draft length of each request may be anything up to the longest tried."""
-    longest = max(LOOKUP_LENGTHS if draft == "ngram" else DRAFT_LENGTHS)
-    llm = LLM(target, draft=draft, draft_tokens=longest, dtype="float32", quantize=quantize, threads=THREADS)
-    drafter = getattr(llm.drafter, "drafter", llm.drafter)  # within its guard
-    parts: list[Any] = [llm.target, getattr(drafter, "model", None)]
-    for model in parts:
-        if model is not None:
-            _clock(model.executor)
-    models[name] = llm
+    """Load an engine under a name."""
+    loaded[name] = {"target": target, "draft": draft, "quantize": quantize}
+    _engine(name, 0)
     return {}
+
+
+def _engine(name: str, draft_tokens: int) -> LLM:
+    """The engine of that name, made anew where it was made for another draft length: what a drafter prepares for one
+    length (graphs, above all) must not weigh on another."""
+    if name not in models or models[name].draft_tokens != draft_tokens:
+        models.pop(name, None)
+        llm = LLM(**loaded[name], draft_tokens=draft_tokens, dtype="float32", threads=THREADS)
+        drafter = getattr(llm.drafter, "drafter", llm.drafter)  # within its guard
+        parts: list[Any] = [llm.target, getattr(drafter, "model", None)]
+        for model in parts:
+            if model is not None:
+                _clock(model.executor)
+        models[name] = llm
+    return models[name]
 
 
 def _clock(executor: Executor) -> None:
@@ -56,10 +65,10 @@ def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> d
     seconds: wall time of the call, prefill and the making of text included. step: of its steps alone; forwards: of
     target and draft passes within them. stats: what the engine counted.
     """
-    params = SamplingParams(max_tokens=tokens, ignore_eos=True, draft_tokens=draft_tokens)
+    params, engine = SamplingParams(max_tokens=tokens, ignore_eos=True), _engine(name, draft_tokens)
     forwards[0] = 0.0
     start = time.perf_counter()
-    out = models[name].generate([ids], params)[0]
+    out = engine.generate([ids], params)[0]
     seconds = time.perf_counter() - start
     if out.stats.drafter_faults:
         raise RuntimeError(f"the drafter of {name!r} failed {out.stats.drafter_faults} times; see the log above")

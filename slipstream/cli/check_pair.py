@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from slipstream.pairs import PairReport
 
 SHOWN_RATES = (0.6, 0.8)
-ROUNDS = 5
+ROUNDS, TOKENS = 5, 64
 
 
 def check_pair(
@@ -49,7 +49,7 @@ def measured(models: ModelOptions) -> list[Standing]:
     llm = load(models)
     methods = [Method("plain", None, 0), Method("draft model", llm.drafter.drafter, llm.draft_tokens)]  # type: ignore[attr-defined]
     with render.progress("measuring, in turns", len(methods) * (ROUNDS + 1)) as advance:
-        return race(llm, methods, built_in_prompts(llm, "code", 3), ROUNDS, tokens=64, advance=advance)
+        return race(llm, methods, built_in_prompts(llm, "code", 3), ROUNDS, tokens=TOKENS, advance=advance)
 
 
 def show(report: PairReport, standings: list[Standing]) -> None:
@@ -65,7 +65,7 @@ def show(report: PairReport, standings: list[Standing]) -> None:
     for line in [*report.notes, *outlook(report)]:
         console.print(f"- {line}.")
     if standings:
-        console.print(render.standings_table({"continue code": standings}))
+        console.print(render.standings_table({"code": standings}))
 
 
 def sides(report: PairReport) -> Any:

@@ -48,7 +48,9 @@ def demo(
     llm = load(models)
     jobs = plan(llm, models, prompts)
     if not as_json:
-        render.out().print(banner(llm, models), style="dim")
+        render.line(banner(llm, models))
+        if render.coloured(render.out()):
+            render.err().print(render.legend())
     with Interrupt() as interrupt:
         for job in jobs if not as_json else ():
             for i in range(len(job.prompts)):
@@ -71,7 +73,7 @@ def plan(llm: LLM, models: ModelOptions, count: int) -> list[Job]:
     plain, speculative = Method("plain", None, 0), []
     if "model" in wanted and llm.drafter.name == "model":
         speculative.append(Method("draft model", llm.drafter.drafter, draft_length(models.draft_tokens, "model")))  # type: ignore[attr-defined]
-    lookup = [Method("n-gram lookup", "ngram", draft_length(models.draft_tokens, "ngram"))] if "ngram" in wanted else []
+    lookup = [Method("n-gram", "ngram", draft_length(models.draft_tokens, "ngram"))] if "ngram" in wanted else []
     kinds = {"code": [plain, *(speculative or lookup)], "edit": [plain, *speculative, *lookup]}
     return [
         Job(kind, [entry["file"] for entry in zoo.prompts(kind)[:count]], built_in_prompts(llm, kind, count), methods)
@@ -88,14 +90,12 @@ def show(llm: LLM, job: Job, i: int, tokens: int, interrupt: Interrupt) -> bool:
     title = {"code": "Continue", "edit": "Edit"}[job.kind]
     console.print(f"\n{title} {i + 1} of {len(job.prompts)}: {job.titles[i]}", style="bold")
     tail = llm.tokenizer.decode(job.prompts[i]).rstrip("\n").splitlines()[-PROMPT_LINES:]
-    console.print(Text(render.printable("\n".join(["...", *tail])), style="dim"), soft_wrap=True)
+    console.print(Text(render.printable("\n".join(["...", *tail])), style="dim"), no_wrap=True, overflow="ellipsis")
     with render.status("decoding plainly"):
         reference, plain_seconds = decode(llm, plain, job.prompts[i], params)
     if interrupt.asked:
         return False
     writer = render.TextWriter(colours=fast is not plain)
-    if writer.colours:
-        console.print(render.legend())
     llm.use(fast.drafter)
     llm.draft_tokens = fast.draft_tokens
     seq = llm.sequence(job.prompts[i], params)
@@ -106,14 +106,9 @@ def show(llm: LLM, job: Job, i: int, tokens: int, interrupt: Interrupt) -> bool:
             writer.end()
             return False
     writer.end()
-    same = (
-        "token-identical to plain decoding" if seq.output == reference.token_ids else "NOT token-identical, see below"
-    )
-    seconds = seq.stats.total_seconds
-    console.print(
-        f"[{seq.stats.tokens} tokens by {fast.name} in {seconds:.2f} s (plain {plain_seconds:.2f} s), {same}]",
-        style="dim",
-    )
+    verdict = "token-identical" if seq.output == reference.token_ids else "NOT token-identical, see below"
+    took = f"{render.tokens(seq.stats.tokens)} in {seq.stats.total_seconds:.2f} s by {fast.name}"
+    console.print(f"[{took}, {plain_seconds:.2f} s plain; {verdict}]", style="dim")
     return True
 
 
@@ -130,9 +125,8 @@ def measure(llm: LLM, jobs: list[Job], rounds: int, tokens: int) -> dict[str, li
 
 def report(jobs: list[Job], standings: dict[str, list[Standing]]) -> None:
     console = render.out()
-    names = {"code": "continue code", "edit": "edit code"}
     console.print()
-    console.print(render.standings_table({names[kind]: group for kind, group in standings.items()}))
+    console.print(render.standings_table(standings))
     for note in notes(standings):
         console.print(note)
 
@@ -151,5 +145,6 @@ def notes(standings: dict[str, list[Standing]]) -> list[str]:
     rounds = min(len(standing.rates) for group in groups for standing in group)
     return [
         *parted,
-        f"Medians of {rounds} interleaved rounds, speed-up with its quartiles; prompts included in tokens/s.",
+        "Accept rate: guesses that stood; mean length: tokens a step, the target's own too.",
+        f"Medians of {rounds} rounds in which the methods take turns; prompt processing included.",
     ]

@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 a check failed (or a bug, with its traceback only under --
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence as Seq
@@ -66,9 +65,6 @@ def main(arguments: Seq[str] | None = None) -> None:
         code = _failed(error, debug, 2)
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:  # `slipstream ... | head`: the reader has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except Exception as error:
         if isinstance(error, _UsageError):  # type: ignore[arg-type]
             code = _misused(error)
@@ -103,9 +99,12 @@ def _failed(error: Exception, debug: bool, code: int) -> int:
 
 
 def _misused(error: Exception) -> int:
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context else "slipstream"
-    render.message("error", error.format_message().rstrip("."), f"`{command} --help` lists the options.")  # type: ignore[attr-defined]
+    what = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    if what:  # nothing was asked for: help was shown, and that is all
+        context = getattr(error, "ctx", None)
+        render.message(
+            "error", what, f"`{context.command_path if context else 'slipstream'} --help` lists the options."
+        )
     return 2
 
 

@@ -154,9 +154,7 @@ class ModelOptions:
 class SamplingOptions:
     """Fields of `SamplingParams`; its own defaults."""
 
-    temperature: Annotated[
-        float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_SAMPLING)
-    ] = 0.0
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.", rich_help_panel=_SAMPLING)] = 0.0
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.", rich_help_panel=_SAMPLING)] = 0
     top_p: Annotated[
         float, typer.Option(help="Keep the likeliest tokens up to this mass.", rich_help_panel=_SAMPLING)

@@ -21,7 +21,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from slipstream.errors import SlipstreamError
+from slipstream.errors import SlipstreamError, sentence
 
 if TYPE_CHECKING:
     from slipstream.cli.race import Standing
@@ -92,7 +92,7 @@ def line(text: str) -> None:
 
 
 def legend() -> Text:
-    return Text.assemble(("drafted and accepted", DRAFTED), "  ", ("chosen by the target", OWN))
+    return Text.assemble("Colours: ", ("drafted and accepted", DRAFTED), ", ", ("chosen by the target", OWN))
 
 
 def coloured_text(pieces: Seq[Any], colours: bool = True) -> Text:
@@ -106,7 +106,7 @@ def coloured_text(pieces: Seq[Any], colours: bool = True) -> Text:
 def message(level: str, what: str, *details: str) -> None:
     """One message on standard error: `level: what`, then a line for each detail."""
     console = err()
-    text = Text.assemble((f"{level}: ", LEVELS[level]), what.rstrip(".") + ".")
+    text = Text.assemble((f"{level}: ", LEVELS[level]), sentence(what))
     for detail in details:
         if detail:
             text.append(f"\n  {detail}")
@@ -116,7 +116,7 @@ def message(level: str, what: str, *details: str) -> None:
 def error(fault: SlipstreamError) -> None:
     """What failed, why it matters, the fix, and what happened instead."""
     lines = [fault.why, f"Fix: {fault.fix}" if fault.fix else "", fault.fallback]
-    message("error", fault.what, *(line.rstrip(".") + "." for line in lines if line))
+    message("error", fault.what, *(sentence(line) for line in lines if line))
 
 
 class LogHandler(logging.Handler):
@@ -174,6 +174,10 @@ def count(n: float) -> str:
     return f"{n:.0f}"
 
 
+def tokens(n: int) -> str:
+    return f"{n} token" + "s" * (n != 1)
+
+
 def size(n: float) -> str:
     """28324608 -> "28.3 MB" (powers of 1000)."""
     for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -186,6 +190,11 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.0f}%"
 
 
+def times(factor: float) -> str:
+    """1.613 -> "1.61", 11.58 -> "11.6"."""
+    return f"{factor:.2f}" if factor < 10 else f"{factor:.1f}"
+
+
 def yes(value: bool) -> str:
     return "yes" if value else "no"
 
@@ -195,7 +204,7 @@ def yes(value: bool) -> str:
 
 def summary(stats: SpecStats, rule: str, lossless: bool, finish: str = "") -> str:
     """What was generated, at what speed, and how it ended."""
-    parts = [f"{stats.tokens} tokens"]
+    parts = [tokens(stats.tokens)]
     if stats.tokens_per_second:
         parts.append(f"{stats.tokens_per_second:.0f} tokens/s")
     if stats.proposed:
@@ -209,9 +218,9 @@ def summary(stats: SpecStats, rule: str, lossless: bool, finish: str = "") -> st
     return ", ".join(parts)
 
 
-def table(*columns: str, left: int = 1, title: str | None = None) -> Table:
+def table(*columns: str, left: int = 1) -> Table:
     """A plain table: the first `left` columns flush left, numbers flush right."""
-    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, header_style="bold")
+    made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i < left else "right", no_wrap=True)
     return made
@@ -238,27 +247,25 @@ def logprob_table(completion: Completion, show: Any) -> Table:
 
 
 def standings_table(groups: Mapping[str, Seq[Standing]]) -> Table:
-    """One line a method: speed, speed-up over the first of its group with its quartiles, acceptance, exactness."""
+    """One line a method: speed, speed-up over the first of its group with its quartiles, acceptance, exactness. At most
+    80 columns wide."""
     from slipstream.cli.race import quartiles
 
-    made = table("task", "method", "tokens/s", "speed-up", "(quartiles)", "accepted", "tau", "lossless", left=2)
+    heads = ("task", "method", "tokens/s", "speed-up\n(quartiles)", "accept\nrate", "mean\nlength", "lossless")
+    made = table(*heads, left=2)
     for name, standings in groups.items():
         for i, standing in enumerate(standings):
             low, middle, high = quartiles(standing.speedups)
             stats, k = standing.stats, standing.method.draft_tokens
-            exact = "yes" if standing.exact else "NO"
+            exact = (yes(True) + "*" * bool(standing.divergences)) if standing.exact else "NO"
             made.add_row(
                 "" if i else name,
                 standing.method.name + (f", K={k}" if k else ""),
                 f"{statistics.median(standing.rates):.0f}",
-                f"{middle:.2f}x" if i else "1",
-                f"{low:.2f}-{high:.2f}" if i else "",
+                f"{times(middle)}x ({times(low)}-{times(high)})" if i else "1",
                 percent(stats.acceptance_rate),
                 f"{stats.mean_acceptance_length or 0:.2f}",
-                Text(
-                    exact + ("*" if standing.divergences and standing.exact else ""),
-                    "" if standing.exact else "bold red",
-                ),
+                Text(exact, "" if standing.exact else "bold red"),
             )
         made.add_section()
     return made

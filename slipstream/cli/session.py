@@ -86,7 +86,10 @@ class Session:
         if name in SAMPLING:
             self._set_sampling(name, argument)
             return None
-        raise ParameterError(f"there is no command /{name}", fix=did_you_mean(name, [*self.commands, *SAMPLING]))
+        raise ParameterError(
+            f"there is no command /{name}",
+            fix=did_you_mean(f"/{name}", [f"/{known}" for known in (*self.commands, *SAMPLING)]),
+        )
 
     # --- commands --------------------------------------------------------------------------------------------------
 
@@ -119,6 +122,7 @@ class Session:
 
     def _set_rule(self, argument: str) -> None:
         if argument:
+            one_of("rule", argument, RULES)
             self.llm.rule = argument
         render.line(f"rule {self.llm.rule.name} ({'lossless' if self.llm.rule.lossless else 'NOT lossless'})")
 

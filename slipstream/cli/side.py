@@ -67,7 +67,9 @@ def decode(column: Column, prompt: list[int], params: SamplingParams, draw: Any,
         if interrupt.asked:
             break
     stats = seq.stats
-    column.note = f"{stats.tokens} tokens, {stats.total_seconds:.2f} s, {stats.tokens_per_second or 0:.0f} tokens/s"
+    column.note = (
+        f"{render.tokens(stats.tokens)}, {stats.total_seconds:.2f} s, {stats.tokens_per_second or 0:.0f} tokens/s"
+    )
     if stats.proposed:
         column.note += f", accepted {render.percent(stats.acceptance_rate)}"
 
@@ -81,7 +83,7 @@ def canvas(columns: list[Column]) -> Iterator[Any]:
         yield lambda: None
         console.print(Group(*(plain_block(column) for column in columns)))
         return
-    with Live(console=console, refresh_per_second=12, vertical_overflow="visible") as live:
+    with Live(console=console, refresh_per_second=12) as live:
 
         def draw() -> None:
             live.update(layout(columns, console.width, colours))
@@ -101,8 +103,9 @@ def layout(columns: list[Column], width: int, colours: bool) -> RenderableType:
 
 def panel(column: Column, colours: bool) -> Panel:
     text = render.coloured_text(column.pieces, colours and column.title == "speculative")
-    text.no_wrap = False
-    return Panel(text, title=column.title, subtitle=column.note or None, title_align="left", subtitle_align="left")
+    if column.note:
+        text.append(f"\n\n{column.note}", "dim")
+    return Panel(text, title=column.title, title_align="left")
 
 
 def plain_block(column: Column) -> Text:

@@ -12,8 +12,8 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence, TokenLogprob
 from slipstream.core.stats import PHASES
 from slipstream.core.stop import stop
-from slipstream.core.verify import RULES, Rule, verify
-from slipstream.core.warp import laws
+from slipstream.core.verify import RULES, Rule, follow, verify
+from slipstream.core.warp import first_maxima, laws
 from slipstream.drafters.base import Drafter
 from slipstream.targets.base import Target, TargetOut
 
@@ -29,8 +29,7 @@ def step(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draf
     drafted = perf_counter()
     out = target.run(seqs, draft, drafter.taps)
     ran = perf_counter()
-    verdict = verify(draft, laws(out.logits, seqs, draft), exact(rule, seqs), dice(seqs, draft, target.device))
-    verdict = stop(seqs, draft, verdict)
+    verdict = stop(seqs, draft, decide(seqs, draft, out.logits, rule))
     verified = perf_counter()
     target.commit(seqs, verdict.path)
     committed = perf_counter()
@@ -56,9 +55,17 @@ def budget(seq: Sequence, draft_tokens: int) -> int:
     return 0 if seq.kv_len == 0 else max(0, min(wanted, seq.room - 1))
 
 
+def decide(seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule) -> Verdict:
+    """`verify` under the rule, or the same verdict at less cost: at temperature 0 the law is a point mass, so every
+    lossless rule keeps exactly the guesses that equal the target's argmax; and where nothing edits a logit, the law
+    need not even be made."""
+    if rule.lossless and all(seq.params.argmax_only for seq in seqs):
+        return follow(draft, first_maxima(logits))
+    return verify(draft, laws(logits, seqs, draft), exact(rule, seqs), dice(seqs, draft, logits.device))
+
+
 def exact(rule: Rule, seqs: Seq[Sequence]) -> Rule:
-    """The rule itself, or `greedy` where it would decide the same at less cost: at temperature 0 p is a point mass,
-    so every lossless rule accepts exactly the guesses that equal the target's argmax."""
+    """The rule itself, or `greedy` where every sequence is."""
     return RULES["greedy"] if rule.lossless and all(seq.params.greedy for seq in seqs) else rule
 
 

@@ -44,7 +44,16 @@ class Rule:
 
 def verify(draft: Draft, law: Tensor, rule: Rule, dice: Dice) -> Verdict:
     """Decide on every sequence of the batch. Stops are not looked at here: see `stop`."""
-    path, following = rule.decide(draft, law, dice)
+    return _verdict(draft, rule.decide(draft, law, dice))
+
+
+def follow(draft: Draft, picks: Seq[int]) -> Verdict:
+    """Decide by the target's own tokens, one for each packed row: what every lossless rule does at temperature 0."""
+    return _verdict(draft, _follow(draft, picks))
+
+
+def _verdict(draft: Draft, decision: Decision) -> Verdict:
+    path, following = decision
     return Verdict(path, following, finish=[None] * draft.batch, cut=[False] * draft.batch)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,6 +54,18 @@ def warp(
         law = law.masked_fill(law < params.min_p * law.amax(-1, keepdim=True), 0.0)
         law = law / law.sum(-1, keepdim=True)
     return law
+
+
+def first_maxima(logits: Tensor) -> list[int]:
+    """Id of the first maximum of each row [R, V]: `warp` at temperature 0, without a dense law around it."""
+    if logits.device.type == "cpu" and logits.dtype != torch.bfloat16:  # numpy is ten times as fast; it has no bfloat16
+        rows = logits.detach().numpy()
+        tops = rows.argmax(-1)  # [R] a NaN counts as the maximum
+        _check(torch.from_numpy(rows[np.arange(len(tops)), tops]))
+        return tops.tolist()
+    best = logits.max(-1)
+    _check(best.values)
+    return best.indices.tolist()
 
 
 def _check(sample: Tensor) -> None:

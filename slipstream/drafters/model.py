@@ -48,6 +48,7 @@ class ModelDrafter:
         self.model, self.vocab_size = model, vocab_size
         self.config = config or ModelDraftConfig()
         self._shadows: dict[int, Sequence] = {}
+        self._usual = 0  # steps of the last unrolled call
         self._warned = False
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
@@ -67,7 +68,14 @@ class ModelDrafter:
         """Greedy chains from one unrolled call of the draft model, or None if it has none."""
         greedy_chains = getattr(self.model, "greedy_chains", None)
         shadows = [self._shadows[seqs[b].id] for b in drafting]
-        made = greedy_chains(shadows, max(depth[b] for b in drafting)) if greedy_chains else None
+        steps = max(depth[b] for b in drafting)
+        # Near the end of a text the budget shrinks with every round, and each length is a graph of its own to
+        # compile: draft the usual length instead, and cut.
+        if all(depth[b] == seqs[b].room - 1 for b in drafting):
+            room = self.model.context - max(len(shadow.tokens) for shadow in shadows)
+            steps = max(steps, min(self._usual, room))
+        self._usual = steps
+        made = greedy_chains(shadows, steps) if greedy_chains else None
         if made is None:
             return None
         tokens = made[0].T.tolist()  # [R][K]

@@ -40,7 +40,7 @@ Follower = tuple[int, int, int]  # token, its latest position or 0, length of th
 # Position 0 means "not in the sequence itself": no follower stands there, for it would have no context.
 ONCE = 1 << 40
 FOLLOWERS = 16  # most followers kept of one context; beyond, the lowest score makes room
-FADE = 63 / 64  # weight that the record of past guesses keeps with each new one: the last 64 or so count
+FADE = 127 / 128  # weight that the record of past guesses keeps with each new one: the last 128 or so count
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class NgramConfig(Strict):
                  again moves to the younger, so what goes is what was not seen for the longest time.
     """
 
-    max_ngram: int = 4
+    max_ngram: int = 5
     min_ngram: int = 1
     max_draft: int = 16
     branches: int = 1
@@ -197,8 +197,9 @@ class Odds:
     worth its row, the memory fades with every match that was let go, until a guess tries again. Only earlier rounds
     are looked at, so the law of the output is not touched.
 
-    The fates of guesses in one draft are positively correlated, so a^d is too low for large d: this is a brake for
-    text that does not repeat itself, not an optimum. On held-out code it gives up about 1 % of the speed.
+    Guesses of one draft stand or fall together more often than that, so a^d is too low for large d: this is a brake,
+    not an optimum. On held-out Python files, at 8 guesses a step, it cuts the guesses verified from 5.7 to 2.3 a
+    step) for 4 % fewer tokens a step.
     """
 
     def __init__(self, row_cost: float, max_ngram: int):

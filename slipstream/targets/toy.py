@@ -65,7 +65,8 @@ class ToyTarget:
 
     def logits(self, tokens: Seq[int]) -> Tensor:
         """Logits [V] of the token that follows `tokens`: the truth that tests compare with."""
-        return torch.from_numpy(self._table[self._row(tuple(tokens[-self.order :]))].copy())
+        row = self._row(tuple(tokens[-self.order :]))  # first: a new row may replace the table
+        return torch.from_numpy(self._table[row].copy())
 
     # --- Target ------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ def command_of(config: dict[str, Any]) -> str:
     for name in ("budget_minutes", "budget_tokens", "decay_share", "lr", "seed", "step_tokens"):
         if config.get(name) is not None:
             words.append(f"--{name.replace('_', '-')} {config[name]}")
+    words.append(f"--edit-share {config['mix']['edit']}")
     return " ".join(words)
 
 

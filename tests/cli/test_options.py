@@ -19,8 +19,8 @@ from slipstream.errors import ParameterError
 def test_help_and_mistakes_do_not_wait_for_torch():
     script = (
         "import sys\nfrom slipstream.cli.main import main\n"
-        "for arguments in (['--help'], ['generate', '--help'], ['generate', 'x', '--top-p', '2'], ['generate', 'x', '--tpo-k', '2']):\n"
-        "    try: main(arguments)\n"
+        "for line in ('--help', 'generate --help', 'generate x --top-p 2', 'generate x --tpo-k 2', 'generate'):\n"
+        "    try: main(line.split())\n"
         "    except SystemExit: pass\n"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
@@ -46,8 +46,30 @@ def test_what_is_used_where_nothing_is_named():
 
 
 def test_options_of_other_programs_are_understood():
-    given = ["generate", "--model-draft", "d", "--num-speculative-tokens=3", "--max-tokens", "5", "-md", "x", "--", "--model"]
-    assert canonical(given) == ["generate", "--draft", "d", "--draft-tokens=3", "--max-new-tokens", "5", "-md", "x", "--", "--model"]
+    given = [
+        "generate",
+        "--model-draft",
+        "d",
+        "--num-speculative-tokens=3",
+        "--max-tokens",
+        "5",
+        "-md",
+        "x",
+        "--",
+        "--model",
+    ]
+    assert canonical(given) == [
+        "generate",
+        "--draft",
+        "d",
+        "--draft-tokens=3",
+        "--max-new-tokens",
+        "5",
+        "-md",
+        "x",
+        "--",
+        "--model",
+    ]
     assert all(new.startswith("--") and new not in options.ALIASES for new in options.ALIASES.values())
 
 
@@ -84,6 +106,13 @@ def test_version_and_help(cli):
         result = cli(command, "--help")
         assert result.code == 0
         assert command in result.out
+
+
+@pytest.mark.parametrize("arguments", [[], ["train"]])
+def test_without_a_command_there_is_help_and_no_error(cli, arguments):
+    result = cli(*arguments)
+    assert "Usage: slipstream" in result.out
+    assert "error" not in result.err
 
 
 def test_drafter_options():

@@ -126,7 +126,7 @@ class Sampling(Scripted):
 
 
 class Bushy(Scripted):
-    """A deterministic tree of random tokens, duplicates included; every other tree holds the right path."""
+    """Deterministic trees of random tokens, duplicates included; half of them hold the right path among the rest."""
 
     name = "bushy"
 
@@ -135,16 +135,31 @@ class Bushy(Scripted):
         parents: list[int] = []
         splits = [0]
         for seq, depth in zip(seqs, budget, strict=True):
-            rng = random.Random(f"{seq.tokens}")
-            right = continuation(self.target, seq.tokens, depth) if depth and rng.random() < 0.5 else []
-            own = list(range(-1, len(right) - 1))
-            depths = list(range(1, len(right) + 1))
-            tokens += right
-            for _ in range(rng.randint(0, 6) if depth else 0):
-                parent = rng.choice([i for i in range(-1, len(own)) if i < 0 or depths[i] < depth])
-                own.append(parent)
-                depths.append(1 if parent < 0 else depths[parent] + 1)
-                tokens.append(rng.randrange(self.target.vocab_size))
-            parents += own
+            own = self.tree(seq, depth, random.Random(f"{seq.tokens}"))
+            parents += [parent for parent, _ in own]
+            tokens += [token for _, token in own]
             splits.append(splits[-1] + len(own))
         return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits)
+
+    def tree(self, seq: Sequence, depth: int, rng: random.Random) -> list[tuple[int, int]]:
+        """(parent, token) of each node: a few strays, perhaps the right path, more strays."""
+        nodes: list[tuple[int, int]] = []
+        heights: list[int] = []
+
+        def add(parent: int, token: int) -> int:
+            nodes.append((parent, token))
+            heights.append(1 if parent < 0 else heights[parent] + 1)
+            return len(nodes) - 1
+
+        def strays() -> None:
+            for _ in range(rng.randint(0, 4) if depth else 0):
+                parent = rng.choice([-1, *(i for i, height in enumerate(heights) if height < depth)])
+                add(parent, rng.randrange(self.target.vocab_size))
+
+        strays()
+        if rng.random() < 0.5:
+            parent = -1
+            for token in continuation(self.target, seq.tokens, depth) if depth else []:
+                parent = add(parent, token)
+        strays()
+        return nodes

@@ -21,7 +21,7 @@ from slipstream.targets.toy import ToyTarget
 from tests.core.chance import P_VALUE, assert_law, g_test
 from tests.core.scripted import Bushy, Sampling, Scripted, continuation, decode, finish, rounds, sequence
 
-TARGET = ToyTarget(vocab=8, order=2, seed=3)
+TARGET = ToyTarget(vocab=7, order=2, seed=3)
 PROMPT = [1, 2, 3]
 LOSSLESS = [rule.name for rule in RULES.values() if rule.lossless]
 
@@ -70,8 +70,8 @@ def test_the_text_does_not_depend_on_the_drafter(script: str, draft_tokens: int)
 def test_trees_with_duplicates_leave_the_text_unchanged(rule: str) -> None:
     if rule == "block":
         rule = "rejection"  # block takes chains only; at temperature 0 every rule is decided by `greedy` anyway
-    wanted = plain(max_tokens=40)
-    seq = sequence(TARGET, PROMPT, max_tokens=40)
+    wanted = plain(max_tokens=40, logprobs=2)
+    seq = sequence(TARGET, PROMPT, max_tokens=40, logprobs=2)
     finish([seq], TARGET, Bushy(TARGET), rule=rule)
     same(seq, wanted)
     assert 0 < seq.stats.accepted < seq.stats.proposed
@@ -91,7 +91,7 @@ def test_r7_a_right_drafter_is_accepted_whole_for_every_length(draft_tokens: int
 def test_r8_a_rejection_at_any_place_is_followed_by_the_right_token(wrong_at: int, temperature: float) -> None:
     """The token after the rejection comes from the row of the last accepted guess. Sampled: with a target so sharp
     that its sample is its argmax."""
-    target = ToyTarget(vocab=8, order=2, seed=3, sharpness=300.0)
+    target = ToyTarget(vocab=7, order=2, seed=3, sharpness=300.0)
     for draft_tokens in (wrong_at + 1, wrong_at + 3):
         seq = sequence(target, PROMPT, temperature=temperature, max_tokens=20)
         finish([seq], target, Scripted(target, lambda _: wrong_at), draft_tokens=draft_tokens)
@@ -107,7 +107,7 @@ def test_r8_a_rejection_at_any_place_is_followed_by_the_right_token(wrong_at: in
 def test_r1_eos_ends_the_text_at_every_position_of_a_run(script: str) -> None:
     text = continuation(TARGET, PROMPT, 14)
     for eos in {*text}:
-        target = ToyTarget(vocab=8, order=2, seed=3, eos_ids={eos})
+        target = ToyTarget(vocab=7, order=2, seed=3, eos_ids={eos})
         wanted = plain(target, max_tokens=14)
         assert wanted.output == text[: text.index(eos) + 1]
         seq = sequence(target, PROMPT, max_tokens=14)
@@ -138,13 +138,13 @@ def test_r3_max_tokens_is_met_exactly_without_any_eos(cap: int) -> None:
 
 def test_r4_the_eos_of_the_draft_alone_ends_nothing() -> None:
     text = continuation(TARGET, PROMPT, 12)
-    eos = next(t for t in range(8) if t not in text)
+    eos = next(t for t in range(7) if t not in text)
 
     class EndsAll(Scripted):
         def spoil(self, chain: list[int], at: int | None) -> list[int]:
             return [eos] * len(chain)
 
-    target = ToyTarget(vocab=8, order=2, seed=3, eos_ids={eos})
+    target = ToyTarget(vocab=7, order=2, seed=3, eos_ids={eos})
     seq = sequence(target, PROMPT, max_tokens=12)
     finish([seq], target, EndsAll(target))
     assert seq.output == text
@@ -152,7 +152,7 @@ def test_r4_the_eos_of_the_draft_alone_ends_nothing() -> None:
 
 
 def test_the_end_of_the_context_is_reached_and_never_passed() -> None:
-    target = ToyTarget(vocab=8, order=2, seed=3, context=11)
+    target = ToyTarget(vocab=7, order=2, seed=3, context=11)
     for script in SCRIPTS.values():
         seq = sequence(target, PROMPT, max_tokens=50)
         finish([seq], target, Scripted(target, script))
@@ -316,12 +316,12 @@ def test_r18_logprobs_are_those_of_the_target_alone() -> None:
             assert [x for _, x in entry.top] == pytest.approx(logs.topk(3).values.tolist())
 
 
-@pytest.mark.parametrize("logprobs", [0, 8, 50])
+@pytest.mark.parametrize("logprobs", [0, 7, 50])
 def test_any_number_of_alternatives_may_be_asked_for(logprobs: int) -> None:
     """None but the token's own, all, and more than the vocabulary has."""
     seq = sequence(TARGET, PROMPT, max_tokens=4, logprobs=logprobs)
     finish([seq], TARGET, Scripted(TARGET))
-    assert [len(entry.top) for entry in seq.logprobs] == [min(logprobs, 8)] * 4
+    assert [len(entry.top) for entry in seq.logprobs] == [min(logprobs, 7)] * 4
 
 
 def test_the_budget_leaves_room_for_the_token_that_needs_no_guess() -> None:

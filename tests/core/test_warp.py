@@ -14,7 +14,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.verify import RULES, verify
-from slipstream.core.warp import histories, laws, warp
+from slipstream.core.warp import first_maxima, histories, laws, warp
 from slipstream.errors import TargetError
 from tests.core.test_verify_rules import Fixed
 
@@ -169,6 +169,18 @@ def test_temperature_zero_is_one_hot_at_the_first_maximum(vocab: int, dtype: tor
     assert law.argmax(-1).tolist() == [0, 2]
     assert law.sum(-1).tolist() == [1, 1]
     assert law.max() == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_first_maxima_are_those_of_the_law_at_temperature_zero(dtype: torch.dtype) -> None:
+    """The short cut of greedy decoding: the same ids, ties included, and the same refusals, for every dtype."""
+    logits = torch.randn(40, 11, generator=torch.Generator().manual_seed(0)).mul(3).round().to(dtype)  # full of ties
+    wanted = warp(logits, SamplingParams()).argmax(-1).tolist()
+    assert first_maxima(logits) == wanted
+    assert first_maxima(logits[:, ::2]) == warp(logits[:, ::2], SamplingParams()).argmax(-1).tolist()
+    for bad in ([0.0, math.nan, 1.0], [math.inf, 0.0, 0.0], [NEVER] * 3):
+        with pytest.raises(TargetError):
+            first_maxima(torch.tensor([[0.0, 1.0, 2.0], bad], dtype=dtype))
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-12, 1e-300, 5e-324])

@@ -50,14 +50,22 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
 """Beyond the registry: other settings, and the instruments that the other tests rely on."""
 
 
-def _maker(name: str) -> Callable[[Target], Drafter]:
-    return MAKERS.get(name, lambda target: make_drafter(name, target))
-
-
-@pytest.fixture(params=[*DRAFTERS, *VARIANTS])
+@pytest.fixture(params=DRAFTERS)
 def case(request: pytest.FixtureRequest) -> Case:
-    return Case(target, VARIANTS.get(request.param) or _maker(request.param))
+    name: str = request.param
+    return Case(target, MAKERS.get(name, lambda target: make_drafter(name, target)))
 
 
-class TestDrafters(Conformance):
+class TestRegistered(Conformance):
     pass
+
+
+class TestVariants(Conformance):
+    @pytest.fixture(params=VARIANTS)
+    def case(self, request: pytest.FixtureRequest) -> Case:
+        return Case(target, VARIANTS[request.param])
+
+    def test_sampled_text_has_the_targets_law(self, case: Case) -> None:
+        if case.make is not VARIANTS["model, confident"]:
+            pytest.skip("tests/end_to_end/test_law.py tests the law of this one, under every parameter")
+        super().test_sampled_text_has_the_targets_law(case)

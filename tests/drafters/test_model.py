@@ -118,3 +118,28 @@ def test_impossible_confidence_is_refused(confidence: float) -> None:
 def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ParameterError, match="did you mean 'confidence'"):
         ModelDraftConfig(confidance=0.5)  # type: ignore[call-arg]
+
+
+def test_the_end_of_a_text_compiles_no_further_unrolled_graph() -> None:
+    class Unrolled(ToyTarget):
+        asked: set[int] = set()  # noqa: RUF012
+
+        def greedy_chains(self, seqs: list[Sequence], steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+            self.asked.add(steps)
+            rows, scores = [], []
+            for seq in seqs:
+                text, logits = list(seq.tokens), []
+                for _ in range(steps):
+                    logits.append(self.logits(text))
+                    text.append(int(logits[-1].argmax()))
+                rows.append(text[len(seq.tokens) :])
+                scores.append(torch.stack(logits))
+                self._slots[seq.id] = text[:-1]
+            return torch.tensor(rows).T, torch.stack(scores, 1)
+
+    model = Unrolled(seed=2, sharpness=1.0)
+    params = SamplingParams(max_tokens=40)
+    done = LLM(ToyTarget(seed=1), drafter(model), draft_tokens=5).generate(PROMPTS, params)
+    assert [c.token_ids for c in done] == [c.token_ids for c in LLM(ToyTarget(seed=1)).generate(PROMPTS, params)]
+    assert sum(c.stats.drafter_faults for c in done) == 0
+    assert model.asked == {5}

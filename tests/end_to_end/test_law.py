@@ -5,8 +5,9 @@ exact law, by enumeration, in a G-test; it fails at p < 1e-6. Three tokens take 
 whose guesses reach two deep, so every guess, correction and bonus token is judged given what came before it. Seeds
 are fixed. Covered are
 
-    every drafter below x every parameter, under `rejection`: two requests, FILTERS and HISTORY, set all parameters
-        between them, and `test_power_*` proves that dropping any one of them would be noticed;
+    every drafter below x every parameter, under `rejection`: one request, EVERYTHING, sets all parameters at once, and
+        `test_power_parameters` proves that dropping any one of them would be noticed; FILTERS sets those that need no
+        history, for which whole batches are warped at once;
     `block` with point masses, a draft model and sampled chains; `coupled` with point masses, trees and a draft model;
     controls: rules and a drafter that are wrong in known ways must fail, and their right twin must pass.
 """
@@ -38,14 +39,16 @@ PROMPT = [0, 1, 2, 0, 1, 3, 2, 1, 0, 3, 0, 1, 2, 3]  # repeats itself, so that e
 
 PLAIN = SamplingParams(temperature=1.0, max_tokens=4)
 FILTERS = SamplingParams(temperature=0.7, top_k=4, top_p=0.9, min_p=0.12, logit_bias={1: 1.0, 3: -1.0}, max_tokens=4)
-HISTORY = SamplingParams(
+EVERYTHING = replace(
+    FILTERS,
     temperature=1.3,
+    top_p=0.95,
+    min_p=0.08,
     repetition_penalty=1.4,
     frequency_penalty=0.6,
     presence_penalty=-0.7,
-    bad_words=((2, 3), (0,)),
+    bad_words=((2, 3), (1, 2)),
     min_tokens=2,
-    max_tokens=4,
 )
 
 
@@ -91,8 +94,12 @@ def passes(drafter: Drafter, params: SamplingParams, rule: str = "rejection") ->
     assert p >= LEVEL, f"p = {p:.1e}"
 
 
-@pytest.mark.parametrize("params", [FILTERS, HISTORY], ids=["filters", "history"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    ("drafter", "params"),
+    [(name, EVERYTHING) for name in DRAFTERS]
+    + [(name, FILTERS) for name in ("none", "ngram tree", "draft model", "sampled tree")],
+    ids=lambda value: value if isinstance(value, str) else "everything" if value is EVERYTHING else "filters",
+)
 def test_law_rejection(drafter: str, params: SamplingParams) -> None:
     passes(DRAFTERS[drafter](), params)
 
@@ -100,11 +107,11 @@ def test_law_rejection(drafter: str, params: SamplingParams) -> None:
 @pytest.mark.parametrize(
     ("rule", "drafter", "params"),
     [
-        ("block", "ngram chain", HISTORY),
+        ("block", "ngram chain", EVERYTHING),
         ("block", "draft model", FILTERS),
         ("block", "sampled chain", PLAIN),
         ("coupled", "ngram tree", FILTERS),
-        ("coupled", "draft model", HISTORY),
+        ("coupled", "draft model", EVERYTHING),
         ("coupled", "sampled tree, with replacement", PLAIN),
     ],
 )
@@ -112,20 +119,12 @@ def test_law_other_rules(rule: str, drafter: str, params: SamplingParams) -> Non
     passes(DRAFTERS[drafter](), params, rule)
 
 
+ALL = ("temperature", "top_k", "top_p", "min_p", "logit_bias", "repetition_penalty", "frequency_penalty",
+       "presence_penalty", "bad_words", "min_tokens")  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("params", "name"),
-    [(FILTERS, n) for n in ("temperature", "top_k", "top_p", "min_p", "logit_bias")]
-    + [
-        (HISTORY, n)
-        for n in (
-            "temperature",
-            "repetition_penalty",
-            "frequency_penalty",
-            "presence_penalty",
-            "bad_words",
-            "min_tokens",
-        )
-    ],
+    ("params", "name"), [(EVERYTHING, name) for name in ALL] + [(FILTERS, name) for name in ALL[:5]]
 )
 def test_power_parameters(params: SamplingParams, name: str) -> None:
     """Were this parameter ignored behind the first token, where drafting begins, or everywhere, the test would notice

@@ -114,11 +114,9 @@ def _chains(draft: Draft, law: Tensor, dice: Dice, ratio: bool, residual: bool) 
 
 WRONG_RULES = (
     Rule("wrong-a", False, lambda draft, law, dice: _chains(draft, law, dice, ratio=False, residual=False)),
-    Rule("wrong-b", False, lambda draft, law, dice: _chains(draft, law, dice, ratio=False, residual=True)),
     Rule("wrong-c", False, lambda draft, law, dice: _chains(draft, law, dice, ratio=True, residual=False)),
 )
-"""A: accept with p(x), on rejection draw from p. B: accept with p(x), then from norm((p - q)+). C: accept with
-min(1, p/q), then from p. For a sampled q each of them shifts the law; B with point masses would be right."""
+"""A: accept with p(x), on rejection draw from p. C: accept with min(1, p/q), on rejection draw from p."""
 
 RIGHT_TWIN = Rule("right-twin", True, lambda draft, law, dice: _chains(draft, law, dice, ratio=True, residual=True))
 """The same code with both choices right: shows that the wrong rules fail for what is wrong in them."""

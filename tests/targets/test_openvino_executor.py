@@ -3,7 +3,10 @@ and buffers that are bound once. What every executor must do is in the conforman
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import itertools
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +16,8 @@ from torch import Tensor
 
 from slipstream.errors import LoadError, ParameterError, TargetError, UnsupportedModelError
 from slipstream.targets.decoder.config import DecoderConfig
-from slipstream.targets.decoder.executor import Batch
+from slipstream.targets.decoder.executor import Batch, Executor
+from slipstream.targets.decoder.torch_executor import TorchExecutor
 from slipstream.targets.decoder.weights import load_weights
 from tests.targets.families import FAMILIES, VOCAB, Reference
 
@@ -212,6 +216,81 @@ def test_a_tree_beyond_the_window_equals_its_chains(
     near(out.taps[2][4], of.hidden([*ids[:20], a, d, e])[2][-1])
     executor.move(0, [23, 24], [21, 22])
     near(executor.forward(chain(0, 23, [7])).logits[0], of([*ids[:20], a, d, e, 7])[-1])
+
+
+class Session:
+    """Random batches of chains and trees, with branches kept, rolled back, moved and released between them."""
+
+    def __init__(self, seed: int, vocab: int):
+        self.random, self.vocab = random.Random(seed), vocab
+        self.length: dict[int, int] = {}
+        self.drawn: dict[int, tuple[int, list[int]]] = {}  # sequence -> (pending, parents) of the last batch
+        self.ids = itertools.count()
+
+    def batch(self) -> Batch:
+        draw = self.random
+        while len(self.length) < 4:
+            self.length[next(self.ids)] = 0
+        out = Batch(
+            draw.sample(list(self.length), draw.randint(1, 4)), torch.empty(0), [], [0], [], [], [], [512] * 4
+        )
+        for seq_id in out.seq_ids:
+            past = self.length[seq_id]
+            if draw.random() < 0.2:
+                past = draw.randint(0, past)  # forget some
+            pending, nodes = draw.choice([1, 1, 3, draw.randint(1, 50)]), draw.randint(0, 8)
+            straight = draw.random() < 0.4
+            parents = [i - 1 if straight else draw.randint(-1, i - 1) for i in range(nodes)]
+            mask = torch.ones(pending + nodes, pending + nodes).tril().bool()
+            depths: list[int] = []
+            for i, parent in enumerate(parents):
+                mask[pending + i, pending:] = mask[pending + parent, pending:] if parent >= 0 else False
+                mask[pending + i, pending + i] = True
+                depths.append(depths[parent] + 1 if parent >= 0 else 0)
+            first = out.splits[-1]
+            out.positions.extend([*range(past, past + pending), *(past + pending + d for d in depths)])
+            out.splits.append(first + pending + nodes)
+            out.past.append(past)
+            out.trees.append(None if straight else mask)
+            out.select.extend(range(first + pending - 1, first + pending + nodes))
+            self.length[seq_id] = past + pending
+            self.drawn[seq_id] = pending, parents
+        ids = [draw.randrange(self.vocab) for _ in range(out.splits[-1])]
+        return dataclasses.replace(out, tokens=torch.tensor(ids), limit=[512] * len(out.seq_ids))
+
+    def settle(self, batch: Batch, executors: list[Executor]) -> None:
+        for seq_id in batch.seq_ids:
+            _, parents = self.drawn[seq_id]
+            base, path, node = self.length[seq_id], [], -1
+            while children := [i for i, parent in enumerate(parents) if parent == node]:
+                node = self.random.choice(children)
+                path.append(node)
+            path = path[: self.random.randint(0, len(path))]
+            for executor in executors:
+                executor.move(seq_id, [base + i for i in path], range(base, base + len(path)))
+            self.length[seq_id] += len(path)
+            if self.length[seq_id] > 150 or self.random.random() < 0.1:
+                for executor in executors:
+                    executor.release(seq_id)
+                del self.length[seq_id]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window"])
+def test_a_random_session_equals_the_torch_executor(
+    family: str, build: Callable[..., OpenVinoExecutor], checkpoint: Files
+) -> None:
+    executor = build(family)
+    torch_one = TorchExecutor(
+        executor.config, load_weights(checkpoint(family), executor.config), torch.device("cpu")
+    )
+    session = Session(seed=7, vocab=VOCAB)
+    for _ in range(40):
+        batch = session.batch()
+        got, want = (e.forward(batch, taps=(1, -1)) for e in (executor, torch_one))
+        near(got.logits, want.logits)
+        near(got.taps[1], want.taps[1])
+        near(got.taps[-1], want.taps[-1])
+        session.settle(batch, [executor, torch_one])
 
 
 class TestInt8:

@@ -97,3 +97,10 @@ def test_it_is_fast_enough_for_statistical_tests() -> None:
             seq.kv_len = len(seq.tokens) + 3
             seq.tokens += [1, 2, 3, 4]
     assert 64 * 4 * rounds / (time.perf_counter() - began) > 20_000
+
+
+def test_the_table_of_laws_grows_while_it_is_read() -> None:
+    target = ToyTarget(vocab=80, order=1)
+    first = target.logits([0])
+    assert all(target.logits([i]).shape == (80,) for i in range(80))
+    assert torch.equal(first, target.logits([0]))

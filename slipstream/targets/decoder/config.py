@@ -109,14 +109,14 @@ class DecoderConfig:
             raise UnsupportedModelError(
                 f"the architecture {model_type!r} is not supported by the decoder target",
                 why="it supports " + ", ".join(sorted(FAMILIES)),
-                fix="use one of these, or run the model through the Hugging Face target",
+                fix="use one of these",
             )
         if config.get("quantization_config"):
             method = _object(config, "quantization_config").get("quant_method")
             raise UnsupportedModelError(
                 f"the checkpoint is quantised ({method!r})",
                 why="the decoder target reads plain floating-point weights",
-                fix="use the unquantised checkpoint and quantize='int8', or run it through the Hugging Face target",
+                fix="use the unquantised checkpoint and quantize='int8'",
             )
         made = family(config)
         made._check()
@@ -164,7 +164,7 @@ class DecoderConfig:
         if p.get("partial_rotary_factor", 1.0) != 1.0:
             raise UnsupportedModelError(
                 f"partial_rotary_factor is {p['partial_rotary_factor']!r}, only 1.0 is supported",
-                fix="run the model through the Hugging Face target",
+                fix="use a checkpoint without it; transformers itself runs this one, without speculation",
             )
         if kind == "linear":
             inv_freq = inv_freq / _positive(p, "factor")
@@ -176,7 +176,7 @@ class DecoderConfig:
             raise UnsupportedModelError(
                 f"the rotary scaling {kind!r} is not supported",
                 why="it supports default, linear, llama3, yarn; ignoring the scaling would change the output",
-                fix="run the model through the Hugging Face target",
+                fix="use a checkpoint without it; transformers itself runs this one, without speculation",
             )
         return inv_freq.to(torch.float64), scale
 
@@ -279,7 +279,7 @@ def _gpt2(config: Mapping[str, Any]) -> DecoderConfig:
         if _flag(config, key, plain) != plain:
             raise UnsupportedModelError(
                 f"{key} is {not plain}, only {plain} is supported",
-                fix="run the model through the Hugging Face target",
+                fix="use a checkpoint without it; transformers itself runs this one, without speculation",
             )
     hidden, heads, layers = _count(config, "n_embd"), _count(config, "n_head"), _count(config, "n_layer")
     if hidden % heads:
@@ -407,7 +407,7 @@ def _activation(config: Mapping[str, Any], key: str, default: str) -> str:
         raise UnsupportedModelError(
             f"the activation {name!r} is not supported",
             why="it supports " + ", ".join(sorted(_ACTIVATIONS)),
-            fix="run the model through the Hugging Face target",
+            fix="use a checkpoint without it; transformers itself runs this one, without speculation",
         )
     return _ACTIVATIONS[name]
 

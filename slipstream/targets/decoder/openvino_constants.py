@@ -13,8 +13,11 @@ result does not depend on the rows beside it. Embeddings, norms, biases and the 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +50,13 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return values, scale
 
 
+def _trim_heap() -> None:
+    """Return freed memory to the system where the allocator keeps it (glibc): tens of MiB after a conversion."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+
+
 class Constants:
     """Every weight of a model, written once, handed out as graph nodes. Nodes of one name share one constant, so
     a graph that uses a matrix K times packs it once."""
@@ -56,9 +66,8 @@ class Constants:
     ):
         self.config = config
         self.quantize = quantize
-        self._place: dict[
-            str, tuple[int, tuple[int, ...], np.dtype[Any]]
-        ] = {}  # name -> (offset, shape, dtype)
+        # name -> (offset, shape, dtype)
+        self._place: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
         self._nodes: dict[str, Any] = {}
         self.head = "embed" if config.tie_embeddings and quantize is None else "head"
         self.matmul_bytes = 0  # of matrices: what one pass reads
@@ -72,6 +81,7 @@ class Constants:
                 why="they are mapped from a file so that they are not in memory twice",
                 fix="make room there, or name another folder with cache_dir or SLIPSTREAM_CACHE",
             ) from error
+        _trim_heap()
 
     def _write(self, weights: Mapping[str, Tensor], folder: Path) -> mmap.mmap:
         folder.mkdir(parents=True, exist_ok=True)

@@ -84,6 +84,7 @@ class Program:
         self._bound: dict[str, tuple[tuple[int, ...], Tensor]] = {}
         self._written: dict[str, tuple[int, ...]] = {}
         self._constants = constants
+        self._first = True  # some kernels pack their weights when first run, some when a shape is new
         self._new_shape = False
         self._generation = -1
         self._tables: tuple[int, tuple[int, ...]] | None = None
@@ -152,13 +153,14 @@ class Program:
 
     def infer(self) -> None:
         try:
-            self.request.infer(share_outputs=True)
+            with _evicting(self._constants) if self._first else contextlib.nullcontext():
+                self.request.infer(share_outputs=True)
         except RuntimeError as error:
             raise TargetError(
                 f"OpenVINO failed while running the model: {error}",
                 why="nothing of this step can be trusted",
                 fix="report this with the model's config.json; executor='torch' runs it without OpenVINO",
             ) from error
-        if self._new_shape:  # some kernels pack their weights when first run
+        if self._new_shape:
             self._constants.evict()
-            self._new_shape = False
+        self._first = self._new_shape = False

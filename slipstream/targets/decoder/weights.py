@@ -197,7 +197,7 @@ def _assemble(
         raise CheckpointError(
             f"{origin} holds {len(unknown)} tensors that config.json does not account for: {_few(unknown)}",
             why="leaving them out would run another model than the one that was trained",
-            fix="correct config.json (a bias or norm that it denies?), or run it through the Hugging Face target",
+            fix="correct config.json (a bias or norm that it denies?)",
         )
     return Weights(sources, config, dtype, progress)
 
