@@ -1,8 +1,8 @@
 """The small class that tutorials teach, on top of `LLM`.
 
-target, draft, tokenizer = load_model_pair("path/to/target", "path/to/draft")
-decoder = SpeculativeDecoder(target, draft, draft_tokens=4)
-ids = decoder.decode(tokenizer("def add(a, b):", return_tensors="pt").input_ids, max_new_tokens=64)
+>>> target, draft, tokenizer = load_model_pair("path/to/target", "path/to/draft")
+>>> decoder = SpeculativeDecoder(target, draft, draft_tokens=4)
+>>> ids = decoder.decode(tokenizer("def add(a, b):", return_tensors="pt").input_ids, max_new_tokens=64)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError
-from slipstream.llm import LLM, as_target
+from slipstream.llm import LLM, as_target, checkpoint_of
 from slipstream.pairs import require_pair
 from slipstream.text import load_tokenizer
 
@@ -56,8 +56,10 @@ class SpeculativeDecoder:
 def load_model_pair(target_id: str | Path, draft_id: str | Path, **load: Any) -> tuple[Any, Any, Any]:
     """Load a target, a draft model and their tokenizer; refuses pairs whose vocabularies differ (`PairError`).
 
+    target_id, draft_id: directories, hub ids, or "embedded".
     `load`: executor, dtype, device, quantize, threads, as in `LLM`. Returns (target, draft, tokenizer), which
     `SpeculativeDecoder` and `LLM(target, draft, tokenizer=tokenizer)` take as they are.
     """
-    require_pair(target_id, draft_id)
-    return as_target(target_id, **load), as_target(draft_id, **load), load_tokenizer(target_id)
+    target, draft = checkpoint_of(target_id, "target"), checkpoint_of(draft_id, "draft")
+    require_pair(target, draft)
+    return as_target(target, **load), as_target(draft, **load), load_tokenizer(target)

@@ -1,11 +1,12 @@
 """`LLM`: a target, a drafter and a rule, ready to generate.
 
-llm = LLM("path/to/target", draft="path/to/draft")
-print(llm.generate("def fibonacci(n):")[0].text)
+>>> llm = LLM("embedded", draft="embedded")
+>>> print(llm.generate("def fibonacci(n):")[0].text)
 """
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from slipstream.drafters.base import Drafter
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
-from slipstream.errors import ParameterError, PromptError
+from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.targets.base import Target
 from slipstream.text import Decode, Piece, TextStream, decoder_of, load_tokenizer
 
@@ -103,7 +104,11 @@ class LLM:
         tokenizer: Any = None,
         draft_options: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] | None = None,
+        **unknown: Any,
     ):
+        for name in unknown:
+            known = set(inspect.signature(LLM).parameters) - {"unknown"}
+            raise ParameterError(f"LLM has no parameter {name!r}", fix=did_you_mean(name, known))
         self._load: dict[str, Any] = {
             "executor": executor,
             "dtype": dtype,
@@ -115,7 +120,7 @@ class LLM:
         if max_batch < 1:
             raise ParameterError(f"max_batch is {max_batch}, must be at least 1")
         self.max_batch = max_batch
-        path = checkpoint_of(target, "target")
+        path = _path(target, "target")
         self.target: Target = as_target(target if path is None else path, **self._load)
         self.tokenizer = tokenizer if tokenizer is not None or path is None else load_tokenizer(path)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
@@ -153,7 +158,7 @@ class LLM:
             return make_drafter(draft, self.target, **options)
         if hasattr(draft, "propose"):
             return draft
-        path = checkpoint_of(draft, "draft")
+        path = _path(draft, "draft")
         if path is not None and self._target_path is not None:
             from slipstream.pairs import require_pair
 
@@ -321,13 +326,18 @@ def as_target(model: Any, **load: Any) -> Target:
     return Decoder.from_module(model, **load)
 
 
-def checkpoint_of(model: Any, role: str) -> str | Path | None:
-    """The checkpoint that a name stands for; None for loaded models."""
-    if model == "embedded":
-        from slipstream import zoo
+def checkpoint_of(name: str | Path, role: str) -> str | Path:
+    """The directory or hub id that a name stands for: "embedded" is the pair that ships (role "target" or "draft")."""
+    if name != "embedded":
+        return name
+    from slipstream import zoo
 
-        return zoo.target_dir() if role == "target" else zoo.draft_dir()
-    return model if isinstance(model, (str, Path)) else None
+    return zoo.target_dir() if role == "target" else zoo.draft_dir()
+
+
+def _path(model: Any, role: str) -> str | Path | None:
+    """The checkpoint to load a model from; None for loaded models."""
+    return checkpoint_of(model, role) if isinstance(model, (str, Path)) else None
 
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:

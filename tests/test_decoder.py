@@ -105,3 +105,13 @@ def test_load_model_pair_returns_what_llm_takes(tiny, pair):
     llm = LLM(target, draft, tokenizer=tokenizer)
     text = llm.generate("for", SamplingParams(max_tokens=8))[0].text
     assert text == LLM(tiny.target, **EXACT).generate("for", SamplingParams(max_tokens=8))[0].text
+
+
+def test_embedded_names_the_pair_that_ships(tiny, pair, monkeypatch):
+    monkeypatch.setattr("slipstream.zoo.target_dir", lambda: tiny.target)
+    monkeypatch.setattr("slipstream.zoo.draft_dir", lambda: tiny.draft)
+    ids = torch.tensor([[5, 6, 7]])
+    expected = SpeculativeDecoder(*pair[:2]).decode(ids, 8)
+    embedded = load_model_pair("embedded", "embedded", **EXACT)
+    assert torch.equal(SpeculativeDecoder(*embedded[:2]).decode(ids, 8), expected)
+    assert torch.equal(SpeculativeDecoder("embedded", "embedded", **EXACT).decode(ids, 8), expected)

@@ -287,3 +287,8 @@ def test_a_drafter_that_misbehaves_never_harms_the_text(tiny, plain, caplog, ans
     (record,) = caplog.records
     assert "drafter 'scripted' failed in propose" in record.getMessage()
     assert "Plain decoding goes on" in record.getMessage()
+
+
+def test_an_unknown_keyword_is_refused_with_the_nearest_name():
+    with pytest.raises(ParameterError, match="did you mean 'draft_tokens'"):
+        LLM("anything", draft_token=4)

@@ -32,7 +32,7 @@ def describe(model: str) -> dict[str, Any]:
 
     seen = facts(checkpoint(model, "target"))
     config, experts = seen.config, seen.config.experts
-    executor, device, dtype = choose_executor("auto", None, None)
+    executor, device, dtype = choose_executor(config, "auto", None, None)
     windows = sorted({w for w in config.windows if w is not None})
     return {
         "model": model,

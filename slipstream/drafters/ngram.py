@@ -198,8 +198,8 @@ class Odds:
     are looked at, so the law of the output is not touched.
 
     Guesses of one draft stand or fall together more often than that, so a^d is too low for large d: this is a brake,
-    not an optimum. On held-out Python files, at 8 guesses a step, it cuts the guesses verified from 5.7 to 2.3 a
-    step) for 4 % fewer tokens a step.
+    not an optimum. On 129 held-out Python files, at 8 guesses a step, it cuts the guesses verified from 5.7 to 2.3 a
+    step and costs 4 % of the tokens a step.
     """
 
     def __init__(self, row_cost: float, max_ngram: int):

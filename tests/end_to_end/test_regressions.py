@@ -119,8 +119,8 @@ def test_r05_q_is_the_law_that_was_drafted_from(params: SamplingParams) -> None:
 
 
 def test_r06_many_siblings_keep_the_law() -> None:
-    """EAGLE 50, 183: siblings with q = 1, removed one by one, and the doubts about them. Up to 4 point masses at one place,
-    two deep; sampled siblings are in `test_law.py`. G-test, n = 20000."""
+    """EAGLE 50, 183: siblings with q = 1, removed one by one, and the doubts about them. Up to 4 point masses at one
+    place, two deep; sampled siblings are in `test_law.py`. G-test, n = 20000."""
     drafter = NgramDrafter(NgramConfig(branches=4, forks=2))
     params = SamplingParams(temperature=1.0, max_tokens=4)
     flat = target(sharpness=0.7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -192,3 +193,7 @@ def test_from_module_equals_load(reference: Ref) -> None:
         oracle = reference(name, torch.float64)
         case = Case(Decoder.from_module(oracle.model), oracle, 1e-9)
         case.run([case.prefilled(9)], case.forest([TREE]))
+
+
+def test_auto_leaves_mixtures_of_experts_to_the_torch_executor(checkpoint: Callable[[str], Path]) -> None:
+    assert Decoder.load(checkpoint("mixtral"), device="cpu").executor.name == "torch"

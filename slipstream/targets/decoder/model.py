@@ -61,7 +61,7 @@ class Decoder:
     ) -> Decoder:
         """Load a folder or hub id.
 
-        executor  "torch", "openvino", or "auto": OpenVINO on a CPU in float32, else torch.
+        executor  "torch", "openvino", or "auto": OpenVINO on a CPU in float32 (experts aside), else torch.
         dtype     None: bfloat16 on CUDA, float32 on a CPU.
         device    None: CUDA if there is one and the executor is not "openvino", else the CPU.
         quantize  None or "int8" (CPU).
@@ -71,7 +71,7 @@ class Decoder:
         Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be honoured.
         """
         config = DecoderConfig.load(source)
-        kind, on, of = choose_executor(executor, dtype, device)
+        kind, on, of = choose_executor(config, executor, dtype, device)
         weights = load_weights(source, config, of, progress)
         made = _make(kind, config, weights, on, quantize, threads, executor == "auto")
         return Decoder(made, chunk)
@@ -87,8 +87,9 @@ class Decoder:
     ) -> Decoder:
         """The same decoder from a transformers model in memory, on its device and (if None) in its dtype."""
         parameter = next(model.parameters())
-        kind, on, of = choose_executor(executor, dtype or parameter.dtype, parameter.device)
-        weights = from_module(model, dtype=of)
+        config = DecoderConfig.from_dict(model.config.to_dict())
+        kind, on, of = choose_executor(config, executor, dtype or parameter.dtype, parameter.device)
+        weights = from_module(model, config, of)
         return Decoder(_make(kind, weights.config, weights, on, quantize, threads, executor == "auto"), chunk)
 
     # --- Target ------------------------------------------------------------------------------------------------
@@ -210,9 +211,10 @@ class Decoder:
 
 
 def choose_executor(
-    executor: str, dtype: torch.dtype | str | None, device: torch.device | str | None
+    config: DecoderConfig, executor: str, dtype: torch.dtype | str | None, device: torch.device | str | None
 ) -> tuple[str, torch.device, torch.dtype]:
-    """(executor, device, dtype) with every None and "auto" decided."""
+    """(executor, device, dtype) with every None and "auto" decided. A mixture of experts goes to torch: the OpenVINO
+    graph would run every expert on every token."""
     if executor not in ("auto", "torch", "openvino"):
         raise ParameterError(f"executor is {executor!r}", fix="choose 'auto', 'torch' or 'openvino'")
     if isinstance(dtype, str):
@@ -233,7 +235,8 @@ def choose_executor(
             fix="choose executor='torch', or drop device and dtype",
         )
     if executor == "auto":
-        executor = "openvino" if on.type == "cpu" and dtype in (None, torch.float32) else "torch"
+        suits = on.type == "cpu" and dtype in (None, torch.float32) and config.experts is None
+        executor = "openvino" if suits else "torch"
         if executor == "openvino" and importlib.util.find_spec("openvino") is None:
             _log.warning("openvino is not installed: the torch executor runs instead, slower on a CPU")
             executor = "torch"
