@@ -25,7 +25,8 @@ class Strict:
         return super().__new__(cls)
 
 
-def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+def check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+    """Raise ParameterError unless `value` is a finite number in [low, high], or (low, high] if `open_low`."""
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not ok or value < low or value > high or (open_low and value == low):
         interval = f"{'(' if open_low else '['}{low:g}, {high:g}]"
@@ -34,7 +35,8 @@ def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = 
         )
 
 
-def _integer(name: str, value: Any, low: int) -> None:
+def check_integer(name: str, value: Any, low: int) -> None:
+    """Raise ParameterError unless `value` is an integer and at least `low`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise ParameterError(f"{name} is {value!r}, must be an integer >= {low}", fix=f"choose {name} >= {low}")
 
@@ -81,33 +83,33 @@ class SamplingParams(Strict):
     draft_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, 0.0, 100.0)
-        _integer("top_k", self.top_k, 0)
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _integer("min_tokens", self.min_tokens, 0)
-        _integer("max_tokens", self.max_tokens, 1)
+        check_number("temperature", self.temperature, 0.0, 100.0)
+        check_integer("top_k", self.top_k, 0)
+        check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        check_number("min_p", self.min_p, 0.0, 1.0)
+        check_number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_integer("min_tokens", self.min_tokens, 0)
+        check_integer("max_tokens", self.max_tokens, 1)
         for name in ("seed", "logprobs", "draft_tokens"):
             value = getattr(self, name)
             if value is not None:
-                _integer(name, value, -(2**63) if name == "seed" else 0)
+                check_integer(name, value, -(2**63) if name == "seed" else 0)
         for token, bias in (self.logit_bias or {}).items():
-            _integer("logit_bias key", token, 0)
-            _number(f"logit_bias[{token}]", bias, -100.0, 100.0)
+            check_integer("logit_bias key", token, 0)
+            check_number(f"logit_bias[{token}]", bias, -100.0, 100.0)
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise ParameterError("stop holds an empty string", fix="remove it: it would end every text at once")
         for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0)
+            check_integer("stop_token_ids", token, 0)
         for word in self.bad_words:
             if not word:
                 raise ParameterError("bad_words holds an empty sequence", fix="remove it")
             for token in () if isinstance(word, str) else word:
-                _integer("bad_words", token, 0)
+                check_integer("bad_words", token, 0)
 
     @property
     def greedy(self) -> bool:

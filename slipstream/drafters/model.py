@@ -150,7 +150,9 @@ class ModelDrafter:
             self._warned = True
             log.warning(
                 "the draft model's context of %d tokens is full at a sequence of %d tokens: it stops drafting there, "
-                "plain decoding goes on", self.model.context, len(seq.tokens),
+                "plain decoding goes on",
+                self.model.context,
+                len(seq.tokens),
             )
         return max(0, min(depth, room))
 
@@ -162,10 +164,12 @@ class ModelDrafter:
         if not first.needs_history and all(seq.params == first for seq in seqs[1:]):
             law = warp(logits, first)
         else:
-            law = torch.cat([
-                warp(row[None], seq.params, seq.tokens[: seq.prompt], [[*seq.output, *chain]], seq.stop_ids)
-                for row, seq, chain in zip(logits, seqs, chains, strict=True)
-            ])
+            law = torch.cat(
+                [
+                    warp(row[None], seq.params, seq.tokens[: seq.prompt], [[*seq.output, *chain]], seq.stop_ids)
+                    for row, seq, chain in zip(logits, seqs, chains, strict=True)
+                ]
+            )
         return torch.nn.functional.pad(law, (0, self.vocab_size - law.shape[1]))
 
     def _confidence(self, logits: Tensor, law: Tensor, tokens: Seq[int]) -> list[float]:

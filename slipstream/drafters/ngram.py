@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.params import Strict, _integer, _number
+from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError
@@ -54,7 +54,7 @@ class NgramConfig(Strict):
     fillers      also count the target's `fillers` most likely tokens as followers of every place it has judged, as
                  n-gram assisted decoding does; 0 counts only what stands in the text. Costs one top-k a step.
     row_cost     what verifying one more row costs, as a share of a step: guesses that are less likely to stand are
-                 not made (see `Odds`). 0 always drafts as deep as it can.
+                 not made (see `Odds`). 0 always drafts as deep as it can; above 0.7 nothing would ever be tried.
     max_entries  most contexts remembered for one sequence, about 0.2 kB each. Contexts are held in two generations;
                  when the younger is full (half of max_entries) the older one is forgotten. A context that occurs
                  again moves to the younger, so what goes is what was not seen for the longest time.
@@ -74,8 +74,8 @@ class NgramConfig(Strict):
             ("max_ngram", 1), ("min_ngram", 1), ("max_draft", 1), ("branches", 1), ("forks", 1), ("fillers", 0),
             ("max_entries", 2),
         ):  # fmt: skip
-            _integer(name, getattr(self, name), low)
-        _number("row_cost", self.row_cost, 0.0, 0.99)
+            check_integer(name, getattr(self, name), low)
+        check_number("row_cost", self.row_cost, 0.0, 0.7)
         if self.min_ngram > self.max_ngram:
             raise ParameterError(
                 f"min_ngram is {self.min_ngram}, max_ngram is {self.max_ngram}",

@@ -14,7 +14,7 @@ from slipstream.targets.base import Target
 def _ngram(target: Target, **options: Any) -> Drafter:
     from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 
-    return NgramDrafter(NgramConfig(**options))
+    return NgramDrafter(NgramConfig(**options), target.device)
 
 
 def _model(target: Target, *, model: Target, **options: Any) -> Drafter:

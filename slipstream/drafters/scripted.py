@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 import torch
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.params import _number
+from slipstream.core.params import check_number
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
 from slipstream.targets.base import TargetOut
@@ -46,7 +46,7 @@ def wrong_at(j: int) -> Script:
 def replay(rate: float) -> Script:
     """Each position is guessed right with chance `rate` in [0, 1], drawn from the sequence's own stream: the mean
     share of guesses that stand, among those whose predecessors stood, is `rate`, whatever the draft length."""
-    _number("rate", rate, 0.0, 1.0)
+    check_number("rate", rate, 0.0, 1.0)
     return lambda seq, position, place: bool(seq.random.uniforms(DRAFT, position, 1)[0] < rate)
 
 

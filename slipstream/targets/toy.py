@@ -72,9 +72,7 @@ class ToyTarget:
 
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
         if draft.batch != len(seqs) or len({seq.id for seq in seqs}) != len(seqs):
-            raise TargetError(
-                f"a draft for {draft.batch} sequences came with {len(seqs)} ({[s.id for s in seqs]})"
-            )
+            raise TargetError(f"a draft for {draft.batch} sequences came with {len(seqs)} ({[s.id for s in seqs]})")
         self.runs += 1
         rows: list[int] = []  # row of the table of each token that is run
         select: list[int] = []
@@ -88,17 +86,13 @@ class ToyTarget:
             select.append(len(rows) - 1)
             if stop > start:
                 select += range(len(rows), len(rows) + stop - start)
-                rows += self._nodes(
-                    tuple(seq.tokens[-self.order :]), draft.ids[start:stop], draft.parents[start:stop]
-                )
+                rows += self._nodes(tuple(seq.tokens[-self.order :]), draft.ids[start:stop], draft.parents[start:stop])
             self._slots[seq.id] = seq.tokens + draft.ids[start:stop] if stop > start else list(seq.tokens)
             self._last[seq.id] = _Run(held, draft.parents[start:stop])
             splits.append(splits[-1] + held - seq.kv_len + stop - start)
         states = self._table[rows]  # [M, V], or one row a logit where there are no taps
         logits = states[select] if taps else states  # [B + N, V]
-        hidden = {
-            t: torch.from_numpy(states if t == -1 else states @ self._mixture(t)) for t in taps
-        }  # [M, V]
+        hidden = {t: torch.from_numpy(states if t == -1 else states @ self._mixture(t)) for t in taps}  # [M, V]
         return TargetOut(torch.from_numpy(logits), hidden, splits)
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
@@ -107,9 +101,7 @@ class ToyTarget:
         for seq, nodes in zip(seqs, path, strict=True):
             last, slots = self._last.pop(seq.id, None), self._slots.get(seq.id, [])
             if last is None or last.held != len(seq.tokens):
-                raise TargetError(
-                    f"commit of sequence {seq.id} does not follow a run of its {len(seq.tokens)} tokens"
-                )
+                raise TargetError(f"commit of sequence {seq.id} does not follow a run of its {len(seq.tokens)} tokens")
             parent = -1
             for node in nodes:
                 if not 0 <= node < len(last.parents) or last.parents[node] != parent:
@@ -127,19 +119,13 @@ class ToyTarget:
         """Raise TargetError unless the KV of `seq` is what its tokens say."""
         slots, n = self._slots.get(seq.id, []), seq.kv_len
         if not 0 <= n < len(seq.tokens):
-            raise TargetError(
-                f"sequence {seq.id} has kv_len {n} for {len(seq.tokens)} tokens; one must be pending"
-            )
+            raise TargetError(f"sequence {seq.id} has kv_len {n} for {len(seq.tokens)} tokens; one must be pending")
         if len(seq.tokens) > self.context:
-            raise TargetError(
-                f"sequence {seq.id} holds {len(seq.tokens)} tokens, the context is {self.context}"
-            )
+            raise TargetError(f"sequence {seq.id} holds {len(seq.tokens)} tokens, the context is {self.context}")
         if slots[:n] != seq.tokens[:n]:
             at = next((i for i in range(n) if i >= len(slots) or slots[i] != seq.tokens[i]), n)
             found = slots[at] if at < len(slots) else "nothing"
-            raise TargetError(
-                f"KV slot {at} of sequence {seq.id} holds {found}, its token is {seq.tokens[at]}"
-            )
+            raise TargetError(f"KV slot {at} of sequence {seq.id} holds {found}, its token is {seq.tokens[at]}")
         pending = seq.tokens[n:]
         if min(pending) < 0 or max(pending) >= self.vocab_size:
             raise TargetError(f"sequence {seq.id} holds ids outside the vocabulary of {self.vocab_size}")
@@ -167,7 +153,5 @@ class ToyTarget:
     def _mixture(self, tap: int) -> np.ndarray:
         if tap not in self._mixtures:
             noise = np.random.default_rng([_TAP, self.seed, tap])
-            self._mixtures[tap] = (
-                noise.standard_normal((self.vocab_size, self.vocab_size)) / self.vocab_size**0.5
-            )
+            self._mixtures[tap] = noise.standard_normal((self.vocab_size, self.vocab_size)) / self.vocab_size**0.5
         return self._mixtures[tap]

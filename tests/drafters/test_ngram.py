@@ -14,6 +14,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.ngram import FOLLOWERS, NgramConfig, NgramDrafter, NgramStore, Odds
+from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.targets.base import TargetOut
@@ -247,7 +248,7 @@ def test_a_sequence_that_is_not_drafted_for_costs_nothing() -> None:
         {"max_draft": MAX_NODES + 1},
         {"max_draft": 64, "branches": 8, "forks": 16},
         {"fillers": -1},
-        {"row_cost": 1.0},
+        {"row_cost": 0.8},
         {"row_cost": -0.1},
         {"max_entries": 1},
         {"max_ngram": 2.5},
@@ -263,3 +264,10 @@ def test_impossible_values_are_refused(options: dict[str, object]) -> None:
 def test_an_unknown_option_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ParameterError, match="did you mean 'max_ngram'"):
         LLM(ToyTarget(), "ngram", draft_options={"max_ngrams": 3})
+
+
+def test_guesses_lie_where_the_target_wants_them() -> None:
+    target = ToyTarget()
+    target.device = torch.device("meta")
+    drafter = make_drafter("ngram", target)
+    assert drafter.propose([Sequence([1, 2, 1])], [2]).tokens.device == target.device

@@ -40,9 +40,7 @@ class Case:
     def same(self, found: Tensor, wanted: Tensor) -> None:
         assert found.shape == wanted.shape
         error = float((found.double() - wanted.double()).abs().max() / wanted.abs().max())
-        assert error <= self.tolerance, (
-            f"differs by {error:.2e} of the largest value, allowed {self.tolerance:.0e}"
-        )
+        assert error <= self.tolerance, f"differs by {error:.2e} of the largest value, allowed {self.tolerance:.0e}"
 
     def run(self, seqs: Seq[Sequence], draft: Draft) -> Tensor:
         """Run, and check every row of the logits against the oracle; a copy of the logits."""

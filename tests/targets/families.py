@@ -43,9 +43,7 @@ _MOE = _LLAMA | {"num_experts_per_tok": 2, "head_dim": 16}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**_LLAMA),
-    "llama-tied-mha": lambda: transformers.LlamaConfig(
-        **_LLAMA | {"num_key_value_heads": 4}, tie_word_embeddings=True
-    ),
+    "llama-tied-mha": lambda: transformers.LlamaConfig(**_LLAMA | {"num_key_value_heads": 4}, tie_word_embeddings=True),
     "llama-bias": lambda: transformers.LlamaConfig(**_LLAMA, attention_bias=True, mlp_bias=True),
     "llama3.1": lambda: transformers.LlamaConfig(**_LLAMA, rope_parameters=dict(_LLAMA3)),
     "codellama-linear": lambda: transformers.LlamaConfig(
@@ -90,9 +88,7 @@ class Reference:
     """transformers' own model, without a cache: one causal forward over the whole text."""
 
     def __init__(self, folder: Path, dtype: torch.dtype):
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager"
-        )
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
         self.model.config._experts_implementation = "eager"  # the grouped kernel knows no float64
         self.dtype = dtype
 

@@ -101,9 +101,7 @@ class TestDecoder(Conformance):
 
 
 @pytest.mark.parametrize("windowed", ["mistral-window", "qwen2-window"])
-def test_R11_the_window_is_crossed_inside_a_burst(
-    windowed: str, executor: str, decoder: Get, reference: Ref
-) -> None:
+def test_R11_the_window_is_crossed_inside_a_burst(windowed: str, executor: str, decoder: Get, reference: Ref) -> None:
     """Prompts that end before, at and behind the edge of the window, each with a chain and a tree across it."""
     _, dtype, tolerance = EXECUTORS[executor]
     case = Case(decoder(windowed, executor), reference(windowed, dtype), tolerance)
@@ -134,9 +132,7 @@ def test_a_position_beyond_the_learned_ones_is_an_error(decoder: Get) -> None:
         decoder("gpt2", "torch-float32").run([Sequence([1] * 129)], Draft.empty(1))
 
 
-def test_buffers_grow_past_their_first_size(
-    reference: Ref, decoder: Get, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_buffers_grow_past_their_first_size(reference: Ref, decoder: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.targets.decoder.torch_executor._FIRST_SLOTS", 4)
     case = Case(decoder("llama", "torch-float64"), reference("llama", torch.float64), 1e-9)
     seq = case.prefilled(3)
@@ -158,9 +154,7 @@ def test_a_batch_row_is_bitwise_the_same_whatever_runs_beside_it_in_int8(
     assert torch.equal(target.run([a, b], Draft.empty(2)).logits[:1], alone)
 
 
-def test_int8_stays_near_float_at_a_quarter_of_the_memory(
-    checkpoint: Callable[..., object], reference: Ref
-) -> None:
+def test_int8_stays_near_float_at_a_quarter_of_the_memory(checkpoint: Callable[..., object], reference: Ref) -> None:
     target = Decoder.load(checkpoint("llama"), "torch", quantize="int8", device="cpu")  # type: ignore[arg-type]
     case = Case(target, reference("llama", torch.float32), 0.5)  # wide random weights amplify rounding
     case.run([case.prefilled(7)], case.forest([TREE]))

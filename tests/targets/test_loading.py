@@ -106,9 +106,7 @@ def test_gpt2_without_prefix_and_with_mask_buffers_as_on_the_hub(copy: Callable[
 
 def test_progress_reaches_the_whole(checkpoint: Callable[[str], Path]) -> None:
     seen: list[tuple[int, int]] = []
-    Decoder.load(
-        checkpoint("llama"), "torch", device="cpu", progress=lambda done, of: seen.append((done, of))
-    )
+    Decoder.load(checkpoint("llama"), "torch", device="cpu", progress=lambda done, of: seen.append((done, of)))
     assert [d for d, _ in seen] == sorted(d for d, _ in seen)
     assert seen[-1][0] == seen[-1][1] > 0
 
@@ -155,9 +153,7 @@ def test_windows_follow_each_family() -> None:
 
 
 @pytest.mark.parametrize("name", ["mamba", "t5", "rwkv", "jamba"])
-def test_R12_recurrent_and_other_architectures_are_refused_by_name(
-    name: str, copy: Callable[..., Path]
-) -> None:
+def test_R12_recurrent_and_other_architectures_are_refused_by_name(name: str, copy: Callable[..., Path]) -> None:
     """A recurrent state cannot drop rejected tokens by forgetting slots."""
     with pytest.raises(UnsupportedModelError, match=f"'{name}'.*llama.*qwen3"):
         load(edit(copy(), lambda c: c.update(model_type=name)))

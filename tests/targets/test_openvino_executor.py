@@ -42,16 +42,12 @@ def tokens(n: int, seed: int = 0) -> list[int]:
 
 def chain(seq_id: int, past: int, ids: list[int], select: list[int] | None = None) -> Batch:
     n = len(ids)
-    return Batch(
-        [seq_id], torch.tensor(ids), range(past, past + n), [0, n], [past], [None], select or range(n), [512]
-    )
+    return Batch([seq_id], torch.tensor(ids), range(past, past + n), [0, n], [past], [None], select or range(n), [512])
 
 
 def tree(seq_id: int, past: int, ids: list[int]) -> Batch:
     positions = [past + d for d in TREE_DEPTHS]
-    return Batch(
-        [seq_id], torch.tensor(ids), positions, [0, 5], [past], [torch.tensor(TREE) > 0], range(5), [512]
-    )
+    return Batch([seq_id], torch.tensor(ids), positions, [0, 5], [past], [torch.tensor(TREE) > 0], range(5), [512])
 
 
 def near(got: Tensor, want: Tensor, tolerance: float = 1e-4) -> None:
@@ -74,9 +70,7 @@ def llama(build: Callable[..., OpenVinoExecutor]) -> OpenVinoExecutor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_equal_transformers(
-    family: str, build: Callable[..., OpenVinoExecutor], reference: Ref
-) -> None:
+def test_logits_equal_transformers(family: str, build: Callable[..., OpenVinoExecutor], reference: Ref) -> None:
     ids = tokens(70)
     want = reference(family, torch.float32)(ids)
     executor = build(family)
@@ -197,9 +191,10 @@ def test_logits_handed_out_earlier_stay_readable(llama: OpenVinoExecutor) -> Non
         llama.forward(chain(9, 0, ids[:n]))
     assert first.shape == (5, VOCAB)
     assert first.isfinite().all()
-    assert llama.forward(
-        Batch([9], torch.tensor(ids[:2]), [0, 1], [0, 2], [0], [None], [], [9])
-    ).logits.shape == (0, VOCAB)
+    assert llama.forward(Batch([9], torch.tensor(ids[:2]), [0, 1], [0, 2], [0], [None], [], [9])).logits.shape == (
+        0,
+        VOCAB,
+    )
 
 
 @pytest.mark.parametrize("family", ["mistral-window", "qwen2-window"])
@@ -231,9 +226,7 @@ class Session:
         draw = self.random
         while len(self.length) < 4:
             self.length[next(self.ids)] = 0
-        out = Batch(
-            draw.sample(list(self.length), draw.randint(1, 4)), torch.empty(0), [], [0], [], [], [], [512] * 4
-        )
+        out = Batch(draw.sample(list(self.length), draw.randint(1, 4)), torch.empty(0), [], [0], [], [], [], [512] * 4)
         for seq_id in out.seq_ids:
             past = self.length[seq_id]
             if draw.random() < 0.2:
@@ -280,9 +273,7 @@ def test_a_random_session_equals_the_torch_executor(
     family: str, build: Callable[..., OpenVinoExecutor], checkpoint: Files
 ) -> None:
     executor = build(family)
-    torch_one = TorchExecutor(
-        executor.config, load_weights(checkpoint(family), executor.config), torch.device("cpu")
-    )
+    torch_one = TorchExecutor(executor.config, load_weights(checkpoint(family), executor.config), torch.device("cpu"))
     session = Session(seed=7, vocab=VOCAB)
     for _ in range(40):
         batch = session.batch()
@@ -310,9 +301,7 @@ class TestInt8:
         plain = of(ids)
         with torch.no_grad():
             for name, p in of.model.named_parameters():
-                if p.ndim >= 2 and not any(
-                    s in name for s in ("embed", "wte", "wpe", "gate.weight", "lm_head")
-                ):
+                if p.ndim >= 2 and not any(s in name for s in ("embed", "wte", "wpe", "gate.weight", "lm_head")):
                     flat = p.t() if "c_" in name else p.flatten(0, -2)  # GPT-2 keeps [in, out]
                     values, scale = quantise_rows(flat.contiguous())
                     whole = values * scale
@@ -328,9 +317,7 @@ class TestInt8:
             near(rounded, of(ids), 0.1)
             near(rounded, plain, 0.15)
 
-    def test_a_row_does_not_depend_on_the_rows_beside_it(
-        self, build: Callable[..., OpenVinoExecutor]
-    ) -> None:
+    def test_a_row_does_not_depend_on_the_rows_beside_it(self, build: Callable[..., OpenVinoExecutor]) -> None:
         executor = build("llama", quantize="int8")
         ids = tokens(24)
         together = executor.forward(chain(0, 0, ids)).logits.clone()
@@ -405,9 +392,7 @@ class TestUnrolled:
         assert set(executor._unrolled) == {1, 3, 4, 5}
 
 
-def test_nothing_is_left_in_the_folder(
-    checkpoint: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_left_in_the_folder(checkpoint: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
     config = DecoderConfig.load(checkpoint("llama"))
     executor = OpenVinoExecutor(config, load_weights(checkpoint("llama"), config))
@@ -456,9 +441,7 @@ def test_a_runtime_that_attends_wrongly_is_refused(
 def test_the_graph_is_fused(llama: OpenVinoExecutor) -> None:
     llama.forward(chain(0, 0, [3, 4]))
     program = llama._program(0, 3, ())
-    kinds = [
-        n.get_rt_info()["layerType"].get() for n in program.compiled.get_runtime_model().get_ordered_ops()
-    ]
+    kinds = [n.get_rt_info()["layerType"].get() for n in program.compiled.get_runtime_model().get_ordered_ops()]
     assert kinds.count("PagedAttention") == kinds.count("RoPE") == 3
     assert kinds.count("RMS") == 7
     assert kinds.count("FullyConnected") == 4 * 3 + 1

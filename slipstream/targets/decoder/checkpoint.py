@@ -41,9 +41,7 @@ def resolve(source: str | Path, weights: bool = True) -> Path:
 
     try:
         return Path(
-            snapshot_download(
-                name, allow_patterns=_WANTED if weights else _WANTED[1:], ignore_patterns=_UNWANTED
-            )
+            snapshot_download(name, allow_patterns=_WANTED if weights else _WANTED[1:], ignore_patterns=_UNWANTED)
         )
     except Exception as error:  # offline, unknown id, gated, disk full: the hub has a class for each
         raise LoadError(
@@ -124,13 +122,7 @@ def _sharded(folder: Path) -> dict[str, list[str] | None]:
 
 
 def _plain(folder: Path, name: str) -> str:
-    if (
-        name in ("", ".", "..")
-        or "/" in name
-        or "\\" in name
-        or "\0" in name
-        or not name.endswith(".safetensors")
-    ):
+    if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name or not name.endswith(".safetensors"):
         raise CheckpointError(
             f"{folder / INDEX} names the shard {name!r}, which is not a safetensors file of this folder",
             why="a checkpoint must not make Slipstream open other files",

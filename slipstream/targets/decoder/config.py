@@ -394,9 +394,7 @@ def _eos(config: Mapping[str, Any]) -> tuple[int, ...]:
     eos = config.get("eos_token_id")
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if any(not isinstance(i, int) or isinstance(i, bool) for i in ids):
-        raise ConfigError(
-            f"eos_token_id is {eos!r}, expected an integer or a list", fix="correct config.json"
-        )
+        raise ConfigError(f"eos_token_id is {eos!r}, expected an integer or a list", fix="correct config.json")
     vocab = _count(config, "vocab_size")
     return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab))  # an id outside can never be said
 
@@ -443,9 +441,7 @@ def _positive(config: Mapping[str, Any], key: str, default: float | None = None)
     value = config.get(key)
     value = default if value is None else value
     if value is None:
-        raise ConfigError(
-            f"config.json has no {key}", why="the model's numbers depend on it", fix="export it again"
-        )
+        raise ConfigError(f"config.json has no {key}", why="the model's numbers depend on it", fix="export it again")
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
         raise ConfigError(f"{key} is {value!r}, must be a positive number", fix="correct config.json")
     return value

@@ -17,9 +17,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.targets.decoder.executor import Batch
 
 
-def batch_of(
-    seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.device, context: int
-) -> Batch:
+def batch_of(seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.device, context: int) -> Batch:
     """Tokens `starts[b]:` of each sequence, then its nodes; logits for its last token and every node.
 
     starts   slot of the first token to run: `seq.kv_len`, or later where a long prompt was already run in part.

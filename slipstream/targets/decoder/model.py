@@ -87,7 +87,7 @@ class Decoder:
     ) -> Decoder:
         """The same decoder from a transformers model in memory, on its device and (if None) in its dtype."""
         parameter = next(model.parameters())
-        config = DecoderConfig.from_dict(model.config.to_dict())
+        config = DecoderConfig.from_dict(model.config.to_dict())  # type: ignore[union-attr, operator]
         kind, on, of = choose_executor(config, executor, dtype or parameter.dtype, parameter.device)
         weights = from_module(model, config, of)
         return Decoder(_make(kind, weights.config, weights, on, quantize, threads, executor == "auto"), chunk)
@@ -123,9 +123,7 @@ class Decoder:
         unrolled = getattr(self.executor, "unrolled", None)
         if unrolled is None or any(len(seq.tokens) - seq.kv_len > self.chunk for seq in seqs):
             return None
-        batch = batch_of(
-            seqs, Draft.empty(len(seqs)), [seq.kv_len for seq in seqs], self.device, self.context
-        )
+        batch = batch_of(seqs, Draft.empty(len(seqs)), [seq.kv_len for seq in seqs], self.device, self.context)
         return unrolled(batch, steps, 1.0)
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
@@ -163,9 +161,7 @@ class Decoder:
                 self._check_positions(batch.positions)
                 given = None if hidden is None else hidden[row : row + self.chunk]  # [chunk, d]
                 out = self.executor.forward(batch, taps, layers, given)
-                pieces.append(
-                    {tap: h.clone() for tap, h in out.taps.items()}
-                )  # valid until the next forward only
+                pieces.append({tap: h.clone() for tap, h in out.taps.items()})  # valid until the next forward only
                 start, row = start + self.chunk, row + self.chunk
             starts.append(start)
             early.append(pieces)
@@ -225,9 +221,7 @@ def choose_executor(
         device = "cuda" if executor != "openvino" and torch.cuda.is_available() else "cpu"
     on = torch.device(device)
     if on.type == "cuda" and not torch.cuda.is_available():
-        raise ParameterError(
-            f"device is {str(on)!r}, but PyTorch finds no CUDA device", fix="choose device='cpu'"
-        )
+        raise ParameterError(f"device is {str(on)!r}, but PyTorch finds no CUDA device", fix="choose device='cpu'")
     if executor == "openvino" and (on.type != "cpu" or dtype not in (None, torch.float32)):
         raise ParameterError(
             f"executor='openvino' was asked for on {on.type} in {dtype}",
@@ -263,9 +257,7 @@ def _make(
                 raise LoadError(f"OpenVINO cannot be used: {error}", fix=fix) from error
             if not may_fall_back:
                 raise
-            _log.warning(
-                "OpenVINO cannot run this model (%s): the torch executor runs instead, slower on a CPU", error
-            )
+            _log.warning("OpenVINO cannot run this model (%s): the torch executor runs instead, slower on a CPU", error)
     from slipstream.targets.decoder.torch_executor import TorchExecutor
 
     if threads is not None:

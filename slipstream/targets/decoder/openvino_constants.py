@@ -61,9 +61,7 @@ class Constants:
     """Every weight of a model, written once, handed out as graph nodes. Nodes of one name share one constant, so
     a graph that uses a matrix K times packs it once."""
 
-    def __init__(
-        self, config: DecoderConfig, weights: Mapping[str, Tensor], quantize: str | None, folder: Path
-    ):
+    def __init__(self, config: DecoderConfig, weights: Mapping[str, Tensor], quantize: str | None, folder: Path):
         self.config = config
         self.quantize = quantize
         # name -> (offset, shape, dtype)

@@ -198,8 +198,7 @@ class OpenVinoExecutor:
             return False
         splits, least = batch.splits, min(self._windows)
         return any(
-            t is not None and batch.past[b] + splits[b + 1] - splits[b] > least
-            for b, t in enumerate(batch.trees)
+            t is not None and batch.past[b] + splits[b + 1] - splits[b] > least for b, t in enumerate(batch.trees)
         )
 
     def _forward_branches(

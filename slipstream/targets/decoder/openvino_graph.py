@@ -72,9 +72,7 @@ class Builder:
 
     def model(self, outputs: Mapping[str, Node]) -> Graph:
         # Names live beside the model: those on its tensors are shared by outputs that are the same node.
-        return ov.Model([op.result(node) for node in outputs.values()], self.parameters, "decoder"), tuple(
-            outputs
-        )
+        return ov.Model([op.result(node) for node in outputs.values()], self.parameters, "decoder"), tuple(outputs)
 
     # --- the parts of a decoder ---------------------------------------------------------------------------------
 
@@ -170,9 +168,7 @@ class Builder:
         """[M, d] -> [M, d]."""
         if self.config.sparse(layer):
             return self.experts(x, layer)
-        return self.linear(
-            self.gate(self.linear(x, f"{layer}.up"), self.config.intermediate_size), f"{layer}.down"
-        )
+        return self.linear(self.gate(self.linear(x, f"{layer}.up"), self.config.intermediate_size), f"{layer}.down")
 
     def experts(self, x: Node, layer: int) -> Node:
         """Mixture of experts [M, d] -> [M, d]. Every expert runs on every token, and the router's weights, zero for
@@ -219,9 +215,7 @@ class Builder:
         return self.linear(normed, self.constants.head)
 
 
-def forward_graph(
-    config: DecoderConfig, constants: Constants, first: int, last: int, taps: Seq[int]
-) -> ov.Model:
+def forward_graph(config: DecoderConfig, constants: Constants, first: int, last: int, taps: Seq[int]) -> ov.Model:
     """One pass through layers first..last-1, from token ids if first is 0, else from `hidden` [M, d].
 
     Outputs: logits [R, V] of the selected rows, tap.{i} [M, d] for each tap, and, unless all layers run, hidden

@@ -257,9 +257,7 @@ class PagedCache:
         index = np.asarray(slots, np.int64)
         table = np.asarray(self.tables.get(seq_id, ()), np.int64)
         if index.size and (index.min() < 0 or index.max() >= len(table) * BLOCK):
-            raise TargetError(
-                f"sequence {seq_id} holds {len(table) * BLOCK} KV slots, not slot {index.max()}"
-            )
+            raise TargetError(f"sequence {seq_id} holds {len(table) * BLOCK} KV slots, not slot {index.max()}")
         return table[index // BLOCK], index % BLOCK
 
     @property

@@ -77,9 +77,7 @@ class Program:
         self.outputs = {name: i for i, name in enumerate(graph[1])}
         self._index = {i.get_any_name(): n for n, i in enumerate(self.compiled.inputs)}
         self._types = {i.get_any_name(): i.get_element_type().to_dtype() for i in self.compiled.inputs}
-        self._memory: dict[
-            str, np.ndarray
-        ] = {}  # name -> flat; each shape of an input or output is a view of it
+        self._memory: dict[str, np.ndarray] = {}  # name -> flat; each shape of an input or output is a view of it
         self._views: dict[str, dict[tuple[int, ...], tuple[Tensor, ov.Tensor]]] = {}
         self._bound: dict[str, tuple[tuple[int, ...], Tensor]] = {}
         self._written: dict[str, tuple[int, ...]] = {}

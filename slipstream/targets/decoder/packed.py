@@ -74,9 +74,7 @@ class Int8Linear:
         self.packed = torch.ops.onednn.qlinear_prepack(values, [_ROWS, weight.shape[1]])
         self.zero = torch.zeros(weight.shape[0], dtype=torch.int64)  # [out]
         self.bias = bias
-        self.nbytes = (
-            values.nbytes + self.scale.nbytes + self.zero.nbytes + (0 if bias is None else bias.nbytes)
-        )
+        self.nbytes = values.nbytes + self.scale.nbytes + self.zero.nbytes + (0 if bias is None else bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         scale = x.abs().amax(1, keepdim=True).div_(127).clamp_(min=1e-30)  # [M, 1]

@@ -26,9 +26,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
 }
 _FIRST_SLOTS = 2048  # a buffer starts no larger than this unless the prompt needs it, then doubles
-_FOLD_ROWS = (
-    64  # up to so many new tokens, query heads of a group become rows; beyond, the mask would grow too large
-)
+_FOLD_ROWS = 64  # up to so many new tokens, query heads of a group become rows; beyond, the mask would grow too large
 
 
 class TorchExecutor:
@@ -232,14 +230,10 @@ class TorchExecutor:
             keys, values = row.kv[i]  # [Hk, slots, D] each
             keys[:, row.past : row.total] = qk[row.start : row.stop, heads:].transpose(0, 1)
             values[:, row.past : row.total] = v[row.start : row.stop].transpose(0, 1)
-            mask, hidden = row.masks[
-                c.windows[i]
-            ]  # [G n, S] or None; slots before `hidden` are out of the window
+            mask, hidden = row.masks[c.windows[i]]  # [G n, S] or None; slots before `hidden` are out of the window
             q = qk[row.start : row.stop, :heads].transpose(0, 1)  # [H, n, D]
             seen = F.scaled_dot_product_attention(
-                q.reshape(
-                    1, heads // fold, fold * n, c.head_dim
-                ),  # [1, Hk, G n, D]: a group's heads are rows
+                q.reshape(1, heads // fold, fold * n, c.head_dim),  # [1, Hk, G n, D]: a group's heads are rows
                 keys[None, :, hidden : row.total],
                 values[None, :, hidden : row.total],
                 attn_mask=mask,
@@ -277,9 +271,7 @@ def _mask(
     first = 0
     seen = torch.cat((tree.new_ones(n, past), tree), 1).to(positions.device)  # [n, past + n]
     if window is not None:
-        at = torch.cat(
-            (torch.arange(past, device=positions.device), positions)
-        )  # [past + n]: position of each slot
+        at = torch.cat((torch.arange(past, device=positions.device), positions))  # [past + n]: position of each slot
         seen &= positions[:, None] - at[None, :] < window
         first = max(0, past - window + 1)  # new tokens stand at `past` or later
         seen = seen[:, first:]

@@ -61,9 +61,7 @@ class Weights(Mapping[str, Tensor]):
         try:
             raw = cut(read())
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{stored} cannot be read: {error}", fix="download the checkpoint again"
-            ) from error
+            raise CheckpointError(f"{stored} cannot be read: {error}", fix="download the checkpoint again") from error
         low, high = raw.detach().aminmax()  # one pass, no copy; NaN propagates
         if not (torch.isfinite(low) and torch.isfinite(high)):
             raise CheckpointError(
@@ -141,9 +139,7 @@ def load_weights(
     return _assemble(readers, config, dtype, progress, str(folder))
 
 
-def from_module(
-    model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None
-) -> Weights:
+def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:
     """The same canonical weights out of a loaded transformers model; views of its parameters where the dtype
     agrees (default: the model's own)."""
     if config is None:
