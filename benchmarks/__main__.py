@@ -16,7 +16,7 @@ from benchmarks.contenders import CONTENDERS
 from benchmarks.figures import FIGURES
 from benchmarks.prompts import SETS, Prompts, load
 from benchmarks.protocol import ROOT
-from benchmarks.provenance import digest, provenance
+from benchmarks.provenance import Neighbours, digest, provenance
 from benchmarks.report import assemble, markdown
 from benchmarks.session import Session
 from slipstream import zoo
@@ -76,6 +76,7 @@ def main() -> int:
     figures = [key for key in FIGURES if key in (options.only or FIGURES)]
     texts = {name: digest([options.prompt_folder / f"{name}.jsonl"]) for name in SETS}
     source = provenance(target, draft, texts, ["python", "-m", "benchmarks", *sys.argv[1:]])
+    neighbours = Neighbours()
     clocks = (MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(TextColumn("{task.description}"), BarColumn(), *clocks, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=None)
@@ -87,6 +88,7 @@ def main() -> int:
             results = assemble(session, figures, prompts, source)
         finally:
             session.close()
+    source["neighbours"] = neighbours.share()  # now that every child has been waited for
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "bench.json").write_text(json.dumps(results, indent=1) + "\n")
     (options.out / "bench.md").write_text(markdown(results))

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from benchmarks.protocol import ROOT, THREADS
@@ -30,7 +31,7 @@ def model(path: str | Path) -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """CPU, memory (bytes), system, and the load average of the last minute: above 0.3 the machine is not quiet."""
+    """CPU, memory (bytes) and system."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -41,8 +42,31 @@ def machine() -> dict[str, Any]:
         "vector": [f for f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8") if f in flags],
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None,
         "system": platform.platform(),
-        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
+
+
+class Neighbours:
+    """How much of the machine others used meanwhile: the share of its processor time, 0 to 1, that went neither to
+    this process nor to the children it has waited for. None where the system does not tell."""
+
+    def __init__(self) -> None:
+        self._start, self._used = monotonic(), _others()
+
+    def share(self) -> float | None:
+        now = _others()
+        if now is None or self._used is None:
+            return None
+        return max(0.0, now - self._used) / ((monotonic() - self._start) * (os.cpu_count() or 1))
+
+
+def _others() -> float | None:
+    """Seconds of processor time since the start of the machine that were not ours."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    user, nice, system, _, _, irq, soft, steal = map(int, stat.read_text().split("\n", 1)[0].split()[1:9])
+    own = sum(os.times()[:4])  # user and system, of this process and of its children
+    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK") - own
 
 
 def commit() -> str | None:

@@ -13,6 +13,8 @@ from benchmarks.prompts import Prompts
 from benchmarks.session import Session
 
 SCHEMA = 1
+QUIET = 0.03
+"""Share of the machine's time that others may use before the table carries a warning."""
 
 
 def assemble(session: Session, figures: list[str], prompts: Prompts, provenance: dict[str, Any]) -> dict[str, Any]:
@@ -67,8 +69,17 @@ def agreements(session: Session, prompts: Prompts) -> list[dict[str, Any]]:
 
 def markdown(results: dict[str, Any]) -> str:
     """The tables for people."""
-    parts = (figure_table, speed_table, text_notes, origin)
-    return "\n\n".join("\n".join(part(results)) for part in parts) + "\n"
+    parts = [noise, figure_table, speed_table, text_notes, origin]
+    blocks = ["\n".join(part(results)) for part in parts]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def noise(results: dict[str, Any]) -> list[str]:
+    """A warning if others used the machine meanwhile."""
+    share = results["provenance"]["neighbours"]
+    if share is None or share < QUIET:
+        return []
+    return [f"**Not a quiet machine:** {100 * share:.0f} % of its time went to other work. These ratios mean little."]
 
 
 def figure_table(results: dict[str, Any]) -> list[str]:
@@ -105,6 +116,8 @@ def speed_table(results: dict[str, Any]) -> list[str]:
 
 def text_notes(results: dict[str, Any]) -> list[str]:
     """One line a contender on how its text compares with our plain decoding; differences are never hidden."""
+    if not results["agreement"]:
+        return []
     notes = ["Texts compared with Slipstream's plain decoding, greedy:", ""]
     for row in results["agreement"]:
         note = f"- {row['label']} ({row['prompts']}): {100 * row['identical']:.0f} % of the prompts identical"
@@ -130,7 +143,7 @@ def origin(results: dict[str, Any]) -> list[str]:
     versions = [f"{n}: " + ", ".join(f"{p} {v}" for p, v in found.items()) for n, found in source["versions"].items()]
     return [
         f"{source['date']}, commit {source['commit']}; {machine['cpu']}, {machine['cores']} cores, "
-        f"{source['threads']} threads, {source['dtype']}, load average {machine['load_average']} before the run; "
+        f"{source['threads']} threads, {source['dtype']}; "
         f"{min(new)} to {max(new)} new tokens, {', '.join(f'{n} {s}' for s, n in count.items())} prompts, "
         f"{rounds} rounds. Versions, by process: " + "; ".join(versions) + ".",
         "",

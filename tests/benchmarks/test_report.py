@@ -20,7 +20,8 @@ PROMPTS = {"code": [Prompt([1]), Prompt([2])], "edit": [Prompt([3]), Prompt([4],
 PROVENANCE = {
     "date": "2026-01-01T00:00:00+00:00", "commit": "abc", "command": "python -m benchmarks", "threads": 2,
     "dtype": "float32",
-    "machine": {"cpu": "X", "cores": 2, "load_average": 0.1}, "versions": {"slipstream": {"torch": "2"}},
+    "machine": {"cpu": "X", "cores": 2}, "versions": {"slipstream": {"torch": "2"}},
+    "neighbours": 0.01,
 }  # fmt: skip
 
 
@@ -82,3 +83,9 @@ def test_bounds_point_the_right_way():
 
 def test_every_contender_can_be_loaded():
     assert {(who.worker, who.model) for who in CONTENDERS.values()} == loads("t", "d").keys()
+
+
+def test_a_busy_machine_is_said_first(results):
+    assert "Not a quiet machine" not in markdown(results)
+    results["provenance"]["neighbours"] = 0.4
+    assert markdown(results).startswith("**Not a quiet machine:** 40 %")
