@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from slipstream.errors import ParameterError, did_you_mean
@@ -114,6 +115,13 @@ class SamplingParams(Strict):
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @cached_property
+    def law(self) -> tuple[object, ...]:
+        """Everything that `warp` reads where it does not look at the history: equal for requests whose laws are made
+        alike, however their seeds, lengths and stops may differ."""
+        bias = tuple(sorted((self.logit_bias or {}).items()))
+        return (self.temperature, self.top_k, self.top_p, self.min_p, bias, self.needs_history)
 
     @property
     def argmax_only(self) -> bool:

@@ -152,7 +152,7 @@ def laws(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
     logits [B + N, V], packed as `TargetOut.logits`. Returns float64 [B + N, V].
     """
     first = seqs[0].params
-    if not first.needs_history and all(s.params is first or s.params == first for s in seqs[1:]):
+    if not first.needs_history and all(s.params.law == first.law for s in seqs[1:]):
         return warp(logits, first)
     rows = []
     for b, seq in enumerate(seqs):

@@ -161,7 +161,7 @@ class ModelDrafter:
         warping, missing ids have probability 0."""
         logits = logits[:, : self.vocab_size]
         first = seqs[0].params
-        if not first.needs_history and all(seq.params == first for seq in seqs[1:]):
+        if not first.needs_history and all(seq.params.law == first.law for seq in seqs[1:]):
             law = warp(logits, first)
         else:
             law = torch.cat(

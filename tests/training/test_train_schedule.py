@@ -47,3 +47,22 @@ def test_resumed_with_a_larger_budget_goes_on() -> None:
     progress = Progress(step=10, tokens=650)
     assert schedule(progress, tokens=1000).factor() == 1.0
     assert schedule(progress, tokens=2000).share == pytest.approx(0.325)
+
+
+def test_finished_run_with_more_budget_decays_once_more() -> None:
+    progress = Progress(step=10, tokens=1000, decay_from=700, decay_span=300)
+    s = schedule(progress, tokens=1500)
+    assert s.done
+    s.extend()
+    assert s.factor() == 1.0
+    progress.tokens = 1250
+    assert s.factor() == pytest.approx(0.5)
+    progress.tokens = 1500
+    assert s.done
+
+
+def test_unfinished_decay_is_not_extended() -> None:
+    progress = Progress(step=10, tokens=850, decay_from=700, decay_span=300)
+    s = schedule(progress, tokens=1500)
+    s.extend()
+    assert s.factor() == pytest.approx(0.5)
