@@ -32,3 +32,4 @@ def test_card_repeats_the_command() -> None:
         "slipstream train base --out OUT --role draft --teacher TARGET_OUT --budget-tokens 100 --lr 0.003 --seed 3 "
         "--edit-share 0.25"
     )
+    assert command_of({**config, "resume": True}).endswith("--edit-share 0.25 --resume")
