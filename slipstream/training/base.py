@@ -32,6 +32,7 @@ from slipstream.training.display import Display, StopSignal
 from slipstream.training.layerskip import LayerSkip, dropout_rates, exit_weights, kept_layers
 from slipstream.training.packing import Batches, HeldOut, Mix, prepare
 from slipstream.training.schedule import Progress, Schedule
+from slipstream.zoo.card import command_of
 from slipstream.zoo.corpus import Package, build_corpus, installed_packages
 from slipstream.zoo.tokenizer import ASSISTANT, END, special_id
 
@@ -187,6 +188,8 @@ class Trainer:
         self.schedule = Schedule(
             self.progress, config.budget_tokens, config.budget_minutes, config.decay_share, config.warmup_steps
         )
+        if config.resume:
+            self.schedule.extend()
 
     @property
     def checkpoint(self) -> Path:
@@ -282,6 +285,7 @@ def train_base(config: BaseConfig, packages: list[Package] | None = None) -> Non
     trainer = Trainer(config, packages)
     progress, schedule = trainer.progress, trainer.schedule
     (config.out / "config.json").write_text(json.dumps(asdict(config), indent=1, default=str) + "\n")
+    trainer.log({"step": progress.step, "command": command_of(asdict(config))})
     display = Display(schedule)
     smooth, saved, first = float("nan"), time.monotonic(), progress.step
     with StopSignal() as stop:

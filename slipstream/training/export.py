@@ -18,7 +18,7 @@ from slipstream.training.packing import HeldOut
 from slipstream.zoo.card import model_card
 from slipstream.zoo.tokenizer import ASSISTANT, END, EOS, save_tokenizer, special_id
 
-SAMPLE_CODE = "def read_config(path):\n"
+SAMPLE_CODE = "import json\nfrom pathlib import Path\n\n\ndef read_config(path: Path) -> dict:"
 SAMPLE_EDIT = (
     "Rename the variable `total` to `amount`.\n\n"
     "def mean(values):\n    total = 0\n    for value in values:\n"
@@ -44,11 +44,18 @@ class Run:
         data = Path(config["data"] or (config["teacher"] or folder)) / ("" if config["data"] else "data")
         return cls(folder, config, model, state, data)
 
+    def commands(self) -> list[str]:
+        """The command lines of the run's parts, in order."""
+        return [e["command"] for e in self.entries() if "command" in e]
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The run's log."""
+        path = self.folder / "log.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
     def last_losses(self) -> dict[str, float]:
         """The latest held-out losses of the run's log, in nats a token."""
-        path = self.folder / "log.jsonl"
-        entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return next((e["heldout"] for e in reversed(entries) if "heldout" in e), {})
+        return next((e["heldout"] for e in reversed(self.entries()) if "heldout" in e), {})
 
 
 def samples(folder: Path, new_tokens: int = 96) -> list[tuple[str, str]]:
@@ -121,6 +128,7 @@ def export(run_folder: Path, to: Path, extra: dict[str, str] | None = None) -> N
         role=run.config["role"],
         parameters=sum(p.numel() for p in run.model.parameters()),
         config=run.config,
+        commands=run.commands(),
         data=json.loads((run.data / "data.json").read_text()),
         progress=run.state["progress"],
         heldout=run.last_losses(),

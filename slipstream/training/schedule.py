@@ -54,6 +54,12 @@ class Schedule:
             self.progress.decay_from = self.spent if at is None else at
             self.progress.decay_span = self.decay_share * self.budget
 
+    def extend(self) -> None:
+        """Called on resume: a run whose decay is over, but not its budget, decays once more over what is left."""
+        progress = self.progress
+        if progress.decay_from is not None and self.share >= 1.0 and self.budget > self.spent:
+            progress.decay_from, progress.decay_span = self.spent, self.budget - self.spent
+
     def factor(self) -> float:
         """Multiplier of the learning rate for the next step; starts the decay when it is time."""
         progress = self.progress

@@ -18,7 +18,7 @@ RECIPES = {
 
 
 def command_of(config: dict[str, Any]) -> str:
-    """The command line that repeats a run."""
+    """The command line of a run, or of one of its parts, from its configuration."""
     words = ["slipstream train base", "--out OUT", f"--role {config['role']}"]
     if config.get("teacher"):
         words.append("--teacher TARGET_OUT")
@@ -26,6 +26,8 @@ def command_of(config: dict[str, Any]) -> str:
         if config.get(name) is not None:
             words.append(f"--{name.replace('_', '-')} {config[name]}")
     words.append(f"--edit-share {config['mix']['edit']}")
+    if config.get("resume"):
+        words.append("--resume")
     return " ".join(words)
 
 
@@ -33,6 +35,7 @@ def model_card(
     role: str,
     parameters: int,
     config: dict[str, Any],
+    commands: list[str],
     data: dict[str, Any],
     progress: dict[str, Any],
     heldout: dict[str, float],
@@ -42,6 +45,7 @@ def model_card(
     """Markdown with front matter: data, tokens seen, held-out loss, seed, command and sample output.
 
     Args:
+        commands: the command lines of the run, a line for every part of an interrupted one.
         data: `data.json` of the token cache; progress: the checkpoint's counters; heldout: nats a token.
         samples: (prompt, continuation) pairs, greedy; extra: further measured facts, label to value.
     """
@@ -59,7 +63,7 @@ def model_card(
         "context": f"{shape['max_position_embeddings']} tokens",
         "tokens seen": f"{progress['tokens']:,} in {progress['step']:,} steps",
         "training time": f"{progress['seconds'] / 60:.0f} minutes, device {config['device']}",
-        "held-out loss, files": f"{heldout.get('raw', float('nan')):.3f} nats a token",
+        "held-out loss, files": f"{heldout.get('raw', float('nan')):.3f} nats a token ({config['eval_rows']} windows of {config['length']} tokens)",
         "held-out loss, answers of edit requests": f"{heldout.get('edit', float('nan')):.3f} nats a token",
         "seed": str(config["seed"]),
         "machine": f"{platform.machine()}, {config['threads']} threads, torch {torch.__version__}",
@@ -72,6 +76,7 @@ def model_card(
     shown = "\n\n".join(
         f"Prompt:\n\n```text\n{a}\n```\n\nContinuation (greedy):\n\n```text\n{b}\n```" for a, b in samples
     )
+    listed = "\n".join(f"    {command}" for command in commands)
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -90,10 +95,10 @@ A small causal language model of Python source for demonstrating and testing spe
 
 ## Command
 
-    {command_of(config)}
+{listed}
 
-With a budget in minutes the number of steps depends on how fast and how busy the machine was. With `--budget-tokens`
-instead, the same seed, data and machine give the same weights.
+Every line continues the run of the line before. With a budget in minutes the number of steps depends on how fast and
+how busy the machine was; with `--budget-tokens` instead, the same seed, data and machine give the same weights.
 
 ## Data
 
@@ -101,7 +106,7 @@ Python source of the standard library and of permissively licensed packages inst
 vendored copies, generated files and near-duplicates are left out. Split by file: {data["files"]["train"]} files train,
 {data["files"]["heldout"]} held out. Training tokens available: {seen["raw"]:,} in files, {seen["write"]:,} in requests
 to write a function, {seen["edit"]:,} in requests to edit one (both made from the training files by a program). Batches
-mix them {config["mix"]["raw"]:.0%} / {config["mix"]["write"]:.0%} / {config["mix"]["edit"]:.0%}.
+(of the last part of the run) mix them {config["mix"]["raw"]:.0%} / {config["mix"]["write"]:.0%} / {config["mix"]["edit"]:.0%}.
 
 | package | version | licence | files |
 |---|---|---|---|

@@ -21,12 +21,13 @@ from slipstream.zoo.pairs import edit_pair, functions
 
 
 def code_prompt(file: SourceFile, tokenizer: Tokenizer, low: int = 60, high: int = 200) -> str | None:
-    """The beginning of a file up to a line break inside a function, `low` to `high` tokens long, or None."""
+    """The beginning of a file up to the end of a line inside a function, `low` to `high` tokens long, or None."""
     rows = file.text.split("\n")
     nodes = [n for n in ast.walk(ast.parse(file.text)) if isinstance(n, ast.FunctionDef) and len(n.body) > 2]
     for node in sorted(nodes, key=lambda n: n.lineno):
         for statement in node.body[1:3]:
-            text = "\n".join(rows[: statement.lineno - 1]) + "\n"
+            # No line break at the end: with the indentation after it, it is one token, which the model must choose.
+            text = "\n".join(rows[: statement.lineno - 1]).rstrip()
             if low <= len(tokenizer.encode(text).ids) <= high:
                 return text
     return None
