@@ -53,6 +53,7 @@ def model_card(
 
     shape = config["shape"]
     seen = data["tokens"]["train"]
+    windows = f"{config['eval_rows']} windows of {config['length']} tokens"
     facts = {
         "parameters": f"{parameters:,}",
         "layers, width, heads (key heads)": (
@@ -63,7 +64,7 @@ def model_card(
         "context": f"{shape['max_position_embeddings']} tokens",
         "tokens seen": f"{progress['tokens']:,} in {progress['step']:,} steps",
         "training time": f"{progress['seconds'] / 60:.0f} minutes, device {config['device']}",
-        "held-out loss, files": f"{heldout.get('raw', float('nan')):.3f} nats a token ({config['eval_rows']} windows of {config['length']} tokens)",
+        "held-out loss, files": f"{heldout.get('raw', float('nan')):.3f} nats a token ({windows})",
         "held-out loss, answers of edit requests": f"{heldout.get('edit', float('nan')):.3f} nats a token",
         "seed": str(config["seed"]),
         "machine": f"{platform.machine()}, {config['threads']} threads, torch {torch.__version__}",
@@ -105,8 +106,9 @@ how busy the machine was; with `--budget-tokens` instead, the same seed, data an
 Python source of the standard library and of permissively licensed packages installed beside the project; tests,
 vendored copies, generated files and near-duplicates are left out. Split by file: {data["files"]["train"]} files train,
 {data["files"]["heldout"]} held out. Training tokens available: {seen["raw"]:,} in files, {seen["write"]:,} in requests
-to write a function, {seen["edit"]:,} in requests to edit one (both made from the training files by a program). Batches
-(of the last part of the run) mix them {config["mix"]["raw"]:.0%} / {config["mix"]["write"]:.0%} / {config["mix"]["edit"]:.0%}.
+to write a function, {seen["edit"]:,} in requests to edit one (both made from the training files by a program).
+Batches of the last part of the run mix them {config["mix"]["raw"]:.0%} / {config["mix"]["write"]:.0%} /
+{config["mix"]["edit"]:.0%}.
 
 | package | version | licence | files |
 |---|---|---|---|
