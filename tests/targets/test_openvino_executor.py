@@ -444,4 +444,4 @@ def test_the_graph_is_fused(llama: OpenVinoExecutor) -> None:
     kinds = [n.get_rt_info()["layerType"].get() for n in program.compiled.get_runtime_model().get_ordered_ops()]
     assert kinds.count("PagedAttention") == kinds.count("RoPE") == 3
     assert kinds.count("RMS") == 7
-    assert kinds.count("FullyConnected") == 4 * 3 + 1
+    assert kinds.count("FullyConnected") == 5 * 3 + 1  # qkv, o, gate, up, down; the head

@@ -2,7 +2,7 @@
 
 The CPU plugin packs every matrix for its kernels, so a constant in ordinary memory would exist twice for as long
 as the model lives. Hence every constant lives in one temporary file, already in the shape that the graph wants
-(query, key and value in one matrix, gate and up in one), mapped into memory: the kernel can drop its pages at any
+(query, key and value in one matrix), mapped into memory: the kernel can drop its pages at any
 time, and `evict` tells it to. Of the embedding only the rows that are looked up are ever in memory. The file has
 no name and is gone with the process.
 
@@ -180,17 +180,17 @@ def _plan(config: DecoderConfig, quantize: str | None) -> list[tuple[str, list[s
         if config.qk_norm:
             plan += [(f"{name}{p}_norm", [f"{source}self_attn.{p}_norm.weight"], "vector") for p in "qk"]
         norm(name + "norm2", source + "post_attention_layernorm")
-        up = ["gate_proj", "up_proj"] if config.gated else ["up_proj"]
+        parts = ("gate", "up", "down") if config.gated else ("up", "down")
         if config.sparse(i):
             assert config.experts is not None
             plan.append((name + "router", [source + "mlp.gate.weight"], "vector"))
             for e in range(config.experts.count):
                 expert = f"{source}mlp.experts.{e}."
-                linear(f"{name}{e}.up", [expert + u for u in up], False)
-                linear(f"{name}{e}.down", [expert + "down_proj"], False)
+                for part in parts:
+                    linear(f"{name}{e}.{part}", [f"{expert}{part}_proj"], False)
         else:
-            linear(name + "up", [f"{source}mlp.{u}" for u in up], config.mlp_bias)
-            linear(name + "down", [source + "mlp.down_proj"], config.mlp_bias)
+            for part in parts:
+                linear(name + part, [f"{source}mlp.{part}_proj"], config.mlp_bias)
     norm("norm", "norm")
     if not config.tie_embeddings:
         plan.append(("head", ["lm_head.weight"], "matrix"))

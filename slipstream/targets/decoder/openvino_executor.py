@@ -27,7 +27,7 @@ from slipstream.targets.decoder.openvino_graph import Graph, forward_graph, unro
 from slipstream.targets.decoder.openvino_paged import PROPERTIES, PagedCache, probe
 from slipstream.targets.decoder.openvino_program import Program, begins, core
 
-_ONE_THREAD_BYTES = 12 << 20
+_ONE_THREAD_BYTES = 4 << 20
 """Below this many bytes of weights a pass, handing work to a second thread costs more than it saves (measured)."""
 
 _KEPT_UNROLLED = 4
