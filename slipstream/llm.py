@@ -81,6 +81,8 @@ class LLM:
     rule          how guesses are verified: "rejection", "block", "coupled" or "greedy".
     max_batch     most sequences that are decoded at once.
     executor      "auto", "torch" or "openvino"; dtype, device, quantize ("int8") and threads as in `Decoder.load`.
+    draft_quantize  "int8" or "none" for the draft model alone; None: as the target. Its weights decide how often its
+                  guesses stand and what they cost, never what is said.
     tokenizer     only needed if the target brings none; without one, prompts are token ids.
     draft_options options of the drafter, e.g. {"confidence": 0.3} or {"max_ngram": 4}.
     progress      called with (bytes read, bytes in all) while weights are loaded.
@@ -100,6 +102,7 @@ class LLM:
         dtype: str | None = None,
         device: str | None = None,
         quantize: str | None = None,
+        draft_quantize: str | None = None,
         threads: int | None = None,
         tokenizer: Any = None,
         draft_options: Mapping[str, Any] | None = None,
@@ -117,6 +120,11 @@ class LLM:
             "threads": threads,
         }
         self._load["progress"] = progress
+        if draft_quantize not in (None, "none", "int8"):
+            raise ParameterError(f"draft_quantize is {draft_quantize!r}", fix="choose None, 'none' or 'int8'")
+        self._draft_load = dict(self._load)
+        if draft_quantize is not None:
+            self._draft_load["quantize"] = None if draft_quantize == "none" else draft_quantize
         if max_batch < 1:
             raise ParameterError(f"max_batch is {max_batch}, must be at least 1")
         self.max_batch = max_batch
@@ -163,7 +171,7 @@ class LLM:
             from slipstream.pairs import require_pair
 
             require_pair(self._target_path, path)
-        model = as_target(draft if path is None else path, **self._load)
+        model = as_target(draft if path is None else path, **self._draft_load)
         return make_drafter("model", self.target, model=model, **options)
 
     def generate(

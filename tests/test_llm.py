@@ -292,3 +292,22 @@ def test_a_drafter_that_misbehaves_never_harms_the_text(tiny, plain, caplog, ans
 def test_an_unknown_keyword_is_refused_with_the_nearest_name():
     with pytest.raises(ParameterError, match="did you mean 'draft_tokens'"):
         LLM("anything", draft_token=4)
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, "int8"), ("none", None), ("int8", "int8")])
+def test_r24_the_draft_model_can_be_quantised_on_its_own(monkeypatch, tiny, own, expected):
+    asked = []
+    load = Decoder.load
+
+    def remember(path, **options):
+        asked.append(options["quantize"])
+        return load(path, **options)
+
+    monkeypatch.setattr(Decoder, "load", staticmethod(remember))
+    LLM(tiny.target, draft=tiny.draft, quantize="int8", draft_quantize=own, executor="torch")
+    assert asked == ["int8", expected]
+
+
+def test_an_unknown_quantisation_of_the_draft_is_refused():
+    with pytest.raises(ParameterError, match="draft_quantize is 'int4'"):
+        LLM("anything", draft_quantize="int4")

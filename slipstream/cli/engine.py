@@ -34,6 +34,7 @@ def load(models: ModelOptions, quiet: bool = False) -> LLM:
             dtype=models.dtype,
             device=models.device,
             quantize=models.quantize,
+            draft_quantize=models.draft_quantize,
             threads=models.threads,
             draft_options=options,
             progress=progress,

@@ -77,6 +77,9 @@ class ModelOptions:
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=_MODELS)] = None
     threads: Annotated[int | None, typer.Option(help="CPU threads.", rich_help_panel=_MODELS)] = None
     quantize: Annotated[str | None, typer.Option(help="int8: weights in 8 bits (CPU).", rich_help_panel=_MODELS)] = None
+    draft_quantize: Annotated[
+        str | None, typer.Option(help="int8 or none, for the draft model alone.", rich_help_panel=_MODELS)
+    ] = None
     drafter: Annotated[
         str | None,
         typer.Option(
@@ -122,6 +125,8 @@ class ModelOptions:
             one_of("dtype", self.dtype, DTYPES)
         if self.quantize is not None:
             one_of("quantize", self.quantize, ("int8",))
+        if self.draft_quantize is not None:
+            one_of("draft_quantize", self.draft_quantize, ("int8", "none"))
         if self.threads is not None and self.threads < 1:
             raise ParameterError(
                 f"threads is {self.threads}, must be at least 1", fix="leave it out, or give the number of cores"
