@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -180,3 +181,8 @@ class ModelDrafter:
         drawn = law.gather(1, x)[:, 0]  # [R]
         plain = torch.softmax(logits.double(), -1).gather(1, x.clamp(max=logits.shape[1] - 1))[:, 0]
         return torch.where(drawn < 1, drawn, plain).tolist()
+
+
+def make(target: Target, *, model: Target, **options: Any) -> ModelDrafter:
+    """See `registry`; options as in `ModelDraftConfig`."""
+    return ModelDrafter(model, target.vocab_size, ModelDraftConfig(**options))

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -31,7 +32,7 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError
-from slipstream.targets.base import TargetOut
+from slipstream.targets.base import Target, TargetOut
 
 Context = tuple[int, ...]
 Follower = tuple[int, int, int]  # token, its latest position or 0, length of the context that it followed
@@ -313,3 +314,8 @@ class NgramDrafter:
                 for k in range(self.config.min_ngram, min(self.config.max_ngram, end) + 1):
                     for token in tops:
                         store.count(tuple(text[end - k : end]), token, 0, text)
+
+
+def make(target: Target, **options: Any) -> NgramDrafter:
+    """See `registry`; options as in `NgramConfig`."""
+    return NgramDrafter(NgramConfig(**options), target.device)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
-from slipstream.targets.base import TargetOut
+from slipstream.targets.base import Target, TargetOut
 
 
 class NoDrafter:
@@ -21,3 +21,8 @@ class NoDrafter:
 
     def release(self, seq_id: int) -> None:
         pass
+
+
+def make(target: Target) -> NoDrafter:
+    """See `registry`."""
+    return NoDrafter()

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from slipstream.drafters.base import Drafter
-from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.targets.base import Target
 
-
-def _ngram(target: Target, **options: Any) -> Drafter:
-    from slipstream.drafters.ngram import NgramConfig, NgramDrafter
-
-    return NgramDrafter(NgramConfig(**options), target.device)
-
-
-def _model(target: Target, *, model: Target, **options: Any) -> Drafter:
-    from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
-
-    return ModelDrafter(model, target.vocab_size, ModelDraftConfig(**options))
-
-
-def _none(target: Target) -> Drafter:
-    return NoDrafter()
-
-
-DRAFTERS: dict[str, Callable[..., Drafter]] = {"none": _none, "ngram": _ngram, "model": _model}
+DRAFTERS: dict[str, str] = {
+    "none": "none",
+    "model": "model",
+    "ngram": "ngram",
+}
+"""Name -> module of this folder that holds it, imported when asked for. The module's `make(target, **options)` makes
+the drafter, and raises ParameterError for options that it does not know."""
 
 
 def make_drafter(name: str, target: Target, **options: Any) -> Drafter:
     """The drafter of that name for `target`. Raises ParameterError for unknown names and options."""
     if name not in DRAFTERS:
         raise ParameterError(f"no drafter is named {name!r}", fix=did_you_mean(name, DRAFTERS))
-    return DRAFTERS[name](target, **options)
+    module = import_module(f"slipstream.drafters.{DRAFTERS[name]}")
+    made: Drafter = module.make(target, **options)
+    return made

@@ -19,6 +19,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import LoadError, ParameterError, TargetError, UnsupportedModelError
 from slipstream.targets.base import TargetOut
+from slipstream.targets.decoder.checkpoint import resolve
 from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.executor import Executor
 from slipstream.targets.decoder.layout import batch_of, prompt_piece
@@ -36,14 +37,20 @@ _DTYPES = {
 class Decoder:
     """A `Target` around one executor.
 
-    chunk  longest run of prompt tokens in one forward; longer prompts are prefilled in pieces, which bounds the
-           memory of activations.
+    chunk    longest run of prompt tokens in one forward; longer prompts are prefilled in pieces, which bounds the
+             memory of activations.
+    weights  where the executor's weights came from, by canonical name; read again on access. Draft heads borrow the
+             embedding and the output head.
+    source   folder of the checkpoint, None for a model from memory.
     """
 
-    def __init__(self, executor: Executor, chunk: int = 512):
+    def __init__(
+        self, executor: Executor, chunk: int = 512, weights: Weights | None = None, source: Path | None = None
+    ):
         if chunk < 1:
             raise ParameterError(f"chunk is {chunk}, must be at least 1", fix="choose chunk >= 1")
         self.executor, self.config, self.chunk = executor, executor.config, chunk
+        self.weights, self.source = weights, source
         self.vocab_size, self.context = executor.config.vocab_size, executor.config.context
         self.device: torch.device = executor.device
         self.eos_ids = frozenset(executor.config.eos_ids)
@@ -74,7 +81,7 @@ class Decoder:
         kind, on, of = choose_executor(config, executor, dtype, device)
         weights = load_weights(source, config, of, progress)
         made = _make(kind, config, weights, on, quantize, threads, executor == "auto")
-        return Decoder(made, chunk)
+        return Decoder(made, chunk, weights, resolve(source))
 
     @staticmethod
     def from_module(
@@ -90,7 +97,7 @@ class Decoder:
         config = DecoderConfig.from_dict(model.config.to_dict())  # type: ignore[union-attr, operator]
         kind, on, of = choose_executor(config, executor, dtype or parameter.dtype, parameter.device)
         weights = from_module(model, config, of)
-        return Decoder(_make(kind, weights.config, weights, on, quantize, threads, executor == "auto"), chunk)
+        return Decoder(_make(kind, weights.config, weights, on, quantize, threads, executor == "auto"), chunk, weights)
 
     # --- Target ------------------------------------------------------------------------------------------------
 

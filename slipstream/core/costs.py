@@ -1,0 +1,59 @@
+"""What a forward of the target costs by the number of rows that it checks: the curve on which draft lengths, tree
+sizes and every prediction of the laboratory rest.
+
+Decoding is bound by memory as long as few rows share one reading of the weights, so the curve is flat at first and
+turns up where arithmetic takes over. Where it turns is a property of the machine: it is measured, not assumed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from slipstream.core.params import Strict
+from slipstream.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class CostCurve(Strict):
+    """seconds[i] is the time of a forward over rows[i] rows (guesses plus one for each sequence); linear between
+    the points, and beyond the last with the slope of the last piece.
+
+    rows  increasing, beginning with 1.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.rows or self.rows[0] != 1 or list(self.rows) != sorted(set(self.rows)):
+            raise ParameterError(f"rows of a cost curve are {self.rows}", fix="give increasing numbers from 1 on")
+        if len(self.seconds) != len(self.rows) or not all(s > 0 for s in self.seconds):
+            raise ParameterError(f"{self.seconds} are no times of {len(self.rows)} forwards", fix="give one each, > 0")
+
+    @staticmethod
+    def flat(row_cost: float = 0.05) -> CostCurve:
+        """One row costs 1, each further one `row_cost` of that: the assumption where nothing was measured."""
+        return CostCurve((1, 2), (1.0, 1.0 + row_cost))
+
+    def __call__(self, rows: float) -> float:
+        """Seconds of a forward over so many rows."""
+        if len(self.rows) == 1:
+            return self.seconds[0]
+        i = min(max(bisect_right(self.rows, rows), 1), len(self.rows) - 1)
+        left, right = self.rows[i - 1], self.rows[i]
+        slope = (self.seconds[i] - self.seconds[i - 1]) / (right - left)
+        return self.seconds[i - 1] + slope * (rows - left)
+
+    def relative(self, rows: float) -> float:
+        """Cost of so many rows in units of one row's."""
+        return self(rows) / self.seconds[0]
+
+    @staticmethod
+    def monotone(rows: Seq[int], seconds: Seq[float]) -> CostCurve:
+        """The curve through measured points, dips of noise levelled: more rows never cost less."""
+        level: list[float] = []
+        for s in seconds:
+            level.append(max(s, level[-1] if level else s))
+        return CostCurve(tuple(rows), tuple(level))

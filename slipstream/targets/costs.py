@@ -1,0 +1,44 @@
+"""Measure the cost curve of a target on this machine."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence as Seq
+from time import perf_counter
+
+import torch
+
+from slipstream.core.costs import CostCurve
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.targets.base import Target
+
+ROWS = (1, 2, 4, 8, 16, 32)
+
+
+def measure_costs(target: Target, rows: Seq[int] = ROWS, past: int = 64, repeats: int = 7) -> CostCurve:
+    """Median seconds of one forward over `rows` rows of a sequence that holds `past` tokens, the row counts in turns.
+
+    Costs (len(rows) * (repeats + 1)) forwards, a tenth of a second for a small model. The sequence is made up and is
+    released again; running sequences are not touched.
+    """
+    past = max(1, min(past, target.context - max(rows) - 1))
+    seq = Sequence([i % target.vocab_size for i in range(past + 1)])
+    try:
+        target.run([seq], Draft.empty(1, target.device))
+        target.commit([seq], [[]])
+        seq.kv_len = past
+        times: dict[int, list[float]] = {n: [] for n in rows}
+        for turn in range(repeats + 1):
+            for n in rows:
+                draft = Draft.chains([[i % target.vocab_size for i in range(n - 1)]], device=target.device)
+                began = perf_counter()
+                target.run([seq], draft)
+                if target.device.type == "cuda":
+                    torch.cuda.synchronize(target.device)
+                if turn:  # the first turn binds buffers and packs weights
+                    times[n].append(perf_counter() - began)
+                target.commit([seq], [[]])
+        return CostCurve.monotone(rows, [statistics.median(times[n]) for n in rows])
+    finally:
+        target.release(seq.id)
