@@ -16,10 +16,11 @@ from benchmarks.contenders import CONTENDERS
 from benchmarks.figures import FIGURES
 from benchmarks.prompts import SETS, Prompts, load
 from benchmarks.protocol import ROOT
-from benchmarks.provenance import Neighbours, digest, provenance
+from benchmarks.provenance import provenance
 from benchmarks.report import assemble, markdown
 from benchmarks.session import Session
 from slipstream import zoo
+from slipstream.lab.provenance import Neighbours, digest
 from slipstream.text import load_tokenizer
 
 MEMORY_REPEATS = 2
@@ -28,7 +29,7 @@ MEMORY_REPEATS = 2
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=4, help="timed runs of every contender on every prompt")
-    parser.add_argument("--minutes", type=float, default=8, help="begin no further round after so long")
+    parser.add_argument("--minutes", type=float, default=8, help="begin no round that would end later")
     parser.add_argument("--prompts", type=int, default=10, help="prompts of each set")
     parser.add_argument("--only", nargs="+", choices=FIGURES, metavar="FIGURE", help=f"of {', '.join(FIGURES)}")
     parser.add_argument("--target", help="checkpoint folder; the embedded model by default")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.protocol import ROOT
 
-PEER_PYTHON = ROOT / ".venv-peers" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 DRAFT_LENGTHS = (2, 3, 4, 5, 6)
 LOOKUP_LENGTHS = (4, 6, 8, 12, 16)
 
@@ -22,7 +22,9 @@ class Contender:
     prompts  set of prompts: "code" asks for a continuation, "edit" for an edit of a given text.
     lengths  draft lengths among which the fastest is chosen, on prompts that are not measured.
     same_k   instead: takes the draft length that was chosen for this contender.
-    exact    False where the weights differ from the others', so its text may too.
+    draft_tokens  instead: this draft length.
+    exact    False where weights or arithmetic differ from the others', so its text may too.
+    note     what the reader of a table must know about this row.
     """
 
     label: str
@@ -31,7 +33,9 @@ class Contender:
     prompts: str = "code"
     lengths: tuple[int, ...] = ()
     same_k: str = ""
+    draft_tokens: int = 0
     exact: bool = True
+    note: str = ""
 
 
 CONTENDERS = {
@@ -58,21 +62,45 @@ class WorkerKind:
         return self.python.exists()
 
 
+def interpreter(environment: str) -> Path:
+    """Python of a peer's environment, a folder of the repository."""
+    return ROOT / environment / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+
 WORKERS = {
     "slipstream": WorkerKind("benchmarks.peers.slipstream_peer"),
     "transformers": WorkerKind("benchmarks.peers.transformers_peer"),
-    "genai": WorkerKind("benchmarks.peers.genai_peer", PEER_PYTHON, "peers"),
+    "genai": WorkerKind("benchmarks.peers.genai_peer", interpreter(".venv-peers"), "peer-genai"),
+    "llamacpp": WorkerKind("benchmarks.peers.llamacpp_peer", interpreter(".venv-peer-llamacpp"), "peer-llamacpp"),
+    **{  # vLLM keeps state for the whole process, so each of its engines has one
+        name: WorkerKind("benchmarks.peers.vllm_peer", interpreter(".venv-peer-vllm"), "peer-vllm")
+        for name in ("vllm", "vllm_draft", "vllm_ngram")
+    },
 }
 
 
-def loads(target: str, draft: str) -> dict[tuple[str, str], dict[str, str]]:
+def loads(target: str, draft: str) -> dict[tuple[str, str], dict[str, Any]]:
     """(worker, model) -> arguments of the worker's `load`, for every model that a contender may want."""
     return {
         ("slipstream", "plain"): {"target": target},
         ("slipstream", "draft"): {"target": target, "draft": draft},
         ("slipstream", "int8"): {"target": target, "quantize": "int8"},
         ("slipstream", "ngram"): {"target": target, "draft": "ngram"},
+        ("slipstream", "suffix"): {"target": target, "draft": "suffix"},
+        ("slipstream", "eagle3"): {"target": target, "draft": "eagle3"},
+        ("slipstream", "hybrid"): {"target": target, "draft": ["suffix", draft]},
         ("transformers", "target"): {"target": target, "draft": draft},
+        ("transformers", "lookup"): {"target": target},
+        ("llamacpp", "F32"): {"target": target, "kind": "F32"},
+        ("llamacpp", "F16"): {"target": target, "kind": "F16"},
+        ("llamacpp", "Q8_0"): {"target": target, "kind": "Q8_0"},
+        ("llamacpp", "Q4_K_M"): {"target": target, "kind": "Q4_K_M"},
+        ("llamacpp", "draft"): {"target": target, "kind": "F32", "draft": draft},
+        ("llamacpp", "lookup"): {"target": target, "kind": "F32", "lookup": True},
         ("genai", "plain"): {"target": target},
         ("genai", "draft"): {"target": target, "draft": draft},
+        ("genai", "lookup"): {"target": target, "lookup": True},
+        ("vllm", "plain"): {"target": target},
+        ("vllm_draft", "draft"): {"target": target, "draft": draft},
+        ("vllm_ngram", "ngram"): {"target": target, "lookup": True},
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.estimates import ratio
+from slipstream.lab.estimates import ratio
 
 
 @dataclass(frozen=True)

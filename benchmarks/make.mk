@@ -1,17 +1,46 @@
-# Included by the Makefile. BENCH passes options on, as in `make bench BENCH="--rounds 3 --only plain_vs_genai"`.
-PEERS := .venv-peers
+# Included by the Makefile. BENCH and SIDE_BY_SIDE pass options on, as in `make bench BENCH="--rounds 3"`.
+TORCH := torch==2.13.0
+GENAI := .venv-peers
+LLAMACPP := .venv-peer-llamacpp
+VLLM := .venv-peer-vllm
 
-.PHONY: bench peers
+.PHONY: bench side-by-side peers peer-genai peer-llamacpp peer-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
 
-# The environment of the OpenVINO GenAI peer. torch (only the export needs it) comes first and alone: have pip prefer
-# CPU builds of it, by its configuration, else gigabytes of CUDA come along.
-peers: $(PEERS)/.ready
+side-by-side: $(READY)
+	$(BIN)/python -m benchmarks.peers $(SIDE_BY_SIDE)
 
-$(PEERS)/.ready: benchmarks/peers/constraints.txt
-	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install --quiet torch==2.13.0
-	$(PEERS)/bin/pip install --quiet --no-deps --requirement benchmarks/peers/constraints.txt
+# Each peer has an environment of its own, pinned whole. Where torch is needed it comes first and alone: have pip prefer
+# CPU builds of it, by its configuration, else gigabytes of CUDA come along.
+peers: peer-genai peer-llamacpp peer-vllm
+peer-genai: $(GENAI)/.ready
+peer-llamacpp: $(LLAMACPP)/.ready
+peer-vllm: $(VLLM)/.ready
+
+$(GENAI)/.ready: benchmarks/peers/constraints.txt
+	$(PYTHON) -m venv $(GENAI)
+	$(GENAI)/bin/pip install --quiet $(TORCH)
+	$(GENAI)/bin/pip install --quiet --no-deps --requirement $<
 	@touch $@
+
+# Compiles llama.cpp: ten minutes on one core. CMAKE_BUILD_PARALLEL_LEVEL sets how many files at a time.
+LLAMACPP_PARTS := LLAVA_BUILD LLAMA_CURL LLAMA_BUILD_TESTS LLAMA_BUILD_TOOLS LLAMA_BUILD_EXAMPLES LLAMA_BUILD_SERVER \
+	LLAMA_BUILD_COMMON
+$(LLAMACPP)/.ready: benchmarks/peers/constraints-llamacpp.txt
+	$(PYTHON) -m venv $(LLAMACPP)
+	CMAKE_ARGS="$(foreach part,$(LLAMACPP_PARTS),-D$(part)=OFF)" \
+		$(LLAMACPP)/bin/pip install --quiet --requirement $<
+	@touch $@
+
+$(VLLM)/.ready: benchmarks/peers/constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet $(TORCH)
+	$(VLLM)/bin/pip install --quiet --no-deps --requirement $<
+	@touch $@
+
+# Every figure, table and number of docs/tutorial.md, measured anew.
+.PHONY: figures
+figures: $(READY)
+	$(BIN)/python -m benchmarks.tutorial $(FIGURES)

@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.prompts import TOKENS
 from benchmarks.protocol import ROOT, THREADS
+from slipstream.lab.memory import process_peak
 
 
 def measure(target: str, ids: list[int], quantize: str | None = None) -> dict[str, Any]:
@@ -56,22 +57,12 @@ def _child(mode: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _peak() -> int:
-    """Largest resident set of this process so far, in bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():  # ru_maxrss on Linux starts at the parent's size, which survives fork and exec
-        return next(int(row.split()[1]) * 1024 for row in status.read_text().splitlines() if row.startswith("VmHWM"))
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 def _decode(target: str, ids: list[int], quantize: str | None) -> dict[str, Any]:
     from slipstream import LLM, SamplingParams
 
     llm = LLM(target, quantize=quantize, threads=THREADS)
     llm.generate([ids], SamplingParams(max_tokens=TOKENS, ignore_eos=True))
-    return {"peak": _peak(), "modules": [name for name in sys.modules if not name.startswith("__main__")]}
+    return {"peak": process_peak(), "modules": [name for name in sys.modules if not name.startswith("__main__")]}
 
 
 def _imports(modules: list[str]) -> dict[str, Any]:
@@ -80,7 +71,7 @@ def _imports(modules: list[str]) -> dict[str, Any]:
             importlib.import_module(name)
         except Exception:  # a module that some package made at run time
             continue
-    return {"peak": _peak()}
+    return {"peak": process_peak()}
 
 
 if __name__ == "__main__":

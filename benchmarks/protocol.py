@@ -6,6 +6,7 @@ The driver writes {"op": name, ...arguments} on the contender's standard input a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -88,6 +89,12 @@ def serve(operations: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
         except Exception:
             reply = {"error": traceback.format_exc()}
         print(json.dumps(reply), file=replies, flush=True)
+
+
+def fingerprint(checkpoint: str | Path) -> str:
+    """16 hex digits that change with the weights of a checkpoint: the name of what was converted from it."""
+    files = sorted(Path(checkpoint).glob("*.safetensors"))
+    return hashlib.sha256(b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files)).hexdigest()[:16]
 
 
 def versions(*packages: str) -> dict[str, str]:

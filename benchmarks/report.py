@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contenders import CONTENDERS
-from benchmarks.estimates import agreement, spread
 from benchmarks.figures import FIGURES, judge
 from benchmarks.prompts import Prompts
 from benchmarks.session import Session
+from slipstream.lab.estimates import agreement, spread
 
 SCHEMA = 1
 QUIET = 0.03
@@ -34,7 +33,7 @@ def assemble(session: Session, figures: list[str], prompts: Prompts, provenance:
 
 def contender(key: str, session: Session, prompts: Prompts) -> dict[str, Any]:
     """Speed (tokens/s, prefill included) and, where the engine counts it, acceptance of one contender."""
-    who, seconds, counts = CONTENDERS[key], session.cells[key], session.counts.get(key, [])
+    who, seconds, counts = session.contenders[key], session.cells[key], session.counts.get(key, [])
     new = np.array([[prompt.tokens] for prompt in prompts[who.prompts]])  # [prompts, 1]
     total = {n: sum(c[n] for c in counts) for n in ("tokens", "rounds", "proposed", "accepted")} if counts else {}
     phases = {p: sum(c["seconds"][p] for c in counts) for p in counts[0]["seconds"]} if counts else {}
@@ -56,15 +55,20 @@ def agreements(session: Session, prompts: Prompts) -> list[dict[str, Any]]:
     """How every contender's text compares with our own plain decoding on the same prompts."""
     rows = []
     for key in session.cells:
-        who = CONTENDERS[key]
-        base = "plain" if who.prompts == "code" else f"plain_{who.prompts}"
-        if key == base or base not in session.cells:
+        who = session.contenders[key]
+        base = next((k for k in session.cells if _is_plain(session, k, who.prompts)), key)
+        if key == base:
             continue
         row: dict[str, Any] = {"key": key, "label": who.label, "prompts": who.prompts, "same_weights": who.exact}
         row |= agreement(session.outputs[base], session.outputs[key])
         session.margins(session.outputs[base], prompts[who.prompts], row["divergences"])
         rows.append({**row, "unstable": sorted(session.unstable.get(key, ()))})
     return rows
+
+
+def _is_plain(session: Session, key: str, prompts: str) -> bool:
+    who = session.contenders[key]
+    return (who.worker, who.model, who.prompts) == ("slipstream", "plain", prompts)
 
 
 def markdown(results: dict[str, Any]) -> str:

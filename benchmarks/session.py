@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from benchmarks.contenders import CONTENDERS, WORKERS, loads
+from benchmarks.contenders import CONTENDERS, WORKERS, Contender, WorkerKind, loads
 from benchmarks.prompts import SPARE, Prompt, Prompts
 from benchmarks.protocol import ContenderError, Worker
 
@@ -18,7 +18,9 @@ ROWS_PAST, ROWS_REPEATS = 256, 200
 class Session:
     """What has been measured so far.
 
+    contenders, kinds  who may run, and the workers that serve them.
     skipped  contender or series -> why it was not measured.
+    notes    contender -> what its worker said about the model when it had loaded it.
     chosen   contender -> draft length.  tuning: contender -> draft length -> seconds a token.
     cells    contender -> seconds, [prompts][rounds].  outputs: contender -> tokens of each prompt in the first round.
     unstable contender -> prompts whose output was not the same in every round.
@@ -29,7 +31,10 @@ class Session:
     target: str
     draft: str
     advance: Callable[[str], None] = lambda doing: None
+    contenders: Mapping[str, Contender] = field(default_factory=lambda: CONTENDERS)
+    kinds: Mapping[str, WorkerKind] = field(default_factory=lambda: WORKERS)
     skipped: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
     chosen: dict[str, int] = field(default_factory=dict)
     tuning: dict[str, dict[int, float]] = field(default_factory=dict)
     cells: dict[str, list[list[float]]] = field(default_factory=dict)
@@ -42,17 +47,19 @@ class Session:
     def start(self, keys: Iterable[str]) -> None:
         """Start the workers of the contenders and load their models; who cannot is skipped, with the reason."""
         keys, arguments = list(keys), loads(self.target, self.draft)
-        for worker, model in dict.fromkeys((CONTENDERS[k].worker, CONTENDERS[k].model) for k in keys):
+        served = {k: (self.contenders[k].worker, self.contenders[k].model) for k in keys}
+        for worker, model in dict.fromkeys(served.values()):
             self.advance(f"loading {worker}, {model}")
-            users = [k for k in keys if (CONTENDERS[k].worker, CONTENDERS[k].model) == (worker, model)]
-            kind = WORKERS[worker]
+            users = [k for k in keys if served[k] == (worker, model)]
+            kind = self.kinds[worker]
             if not kind.installed:
                 self.skip(users, f"{worker} is not installed: run `make {kind.make}`")
                 continue
             try:
                 if worker not in self.workers:
                     self.workers[worker] = Worker(worker, kind.module, kind.python)
-                self.workers[worker].call("load", name=model, **arguments[worker, model])
+                reply = self.workers[worker].call("load", name=model, **arguments[worker, model])
+                self.notes |= dict.fromkeys(users, reply["note"]) if "note" in reply else {}
             except ContenderError as error:
                 self.skip(users, str(error))
 
@@ -64,7 +71,7 @@ class Session:
         """One timed call; None, and the contender is skipped from now on, if it fails."""
         if key in self.skipped:
             return None
-        who = CONTENDERS[key]
+        who = self.contenders[key]
         try:
             reply = self.workers[who.worker].call(
                 "generate", name=who.model, ids=prompt.ids, tokens=prompt.tokens, draft_tokens=draft_tokens
@@ -78,7 +85,7 @@ class Session:
 
     def tune(self, key: str, spare: Prompts) -> None:
         """Choose a draft length on prompts that are not measured: the fastest over them, one length after another."""
-        who, total = CONTENDERS[key], dict.fromkeys(CONTENDERS[key].lengths, 0.0)
+        who, total = self.contenders[key], dict.fromkeys(self.contenders[key].lengths, 0.0)
         prompts = spare[who.prompts]
         for length in who.lengths:
             for turn, prompt in enumerate([prompts[0], *prompts]):  # the first one warms up
@@ -92,25 +99,29 @@ class Session:
     def measure(self, keys: Iterable[str], prompts: Prompts, spare: Prompts, rounds: int, deadline: float) -> None:
         """Time every contender on every prompt, `rounds` times; the order of contenders turns by one each time.
 
-        deadline  on `time.monotonic`: no round but the first begins after it.
+        deadline  on `time.monotonic`: no round but the first begins that would, as long as the one before, end later.
         """
         order = [key for key in keys if key not in self.skipped]
         for key in order:
             self.tune(key, spare)
         for key in order:
-            self.chosen.setdefault(key, self.chosen.get(CONTENDERS[key].same_k, 0))
-            self.advance(f"{CONTENDERS[key].label}: warming up")
-            self.generate(key, spare[CONTENDERS[key].prompts][0], self.chosen[key])
-            self.cells[key] = [[] for _ in prompts[CONTENDERS[key].prompts]]
+            who = self.contenders[key]
+            self.chosen.setdefault(key, self.chosen.get(who.same_k, who.draft_tokens))
+            self.advance(f"{who.label}: warming up")
+            self.generate(key, spare[who.prompts][0], self.chosen[key])
+            self.cells[key] = [[] for _ in prompts[who.prompts]]
+        lasted = 0.0  # seconds of the round before
         for turn in range(rounds):
-            if turn and monotonic() > deadline:
+            began = monotonic()
+            if turn and began + lasted > deadline:
                 break
             for number in range(max(map(len, prompts.values()))):
                 for key in order:
                     if number < len(self.cells[key]):
-                        self.advance(f"round {turn + 1} of {rounds}: {CONTENDERS[key].label}")
-                        self._cell(key, number, prompts[CONTENDERS[key].prompts][number])
+                        self.advance(f"round {turn + 1} of {rounds}: {self.contenders[key].label}")
+                        self._cell(key, number, prompts[self.contenders[key].prompts][number])
                 order = [*order[1:], order[0]]
+            lasted = monotonic() - began
         for key in list(self.cells):
             if key in self.skipped:
                 del self.cells[key]
@@ -149,11 +160,14 @@ class Session:
         for divergence in divergences:
             number, token = divergence["prompt"], divergence["token"]
             ids = prompts[number].ids + ours[number][:token]
-            divergence.update(self.workers["transformers"].call("margin", ids=ids))
+            try:
+                divergence.update(self.workers["transformers"].call("margin", ids=ids))
+            except ContenderError as error:  # everything else has been measured and must not be lost with it
+                return self.skip(["margins"], str(error))
 
     def calls(self, keys: Iterable[str], prompts: int, rounds: int) -> int:
         """How often `advance` will be called by `start` and `measure`: the length of the progress bar."""
-        who = [CONTENDERS[key] for key in keys]
+        who = [self.contenders[key] for key in keys]
         tuning = sum(len(w.lengths) for w in who) * (SPARE + 1)
         return len({(w.worker, w.model) for w in who}) + tuning + len(who) * (1 + prompts * rounds)
 

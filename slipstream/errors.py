@@ -11,7 +11,8 @@
     │   └── PromptError            the prompt is empty, too long, or holds ids outside the vocabulary
     ├── RuleError                  a verification rule was asked for something it cannot decide
     ├── DraftError                 a drafter returned something that is not a draft
-    └── TargetError                the target failed while running (non-finite logits, no memory)
+    ├── TargetError                the target failed while running (non-finite logits, no memory)
+    └── ResultError                a result file of the laboratory cannot be read or written
 
 Messages follow one template: what failed, both values, why it matters, the exact fix, and whether plain
 decoding went on instead. The command line prints the message and leaves with exit code 2.
@@ -78,6 +79,18 @@ class DraftError(SlipstreamError):
 
 class TargetError(SlipstreamError):
     """The target failed while running."""
+
+
+class ResultError(SlipstreamError):
+    """A result file of the laboratory cannot be read or written."""
+
+
+class TrainingError(SlipstreamError):
+    """Training cannot start or go on: its data, the disk, a run that does not fit."""
+
+
+class DataError(TrainingError):
+    """Training data is missing, empty, too short or not text."""
 
 
 def sentence(text: str) -> str:

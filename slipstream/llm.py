@@ -26,6 +26,7 @@ from slipstream.drafters.guard import Guard
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.errors import ParameterError, PromptError, did_you_mean
+from slipstream.heads.checkpoint import recognise
 from slipstream.targets.base import Target
 from slipstream.text import Decode, Piece, TextStream, decoder_of, load_tokenizer
 
@@ -76,9 +77,9 @@ class LLM:
     target        a directory or hub id in Hugging Face layout, "embedded", a loaded transformers model, or any
                   `Target`.
     draft         None; a name from the registry such as "ngram"; a path, "embedded" or a loaded model (a draft model);
-                  or any `Drafter`.
+                  the path of a draft head (Medusa, EAGLE); any `Drafter`; or a list of these, stacked as a hybrid.
     draft_tokens  most guesses a step (K, gamma).
-    rule          how guesses are verified: "rejection", "block", "coupled" or "greedy".
+    rule          how guesses are verified: "rejection", "block", "coupled", "greedy", or "typical", which is lossy.
     max_batch     most sequences that are decoded at once.
     executor      "auto", "torch" or "openvino"; dtype, device, quantize ("int8") and threads as in `Decoder.load`.
     draft_quantize  "int8" or "none" for the draft model alone; None: as the target. Its weights decide how often its
@@ -162,17 +163,32 @@ class LLM:
     def _drafter(self, draft: Any, options: Mapping[str, Any]) -> Drafter:
         if draft is None:
             return NoDrafter()
-        if isinstance(draft, str) and draft in DRAFTERS and draft != "model":
-            return make_drafter(draft, self.target, **options)
         if hasattr(draft, "propose"):
             return draft
+        options = dict(options)
+        if isinstance(draft, (list, tuple)):
+            return make_drafter("hybrid", self.target, members=[self._drafter(each, {}) for each in draft], **options)
+        if isinstance(draft, str) and draft in DRAFTERS:
+            if isinstance(options.get("model"), (str, Path)):
+                options["model"] = self._draft_model(options["model"])
+            elif draft == "model" and "model" not in options:
+                raise ParameterError(
+                    "drafter 'model' was asked for without a draft model", fix="name its folder: draft='path/to/draft'"
+                )
+            return make_drafter(draft, self.target, **options)
+        if isinstance(draft, (str, Path)):
+            kind = recognise(draft)
+            if kind is not None:
+                return make_drafter(kind, self.target, head=draft, **options)
+        return make_drafter("model", self.target, model=self._draft_model(draft), **options)
+
+    def _draft_model(self, draft: Any) -> Target:
         path = _path(draft, "draft")
         if path is not None and self._target_path is not None:
             from slipstream.pairs import require_pair
 
             require_pair(self._target_path, path)
-        model = as_target(draft if path is None else path, **self._draft_load)
-        return make_drafter("model", self.target, model=model, **options)
+        return as_target(draft if path is None else path, **self._draft_load)
 
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None

@@ -102,7 +102,11 @@ def compare(target: str | Path, draft: str | Path) -> PairReport:
 
     Raises the family of `LoadError` if one of them cannot be read; that they do not fit is said by the report.
     """
-    ours, theirs = facts(target), facts(draft)
+    return compare_facts(facts(target), facts(draft))
+
+
+def compare_facts(ours: ModelFacts, theirs: ModelFacts) -> PairReport:
+    """The same for checkpoints that were looked at already."""
     differences, common = _differences(ours.tokenizer, theirs.tokenizer)
     plain = [d for d in differences if not _both_special(d.id, ours.tokenizer, theirs.tokenizer)]
     shown = tuple((plain or differences)[:SHOWN])

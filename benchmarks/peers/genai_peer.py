@@ -1,8 +1,8 @@
-"""OpenVINO GenAI: `LLMPipeline`, plain and with a draft model. Runs in the peers' environment (`make peers`)."""
+"""OpenVINO GenAI: `LLMPipeline`, plain, with a draft model and with prompt lookup. Runs in an environment of its own
+(`make peer-genai`)."""
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 import time
@@ -13,13 +13,15 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from benchmarks.protocol import ROOT, THREADS, serve, versions
+from benchmarks.protocol import ROOT, THREADS, fingerprint, serve, versions
 
 EXPORTS = ROOT / ".venv-peers" / "exports"
 # Without the two precisions the processor may compute in bfloat16 and the KV cache is quantised to 8 bits.
 FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 PROPERTIES = {**FLOAT32, "INFERENCE_NUM_THREADS": THREADS, "PERFORMANCE_HINT": "LATENCY"}
+LOOKUP_NGRAM = 3  # the longest end of the text that prompt lookup searches for
 pipelines: dict[str, genai.LLMPipeline] = {}
+lookups: dict[str, bool] = {}
 
 
 def scheduler() -> genai.SchedulerConfig:
@@ -33,8 +35,7 @@ def scheduler() -> genai.SchedulerConfig:
 
 def export(path: str, precision: str) -> Path:
     """Convert a checkpoint by optimum-intel, once for each content of its weights; `precision`: fp32 or int8."""
-    weights = b"".join(hashlib.sha256(f.read_bytes()).digest() for f in sorted(Path(path).glob("*.safetensors")))
-    folder = EXPORTS / f"{hashlib.sha256(weights).hexdigest()[:16]}-{precision}"
+    folder = EXPORTS / f"{fingerprint(path)}-{precision}"
     if not (folder / "openvino_model.bin").exists():
         tool = Path(sys.executable).parent / "optimum-cli"
         command = [str(tool), "export", "openvino", "--model", path, "--task", "text-generation-with-past"]
@@ -44,9 +45,12 @@ def export(path: str, precision: str) -> Path:
     return folder
 
 
-def load(name: str, target: str, draft: str | None = None, precision: str = "fp32") -> dict[str, Any]:
+def load(
+    name: str, target: str, draft: str | None = None, lookup: bool = False, precision: str = "fp32"
+) -> dict[str, Any]:
     """Build a pipeline under a name, exporting what has not been exported yet."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"prompt_lookup": True} if lookup else {}
+    lookups[name] = lookup
     if draft:
         options["draft_model"] = genai.draft_model(str(export(draft, precision)), "CPU", **PROPERTIES)
     folder = str(export(target, precision))
@@ -61,7 +65,9 @@ def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> d
     """
     config = genai.GenerationConfig()
     config.max_new_tokens, config.ignore_eos, config.do_sample = tokens, True, False
-    if draft_tokens:
+    if draft_tokens and lookups[name]:
+        config.num_assistant_tokens, config.max_ngram_size = draft_tokens, LOOKUP_NGRAM
+    elif draft_tokens:
         config.num_assistant_tokens, config.assistant_confidence_threshold = draft_tokens, 0.0
     prompt = genai.TokenizedInputs(ov.Tensor(np.array([ids], np.int64)), ov.Tensor(np.ones((1, len(ids)), np.int64)))
     start = time.perf_counter()

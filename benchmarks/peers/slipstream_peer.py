@@ -1,4 +1,4 @@
-"""Slipstream itself: plain, with a draft model, with n-grams, with int8 weights, and its target's bare forward."""
+"""Slipstream itself: plain, with any of its drafters, with int8 weights, and its target's bare forward."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ loaded: dict[str, dict[str, Any]] = {}  # the arguments that each was loaded wit
 forwards = [0.0]  # seconds inside executors since the last generate began
 
 
-def load(name: str, target: str, draft: str | None = None, quantize: str | None = None) -> dict[str, Any]:
-    """Load an engine under a name."""
+def load(name: str, target: str, draft: str | list[str] | None = None, quantize: str | None = None) -> dict[str, Any]:
+    """Load an engine under a name; `draft` as in `LLM`."""
     loaded[name] = {"target": target, "draft": draft, "quantize": quantize}
     _engine(name, 0)
     return {}
@@ -34,7 +34,7 @@ def _engine(name: str, draft_tokens: int) -> LLM:
         drafter = getattr(llm.drafter, "drafter", llm.drafter)  # within its guard
         parts: list[Any] = [llm.target, getattr(drafter, "model", None)]
         for model in parts:
-            if model is not None:
+            if hasattr(model, "executor"):
                 _clock(model.executor)
         models[name] = llm
     return models[name]

@@ -1,4 +1,4 @@
-"""transformers: `generate`, plain and with an assistant model."""
+"""transformers: `generate`, plain, with an assistant model, and with prompt lookup."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from benchmarks.protocol import THREADS, serve, versions
 models: dict[str, Any] = {}
 
 
-def load(name: str, target: str, draft: str) -> dict[str, Any]:
-    """Load target and assistant in float32."""
+def load(name: str, target: str, draft: str | None = None) -> dict[str, Any]:
+    """Load target and assistant in float32, each once, whatever the name."""
     for role, path in (("target", target), ("draft", draft)):
+        if path is None or role in models:
+            continue
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         # Every contender goes on past the end of the text, without forbidding its token, as min_new_tokens would.
         model.generation_config.eos_token_id = model.config.eos_token_id = None
@@ -25,13 +27,16 @@ def load(name: str, target: str, draft: str) -> dict[str, Any]:
 
 
 def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
-    """Greedy continuation of `ids` by `tokens` tokens; `draft_tokens` > 0 drafts as many each round.
+    """Greedy continuation of `ids` by `tokens` tokens; `draft_tokens` > 0 drafts as many each round, by the assistant
+    or, if the name is "lookup", from the text so far.
 
     seconds: wall time of the call, prefill included.
     """
     prompt = torch.tensor([ids])
     options: dict[str, Any] = {}
-    if draft_tokens:
+    if draft_tokens and name == "lookup":
+        options["prompt_lookup_num_tokens"] = draft_tokens
+    elif draft_tokens:
         settings = models["draft"].generation_config
         settings.num_assistant_tokens = draft_tokens
         settings.num_assistant_tokens_schedule = "constant"

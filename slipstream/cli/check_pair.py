@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import render
+from slipstream.cli.demo import summary
 from slipstream.cli.engine import checkpoint, load, quieten
 from slipstream.cli.options import ModelOptions
 
 if TYPE_CHECKING:
-    from slipstream.cli.race import Standing
+    from slipstream.lab.measure import Run
     from slipstream.pairs import PairReport
 
 SHOWN_RATES = (0.6, 0.8)
@@ -35,24 +36,33 @@ def check_pair(
 
     models = ModelOptions(target=target, draft=draft, drafter="model", draft_tokens=draft_tokens)
     report = compare(checkpoint(target, "target"), checkpoint(draft, "draft"))
-    standings = measured(models) if measure and report.fits else []
+    runs = measured(models) if measure and report.fits else []
     if as_json:
-        print(json.dumps(report.as_dict() | {"measured": [standing.as_dict() for standing in standings]}))
+        print(json.dumps(report.as_dict() | {"measured": [summary(run) for run in runs]}))
     else:
-        show(report, standings)
+        show(report, runs)
     raise typer.Exit(0 if report.fits else 1)
 
 
-def measured(models: ModelOptions) -> list[Standing]:
-    from slipstream.cli.race import Method, built_in_prompts, race
+def measured(models: ModelOptions) -> list[Run]:
+    from slipstream.core.params import SamplingParams
+    from slipstream.lab.measure import Arm, line_up, passes, race
+    from slipstream.lab.prompts import built_in
 
     llm = load(models)
-    methods = [Method("plain", None, 0), Method("draft model", llm.drafter.drafter, llm.draft_tokens)]  # type: ignore[attr-defined]
-    with render.progress("measuring, in turns", len(methods) * (ROUNDS + 1)) as advance:
-        return race(llm, methods, built_in_prompts(llm, "code", 3), ROUNDS, tokens=TOKENS, advance=advance)
+    params = SamplingParams(max_tokens=TOKENS)
+    plain = Arm("plain", llm, params=params)
+    drafter = llm.drafter.drafter  # type: ignore[attr-defined]
+    runs = line_up(
+        [plain, Arm("draft model", llm, drafter, llm.draft_tokens, params=params, against=plain)],
+        built_in(llm, "code", 3),
+    )
+    with render.progress("measuring, in turns", passes(runs, ROUNDS)) as advance:
+        race(runs, ROUNDS, advance)
+    return runs
 
 
-def show(report: PairReport, standings: list[Standing]) -> None:
+def show(report: PairReport, runs: list[Run]) -> None:
     console = render.out()
     console.print(sides(report))
     if not report.fits:
@@ -64,8 +74,8 @@ def show(report: PairReport, standings: list[Standing]) -> None:
     console.print(f"The pair fits: {agree}.", style="bold")
     for line in [*report.notes, *outlook(report)]:
         console.print(f"- {line}.")
-    if standings:
-        console.print(render.standings_table({"code": standings}))
+    if runs:
+        console.print(render.runs_table({"code": runs}))
 
 
 def sides(report: PairReport) -> Any:

@@ -16,7 +16,7 @@ from slipstream.cli.options import ModelOptions, draft_length, grouped
 from slipstream.core.params import SamplingParams
 
 if TYPE_CHECKING:
-    from slipstream.cli.race import Method, Standing
+    from slipstream.lab.measure import Arm, Run
     from slipstream.llm import LLM
 
 PROMPT_LINES = 4
@@ -25,12 +25,12 @@ BUDGET_SECONDS = 25
 
 @dataclass(frozen=True)
 class Job:
-    """One kind of prompt, the prompts, and the methods that decode them; the first method is plain decoding."""
+    """One kind of prompt, the prompts, and the arms that decode them; the first is plain decoding."""
 
     kind: str
     titles: list[str]
     prompts: list[list[int]]
-    methods: list[Method]
+    arms: list[Arm]
 
 
 @grouped
@@ -46,7 +46,7 @@ def demo(
     Exit code 1 if a speculative text differs from the plain one by more than rounding can explain.
     """
     llm = load(models)
-    jobs = plan(llm, models, prompts)
+    jobs = plan(llm, models, prompts, tokens)
     if not as_json:
         render.line(banner(llm, models))
         if render.coloured(render.out()):
@@ -54,51 +54,56 @@ def demo(
     with Interrupt() as interrupt:
         for job in jobs if not as_json else ():
             for i in range(len(job.prompts)):
-                if not show(llm, job, i, tokens, interrupt):
+                if not show(llm, job, i, interrupt):
                     raise typer.Exit(130)
-    standings = measure(llm, jobs, rounds, tokens)
+    found = measure(jobs, rounds)
     if as_json:
-        print(json.dumps({kind: [standing.as_dict() for standing in group] for kind, group in standings.items()}))
+        print(json.dumps({kind: [summary(run) for run in runs] for kind, runs in found.items()}))
     else:
-        report(jobs, standings)
-    raise typer.Exit(0 if all(standing.exact for group in standings.values() for standing in group) else 1)
+        report(found)
+    raise typer.Exit(0 if all(run.exact for runs in found.values() for run in runs) else 1)
 
 
-def plan(llm: LLM, models: ModelOptions, count: int) -> list[Job]:
+def plan(llm: LLM, models: ModelOptions, count: int, tokens: int) -> list[Job]:
     """Plain decoding and the draft model on code to continue; the n-gram drafter as well on code to edit."""
     from slipstream import zoo
-    from slipstream.cli.race import Method, built_in_prompts
+    from slipstream.lab.measure import Arm
+    from slipstream.lab.prompts import built_in
 
+    params = SamplingParams(max_tokens=tokens)
     wanted = (models.drafter,) if models.drafter else ("model", "ngram")
-    plain, speculative = Method("plain", None, 0), []
+    plain, speculative, lookup = Arm("plain", llm, params=params), [], []
     if "model" in wanted and llm.drafter.name == "model":
-        speculative.append(Method("draft model", llm.drafter.drafter, draft_length(models.draft_tokens, "model")))  # type: ignore[attr-defined]
-    lookup = [Method("n-gram", "ngram", draft_length(models.draft_tokens, "ngram"))] if "ngram" in wanted else []
+        drafter, length = llm.drafter.drafter, draft_length(models.draft_tokens, "model")  # type: ignore[attr-defined]
+        speculative.append(Arm("draft model", llm, drafter, length, params=params, against=plain))
+    if "ngram" in wanted:
+        length = draft_length(models.draft_tokens, "ngram")
+        lookup.append(Arm("n-gram", llm, "ngram", length, params=params, against=plain))
     kinds = {"code": [plain, *(speculative or lookup)], "edit": [plain, *speculative, *lookup]}
     return [
-        Job(kind, [entry["file"] for entry in zoo.prompts(kind)[:count]], built_in_prompts(llm, kind, count), methods)
-        for kind, methods in kinds.items()
+        Job(kind, [entry["file"] for entry in zoo.prompts(kind)[:count]], built_in(llm, kind, count), arms)
+        for kind, arms in kinds.items()
     ]
 
 
-def show(llm: LLM, job: Job, i: int, tokens: int, interrupt: Interrupt) -> bool:
-    """Stream one prompt by the last method of its job, and compare the text with plain decoding. False on Ctrl-C."""
-    from slipstream.cli.race import decode
+def show(llm: LLM, job: Job, i: int, interrupt: Interrupt) -> bool:
+    """Stream one prompt by the last arm of its job, and compare the text with plain decoding. False on Ctrl-C."""
+    from slipstream.lab.measure import decode
 
-    console, params = render.out(), SamplingParams(max_tokens=tokens)
-    plain, fast = job.methods[0], job.methods[-1]
+    console = render.out()
+    plain, fast = job.arms[0], job.arms[-1]
     title = {"code": "Continue", "edit": "Edit"}[job.kind]
     console.print(f"\n{title} {i + 1} of {len(job.prompts)}: {job.titles[i]}", style="bold")
     tail = llm.tokenizer.decode(job.prompts[i]).rstrip("\n").splitlines()[-PROMPT_LINES:]
     console.print(Text(render.printable("\n".join(["...", *tail])), style="dim"), no_wrap=True, overflow="ellipsis")
     with render.status("decoding plainly"):
-        reference, plain_seconds = decode(llm, plain, job.prompts[i], params)
+        (reference,), plain_seconds = decode(plain, None, [job.prompts[i]], [0])
     if interrupt.asked:
         return False
     writer = render.TextWriter(colours=fast is not plain)
     llm.use(fast.drafter)
     llm.draft_tokens = fast.draft_tokens
-    seq = llm.sequence(job.prompts[i], params)
+    seq = llm.sequence(job.prompts[i], fast.params)
     for chunk in llm.follow(seq):
         for piece in chunk.pieces:
             writer.write(piece.text, piece.drafted)
@@ -112,37 +117,49 @@ def show(llm: LLM, job: Job, i: int, tokens: int, interrupt: Interrupt) -> bool:
     return True
 
 
-def measure(llm: LLM, jobs: list[Job], rounds: int, tokens: int) -> dict[str, list[Standing]]:
-    from slipstream.cli.race import race
+def measure(jobs: list[Job], rounds: int) -> dict[str, list[Run]]:
+    from slipstream.lab.measure import line_up, passes, race
 
-    passes = sum(len(job.methods) for job in jobs) * (rounds + 1)
-    with render.progress("timing, in turns", passes) as advance:
-        return {
-            job.kind: race(llm, job.methods, job.prompts, rounds, tokens, advance, BUDGET_SECONDS / len(jobs))
-            for job in jobs
-        }
+    found = {job.kind: line_up(job.arms, job.prompts) for job in jobs}
+    with render.progress("timing, in turns", sum(passes(runs, rounds) for runs in found.values())) as advance:
+        for runs in found.values():
+            race(runs, rounds, advance, BUDGET_SECONDS / len(jobs))
+    return found
 
 
-def report(jobs: list[Job], standings: dict[str, list[Standing]]) -> None:
+def summary(run: Run) -> dict[str, Any]:
+    """One run as plain JSON values."""
+    return {
+        "method": run.arm.name,
+        "draft_tokens": run.arm.draft_tokens,
+        "tokens_per_second": run.tokens_per_second().value,
+        "speedup": vars(run.speedup()),
+        "lossless": run.exact,
+        "token_identical": not run.divergences,
+        "divergences": [{"prompt": i, **vars(d), "near_tie": d.near_tie} for i, d in run.divergences],
+        "stats": run.stats().as_dict(),
+    }
+
+
+def report(found: dict[str, list[Run]]) -> None:
     console = render.out()
     console.print()
-    console.print(render.standings_table(standings))
-    for note in notes(standings):
+    console.print(render.runs_table(found))
+    for note in notes(found):
         console.print(note)
 
 
-def notes(standings: dict[str, list[Standing]]) -> list[str]:
+def notes(found: dict[str, list[Run]]) -> list[str]:
     """What the table cannot say."""
-    groups: list[Any] = list(standings.values())
     parted = [
-        f"{standing.method.name}, {kind} prompt {i + 1}, {d}."
-        for kind, group in standings.items()
-        for standing in group
-        for i, d in standing.divergences
+        f"{run.arm.name}, {kind} prompt {i + 1}, {d}."
+        for kind, runs in found.items()
+        for run in runs
+        for i, d in run.divergences
     ]
     if not parted:
         parted = ["Every speculative text is token-identical to plain decoding."]
-    rounds = min(len(standing.rates) for group in groups for standing in group)
+    rounds = min(run.rounds for runs in found.values() for run in runs)
     return [
         *parted,
         "Accept rate: guesses that stood; mean length: tokens a step, the target's own too.",

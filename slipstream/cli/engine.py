@@ -27,7 +27,7 @@ def load(models: ModelOptions, quiet: bool = False) -> LLM:
 
         return LLM(
             models.target,
-            {"none": None, "model": models.draft_model, "ngram": "ngram"}[models.method],
+            models.speculation,
             draft_tokens=models.length,
             rule=models.rule,
             executor=models.executor,
@@ -36,7 +36,7 @@ def load(models: ModelOptions, quiet: bool = False) -> LLM:
             quantize=models.quantize,
             draft_quantize=models.draft_quantize,
             threads=models.threads,
-            draft_options=options,
+            draft_options=options | models.draft_option,
             progress=progress,
         )
 

@@ -14,13 +14,23 @@ import typer
 
 from slipstream import __version__
 from slipstream.cli import render
+from slipstream.cli.bench import bench
 from slipstream.cli.chat import chat
 from slipstream.cli.check_pair import check_pair
 from slipstream.cli.demo import demo
+from slipstream.cli.doctor import doctor
+from slipstream.cli.drafters import drafters
 from slipstream.cli.generate import generate
 from slipstream.cli.info import info
 from slipstream.cli.options import ALIASES
+from slipstream.cli.pairs import pairs, suggest_draft
+from slipstream.cli.report import report
+from slipstream.cli.simulate import simulate
+from slipstream.cli.sweep import sweep
+from slipstream.cli.trace import trace
 from slipstream.cli.train import app as train
+from slipstream.cli.tune import tune
+from slipstream.cli.verify import verify
 from slipstream.errors import SlipstreamError
 
 app = typer.Typer(
@@ -30,7 +40,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (generate, chat, demo, info, check_pair):
+for command in (
+    generate, chat, demo, info, check_pair, drafters, bench, sweep, trace, verify, doctor, tune, report, simulate,
+    pairs, suggest_draft,
+):  # fmt: skip
     app.command(command.__name__.replace("_", "-"))(command)
 app.add_typer(train, name="train")
 

@@ -10,8 +10,10 @@ mistake in the arguments is answered at once.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -19,8 +21,15 @@ import typer
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError, did_you_mean
 
-RULES = ("greedy", "rejection", "block", "coupled")
-DRAFTERS = ("none", "model", "ngram")
+RULES = ("greedy", "rejection", "block", "coupled", "typical")
+DRAFTERS = (
+    "none", "model", "layerskip", "ngram", "suffix", "sam", "recycling", "lookahead",
+    "medusa", "eagle", "eagle3", "hybrid", "bandit", "replay",
+)  # fmt: skip
+HEADS = ("medusa", "eagle", "eagle3")
+"""Drafters that read a draft head."""
+BLENDS = ("hybrid", "bandit")
+"""Drafters made of others, to which a draft model may belong."""
 EXECUTORS = ("auto", "torch", "openvino")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
@@ -47,8 +56,37 @@ ALIASES = {
 _MODELS, _SPECULATION, _SAMPLING = "Models", "Speculation", "Sampling"
 
 
-DRAFT_LENGTHS = {"none": 0, "model": 4, "ngram": 10}
+DRAFT_LENGTHS = {
+    "none": 0, "model": 4, "layerskip": 4, "ngram": 10, "suffix": 10, "sam": 10, "recycling": 6, "lookahead": 8,
+    "medusa": 4, "eagle": 5, "eagle3": 5, "hybrid": 10, "bandit": 10, "replay": 4,
+}  # fmt: skip
 """Draft length where the user names none: a lookup costs nothing, and text that repeats itself repeats at length."""
+
+
+def from_file(ctx: typer.Context, path: str | None) -> str | None:
+    """Make what a file says the defaults of the options that the command has; options on the command line win. Raises
+    ParameterError for files that are none, and for names that are no option of any command."""
+    if path is None:
+        return None
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as fault:
+        raise ParameterError(f"--config {path} cannot be read: {fault.strerror}", fix="check the name") from fault
+    except ValueError as fault:
+        raise ParameterError(f"--config {path} is not JSON: {fault}") from fault
+    if not isinstance(found, dict):
+        raise ParameterError(f"--config {path} holds no object", fix='write it as in {"drafter": "ngram"}')
+    own = {parameter.name: parameter for parameter in ctx.command.params}
+    known = {f.name for options in (ModelOptions, SamplingOptions) for f in fields(options)} - {"config"}
+    for name in found:
+        if name not in known:
+            raise ParameterError(f"--config {path} has {name!r}, which is no option", fix=did_you_mean(name, known))
+    values = {name: value for name, value in found.items() if name in own and value is not None}
+    for name, value in values.items():
+        if getattr(own[name], "multiple", False) and not isinstance(value, list):
+            values[name] = [value]
+    ctx.default_map = {**(ctx.default_map or {}), **values}
+    return path
 
 
 @dataclass(frozen=True)
@@ -63,7 +101,7 @@ class ModelOptions:
         typer.Option(
             "--draft",
             "-md",
-            help="Draft model: folder, hub id, or 'embedded'.",
+            help="Draft model or draft head: folder, hub id, or 'embedded'.",
             rich_help_panel=_MODELS,
             show_default="embedded",
         ),
@@ -83,7 +121,7 @@ class ModelOptions:
     drafter: Annotated[
         str | None,
         typer.Option(
-            help="none, model or ngram.",
+            help="By name (slipstream drafters lists them); several, as in suffix,eagle3, are stacked.",
             rich_help_panel=_SPECULATION,
             show_default="model if there is a draft, else ngram",
         ),
@@ -101,7 +139,8 @@ class ModelOptions:
     rule: Annotated[
         str,
         typer.Option(
-            help="rejection, block, coupled or greedy: how guesses are verified.", rich_help_panel=_SPECULATION
+            help="rejection, block, coupled, greedy, or typical (lossy): how guesses are verified.",
+            rich_help_panel=_SPECULATION,
         ),
     ] = "rejection"
     drafter_option: Annotated[
@@ -114,13 +153,22 @@ class ModelOptions:
             rich_help_panel=_SPECULATION,
         ),
     ] = None
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help="A JSON file of option names and values, as `slipstream tune` writes it; options given here win.",
+            rich_help_panel=_MODELS,
+            is_eager=True,
+            callback=from_file,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         one_of("rule", self.rule, RULES)
         one_of("executor", self.executor, EXECUTORS)
         SamplingParams(draft_tokens=self.draft_tokens)  # refuses K < 0
-        if self.drafter is not None:
-            one_of("drafter", self.drafter, DRAFTERS)
+        for name in self.drafter.split(",") if self.drafter is not None else ():
+            one_of("drafter", name, DRAFTERS)
         if self.dtype is not None:
             one_of("dtype", self.dtype, DTYPES)
         if self.quantize is not None:
@@ -131,7 +179,7 @@ class ModelOptions:
             raise ParameterError(
                 f"threads is {self.threads}, must be at least 1", fix="leave it out, or give the number of cores"
             )
-        if self.drafter == "model" and self.draft_model is None:
+        if "model" in (self.drafter or "").split(",") and self.draft_model is None:
             raise ParameterError(
                 "drafter 'model' was asked for without a draft model",
                 why="only the embedded target has a draft of its own",
@@ -147,7 +195,27 @@ class ModelOptions:
     @property
     def method(self) -> str:
         """Name of the drafter in use."""
+        if self.drafter is not None and "," in self.drafter:
+            return "hybrid"
         return self.drafter or ("model" if self.draft_model else "ngram")
+
+    @property
+    def speculation(self) -> str | list[str | None] | None:
+        """The drafter in use, as `LLM` takes it."""
+        named = [
+            {"none": None, "model": self.draft_model}.get(name, name)
+            for name in (self.drafter or self.method).split(",")
+        ]
+        return named if len(named) > 1 else named[0]
+
+    @property
+    def draft_option(self) -> dict[str, str]:
+        """What `--draft` names, for a drafter that takes it as an option."""
+        if self.draft is not None and self.method in HEADS:
+            return {"head": self.draft}
+        if self.draft_model is not None and self.method in BLENDS and self.drafter == self.method:
+            return {"model": self.draft_model}
+        return {}
 
     @property
     def length(self) -> int:

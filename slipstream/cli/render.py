@@ -7,7 +7,6 @@ where the output is not a terminal, and none where NO_COLOR is set.
 from __future__ import annotations
 
 import logging
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
@@ -24,8 +23,8 @@ from rich.text import Text
 from slipstream.errors import SlipstreamError, sentence
 
 if TYPE_CHECKING:
-    from slipstream.cli.race import Standing
     from slipstream.core.stats import SpecStats
+    from slipstream.lab.measure import Run
     from slipstream.llm import Completion
 
 # Basic terminal colours only: every theme, light or dark, keeps them readable, and green and magenta stay apart
@@ -246,26 +245,23 @@ def logprob_table(completion: Completion, show: Any) -> Table:
     return made
 
 
-def standings_table(groups: Mapping[str, Seq[Standing]]) -> Table:
-    """One line a method: speed, speed-up over the first of its group with its quartiles, acceptance, exactness. At most
-    80 columns wide."""
-    from slipstream.cli.race import quartiles
-
-    heads = ("task", "method", "tokens/s", "speed-up\n(quartiles)", "accept\nrate", "mean\nlength", "lossless")
+def runs_table(groups: Mapping[str, Seq[Run]]) -> Table:
+    """One line a way of decoding: speed, speed-up over plain decoding with its 95 % interval, acceptance, exactness. At
+    most 80 columns wide."""
+    heads = ("task", "method", "tokens/s", "speed-up\n(95 % interval)", "accept\nrate", "mean\nlength", "lossless")
     made = table(*heads, left=2)
-    for name, standings in groups.items():
-        for i, standing in enumerate(standings):
-            low, middle, high = quartiles(standing.speedups)
-            stats, k = standing.stats, standing.method.draft_tokens
-            exact = (yes(True) + "*" * bool(standing.divergences)) if standing.exact else "NO"
+    for name, runs in groups.items():
+        for i, run in enumerate(runs):
+            stats, gain, k = run.stats(), run.speedup(), run.arm.draft_tokens
+            exact = (yes(True) + "*" * bool(run.divergences)) if run.exact else "NO"
             made.add_row(
                 "" if i else name,
-                standing.method.name + (f", K={k}" if k else ""),
-                f"{statistics.median(standing.rates):.0f}",
-                f"{times(middle)}x ({times(low)}-{times(high)})" if i else "1",
+                run.arm.name + (f", K={k}" if k else ""),
+                f"{run.tokens_per_second().value:.0f}",
+                f"{times(gain.value)}x ({times(gain.low)}-{times(gain.high)})" if run.plain else "1",
                 percent(stats.acceptance_rate),
                 f"{stats.mean_acceptance_length or 0:.2f}",
-                Text(exact, "" if standing.exact else "bold red"),
+                Text(exact, "" if run.exact else "bold red"),
             )
         made.add_section()
     return made

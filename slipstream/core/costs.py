@@ -29,7 +29,7 @@ class CostCurve(Strict):
     def __post_init__(self) -> None:
         if not self.rows or self.rows[0] != 1 or list(self.rows) != sorted(set(self.rows)):
             raise ParameterError(f"rows of a cost curve are {self.rows}", fix="give increasing numbers from 1 on")
-        if len(self.seconds) != len(self.rows) or not all(s > 0 for s in self.seconds):
+        if len(self.seconds) != len(self.rows) or not all(0 < s < float("inf") for s in self.seconds):
             raise ParameterError(f"{self.seconds} are no times of {len(self.rows)} forwards", fix="give one each, > 0")
 
     @staticmethod
@@ -38,10 +38,11 @@ class CostCurve(Strict):
         return CostCurve((1, 2), (1.0, 1.0 + row_cost))
 
     def __call__(self, rows: float) -> float:
-        """Seconds of a forward over so many rows."""
+        """Seconds of a forward over so many rows, at least those of one row."""
         if len(self.rows) == 1:
             return self.seconds[0]
-        i = min(max(bisect_right(self.rows, rows), 1), len(self.rows) - 1)
+        rows = max(rows, 1)
+        i = min(bisect_right(self.rows, rows), len(self.rows) - 1)
         left, right = self.rows[i - 1], self.rows[i]
         slope = (self.seconds[i] - self.seconds[i - 1]) / (right - left)
         return self.seconds[i - 1] + slope * (rows - left)
@@ -52,8 +53,13 @@ class CostCurve(Strict):
 
     @staticmethod
     def monotone(rows: Seq[int], seconds: Seq[float]) -> CostCurve:
-        """The curve through measured points, dips of noise levelled: more rows never cost less."""
-        level: list[float] = []
+        """The curve nearest to measured points on which more rows never cost less: points that fall, as noise makes
+        them, are replaced by their mean (isotonic regression by pooling adjacent violators)."""
+        pools: list[tuple[float, int]] = []  # mean of so many points, increasing
         for s in seconds:
-            level.append(max(s, level[-1] if level else s))
-        return CostCurve(tuple(rows), tuple(level))
+            mean, count = s, 1
+            while pools and pools[-1][0] > mean:
+                before, many = pools.pop()
+                mean, count = (before * many + mean * count) / (many + count), many + count
+            pools.append((mean, count))
+        return CostCurve(tuple(rows), tuple(mean for mean, count in pools for _ in range(count)))

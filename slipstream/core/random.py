@@ -12,7 +12,7 @@ import secrets
 
 import numpy as np
 
-VERIFY, DRAFT, NOISE = 1, 2, 3
+VERIFY, DRAFT, NOISE, SIBLINGS = 1, 2, 3, 4
 
 
 class Stream:

@@ -87,7 +87,7 @@ class Sequence:
     def advance(self, verdict: Verdict, draft: Draft, b: int) -> None:
         """Append what sequence `b` of the batch gained from a step, and count it."""
         run, kept, accepted = verdict.run(draft, b), len(verdict.path[b]), verdict.accepted(b)
-        depths = draft.depths[draft.splits[b] : draft.splits[b + 1]]
+        depths = [draft.depths[i] for i in draft.nodes(b) if draft.votes is None or draft.votes[i]]
         if verdict.finish[b]:
             depths = [d for d in depths if d <= len(run)]  # nobody would have used the guesses behind a stop
         self.stats.count(depths, accepted, len(run))

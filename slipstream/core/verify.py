@@ -12,6 +12,8 @@ Every lossless rule emits tokens with exactly the law of the target alone:
     coupled     the target picks at every node with noise keyed by (seed, position), and guesses that match stand;
                 the text is a function of target and seed alone (Gumbel coupling: Daliri et al. 2408.07978)
 
+and one rule is lossy, and says so wherever it shows: `typical` (see `typical.py`).
+
 The laws are float64 [B + N, V], packed like `TargetOut.logits`: sequence b has the row of its last pending token
 at `splits[b] + b`, and the row of packed node i at `i + b + 1`.
 """
@@ -27,6 +29,7 @@ from torch import Tensor
 
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.typical import typical
 from slipstream.errors import RuleError, did_you_mean
 
 Decision = tuple[list[list[int]], list[int]]
@@ -215,6 +218,7 @@ RULES = {
         Rule("rejection", True, rejection),
         Rule("block", True, block),
         Rule("coupled", True, coupled),
+        Rule("typical", False, typical),
     )
 }
 """Every rule by name; a new rule is one function and one line here, and the proofs pick it up."""

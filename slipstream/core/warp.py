@@ -162,6 +162,22 @@ def laws(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
     return torch.cat(rows)
 
 
+def laws_after(
+    logits: Tensor, seqs: Seq[Sequence], chains: Seq[Seq[int]], params: Seq[SamplingParams] | None = None
+) -> Tensor:
+    """`warp` for drafters: row r [R, V'] is a law over the token behind sequence r and the guesses chains[r] that are
+    already made for it, by its own parameters or by params[r]. Returns float64 [R, V']."""
+    each = params or [seq.params for seq in seqs]
+    if not each[0].needs_history and all(p.law == each[0].law for p in each[1:]):
+        return warp(logits, each[0])
+    return torch.cat(
+        [
+            warp(row[None], p, seq.tokens[: seq.prompt], [[*seq.output, *chain]], seq.stop_ids)
+            for row, p, seq, chain in zip(logits, each, seqs, chains, strict=True)
+        ]
+    )
+
+
 def histories(seq: Sequence, draft: Draft, b: int) -> list[list[int]]:
     """Output ids before the row of the last pending token and of each node of sequence `b`."""
     rows = [seq.output]

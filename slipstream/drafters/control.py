@@ -6,8 +6,11 @@
     gain        as long as one more guess raises the expected tokens a second: its chance to stand, over what drafting
                 and verifying it costs, must beat the round so far
 
-All three look at laws, at earlier tokens and at past rounds. What fell short ends the draft *behind* it and is kept:
-dropping a sampled guess because its own probability was low would bias the output.
+All three look at the laws of one round, by which the drafter judges itself. What its guesses came to in earlier rounds
+is the business of `bandit`, which sets the budget of any drafter by it, down to none; the two go together.
+
+What fell short ends the draft *behind* it and is kept: dropping a sampled guess because its own probability was low
+would bias the output.
 """
 
 from __future__ import annotations

@@ -1,42 +1,77 @@
-"""Draft model: a smaller model of the same vocabulary guesses a chain, token by token.
+"""Draft model: a smaller model of the same vocabulary guesses a chain (see `chains`) or a tree (see `model_tree`).
 
-The draft model decodes a shadow of each sequence with its own KV cache. Its guesses are sampled from its own law,
-warped by the request's parameters, and that law goes along as q (Leviathan et al. 2211.17192, section 2.3); at
-temperature 0 the guess is the argmax, a point mass. After verification the shadow is rolled back to what stands.
+The draft model decodes a shadow of each sequence with its own KV cache. After verification the shadow is rolled back
+to what stands.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from slipstream.core.dice import guess
+from slipstream.core.costs import CostCurve
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.params import Strict
+from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
-from slipstream.core.warp import warp
-from slipstream.errors import ParameterError
+from slipstream.drafters.chains import Chains
+from slipstream.drafters.control import Control
+from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.model_tree import Ran, grow, stood
+from slipstream.errors import ParameterError, did_you_mean
 from slipstream.targets.base import Target, TargetOut
 
 log = logging.getLogger("slipstream")
 
+TREES = ("topk", "sampled")
+
 
 @dataclass(frozen=True)
 class ModelDraftConfig(Strict):
-    """confidence: draft no further once the product of the draft model's probabilities of its own guesses has
-    fallen below this, in [0, 1); 0 always drafts the full length. The guess that made it fall is kept: whether to
-    draw *another* one may depend on it, whether to show *it* may not."""
+    """control     where a chain, or a path of a tree, ends: "fixed", "confidence" or "gain", with threshold, draft_cost
+                and row_cost as in `Control`.
+    confidence  the same as control="confidence" with this threshold, in [0, 1); 0 leaves it to `control`.
+    tree        None drafts chains. "topk": the likeliest guesses by the product along their path (q is None).
+                "sampled": siblings drawn without replacement; greedy requests get "topk" trees.
+    width       of a tree: most children of a node, and most nodes of a level that are continued.
+    nodes       most guesses of a tree.
+    costs       what the target asks for a number of rows: a tree then takes as many nodes as pay. "measured": measured
+                when the drafter is made. None: all `nodes`.
+    """
 
+    control: str = "fixed"
+    threshold: float = 0.3
+    draft_cost: float = 0.1
+    row_cost: float = 0.05
     confidence: float = 0.0
+    tree: str | None = None
+    width: int = 4
+    nodes: int = 16
+    costs: CostCurve | str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.confidence < 1:
             raise ParameterError(f"confidence is {self.confidence!r}, must be in [0, 1)")
+        if self.tree is not None and self.tree not in TREES:
+            raise ParameterError(f"tree is {self.tree!r}", fix=did_you_mean(str(self.tree), TREES))
+        check_integer("nodes", self.nodes, 1)
+        if self.nodes > MAX_NODES:
+            raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} guesses can be verified at once")
+        check_integer("width", self.width, 1)
+        if not isinstance(self.costs, CostCurve) and self.costs not in (None, "measured"):
+            raise ParameterError(f"costs is {self.costs!r}", fix="give a CostCurve, 'measured' or nothing")
+        self.length  # noqa: B018 refuses what it does not know
+
+    @property
+    def length(self) -> Control:
+        if self.confidence:
+            if self.control not in ("fixed", "confidence"):
+                raise ParameterError(f"both confidence={self.confidence} and control={self.control!r} are given")
+            return Control("confidence", self.confidence)
+        return Control(self.control, self.threshold, self.draft_cost, self.row_cost)
 
 
 class ModelDrafter:
@@ -48,80 +83,76 @@ class ModelDrafter:
     def __init__(self, model: Target, vocab_size: int, config: ModelDraftConfig | None = None):
         self.model, self.vocab_size = model, vocab_size
         self.config = config or ModelDraftConfig()
+        self.context, self.device, self.width = model.context, model.device, model.vocab_size
+        self.unrolls: bool = getattr(model, "unrolls", False)
+        self._chains = Chains(self, vocab_size, self.config.length)
         self._shadows: dict[int, Sequence] = {}
-        self._usual = 0  # steps of the last unrolled call
+        self._ran: dict[int, Ran] = {}  # of each sequence's tree, the nodes that the model has run
         self._warned = False
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depth = [self._within_context(seq, d) for seq, d in zip(seqs, budget, strict=True)]
+        for seq, most in zip(seqs, depth, strict=True):
+            if most > 0 and seq.id not in self._shadows:
+                self._shadows[seq.id] = Sequence(seq.tokens, seq.params, context=self.context)
+        if self.config.tree:
+            return self._grow(seqs, depth)
+        draft = self._chains.draft(seqs, depth)
+        for b, seq in enumerate(seqs):
+            if depth[b] > 0:
+                shadow = self._follow(seq, draft.ids[draft.splits[b] : draft.splits[b + 1]])
+                shadow.kv_len = len(shadow.tokens) - 1
+        return draft
+
+    def _grow(self, seqs: Seq[Sequence], depth: Seq[int]) -> Draft:
         drafting = [b for b in range(len(seqs)) if depth[b] > 0]
-        for b in drafting:
-            self._shadow(seqs[b])
         if not drafting:
-            return Draft.empty(len(seqs), self.model.device)
-        if all(seqs[b].params.argmax_only for b in drafting):
-            chains = self._in_one_call(seqs, drafting, depth)
-            if chains is not None:
-                return Draft.chains(chains, None, self.model.device)
-        return self._token_by_token(seqs, drafting, depth)
+            return Draft.empty(len(seqs), self.device)
+        own = [seqs[b] for b in drafting]
+        shadows = [self._follow(seq, ()) for seq in own]
+        c, deep = self.config, [depth[b] for b in drafting]
+        costs = c.costs if isinstance(c.costs, CostCurve) else None
+        grown, ran = grow(
+            self.model, self.vocab_size, own, shadows, deep, c.length, c.width, c.nodes, c.tree == "sampled", costs
+        )
+        self._ran |= {seq.id: nodes for seq, nodes in zip(own, ran, strict=True)}
+        counts = dict(zip(drafting, (len(grown.nodes(r)) for r in range(len(own))), strict=True))
+        splits = [0]
+        for b in range(len(seqs)):
+            splits.append(splits[-1] + counts.get(b, 0))
+        return Draft(grown.tokens, grown.parents, splits, grown.q)
 
-    def _in_one_call(self, seqs: Seq[Sequence], drafting: list[int], depth: Seq[int]) -> list[list[int]] | None:
-        """Greedy chains from one unrolled call of the draft model, or None if it has none."""
-        greedy_chains = getattr(self.model, "greedy_chains", None)
-        shadows = [self._shadows[seqs[b].id] for b in drafting]
-        steps = max(depth[b] for b in drafting)
-        # Near the end of a text the budget shrinks with every round, and each length is a graph of its own to
-        # compile: draft the usual length instead, and cut.
-        if all(depth[b] == seqs[b].room - 1 for b in drafting):
-            room = self.model.context - max(len(shadow.tokens) for shadow in shadows)
-            steps = max(steps, min(self._usual, room))
-        self._usual = steps
-        made = greedy_chains(shadows, steps) if greedy_chains else None
-        if made is None:
-            return None
-        tokens = made[0].T.tolist()  # [R][K]
-        if max(map(max, tokens)) >= self.vocab_size:  # a padded id, which the target does not have
-            return None
-        if self.config.confidence:
-            sure = torch.softmax(made[1], -1).gather(-1, made[0][..., None])[..., 0].cumprod(0).T.tolist()  # [R][K]
-        chains: list[list[int]] = [[] for _ in seqs]
-        for r, b in enumerate(drafting):
-            length = depth[b]
-            if self.config.confidence:
-                length = min(length, 1 + sum(p >= self.config.confidence for p in sure[r][:-1]))
-            chains[b] = tokens[r][:length]
-            shadows[r].kv_len = len(shadows[r].tokens) + length - 1
-            shadows[r].tokens += chains[b]
-        return chains
+    def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
+        """See `chains.Source`."""
+        shadows = [self._follow(seq, chain) for seq, chain in zip(seqs, chains, strict=True)]
+        logits = self.model.run(shadows, Draft.empty(len(shadows), self.device)).logits
+        self.model.commit(shadows, [[]] * len(shadows))
+        for shadow in shadows:
+            shadow.kv_len = len(shadow.tokens)
+        return logits
 
-    def _token_by_token(self, seqs: Seq[Sequence], drafting: list[int], depth: Seq[int]) -> Draft:
-        """One call of the draft model for each guess; each is drawn from its warped law, which becomes its q."""
-        chains: list[list[int]] = [[] for _ in seqs]
-        laws: list[list[Tensor]] = [[] for _ in seqs]  # per sequence, one [V] per guess
-        sure = [1.0] * len(seqs)  # probability, by the draft model, of the chain so far
-        rows = drafting
-        while rows:
-            step = len(chains[rows[0]])
-            shadows = [self._shadows[seqs[b].id] for b in rows]
-            logits = self.model.run(shadows, Draft.empty(len(rows), self.model.device)).logits  # [R, V_draft]
-            law = self._laws(logits, [seqs[b] for b in rows], [chains[b] for b in rows])  # [R, V]
-            tokens = guess(law, [seqs[b] for b in rows], step).tolist()
-            self.model.commit(shadows, [[]] * len(rows))
-            confidence = self._confidence(logits, law, tokens)
-            for r, (b, token) in enumerate(zip(rows, tokens, strict=True)):
-                shadows[r].kv_len = len(shadows[r].tokens)
-                shadows[r].tokens.append(token)
-                chains[b].append(token)
-                laws[b].append(law[r])
-                sure[b] *= confidence[r]
-            rows = [b for b in rows if len(chains[b]) < depth[b] and sure[b] >= self.config.confidence]
-        q = None
-        if not all(seq.params.greedy for seq in seqs):
-            q = torch.stack([law for own in laws for law in own])  # [N, V]
-        return Draft.chains(chains, q, self.model.device)
+    def unroll(
+        self, seqs: Seq[Sequence], steps: int, inv_temperature: Tensor | None, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """See `chains.Source`."""
+        shadows = [self._shadows[seq.id] for seq in seqs]
+        for seq, shadow in zip(seqs, shadows, strict=True):
+            if len(shadow.pending) > getattr(self.model, "chunk", 2**31):  # a long prompt is first run in pieces
+                self.extend([seq], [[]])
+                shadow.kv_len -= 1
+        made: tuple[Tensor, Tensor] = self.model.chains(shadows, steps, inv_temperature, noise)  # type: ignore[attr-defined]
+        return made
+
+    def _follow(self, seq: Sequence, guesses: Seq[int]) -> Sequence:
+        """The shadow of a sequence, made to hold these guesses behind its text."""
+        shadow = self._shadows[seq.id]
+        shadow.tokens[len(seq.tokens) :] = guesses
+        return shadow
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        """Roll each shadow back to what stands. Its cache holds every guess but the last, which was never run."""
+        """Roll each shadow back to what stands. Its cache holds every guess but those at the ends, which were never
+        run."""
+        self._keep([seq for seq in seqs if seq.id in self._ran])
         for b, seq in enumerate(seqs):
             shadow = self._shadows.get(seq.id)
             if shadow is not None:
@@ -135,54 +166,46 @@ class ModelDrafter:
                 shadow.kv_len = min(shadow.kv_len, known + right, len(seq.tokens) - 1)
                 shadow.tokens[known:] = seq.tokens[known:]
 
+    def _keep(self, seqs: Seq[Sequence]) -> None:
+        """Of each tree, keep the KV of the path that the text took, and let the shadow hold it."""
+        if not seqs:
+            return
+        shadows = [self._shadows[seq.id] for seq in seqs]
+        ran = [self._ran.pop(seq.id) for seq in seqs]
+        paths = [
+            stood(nodes, seq.tokens[len(shadow.tokens) : -1])
+            for seq, shadow, nodes in zip(seqs, shadows, ran, strict=True)
+        ]
+        self.model.commit(shadows, paths)
+        for shadow, (tokens, _), path in zip(shadows, ran, paths, strict=True):
+            shadow.tokens += [tokens[node] for node in path]
+            shadow.kv_len = len(shadow.tokens)
+
     def release(self, seq_id: int) -> None:
+        self._ran.pop(seq_id, None)
         shadow = self._shadows.pop(seq_id, None)
         if shadow is not None:
             self.model.release(shadow.id)
 
-    def _shadow(self, seq: Sequence) -> None:
-        if seq.id not in self._shadows:
-            self._shadows[seq.id] = Sequence(seq.tokens, seq.params, context=self.model.context)
-
     def _within_context(self, seq: Sequence, depth: int) -> int:
         """Past the draft model's own context it guesses nothing: its positions were never trained."""
-        room = self.model.context - len(seq.tokens)
+        room = self.context - len(seq.tokens)
         if room < depth and not self._warned:
             self._warned = True
             log.warning(
                 "the draft model's context of %d tokens is full at a sequence of %d tokens: it stops drafting there, "
                 "plain decoding goes on",
-                self.model.context,
+                self.context,
                 len(seq.tokens),
             )
         return max(0, min(depth, room))
 
-    def _laws(self, logits: Tensor, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
-        """The draft model's laws over the target's vocabulary, float64 [R, V]: surplus ids are cut off before
-        warping, missing ids have probability 0."""
-        logits = logits[:, : self.vocab_size]
-        first = seqs[0].params
-        if not first.needs_history and all(seq.params.law == first.law for seq in seqs[1:]):
-            law = warp(logits, first)
-        else:
-            law = torch.cat(
-                [
-                    warp(row[None], seq.params, seq.tokens[: seq.prompt], [[*seq.output, *chain]], seq.stop_ids)
-                    for row, seq, chain in zip(logits, seqs, chains, strict=True)
-                ]
-            )
-        return torch.nn.functional.pad(law, (0, self.vocab_size - law.shape[1]))
-
-    def _confidence(self, logits: Tensor, law: Tensor, tokens: Seq[int]) -> list[float]:
-        """Probability of each drawn token: of its law, or of the plain softmax where the law is a point mass."""
-        if not self.config.confidence:
-            return [1.0] * len(tokens)
-        x = torch.tensor(tokens, device=law.device)[:, None]
-        drawn = law.gather(1, x)[:, 0]  # [R]
-        plain = torch.softmax(logits.double(), -1).gather(1, x.clamp(max=logits.shape[1] - 1))[:, 0]
-        return torch.where(drawn < 1, drawn, plain).tolist()
-
 
 def make(target: Target, *, model: Target, **options: Any) -> ModelDrafter:
     """See `registry`; options as in `ModelDraftConfig`."""
-    return ModelDrafter(model, target.vocab_size, ModelDraftConfig(**options))
+    config = ModelDraftConfig(**options)
+    if config.costs == "measured":
+        from slipstream.targets.costs import measure_costs
+
+        config = replace(config, costs=measure_costs(target))
+    return ModelDrafter(model, target.vocab_size, config)

@@ -20,7 +20,6 @@ of the batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +30,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.odds import Odds
 from slipstream.errors import ParameterError
 from slipstream.targets.base import Target, TargetOut
 
@@ -41,7 +41,6 @@ Follower = tuple[int, int, int]  # token, its latest position or 0, length of th
 # Position 0 means "not in the sequence itself": no follower stands there, for it would have no context.
 ONCE = 1 << 40
 FOLLOWERS = 16  # most followers kept of one context; beyond, the lowest score makes room
-FADE = 127 / 128  # weight that the record of past guesses keeps with each new one: the last 128 or so count
 
 
 @dataclass(frozen=True)
@@ -190,43 +189,6 @@ class NgramStore:
             overrun += 1
 
 
-class Odds:
-    """How likely a guess is to stand, learnt for each length of match, since a longer match is a better witness.
-
-    A guess d deep stands with chance a^d, a being the share of guesses that stood among those judged lately; rows
-    that are verified in vain are not free, so guesses are made only as deep as a^d >= row_cost. Where not even one is
-    worth its row, the memory fades with every match that was let go, until a guess tries again. Only earlier rounds
-    are looked at, so the law of the output is not touched.
-
-    Guesses of one draft stand or fall together more often than that, so a^d is too low for large d: this is a brake,
-    not an optimum. On 129 held-out Python files, at 8 guesses a step, it cuts the guesses verified from 5.7 to 2.3 a
-    step and costs 4 % of the tokens a step.
-    """
-
-    def __init__(self, row_cost: float, max_ngram: int):
-        self.row_cost = row_cost
-        self.judged = [0.0] * (max_ngram + 1)  # by length of match; a guess behind one that fell was not judged
-        self.stood = [0.0] * (max_ngram + 1)
-
-    def depth(self, match: int) -> int:
-        """Deepest guess that is worth its row."""
-        if not self.row_cost:
-            return MAX_NODES
-        a = (self.stood[match] + 3) / (self.judged[match] + 4)  # as if 3 of 4 had stood before the first
-        depth = int(math.log(self.row_cost) / math.log(a))
-        if not depth:
-            self.judged[match] *= FADE
-            self.stood[match] *= FADE
-        return depth
-
-    def learn(self, match: int, proposed: int, accepted: int) -> None:
-        """Take in that the first `accepted` guesses out of `proposed` stood, proposed > 0."""
-        judged = min(proposed, accepted + 1)
-        keep = FADE**judged
-        self.judged[match] = self.judged[match] * keep + judged
-        self.stood[match] = self.stood[match] * keep + accepted
-
-
 @dataclass
 class _State:
     store: NgramStore
@@ -253,16 +215,23 @@ class NgramDrafter:
             if depth > 0:
                 self._grow(self._state(seq), seq.tokens, min(depth, self.config.max_draft), tokens, parents)
             splits.append(len(tokens))
-        return Draft(torch.tensor(tokens, dtype=torch.int64, device=self.device), parents, splits)
+        draft = Draft(torch.tensor(tokens, dtype=torch.int64, device=self.device), parents, splits)
+        for b, seq in enumerate(seqs):
+            if draft.nodes(b):
+                state = self._states[seq.id]
+                state.odds.try_out(state.match, draft, b)
+        return draft
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         for b, seq in enumerate(seqs):
-            if draft.splits[b] < draft.splits[b + 1] and seq.id in self._states:
-                state = self._state(seq)
-                proposed = max(draft.depths[draft.splits[b] : draft.splits[b + 1]])
-                state.odds.learn(state.match, proposed, verdict.accepted(b))
+            if seq.id in self._states:
+                self._states[seq.id].odds.judge(verdict.run(draft, b))
         if self.config.fillers:
             self._fill(seqs, draft, out, verdict)
+
+    def match(self, seq_id: int) -> int:
+        """See `hybrid.Lookup`."""
+        return self._states[seq_id].match if seq_id in self._states else 0
 
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)

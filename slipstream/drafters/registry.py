@@ -12,7 +12,18 @@ from slipstream.targets.base import Target
 DRAFTERS: dict[str, str] = {
     "none": "none",
     "model": "model",
+    "layerskip": "layerskip",
     "ngram": "ngram",
+    "suffix": "suffix",
+    "sam": "sam",
+    "recycling": "recycling",
+    "lookahead": "lookahead",
+    "medusa": "medusa",
+    "eagle": "eagle",
+    "eagle3": "eagle",
+    "hybrid": "hybrid",
+    "bandit": "bandit",
+    "replay": "replay",
 }
 """Name -> module of this folder that holds it, imported when asked for. The module's `make(target, **options)` makes
 the drafter, and raises ParameterError for options that it does not know."""
@@ -23,5 +34,6 @@ def make_drafter(name: str, target: Target, **options: Any) -> Drafter:
     if name not in DRAFTERS:
         raise ParameterError(f"no drafter is named {name!r}", fix=did_you_mean(name, DRAFTERS))
     module = import_module(f"slipstream.drafters.{DRAFTERS[name]}")
-    made: Drafter = module.make(target, **options)
+    make = getattr(module, f"make_{name}", module.make)  # a module of two names may want to know by which it was asked
+    made: Drafter = make(target, **options)
     return made

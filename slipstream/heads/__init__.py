@@ -1,8 +1,10 @@
 """Draft heads: small networks that read the target's hidden states. What they are, how they are read and run.
 
     eagle.py       EAGLE-1, -2 and -3: one decoder layer that continues the target's features
+    eagle_*.py     their checkpoints (format), what a target lends them (fit), their KV cache (rows), and the two
+                   runtimes (torch, openvino)
     medusa.py      Medusa: K residual blocks that each guess one place further
     checkpoint.py  the field's checkpoint formats, recognised and read
 
-The modules here are run by the torch executor and trained as they are; drafting strategy lives in `drafters`.
+The torch modules here are trained and run as they are; drafting strategy lives in `drafters`.
 """

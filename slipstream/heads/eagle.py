@@ -47,6 +47,7 @@ class EagleConfig(Strict):
     own_embedding     the checkpoint brings an embedding of its own; otherwise the target's is borrowed.
     norm_before_residual  the residual stream starts from the normed feature, not the raw one.
     fc_norm, norm_output  the extra norms of EAGLE-3.1.
+    norm_before_fc    one RMS norm over the joined taps before fc (the gpt-oss heads).
     """
 
     version: int
@@ -59,6 +60,7 @@ class EagleConfig(Strict):
     norm_before_residual: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    norm_before_fc: bool = False
 
     def __post_init__(self) -> None:
         if self.version not in (1, 3):
@@ -168,6 +170,8 @@ class EagleHead(nn.Module):
             self.fc = nn.Linear(taps * config.target_hidden, c.hidden_size, bias=False)
             if config.fc_norm:
                 self.fc_norm = nn.ModuleList(nn.RMSNorm(config.target_hidden, c.norm_eps) for _ in range(taps))
+            if config.norm_before_fc:
+                self.input_norm = nn.RMSNorm(taps * config.target_hidden, c.norm_eps)
             self.midlayer = _MidLayer(c, config.norm_before_residual)
             self.norm = nn.RMSNorm(c.hidden_size, c.norm_eps)
             self.lm_head = nn.Linear(c.hidden_size, config.draft_vocab, bias=False)
@@ -177,10 +181,17 @@ class EagleHead(nn.Module):
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         self._borrowed: dict[str, Tensor] = {}
 
-    def borrow(self, embedding: Tensor, lm_head: Tensor | None = None) -> EagleHead:
-        """Use the target's embedding [V, d] and (version 1) its lm_head [V, d]; returns self."""
-        self._borrowed = {"embedding": embedding} | ({} if lm_head is None else {"lm_head": lm_head})
+    def borrow(self, embedding: Tensor | None, lm_head: Tensor | None = None) -> EagleHead:
+        """Use the target's embedding [V, d] (None for a head that has its own) and, version 1, its lm_head [V, d];
+        returns self."""
+        lent = {"embedding": embedding, "lm_head": lm_head}
+        self._borrowed = {name: tensor for name, tensor in lent.items() if tensor is not None}
         return self
+
+    @property
+    def borrowed(self) -> dict[str, Tensor]:
+        """What the target lends, by name: "embedding", "lm_head"."""
+        return self._borrowed
 
     def select_vocabulary(self, ids: Tensor) -> None:
         """Let the head guess the target ids `ids`, increasing int64 [draft_vocab]."""
@@ -204,7 +215,8 @@ class EagleHead(nn.Module):
             return taps[0]
         if self.config.fc_norm:
             taps = [norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)]
-        return self.fc(torch.cat(taps, -1))  # type: ignore[no-any-return]
+        joined = torch.cat(taps, -1)  # [..., taps * target_hidden]
+        return self.fc(self.input_norm(joined) if self.config.norm_before_fc else joined)  # type: ignore[no-any-return]
 
     def forward(self, tokens: Tensor, hidden: Tensor, rotary: Rotary, attend: Attend) -> tuple[Tensor, Tensor]:
         """One step of every row.

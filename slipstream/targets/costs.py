@@ -10,7 +10,9 @@ import torch
 
 from slipstream.core.costs import CostCurve
 from slipstream.core.draft import Draft
+from slipstream.core.params import check_integer
 from slipstream.core.sequence import Sequence
+from slipstream.errors import ParameterError
 from slipstream.targets.base import Target
 
 ROWS = (1, 2, 4, 8, 16, 32)
@@ -20,9 +22,16 @@ def measure_costs(target: Target, rows: Seq[int] = ROWS, past: int = 64, repeats
     """Median seconds of one forward over `rows` rows of a sequence that holds `past` tokens, the row counts in turns.
 
     Costs (len(rows) * (repeats + 1)) forwards, a tenth of a second for a small model. The sequence is made up and is
-    released again; running sequences are not touched.
+    released again; running sequences are not touched. Row counts that the target's context cannot hold are left out.
+
+    rows  increasing, beginning with 1. Raises ParameterError otherwise.
     """
-    past = max(1, min(past, target.context - max(rows) - 1))
+    if not rows or rows[0] != 1 or list(rows) != sorted(set(rows)):
+        raise ParameterError(f"rows are {tuple(rows)}", fix="give increasing numbers from 1 on")
+    check_integer("past", past, 1)
+    check_integer("repeats", repeats, 1)
+    rows = [n for n in rows if n == 1 or n + 1 <= target.context]
+    past = max(1, min(past, target.context - max(rows)))
     seq = Sequence([i % target.vocab_size for i in range(past + 1)])
     try:
         target.run([seq], Draft.empty(1, target.device))

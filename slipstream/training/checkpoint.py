@@ -1,7 +1,7 @@
 """Training checkpoints: safetensors and JSON, written atomically.
 
-Layout of `OUT/checkpoint/`: `state.safetensors` (weights as `model.*`, optimiser state as
-`optim.<name>.<parameter>.<key>`) whose header carries the JSON state, so that one rename replaces everything.
+Layout of `OUT/checkpoint.safetensors`: weights as `weights.*`, optimiser state as
+`optim.<name>.<parameter>.<key>`, and a header that carries the JSON state, so that one rename replaces everything.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from slipstream.errors import TrainingError
 
 Optimisers = dict[str, torch.optim.Optimizer]
 
@@ -23,26 +25,45 @@ def _names(model: nn.Module) -> dict[int, str]:
     return {id(p): name for name, p in model.named_parameters()}
 
 
+def _aliases(model: nn.Module) -> dict[str, str]:
+    """Names in `state_dict` that stand for a tensor which has another name already (tied weights) -> that name."""
+    first: dict[int, str] = {}
+    return {n: found for n, t in model.state_dict(keep_vars=True).items() if (found := first.setdefault(id(t), n)) != n}
+
+
 def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state: dict[str, Any]) -> None:
     """Write a checkpoint; a reader sees the old one or the new one, never half of one.
 
     Args:
         path: the file, `*.safetensors`.
         state: JSON-able counters of the run (step, tokens, data position, ...).
+
+    Raises:
+        TrainingError: when it cannot be written (a full disk); the old one is still there.
     """
-    tensors: dict[str, Tensor] = {f"weights.{k}": v.detach().cpu() for k, v in model.state_dict().items()}
+    tied = _aliases(model)
+    tensors: dict[str, Tensor] = {
+        f"weights.{k}": v.detach().cpu() for k, v in model.state_dict().items() if k not in tied
+    }
     names = _names(model)
     for label, optimiser in optimisers.items():
         for parameter, entries in optimiser.state.items():
             for key, value in entries.items():
                 tensor = value if isinstance(value, Tensor) else torch.tensor(value)
                 tensors[f"optim.{label}.{names[id(parameter)]}.{key}"] = tensor.detach().cpu()
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, metadata={"state": json.dumps(state)})
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, metadata={"state": json.dumps(state)})
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, SafetensorError) as fault:
+        temporary.unlink(missing_ok=True)
+        kept = "the checkpoint written before is still there" if path.exists() else "there is no earlier checkpoint"
+        raise TrainingError(
+            f"the checkpoint {path} could not be written ({fault})", why=kept, fix="free some room on that disk"
+        ) from fault
 
 
 def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
@@ -51,7 +72,7 @@ def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(file.metadata()["state"])
         prefix = "weights."
         weights = {k[len(prefix) :]: file.get_tensor(k) for k in file.keys() if k.startswith(prefix)}  # noqa: SIM118
-    model.load_state_dict(weights)
+    model.load_state_dict(weights | {n: weights[first] for n, first in _aliases(model).items()})
     return state
 
 

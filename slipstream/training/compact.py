@@ -240,6 +240,19 @@ class CompactLlama(nn.Module):
                 states.append(x)
         return [*states, x]
 
+    @property
+    def depth(self) -> int:
+        return self.shape.num_hidden_layers
+
+    @property
+    def table(self) -> Tensor:
+        """The output head [V, d], which is the embedding."""
+        return self.model.embed_tokens.weight
+
+    def normed(self, x: Tensor) -> Tensor:
+        """The final norm of a state [..., d]."""
+        return self.model.norm(x)  # type: ignore[no-any-return]
+
     def loss(self, x: Tensor, labels: Tensor) -> Tensor:
         return self.next_token_loss(self.model.norm, self.model.embed_tokens.weight, x, labels)
 

@@ -1,8 +1,12 @@
 """The token cache on disk and the batches cut from it.
 
 Every kind of document ("raw" files, "write" and "edit" pairs) of every split is one memory-mapped stream of
-uint16 ids with the starts of its documents beside it. A batch is a pure function of (seed, step, counters),
-so a resumed run sees exactly what the uninterrupted one would have seen.
+ids with the starts of its documents beside it, and, where documents have answers, a mask of them. A batch is a
+pure function of (seed, step, counters), so a resumed run sees exactly what the uninterrupted one would have seen.
+
+    NAME.bin         ids, uint16, or uint32 where the vocabulary has more than 65536 of them
+    NAME.starts.npy  int64 [documents + 1]: where each begins; the last entry is the number of ids
+    NAME.mask.bin    uint8 [N], 1 where the id belongs to an answer; absent where documents have none
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +44,35 @@ def pair_ids(tokenizer: Tokenizer, pairs: list[Pair]) -> Iterator[list[int]]:
         yield [user, *a.ids, end, *line, assistant, *b.ids, end, *line]
 
 
-def write_stream(path: Path, documents: Iterable[list[int]], eos: int) -> int:
-    """Write one stream, each document closed by `eos`; returns its number of tokens."""
-    starts, total = [0], 0
-    with path.with_suffix(".tmp").open("wb") as out:
-        for ids in documents:
-            out.write(np.asarray([*ids, eos], dtype=np.uint16).tobytes())
-            total += len(ids) + 1
+def write_stream(path: Path, documents: Iterable[list[int]], eos: int | None, vocab_size: int = 2**16) -> int:
+    """Write one stream, each document closed by `eos`, if there is one; returns its number of tokens."""
+    return write_masked(path, ((ids, None) for ids in documents), eos, vocab_size)
+
+
+def write_masked(
+    path: Path, documents: Iterable[tuple[list[int], list[bool] | None]], eos: int | None, vocab_size: int = 2**16
+) -> int:
+    """`write_stream` of documents with the masks of their answers (None: nothing is one); the closing `eos` belongs
+    to an answer that reaches the end."""
+    dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
+    end = [] if eos is None else [eos]
+    starts, total, masked = [0], 0, False
+    marks = path.with_suffix(".mask.bin")
+    with path.with_suffix(".tmp").open("wb") as out, marks.with_suffix(".tmp").open("wb") as inside:
+        for ids, mask in documents:
+            out.write(np.asarray([*ids, *end], dtype=dtype).tobytes())
+            masked = masked or mask is not None
+            closed = [False] * len(ids) if mask is None else mask
+            inside.write(bytes([*closed, *(closed[-1:] if end else [])]).ljust(len(ids) + len(end), b"\0"))
+            total += len(ids) + len(end)
             starts.append(total)
-    os.replace(path.with_suffix(".tmp"), path)
     np.save(path.with_suffix(".starts.npy"), np.asarray(starts, dtype=np.int64))
+    if masked:
+        os.replace(marks.with_suffix(".tmp"), marks)
+    else:
+        os.remove(marks.with_suffix(".tmp"))
+        marks.unlink(missing_ok=True)
+    os.replace(path.with_suffix(".tmp"), path)
     return total
 
 
@@ -100,15 +124,32 @@ def prepare(folder: Path, corpus: list[SourceFile], licences: dict[str, str], vo
 class Stream:
     """One kind of documents of one split."""
 
-    tokens: np.ndarray[Any, np.dtype[np.uint16]]  # [N]
+    tokens: np.ndarray[Any, np.dtype[Any]]  # [N], unsigned
     starts: np.ndarray[Any, np.dtype[np.int64]]  # [documents + 1]
     whole: bool  # windows begin at a document's start (pairs) or anywhere on a grid (files)
+    mask: np.ndarray[Any, np.dtype[np.uint8]] | None = None  # [N], 1 inside answers
     _windows: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path, whole: bool) -> Stream:
-        tokens = np.memmap(path, dtype=np.uint16, mode="r") if path.stat().st_size else np.zeros(0, np.uint16)
-        return cls(tokens, np.load(path.with_suffix(".starts.npy")), whole)
+        starts = np.load(path.with_suffix(".starts.npy"))
+        size, count = path.stat().st_size, int(starts[-1])
+        if size < 2 * count:  # it may have more: a stream that is still being written
+            raise ParameterError(
+                f"{path} has {size} bytes, {path.with_suffix('.starts.npy').name} tells of {count} ids of 2 or 4 bytes",
+                why="they are not of one writing",
+                fix="write the stream again",
+            )
+        wide = size == 4 * count
+        tokens = np.memmap(path, np.uint32 if wide else np.uint16, "r")[:count] if size else np.zeros(0, np.uint16)
+        marks = path.with_suffix(".mask.bin")
+        mask = np.memmap(marks, np.uint8, "r") if size and marks.is_file() else None
+        return cls(tokens, starts, whole, mask)
+
+    def documents(self) -> Iterator[tuple[list[int], list[bool] | None]]:
+        """Ids and mask of each document, as `write_masked` takes them."""
+        for a, b in pairwise(self.starts.tolist()):
+            yield self.tokens[a:b].tolist(), None if self.mask is None else self.mask[a:b].astype(bool).tolist()
 
     def windows(self, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Starts of the windows of `length + 1` tokens; pairs that a window cuts begin the next window again."""
@@ -137,6 +178,15 @@ class Stream:
             np.stack([self.tokens[starts[i] : starts[i] + length + 1] for i in indices]).astype(np.int64)
         )
 
+    def masks(self, indices: Iterable[int], length: int) -> Tensor:
+        """Which tokens of the windows belong to answers, bool `[rows, length + 1]`; all, if the stream knows none."""
+        starts = self.windows(length)
+        if self.mask is None:
+            return torch.ones(len(list(indices)), length + 1, dtype=torch.bool)
+        return torch.from_numpy(
+            np.stack([self.mask[starts[i] : starts[i] + length + 1] for i in indices]).astype(np.bool_)
+        )
+
 
 @dataclass(frozen=True)
 class Mix:
@@ -147,37 +197,51 @@ class Mix:
     edit: float = 0.14
 
 
-class Batches:
-    """Packed training batches; `counters` (rows drawn so far by kind and length) is the whole state."""
+class Orders:
+    """Which window of which stream comes next; `counters` (windows drawn so far by stream and length) is the whole
+    state. Every epoch of a stream is its own permutation of all its windows."""
 
-    def __init__(self, folder: Path, mix: Mix, seed: int) -> None:
-        self.streams = {k: Stream.open(folder / f"train-{k}.bin", whole=k != "raw") for k in KINDS}
-        self.shares = np.array([asdict(mix)[k] for k in KINDS], dtype=np.float64)
+    def __init__(self, streams: dict[str, Stream], shares: dict[str, float], seed: int) -> None:
+        self.streams, self.seed = streams, seed
+        self.shares = np.array([shares[name] for name in streams], dtype=np.float64)
         self.shares /= self.shares.sum()
-        self.seed = seed
         self.counters: dict[str, int] = {}
         self._orders: dict[tuple[str, int, int], np.ndarray[Any, np.dtype[np.int64]]] = {}
 
-    def _next_index(self, kind: str, length: int) -> int:
-        """The next window of a kind: every epoch is its own permutation of all windows."""
-        key = f"{kind}-{length}"
+    def _next(self, name: str, length: int) -> int:
+        key = f"{name}-{length}"
         drawn = self.counters.get(key, 0)
         self.counters[key] = drawn + 1
-        count = len(self.streams[kind].windows(length))
+        count = len(self.streams[name].windows(length))
         epoch, place = divmod(drawn, count)
-        cache = (kind, length, epoch)
+        cache = (name, length, epoch)
         if cache not in self._orders:
-            self._orders = {k: v for k, v in self._orders.items() if k[:2] != (kind, length)}
-            self._orders[cache] = np.random.default_rng([self.seed, KINDS.index(kind), length, epoch]).permutation(
-                count
-            )
+            self._orders = {k: v for k, v in self._orders.items() if k[:2] != (name, length)}
+            seed = [self.seed, list(self.streams).index(name), length, epoch]
+            self._orders[cache] = np.random.default_rng(seed).permutation(count)
         return int(self._orders[cache][place])
+
+    def choose(self, step: int, rows: int, length: int) -> list[tuple[str, int]]:
+        """(stream, window) of each row of a step."""
+        names = list(self.streams)
+        rng = np.random.default_rng([self.seed, 7, step])
+        return [
+            (name, self._next(name, length))
+            for name in (names[i] for i in rng.choice(len(names), size=rows, p=self.shares))
+        ]
+
+
+class Batches(Orders):
+    """Packed training batches of the recipe's three kinds."""
+
+    def __init__(self, folder: Path, mix: Mix, seed: int) -> None:
+        super().__init__(
+            {k: Stream.open(folder / f"train-{k}.bin", whole=k != "raw") for k in KINDS}, asdict(mix), seed
+        )
 
     def draw(self, step: int, rows: int, length: int) -> Tensor:
         """The batch of a step, `[rows, length + 1]`: inputs and, shifted by one, labels."""
-        rng = np.random.default_rng([self.seed, 7, step])
-        kinds = [KINDS[i] for i in rng.choice(len(KINDS), size=rows, p=self.shares)]
-        return torch.cat([self.streams[k].rows([self._next_index(k, length)], length) for k in kinds])
+        return torch.cat([self.streams[k].rows([i], length) for k, i in self.choose(step, rows, length)])
 
 
 def answer_mask(tokens: Tensor, assistant: int, end: int) -> Tensor:

@@ -40,6 +40,25 @@ def draft_dir() -> Path:
     return _model_dir("draft")
 
 
+def head_dir(kind: str, target: Path | None) -> Path:
+    """Folder of the draft head of that kind ("medusa", "eagle3") that ships for a target.
+
+    Args:
+        target: folder of the target's checkpoint (`Decoder.source`); only the embedded one has heads.
+
+    Raises:
+        ParameterError: when no such head ships for it.
+    """
+    folder = HERE / "models" / kind
+    if target is None or target.resolve() != (HERE / "models" / "target").resolve() or not folder.is_dir():
+        raise ParameterError(
+            f"no {kind} head ships for {target or 'a target that is not loaded from a checkpoint'}",
+            why="a head reads the hidden states of the one target that it was trained on",
+            fix=f"give its folder, or train one: slipstream train {kind} --target {target or 'TARGET'}",
+        )
+    return folder
+
+
 def prompts(kind: str) -> list[dict[str, Any]]:
     """The embedded prompts, all cut from held-out files.
 
@@ -60,4 +79,4 @@ def prompts(kind: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-__all__ = ["PROMPT_KINDS", "draft_dir", "prompts", "target_dir"]
+__all__ = ["PROMPT_KINDS", "draft_dir", "head_dir", "prompts", "target_dir"]

@@ -124,6 +124,44 @@ def test_plain_rounds_are_undrafted() -> None:
     assert stats.mean_acceptance_length == 1.5
 
 
+def test_rounds_without_a_draft_are_counted_apart() -> None:
+    """They lower tau; the acceptance rate and the rates by position are those of the guesses that were made."""
+    drafted, both = SpecStats(), SpecStats()
+    for accepted in (0, 1, 3):
+        drafted.count([1, 2, 3], accepted, accepted + 1)
+        both.count([1, 2, 3], accepted, accepted + 1)
+        both.count([], 0, 1)
+    assert (drafted.undrafted, both.undrafted) == (0, 3)
+    assert both.acceptance_rate == drafted.acceptance_rate == 4 / 9
+    assert both.position_rates == drafted.position_rates
+    assert both.mean_acceptance_length == 10 / 6
+    assert drafted.mean_acceptance_length == 7 / 3
+    assert both.histogram[0] == drafted.histogram[0] + 3
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_the_invariants_hold_for_sums(trees: bool) -> None:
+    sequences = [random_sequence(random.Random(seed), trees, cap=20) for seed in range(50)]
+    total = sum((seq.stats for seq in sequences), SpecStats())
+    ended_on_a_guess = sum(bool(seq.finish and seq.drafted[-1]) for seq in sequences)
+    assert ended_on_a_guess
+    assert sum(total.histogram.values()) == total.rounds
+    assert sum(i * n for i, n in total.histogram.items()) == total.accepted == sum(total.accepted_at.values())
+    assert total.tokens == total.accepted + total.rounds - ended_on_a_guess
+    assert total.mean_acceptance_length == total.tokens / total.rounds
+    assert total.undrafted <= total.histogram[0]
+    assert total.drafted_at[1] == total.rounds - total.undrafted
+
+
+@pytest.mark.parametrize("cap", [1, 2, 3])
+def test_guesses_behind_the_last_token_are_not_counted(cap: int) -> None:
+    """The length is a stop like any other: of [1, 2, 3] only what is output was proposed."""
+    seq = Sequence([0], SamplingParams(max_tokens=cap))
+    advance(seq, Draft.chains([[1, 2, 3]]), [0, 1, 2], 4)
+    assert (seq.stats.proposed, seq.stats.accepted, seq.stats.tokens) == (cap, cap, cap)
+    assert seq.stats.position_rates == [1] * cap
+
+
 def test_nothing_counted_gives_no_rates() -> None:
     stats = SpecStats()
     assert stats.acceptance_rate is None

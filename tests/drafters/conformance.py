@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence as Seq
 from dataclasses import dataclass, fields, is_dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,15 +80,19 @@ def check_laws(draft: Draft, greedy: Seq[bool]) -> None:
     assert bool((draft.q.gather(1, draft.tokens[:, None]) > 0).all()), "a guess that its own law forbids"
 
 
-def size(thing: object, seen: set[int] | None = None) -> int:
-    """How many values `thing` holds, all the way down, tensors by their elements."""
-    seen = set() if seen is None else seen
+def size(thing: object, seen: dict[int, object] | None = None) -> int:
+    """How many values `thing` holds, all the way down, tensors and arrays by their elements."""
+    if isinstance(thing, (str, bytes, int, float, type(None))):
+        return 1  # even if counted before: small integers are one object wherever they stand
+    seen = {} if seen is None else seen  # what was counted stays alive, so that no id comes twice
     if id(thing) in seen:
         return 0
-    seen.add(id(thing))
+    seen[id(thing)] = thing
     if isinstance(thing, Tensor):
         return thing.numel()
-    if isinstance(thing, (str, bytes, int, float, type(None))) or callable(thing):
+    if isinstance(thing, np.ndarray):
+        return thing.size
+    if callable(thing):
         return 1
     if isinstance(thing, Mapping):
         return 1 + sum(size(k, seen) + size(v, seen) for k, v in thing.items())

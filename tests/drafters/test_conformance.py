@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from slipstream.core.costs import CostCurve
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
@@ -14,7 +15,10 @@ from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, replay
 from slipstream.targets.base import Target
 from slipstream.targets.toy import ToyTarget
 from tests.drafters.conformance import LENGTH, Case, Conformance
+from tests.drafters.fakes import ExitToy, UnrolledToy
 from tests.end_to_end.exact import Oracle
+from tests.heads.medusa_tiny import medusa_drafter
+from tests.heads.tiny import eagle_drafter
 
 V = 5
 
@@ -27,16 +31,40 @@ def other() -> ToyTarget:
     return ToyTarget(V, order=2, seed=22, sharpness=1.0)
 
 
+def unrolled() -> UnrolledToy:
+    return UnrolledToy(V + 1, order=2, seed=22, sharpness=1.0)
+
+
+def exits(unrolls: bool = True) -> ExitToy:
+    made = ExitToy(V, order=2, seed=22, sharpness=1.0)
+    made.unrolls = unrolls
+    return made
+
+
 MAKERS: dict[str, Callable[[Target], Drafter]] = {
     "model": lambda target: make_drafter("model", target, model=other()),
+    "layerskip": lambda target: make_drafter("layerskip", exits(), exit=1),
+    "medusa": lambda target: medusa_drafter(V, nodes=8),
+    "eagle": lambda target: eagle_drafter(V, 1),
+    "eagle3": lambda target: eagle_drafter(V, 3),
+    "hybrid": lambda target: make_drafter("hybrid", target, model=other()),
+    "bandit": lambda target: make_drafter(
+        "bandit", target, model=other(), costs=CostCurve.flat(), draft_costs=(None, CostCurve((1, 2), (0.1, 0.2)))
+    ),
+    "replay": lambda target: make_drafter("replay", target, continuations=_recorded(target), rate=0.7),
 }
 """Registered drafters that need more than a target."""
 
 
-def _scripted(target: Target) -> Drafter:
+def _recorded(target: Target) -> dict[tuple[int, ...], list[int]]:
+    """The target's greedy continuations of every prompt of the suite."""
     oracle = Oracle(target)
     prompts = [*Case(lambda: target, _scripted).prompts(7), [0, 1, 2, 0, 1, 2, 0]]
-    return ScriptedDrafter({tuple(p): oracle.greedy(p, LENGTH) for p in prompts}, V, replay(0.7))
+    return {tuple(p): oracle.greedy(p, LENGTH) for p in prompts}
+
+
+def _scripted(target: Target) -> Drafter:
+    return ScriptedDrafter(_recorded(target), V, replay(0.7))
 
 
 VARIANTS: dict[str, Callable[[Target], Drafter]] = {
@@ -44,10 +72,29 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
         NgramConfig(branches=3, forks=2, fillers=2, max_draft=6, max_entries=40, row_cost=0.1)
     ),
     "model, confident": lambda target: ModelDrafter(other(), V, ModelDraftConfig(confidence=0.3)),
+    "model, tree topk": lambda target: ModelDrafter(other(), V, ModelDraftConfig(tree="topk", width=3, nodes=7)),
+    "model, tree sampled": lambda target: ModelDrafter(other(), V, ModelDraftConfig(tree="sampled", width=3, nodes=7)),
+    "model, unrolled": lambda target: ModelDrafter(unrolled(), V),
+    "layerskip, step by step": lambda target: make_drafter("layerskip", exits(False), exit=2, control="gain"),
+    "medusa, fixed tree": lambda target: medusa_drafter(V, tree="3,2,1"),
+    "medusa, sampled": lambda target: medusa_drafter(V, mode="sampled", control="confidence"),
+    "medusa, gain": lambda target: medusa_drafter(V, control="gain", costs=0.15),
+    "suffix tree": lambda target: make_drafter("suffix", target, branches=3, max_depth=4, max_tokens=16, row_cost=0.0),
+    "sam, bounded": lambda target: make_drafter("sam", target, max_tokens=12, corpus=[[0, 1, 2, 3, 4] * 3], bias=1),
+    "recycling, paper": lambda target: make_drafter("recycling", target, row_cost=0.0, nodes=40),
+    "lookahead, large": lambda target: make_drafter("lookahead", target, window=4, ngram=3, guesses=3, row_cost=0.0),
+    "eagle3, gain": lambda target: eagle_drafter(V, 3, control="gain"),
+    "eagle tree, drawn": lambda target: eagle_drafter(V, 3, shape="tree", width=3, nodes=7),
+    "eagle tree, likeliest": lambda target: eagle_drafter(V, 1, shape="tree", width=2, nodes=5, sampled=False),
+    "eagle comb, drawn": lambda target: eagle_drafter(V, 3, shape="comb", width=3, nodes=9),
+    "eagle comb, likeliest": lambda target: eagle_drafter(V, 1, shape="comb", width=3, nodes=9, sampled=False),
     "scripted": _scripted,
     "random": lambda target: RandomDrafter(V, sampled=True),
 }
 """Beyond the registry: other settings, and the instruments that the other tests rely on."""
+
+SAMPLED = ("model, confident", "model, tree topk", "model, tree sampled", "model, unrolled")
+"""Variants whose law is tested here."""
 
 
 @pytest.fixture(params=DRAFTERS)
@@ -66,6 +113,6 @@ class TestVariants(Conformance):
         return Case(target, VARIANTS[request.param])
 
     def test_sampled_text_has_the_targets_law(self, case: Case) -> None:
-        if case.make is not VARIANTS["model, confident"]:
+        if case.make not in [VARIANTS[name] for name in SAMPLED]:
             pytest.skip("tests/end_to_end/test_law.py tests the law of this one, under every parameter")
         super().test_sampled_text_has_the_targets_law(case)

@@ -4,21 +4,37 @@ too, so every wrong rollback of the shadow fails by name."""
 from __future__ import annotations
 
 import logging
+import random
+from collections import Counter
+from fractions import Fraction
+from itertools import pairwise, product
 
+import numpy as np
 import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
+from slipstream.core.verify import RULES
+from slipstream.core.warp import warp
 from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
 from slipstream.errors import ParameterError
+from slipstream.targets.decoder.model import Decoder
 from slipstream.targets.toy import ToyTarget
+from tests.core.exact import completed, rational, target_law, weighed
+from tests.core.worlds import Guesses, Shape, law, point, steady
+from tests.drafters.fakes import UnrolledToy
+from tests.drafters.test_layerskip import module
+from tests.end_to_end.exact import LEVEL, Oracle, g_test, joint_law
+from tests.end_to_end.sampling import hurry
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1]]
 
 
-def drafter(model: ToyTarget, vocab: int = 8, **options: float) -> ModelDrafter:
-    return ModelDrafter(model, vocab, ModelDraftConfig(**options))
+def drafter(model: ToyTarget, vocab: int = 8, **options: object) -> ModelDrafter:
+    return ModelDrafter(model, vocab, ModelDraftConfig(**options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("k", range(1, 9))
@@ -121,25 +137,293 @@ def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
 
 
 def test_the_end_of_a_text_compiles_no_further_unrolled_graph() -> None:
-    class Unrolled(ToyTarget):
-        asked: set[int] = set()  # noqa: RUF012
-
-        def greedy_chains(self, seqs: list[Sequence], steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-            self.asked.add(steps)
-            rows, scores = [], []
-            for seq in seqs:
-                text, logits = list(seq.tokens), []
-                for _ in range(steps):
-                    logits.append(self.logits(text))
-                    text.append(int(logits[-1].argmax()))
-                rows.append(text[len(seq.tokens) :])
-                scores.append(torch.stack(logits))
-                self._slots[seq.id] = text[:-1]
-            return torch.tensor(rows).T, torch.stack(scores, 1)
-
-    model = Unrolled(seed=2, sharpness=1.0)
+    model = UnrolledToy(seed=2, sharpness=1.0)
     params = SamplingParams(max_tokens=40)
     done = LLM(ToyTarget(seed=1), drafter(model), draft_tokens=5).generate(PROMPTS, params)
     assert [c.token_ids for c in done] == [c.token_ids for c in LLM(ToyTarget(seed=1)).generate(PROMPTS, params)]
     assert sum(c.stats.drafter_faults for c in done) == 0
     assert model.asked == {5}
+
+
+# --- several steps in one call -------------------------------------------------------------------------------------
+
+
+def proposed(model: ToyTarget, n: int, params: SamplingParams, k: int = 2, coupled: bool = False) -> Counter:
+    """How often each chain is drafted for n sequences of one text, with the random streams 0..n-1."""
+    seqs = [Sequence([1, 2], params, stream=Stream(i), coupled=coupled) for i in range(n)]
+    with hurry():
+        draft = drafter(model).propose(seqs, [k] * n)
+    return Counter(tuple(draft.ids[draft.splits[b] : draft.splits[b + 1]]) for b in range(n))
+
+
+@pytest.mark.parametrize("unrolls", [True, False])
+def test_sampled_chains_have_the_law_of_the_model_in_one_call_and_token_by_token(unrolls: bool) -> None:
+    """G-test on the joint law of two guesses, n = 20000, fails at p < 1e-6."""
+    model, params = UnrolledToy(seed=2), SamplingParams(temperature=0.8)
+    model.unrolls = unrolls
+    law = joint_law(Oracle(ToyTarget(seed=2)), [1, 2], params, length=2)
+    assert g_test(proposed(model, 20_000, params), law) >= LEVEL
+    assert bool(model.asked) == unrolls
+
+
+def test_a_pick_that_rounding_turned_round_ends_the_chain_with_the_right_token() -> None:
+    """Every third pick of the call is wrong. The first guess keeps its law, as does the second where there is one."""
+    params, n = SamplingParams(temperature=0.8), 8000
+    model, oracle = UnrolledToy(seed=2), Oracle(ToyTarget(seed=2))
+    model.clumsy = 3
+    chains = proposed(model, n, params)
+    first, both = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
+    for chain, count in chains.items():
+        first[chain[:1]] += count
+        if len(chain) == 2:
+            both[chain] += count
+    assert 0 < both.total() < n
+    assert g_test(first, joint_law(oracle, [1, 2], params, length=1)) >= LEVEL
+    assert g_test(both, joint_law(oracle, [1, 2], params, length=2)) >= LEVEL
+
+
+def test_with_the_targets_noise_both_ways_draw_the_same_tokens() -> None:
+    params = SamplingParams(temperature=0.8)
+    one_call, stepwise = UnrolledToy(seed=2), UnrolledToy(seed=2)
+    stepwise.unrolls = False
+    assert proposed(one_call, 300, params, 4, coupled=True) == proposed(stepwise, 300, params, 4, coupled=True)
+
+
+def test_under_the_rule_coupled_near_laws_agree() -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=200, seed=3)
+    llm = LLM(ToyTarget(seed=2), drafter(UnrolledToy(seed=2)), rule="coupled")
+    assert llm.generate([[1, 2]], params)[0].stats.acceptance_rate == 1
+
+
+def test_q_and_guess_of_each_sequence_are_its_own_whatever_its_company() -> None:
+    """Temperatures, filters and greedy requests in one batch: one call for those that can, steps for the others."""
+    each = [
+        SamplingParams(temperature=0.5, seed=1),
+        SamplingParams(temperature=2.0, seed=2),
+        SamplingParams(),
+        SamplingParams(temperature=1.0, top_k=2, seed=3),
+        SamplingParams(temperature=1.0, repetition_penalty=1.3, seed=4),
+        SamplingParams(temperature=1e-40, seed=5),
+    ]
+    text = [1, 2, 5]
+    seqs = [Sequence(text, params) for params in each]
+    draft = drafter(UnrolledToy(seed=2)).propose(seqs, [4, 2, 3, 4, 1, 4])
+    assert draft.q is not None
+    for b, params in enumerate(each):
+        alone = drafter(UnrolledToy(seed=2)).propose([Sequence(text, params)], [[4, 2, 3, 4, 1, 4][b]])
+        own = slice(draft.splits[b], draft.splits[b + 1])
+        assert draft.ids[own] == alone.ids
+        so_far = list(text)
+        for i in draft.nodes(b):
+            raw = ToyTarget(seed=2).logits(so_far)[None].float()  # as the call computes them
+            law = warp(raw, params, text, [so_far[3:]])[0]
+            torch.testing.assert_close(draft.q[i], law, rtol=1e-5, atol=1e-7)
+            so_far.append(draft.ids[i])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_ids_beyond_the_targets_vocabulary_are_impossible_in_one_call(temperature: float) -> None:
+    model = UnrolledToy(vocab=11, seed=2, sharpness=0.3)
+    seqs = [Sequence([1, 2], SamplingParams(temperature=temperature, seed=i)) for i in range(200)]
+    draft = drafter(model).propose(seqs, [3] * 200)
+    draft.check([3] * 200, 8, 3)
+    assert len(draft) == 600
+
+
+def test_a_sequence_at_the_end_of_the_context_shortens_no_other_ones_draft() -> None:
+    model = UnrolledToy(seed=2, context=10)
+    seqs = [Sequence([1, 2] * 4, SamplingParams()), Sequence([3], SamplingParams())]
+    draft = drafter(model).propose(seqs, [5, 5])
+    assert list(draft.splits) == [0, 2, 7]
+    assert model.asked == {2, 5}
+
+
+def test_control_ends_chains_of_one_call_where_it_ends_them_step_by_step() -> None:
+    for options in ({"confidence": 0.3}, {"control": "gain"}, {"control": "confidence", "threshold": 0.1}):
+        for temperature in (0.0, 0.8):
+            lengths = []
+            for unrolls in (True, False):
+                model = UnrolledToy(seed=2, sharpness=1.5)
+                model.unrolls = unrolls
+                seqs = [
+                    Sequence([1, i], SamplingParams(temperature=temperature, seed=i), coupled=True) for i in range(8)
+                ]
+                draft = drafter(model, **options).propose(seqs, [6] * 8)  # type: ignore[arg-type]
+                lengths.append(list(draft.splits))
+            assert lengths[0] == lengths[1]
+            assert len(set(pairwise(lengths[0]))) > 1
+            assert lengths[0][-1] < 48
+
+
+# --- trees ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_topk_tree_is_the_likeliest_paths_of_the_model() -> None:
+    """Against every path of three tokens, by brute force; nodes, not width, is what limits it here."""
+    model, oracle = ToyTarget(vocab=5, seed=2), Oracle(ToyTarget(vocab=5, seed=2))
+    for temperature in (0.0, 0.7):
+        heat = SamplingParams(temperature=temperature or 1.0)
+        chances: dict[tuple[int, ...], float] = {}
+        for length in (1, 2, 3):
+            chances |= joint_law(oracle, [1, 2], heat, length=length)
+        best = sorted(chances, key=lambda path: -chances[path])[:9]
+        seq = Sequence([1, 2], SamplingParams(temperature=temperature, seed=1))
+        draft = drafter(model, 5, tree="topk", width=25, nodes=9).propose([seq], [3])
+        assert draft.q is None
+        paths = [tuple(draft.ids[i] for i in draft.ancestors(0, node)) for node in range(len(draft))]
+        assert sorted(paths) == sorted(best)
+
+
+def test_siblings_of_a_sampled_tree_come_from_what_the_elder_ones_left() -> None:
+    oracle = Oracle(ToyTarget(vocab=5, seed=2))
+    for seed in range(10):
+        params = SamplingParams(temperature=0.9, seed=seed)
+        draft = drafter(ToyTarget(vocab=5, seed=2), 5, tree="sampled", width=3, nodes=8).propose(
+            [Sequence([1, 2], params)], [3]
+        )
+        assert draft.q is not None
+        assert len(draft) == 8
+        for node in range(len(draft)):
+            parent = draft.parents[node]
+            elder = [draft.ids[i] for i in range(node) if draft.parents[i] == parent]
+            path = [draft.ids[i] for i in draft.ancestors(0, parent)]
+            law = oracle.law([1, 2], path, params)
+            law[elder] = 0.0
+            torch.testing.assert_close(draft.q[node], law / law.sum())
+
+
+class Grid(Stream):
+    """Gives back the numbers it was made with."""
+
+    def __init__(self, *numbers: float):
+        super().__init__(0)
+        self.numbers = np.array(numbers)
+
+    def uniforms(self, purpose: int, position: int, n: int) -> np.ndarray:
+        return self.numbers[:n]
+
+
+class Steady(ToyTarget):
+    """The same law after every text."""
+
+    def __init__(self, law: tuple[Fraction, ...]):
+        super().__init__(vocab=len(law))
+        self._table[0] = np.log([float(x) for x in law])
+
+    def _row(self, tokens: tuple[int, ...]) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds", "numbers", "stands"),
+    [
+        ({}, "s", (10,), Fraction(60, 100)),
+        ({"tree": "sampled", "width": 2, "nodes": 2}, "ww", (10, 504), Fraction(7643, 10000)),
+        ({"tree": "topk", "width": 2, "nodes": 2}, "pp", (1, 1), Fraction(30, 100)),
+    ],
+)
+def test_what_stands_of_two_siblings_by_enumeration(
+    options: dict[str, object], kinds: str, numbers: tuple[int, ...], stands: Fraction
+) -> None:
+    """The published figures for p = (.4, .3, .2, .1), q reversed, k = 2: the drafter is given every uniform of a grid
+    that is fine enough to give each of its draws its exact probability, and verification is enumerated."""
+    p = law(4, 3, 2, 1)
+    world, shape = steady(p, p[::-1]), Shape((-1,) * len(kinds), kinds)
+    grid = list(product(*(range(n) for n in numbers)))
+    seqs = [
+        Sequence(
+            [0],
+            SamplingParams(temperature=1.0),
+            stream=Grid(*((i + 0.5) / n for i, n in zip(cell, numbers, strict=True))),
+        )
+        for cell in grid
+    ]
+    draft = drafter(Steady(p[::-1]), 4, **options).propose(seqs, [1] * len(seqs))
+    cells = Counter(tuple(draft.ids[draft.splits[b] : draft.splits[b + 1]]) for b in range(len(seqs)))
+    rows = {tuple(draft.ids[i] for i in draft.nodes(b)): draft.nodes(b) for b in range(len(seqs))}
+    made = []
+    for tokens, count in cells.items():
+        q = [point(4, t) for t in tokens]
+        if draft.q is not None:
+            q = [tuple(rational(x) for x in draft.q[i].tolist()) for i in rows[tokens]]
+        made.append(Guesses(world, shape, list(tokens), q, Fraction(count, len(grid))))
+    outcomes = weighed(RULES["rejection"], made)
+    assert round(sum((o.weight for o in outcomes if o.accepted), Fraction(0)), 4) == stands
+    assert completed(world, outcomes, 2) == target_law(world, 2)
+
+
+@pytest.mark.parametrize("tree", ["topk", "sampled"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_KV_of_the_draft_model_is_that_of_a_fresh_prefill_after_every_tree(tree: str, temperature: float) -> None:
+    """R7, R9: rollbacks of differing depth one after another, on branches that are not the first, and lost drafts."""
+    model, rng = Decoder.from_module(module(1.0), dtype="float64"), random.Random(3)
+    mine = ModelDrafter(model, 12, ModelDraftConfig(tree=tree, width=3, nodes=8))
+    world = ToyTarget(vocab=12)
+    seqs = [Sequence(text, SamplingParams(temperature=temperature, seed=i)) for i, text in enumerate(PROMPTS)]
+    depths = set[int]()
+    for turn in range(12):
+        draft = mine.propose(seqs, [rng.randrange(5) if seq.kv_len else 0 for seq in seqs])
+        draft = Draft.empty(3) if turn % 5 == 4 else draft
+        out = world.run(seqs, draft)
+        paths = []
+        for b in range(3):
+            own = range(draft.splits[b + 1] - draft.splits[b])
+            paths.append(draft.ancestors(b, rng.choice(own)) if own and rng.random() < 0.8 else [])
+            depths.add(len(paths[b]))
+        verdict = Verdict(paths, [rng.randrange(12) for _ in seqs], [None] * 3, [False] * 3)
+        world.commit(seqs, paths)
+        for b, seq in enumerate(seqs):
+            seq.advance(verdict, draft, b)
+        mine.observe(seqs, draft, out, verdict)
+        for seq in seqs:
+            shadow = mine._shadows.get(seq.id)
+            if shadow is None:
+                continue
+            assert shadow.tokens == seq.tokens
+            fresh = Sequence(seq.tokens[: shadow.kv_len])
+            model.run([fresh], Draft.empty(1))
+            want = model.executor.kv(fresh.id, shadow.kv_len)
+            torch.testing.assert_close(model.executor.kv(shadow.id, shadow.kv_len), want, rtol=1e-12, atol=1e-12)
+            model.release(fresh.id)
+    assert len(depths) > 3
+
+
+@pytest.mark.parametrize("tree", ["topk", "sampled"])
+def test_trees_raise_what_stands(tree: str) -> None:
+    params = SamplingParams(max_tokens=80, temperature=1.0, seed=1)
+    accepted = []
+    for options in ({}, {"tree": tree, "width": 3, "nodes": 12}):
+        llm = LLM(ToyTarget(seed=1), drafter(ToyTarget(seed=1, sharpness=0.7), **options), draft_tokens=3)  # type: ignore[arg-type]
+        done = llm.generate([[t] for t in range(8)], params)
+        assert sum(c.stats.drafter_faults for c in done) == 0
+        accepted.append(sum(c.stats.accepted for c in done) / sum(c.stats.rounds for c in done))
+    assert accepted[1] > accepted[0]
+
+
+def test_a_path_is_not_continued_where_control_says_so() -> None:
+    model = ToyTarget(seed=2, sharpness=1.0)
+    seq = Sequence([1, 2], SamplingParams(temperature=1.0, seed=1))
+    draft = drafter(model, tree="sampled", width=3, nodes=20, control="confidence", threshold=0.2).propose([seq], [6])
+    law = {-1: 1.0}
+    oracle = Oracle(ToyTarget(seed=2, sharpness=1.0))
+    for node, parent in enumerate(draft.parents):
+        path = [draft.ids[i] for i in draft.ancestors(0, parent)]
+        law[node] = law[parent] * float(oracle.law([1, 2], path, seq.params)[draft.ids[node]])
+        assert parent < 0 or law[parent] >= 0.2
+    assert min(law.values()) < 0.2  # the guess that fell short is kept
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tree": "top-k"}, "did you mean 'topk'"),
+        ({"tree": "topk", "nodes": 257}, "at most 256"),
+        ({"width": 0}, "width"),
+        ({"control": "gains"}, "did you mean 'gain'"),
+        ({"confidence": 0.3, "control": "gain"}, "both"),
+        ({"costs": 3}, "CostCurve"),
+    ],
+)
+def test_impossible_settings_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        ModelDraftConfig(**options)  # type: ignore[arg-type]

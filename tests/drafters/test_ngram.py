@@ -13,12 +13,14 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.guard import MAX_NODES
-from slipstream.drafters.ngram import FOLLOWERS, NgramConfig, NgramDrafter, NgramStore, Odds
+from slipstream.drafters.ngram import FOLLOWERS, NgramConfig, NgramDrafter, NgramStore
+from slipstream.drafters.odds import Odds
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.targets.base import TargetOut
 from slipstream.targets.toy import ToyTarget
+from tests.drafters.soak import held, stream
 
 THE, CAT, SAT, RAN, DOT = range(5)
 
@@ -157,6 +159,18 @@ def test_memory_is_bounded_and_the_recent_is_what_stays() -> None:
     assert store.followers(tokens, (), 1)[0][:2] == (tokens[-20], len(tokens) - 20)
 
 
+def test_memory_is_bounded_over_a_million_tokens() -> None:
+    """Contexts and bytes held do not grow once the bound is reached, whatever the text."""
+    store, sizes, text = NgramStore(NgramConfig(max_ngram=2, max_entries=1 << 15)), list[int](), list[int]()
+    for piece in stream():
+        text += piece
+        store.index(text)
+        assert len(store) <= 1 << 15
+        sizes.append(held(store))
+    assert max(sizes) < (1 << 15) * 500
+    assert max(sizes[2:]) < 1.5 * max(sizes[:2])
+
+
 def test_a_context_that_keeps_occurring_survives_any_number_of_others() -> None:
     config = NgramConfig(max_ngram=1, max_entries=20)
     tokens = [t for i in range(100, 400) for t in ((1, 2) if i % 3 == 0 else (i,))]
@@ -189,7 +203,7 @@ def test_fillers_count_what_the_target_found_likely() -> None:
 
 
 def test_drafting_stops_where_guesses_are_never_right_and_resumes_where_they_are() -> None:
-    odds = Odds(row_cost=0.05, max_ngram=3)
+    odds = Odds(row_cost=0.05, longest=3)
     full = odds.depth(2)
     assert full >= 8
     for _ in range(400):

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 import slipstream.core.warp
-import slipstream.drafters.model
+import slipstream.drafters.chains
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
@@ -47,7 +47,7 @@ def hurry() -> Iterator[None]:
     """Within: `warp` remembers, and the garbage collector does not walk through a hundred thousand live objects."""
     collecting = gc.isenabled()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (slipstream.core.warp, slipstream.drafters.model):
+        for module in (slipstream.core.warp, slipstream.drafters.chains):
             patch.setattr(module, "warp", remembering(module.warp))
         gc.disable()
         try:

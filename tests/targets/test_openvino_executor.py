@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
 
 import pytest
@@ -40,9 +40,10 @@ def tokens(n: int, seed: int = 0) -> list[int]:
     return torch.randint(3, VOCAB, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def chain(seq_id: int, past: int, ids: list[int], select: list[int] | None = None) -> Batch:
+def chain(seq_id: int, past: int, ids: list[int], select: Seq[int] | None = None) -> Batch:
     n = len(ids)
-    return Batch([seq_id], torch.tensor(ids), range(past, past + n), [0, n], [past], [None], select or range(n), [512])
+    rows = range(n) if select is None else select
+    return Batch([seq_id], torch.tensor(ids), range(past, past + n), [0, n], [past], [None], rows, [512])
 
 
 def tree(seq_id: int, past: int, ids: list[int]) -> Batch:
@@ -368,28 +369,68 @@ class TestUnrolled:
             select=[1, 3, 5],
             limit=[512] * 3,
         )
-        got_tokens, got_logits = executor.unrolled(batch, 4, 0.7, noise if sampled else None)
+        got = executor.unrolled(batch, 4, torch.full((3,), 0.7), noise if sampled else None)
+        got_tokens, got_logits = got.tokens, got.logits
         assert torch.equal(got_tokens, want[0])
         near(got_logits, want[1])
         for b, text in enumerate(texts):  # the KV of every drafted token but the last is there
             ids = text + want[0][:, b].tolist()
-            got = executor.forward(chain(b, len(ids) - 1, ids[-1:])).logits.clone()
-            near(got, executor.forward(chain(50 + b, 0, ids, select=[len(ids) - 1])).logits)
+            last = executor.forward(chain(b, len(ids) - 1, ids[-1:])).logits.clone()
+            near(last, executor.forward(chain(50 + b, 0, ids, select=[len(ids) - 1])).logits)
 
     def test_of_equal_scores_the_first_wins(self, build: Callable[..., OpenVinoExecutor]) -> None:
         executor = build("llama")
         noise = torch.full((2, 1, VOCAB), -1e9)
         noise[:, :, [5, 40, 41]] = 0.0
-        tokens_, _ = executor.unrolled(chain(0, 0, [3, 4]), 2, 0.0, noise)  # heat 0: only the noise counts
-        assert tokens_.flatten().tolist() == [5, 5]
+        drawn = executor.unrolled(chain(0, 0, [3, 4]), 2, torch.zeros(1), noise).tokens  # heat 0: only the noise counts
+        assert drawn.flatten().tolist() == [5, 5]
 
     def test_the_graphs_used_last_are_kept(self, build: Callable[..., OpenVinoExecutor]) -> None:
         executor = build("gpt2")
         for steps in (1, 2, 3, 1, 4, 1, 5):
-            before = executor._unrolled.get(steps)
-            assert executor.unrolled(chain(0, 0, [3, 4]), steps)[0].shape == (steps, 1)
-            assert before in (None, executor._unrolled[steps])
-        assert set(executor._unrolled) == {1, 3, 4, 5}
+            before = executor._unrolled.get((steps, None))
+            assert executor.unrolled(chain(0, 0, [3, 4]), steps).tokens.shape == (steps, 1)
+            assert before in (None, executor._unrolled[steps, None])
+        assert set(executor._unrolled) == {(1, None), (3, None), (4, None), (5, None)}
+
+    def test_each_sequence_has_its_own_temperature(self, build: Callable[..., OpenVinoExecutor]) -> None:
+        executor = build("llama")
+        noise = torch.full((1, 1, VOCAB), 0.0)
+        noise[:, :, 7] = 100.0
+        batch = Batch([0, 1], torch.tensor([3, 4]), [0, 0], [0, 1, 2], [0, 0], [None] * 2, [0, 1], [512] * 2)
+        made = executor.unrolled(batch, 1, torch.tensor([0.0, 1e9]), noise)
+        assert made.tokens.tolist() == [[7, int(made.logits[0, 1].argmax())]]
+        assert int(made.logits[0, 1].argmax()) != 7
+
+    def test_minus_infinity_forbids_a_token(self, build: Callable[..., OpenVinoExecutor]) -> None:
+        executor = build("llama")
+        best = int(executor.unrolled(chain(0, 0, [3, 4]), 1).tokens)
+        noise = torch.zeros(1, 1, VOCAB)
+        noise[:, :, best] = -torch.inf
+        made = executor.unrolled(chain(0, 0, [3, 4]), 1, None, noise)
+        assert int(made.tokens) == int((made.logits + noise).argmax()) != best
+
+    def test_an_exit_returns_the_stream_of_every_token_and_writes_the_KV_of_its_layers(
+        self, build: Callable[..., OpenVinoExecutor]
+    ) -> None:
+        executor, layers = build("llama"), 2
+        text, steps = tokens(9), 3
+        executor.forward(chain(0, 0, text[:-2], select=[0]))
+        made = executor.unrolled(chain(0, 7, text[-2:]), steps, exit=layers)
+        assert made.hidden is not None
+        assert made.later is not None
+        stream, drafted = torch.cat((made.hidden, made.later[:, 0])).clone(), made.tokens[:, 0].tolist()
+        logits, kv = made.logits[:, 0].clone(), executor.kv(0, 12)[:layers]
+        for j in range(steps):
+            alone = executor.forward(chain(60, 0, text + drafted[:j], select=[8 + j]), layers=(0, layers))
+            near(logits[j : j + 1], alone.logits)
+            assert drafted[j] == int(alone.logits.argmax())
+        whole = executor.forward(chain(61, 0, text + drafted, select=()), layers=(0, layers))
+        assert whole.hidden is not None
+        near(stream, whole.hidden[7:])
+        near(kv, executor.kv(61, 12)[:layers])
+        with pytest.raises(TargetError, match="exit after 9 layers"):
+            executor.unrolled(chain(0, 7, text[-2:]), steps, exit=9)
 
 
 def test_nothing_is_left_in_the_folder(checkpoint: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from slipstream.training.base import BaseConfig
 from slipstream.training.compact import ModelShape
 from slipstream.zoo.corpus import Package
+from tests.training.tiny import train_target, write_data
 
 SHAPE = ModelShape(
     vocab_size=400,
@@ -57,3 +58,13 @@ def tiny(tmp_path: Path) -> BaseConfig:
         out=tmp_path / "run", shape=SHAPE, budget_tokens=12 * 256, length=64, long_length=128, step_tokens=256,
         micro_tokens=128, warmup_steps=2, bf16=False, compile=False, threads=1, eval_steps=6, eval_rows=4,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_target(tmp_path_factory.mktemp("tiny-target"))
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("tiny-data") / "texts.bin")

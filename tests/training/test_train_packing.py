@@ -65,7 +65,7 @@ def test_batches_depend_on_seed_step_and_counters_only(cache: Path) -> None:
 def test_an_epoch_shows_every_window_once(cache: Path) -> None:
     batches = Batches(cache, Mix(raw=1, write=0, edit=0), seed=0)
     count = len(batches.streams["raw"].windows(64))
-    drawn = [batches._next_index("raw", 64) for _ in range(2 * count)]
+    drawn = [batches._next("raw", 64) for _ in range(2 * count)]
     assert sorted(drawn[:count]) == sorted(drawn[count:]) == list(range(count))
     assert drawn[:count] != drawn[count:]
 

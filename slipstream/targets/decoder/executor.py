@@ -66,6 +66,18 @@ class Output:
     hidden: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Unrolled:
+    """K tokens drafted for each of B sequences in one call: tokens [K, B] and their raw logits [K, B, V]. Where the
+    layers were left early, the residual stream there too: `hidden` [M, d] of the batch's rows and `later` [K, B, d] of
+    the drafted tokens. All valid until the next call."""
+
+    tokens: Tensor
+    logits: Tensor
+    hidden: Tensor | None = None
+    later: Tensor | None = None
+
+
 class Executor(Protocol):
     name: str
     config: DecoderConfig
@@ -80,7 +92,8 @@ class Executor(Protocol):
     ) -> Output:
         """One pass. `layers=(a, b)` runs only layers a..b-1: from the embeddings if a is 0, else from `hidden`
         [M, d], the residual stream that an earlier slice of the same batch returned. Logits are always those of
-        the final norm and head applied at the end of the slice (early exit, LayerSkip section 4.3)."""
+        the final norm and head applied at the end of the slice (early exit, LayerSkip section 4.3). An empty
+        `batch.select` wants the KV and `hidden` alone."""
         ...
 
     def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:

@@ -19,9 +19,10 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import LoadError, ParameterError, TargetError, UnsupportedModelError
 from slipstream.targets.base import TargetOut
+from slipstream.targets.decoder.ahead import Ahead
 from slipstream.targets.decoder.checkpoint import resolve
 from slipstream.targets.decoder.config import DecoderConfig
-from slipstream.targets.decoder.executor import Executor
+from slipstream.targets.decoder.executor import Batch, Executor, Output
 from slipstream.targets.decoder.layout import batch_of, prompt_piece
 from slipstream.targets.decoder.weights import Progress, Weights, from_module, load_weights
 
@@ -53,6 +54,7 @@ class Decoder:
         self.weights, self.source = weights, source
         self.vocab_size, self.context = executor.config.vocab_size, executor.config.context
         self.device: torch.device = executor.device
+        self._ahead = Ahead(executor)
         self.eos_ids = frozenset(executor.config.eos_ids)
 
     @staticmethod
@@ -113,25 +115,68 @@ class Decoder:
 
         layers  run only layers a..b-1 and apply the head there; `TargetOut.hidden[b]` then holds the residual
                 stream, to be passed as `hidden` [M, d] to a run of the layers from b on (same seqs, same draft).
+
+        Without `layers`, leading rows that `ahead` or `chains` ran already resume where they stopped.
         """
         wanted = tuple(taps) if layers is None else tuple(dict.fromkeys((*taps, layers[1])))
         if any(len(seq.tokens) - seq.kv_len > self.chunk for seq in seqs):
             return self._run_long(seqs, draft, wanted, layers, hidden)
         batch = batch_of(seqs, draft, [seq.kv_len for seq in seqs], self.device, self.context)
         self._check_positions(batch.positions)
-        out = self.executor.forward(batch, wanted, layers, hidden)
+        out = self._forward(batch, seqs, draft, wanted, layers, hidden)
         self._check_finite(out.logits, seqs, draft)
         return TargetOut(out.logits, out.taps, batch.splits)
 
-    def greedy_chains(self, seqs: Seq[Sequence], steps: int) -> tuple[Tensor, Tensor] | None:
-        """Decode `steps` tokens of each sequence greedily in one call: tokens [K, B] and logits [K, B, V], valid
-        until the next run; None where the executor has no such call. KV is written for the pending tokens and all
-        but the last of the new ones. What a small model costs is the number of calls, hence this."""
-        unrolled = getattr(self.executor, "unrolled", None)
-        if unrolled is None or any(len(seq.tokens) - seq.kv_len > self.chunk for seq in seqs):
-            return None
+    def _forward(
+        self,
+        batch: Batch,
+        seqs: Seq[Sequence],
+        draft: Draft,
+        taps: tuple[int, ...],
+        layers: tuple[int, int] | None,
+        hidden: Tensor | None,
+    ) -> Output:
+        if layers is None:
+            return self._ahead.forward(batch, seqs, draft, taps)
+        for seq in seqs:
+            self._ahead.drop(seq.id)  # this pass writes over it
+        return self.executor.forward(batch, taps, layers, hidden)
+
+    def ahead(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
+        """Logits [B, V] of the first `exit` layers behind each sequence's pending tokens and its chain of guesses, for
+        a draft by the target itself (see `ahead`). Rows that an earlier call ran are not run again, nor are they by
+        the `run` that verifies them. Pending tokens must fit in one `chunk`."""
+        out = self._ahead.extend(seqs, chains, exit, self.context)
+        self._check_finite(out, seqs, Draft.empty(len(seqs)))
+        return out
+
+    @property
+    def unrolls(self) -> bool:
+        """Whether `chains` is there: several steps in one call."""
+        return hasattr(self.executor, "unrolled")
+
+    def chains(
+        self,
+        seqs: Seq[Sequence],
+        steps: int,
+        inv_temperature: Tensor | None = None,
+        noise: Tensor | None = None,
+        exit: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Decode `steps` tokens of each sequence in one call: tokens [K, B] and their logits [K, B, V], valid until
+        the next run. Each is the first maximum of logits * inv_temperature [B] + noise [K, B, V] (or what broadcasts
+        to that); None is 1 and 0. KV is written for the pending tokens, which must fit in one `chunk`, and for all but
+        the last of the new ones. What a small model costs is the number of calls, hence this; only where `unrolls`.
+
+        exit  use the first so many layers only; the rows are run ahead, as by `ahead`, the last one too.
+        """
         batch = batch_of(seqs, Draft.empty(len(seqs)), [seq.kv_len for seq in seqs], self.device, self.context)
-        return unrolled(batch, steps, 1.0)
+        made = self.executor.unrolled(batch, steps, inv_temperature, noise, exit)  # type: ignore[attr-defined]
+        for seq in seqs:
+            self._ahead.drop(seq.id)
+        if exit is not None:
+            self._ahead.keep(seqs, batch, made, exit)
+        return made.tokens, made.logits
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         for seq, nodes in zip(seqs, path, strict=True):
@@ -142,6 +187,7 @@ class Decoder:
                 self.executor.move(seq.id, src, range(base + moved, base + len(nodes)))
 
     def release(self, seq_id: int) -> None:
+        self._ahead.drop(seq_id)
         self.executor.release(seq_id)
 
     # --- parts -------------------------------------------------------------------------------------------------
@@ -176,7 +222,8 @@ class Decoder:
             row = end
         batch = batch_of(seqs, draft, starts, self.device, self.context)
         self._check_positions(batch.positions)
-        out = self.executor.forward(batch, taps, layers, None if hidden is None else hidden[late_rows])
+        late = None if hidden is None else hidden[late_rows]
+        out = self._forward(batch, seqs, draft, taps, layers, late)
         self._check_finite(out.logits, seqs, draft)
         splits, joined = [0], {}
         for b in range(len(seqs)):

@@ -61,18 +61,27 @@ class Constants:
     """Every weight of a model, written once, handed out as graph nodes. Nodes of one name share one constant, so
     a graph that uses a matrix K times packs it once."""
 
-    def __init__(self, config: DecoderConfig, weights: Mapping[str, Tensor], quantize: str | None, folder: Path):
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, Tensor],
+        quantize: str | None,
+        folder: Path,
+        plan: Plan | None = None,
+    ):
+        """plan: what to make of the weights, if it is not an ordinary decoder's."""
         self.config = config
         self.quantize = quantize
         # name -> (offset, shape, dtype)
         self._place: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
         self._nodes: dict[str, Any] = {}
-        self.head = "embed" if config.tie_embeddings and quantize is None else "head"
+        plan = plan or decoder_plan(config, quantize)
+        self.head = "head" if any(name == "head" for name, _, _ in plan) else "embed"
         self.matmul_bytes = 0  # of matrices: what one pass reads
         self.resident_bytes = 0  # and with norms and biases
         self.nbytes = 0  # and with embeddings: the size of the file
         try:
-            self._map = self._write(weights, folder)
+            self._map = self._write(weights, folder, plan)
         except OSError as error:
             raise LoadError(
                 f"the packed weights cannot be written to {folder}: {error}",
@@ -81,7 +90,7 @@ class Constants:
             ) from error
         _trim_heap()
 
-    def _write(self, weights: Mapping[str, Tensor], folder: Path) -> mmap.mmap:
+    def _write(self, weights: Mapping[str, Tensor], folder: Path, plan: Plan) -> mmap.mmap:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             offset = 0
@@ -96,7 +105,7 @@ class Constants:
                 self.nbytes += array.nbytes
                 offset += -(-array.nbytes // ALIGN) * ALIGN
 
-            for name, parts, kind in _plan(self.config, self.quantize):
+            for name, parts, kind in plan:
                 tensors = [weights[p].to(torch.float32) for p in parts]
                 whole = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
                 del tensors
@@ -152,13 +161,17 @@ class Constants:
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
-def _plan(config: DecoderConfig, quantize: str | None) -> list[tuple[str, list[str], str]]:
-    """(name in the graph, canonical names it is made of, kind) of every constant.
+Plan = list[tuple[str, list[str], str]]
+"""(name in the graph, canonical names it is made of, kind) of every constant.
 
-    kind: "matrix" (rows one below another), and two that stay float32: "lookup" (embeddings, of which rows are read)
-    and "vector" (norms, biases, routers).
-    """
-    plan: list[tuple[str, list[str], str]] = [("embed", ["embed_tokens.weight"], "lookup")]
+kind: "matrix" (rows one below another), and two that stay float32: "lookup" (embeddings, of which rows are read) and
+"vector" (norms, biases, routers). A matrix "head" makes the logits; without one the embedding does.
+"""
+
+
+def decoder_plan(config: DecoderConfig, quantize: str | None) -> Plan:
+    """The constants of an ordinary decoder."""
+    plan: Plan = [("embed", ["embed_tokens.weight"], "lookup")]
     if config.position == "learned":
         plan.append(("positions", ["embed_positions.weight"], "lookup"))
 

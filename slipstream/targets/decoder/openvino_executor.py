@@ -21,11 +21,11 @@ from torch import Tensor
 
 from slipstream.errors import ParameterError, TargetError
 from slipstream.targets.decoder.config import DecoderConfig
-from slipstream.targets.decoder.executor import Batch, Output
+from slipstream.targets.decoder.executor import Batch, Output, Unrolled
 from slipstream.targets.decoder.openvino_constants import Constants
 from slipstream.targets.decoder.openvino_graph import Graph, forward_graph, unrolled_graph
 from slipstream.targets.decoder.openvino_paged import PROPERTIES, PagedCache, probe
-from slipstream.targets.decoder.openvino_program import Program, begins, core
+from slipstream.targets.decoder.openvino_program import Program, core
 
 _ONE_THREAD_BYTES = 4 << 20
 """Below this many bytes of weights a pass, handing work to a second thread costs more than it saves (measured)."""
@@ -67,16 +67,13 @@ class OpenVinoExecutor:
         self.config = config
         self.device = torch.device("cpu")
         self.quantize = quantize
-        self._constants = Constants(config, weights, quantize, _folder(cache_dir))
+        self._constants = Constants(config, weights, quantize, cache_folder(cache_dir))
         self._constants.evict()
-        if threads is None and self._constants.matmul_bytes < _ONE_THREAD_BYTES:
-            threads = 1
-        self._properties: dict[str, Any] = dict(PROPERTIES)
-        if threads is not None:
-            self._properties["INFERENCE_NUM_THREADS"] = threads
+        self.threads = threads  # as asked for
+        self._properties = properties(self._constants.matmul_bytes, threads)
         self._cache = PagedCache(config.layers, config.kv_heads, config.head_dim)
         self._programs: dict[tuple[int, int], tuple[Program, frozenset[int]]] = {}
-        self._unrolled: dict[int, Program] = {}
+        self._unrolled: dict[tuple[int, int | None], Program] = {}  # (steps, exit)
         self._windows = [w for w in config.windows if w]
 
     # --- one pass -------------------------------------------------------------------------------------------------
@@ -93,9 +90,10 @@ class OpenVinoExecutor:
         if self._beyond_window(batch):
             return self._forward_branches(batch, taps, layers, hidden)
         first, last = layers or (0, self.config.layers)
-        program = self._program(first, last, taps)
+        made = tuple(t for t in taps if t != first or first == 0)  # tap `first` of a later slice is what is handed in
+        program = self._program(first, last, made)
         rows = batch.splits[-1]
-        self._feed(program, batch, 0)
+        program.feed_batch(self._cache, batch)
         if first == 0:
             program.bind("ids", (rows,)).copy_(batch.tokens)
         else:
@@ -111,62 +109,55 @@ class OpenVinoExecutor:
         program.infer()
         return Output(
             logits,
-            {t: program.bound(f"tap.{t}") for t in taps},
+            {t: program.bound(f"tap.{t}" if t in made else "hidden_in") for t in taps},
             program.bound("hidden") if "hidden" in program.outputs else None,
         )
 
     def unrolled(
-        self, batch: Batch, steps: int, inv_temperature: float = 1.0, noise: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Draft `steps` tokens a sequence in one call: tokens [K, B] and their logits [K, B, V], valid until the next.
+        self,
+        batch: Batch,
+        steps: int,
+        inv_temperature: Tensor | None = None,
+        noise: Tensor | None = None,
+        exit: int | None = None,
+    ) -> Unrolled:
+        """Draft `steps` tokens a sequence in one call.
 
         Runs the pending tokens of the batch (chains), then one token at a time, each
-        argmax(logits * inv_temperature + noise): with Gumbel noise [K, B, V] an exact sample of the softmax, with
-        none the first maximum. KV is written for the pending tokens and the first steps-1 drafted ones.
+        argmax(logits * inv_temperature + noise): with Gumbel noise [K, B, V] a sample of the softmax, with none the
+        first maximum. inv_temperature: [B], None is 1. KV is written for the pending tokens and the first steps-1
+        drafted ones; with `exit`, in its layers only, for all of them.
         """
         if steps < 1:
             raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
-        program = self._unrolled.pop(steps, None)
+        if exit is not None and not 1 <= exit <= self.config.layers:
+            raise TargetError(f"an exit after {exit} layers was asked of a model with {self.config.layers}")
+        key = (steps, exit)
+        program = self._unrolled.pop(key, None)
         if program is None:
             if len(self._unrolled) >= _KEPT_UNROLLED:
                 del self._unrolled[next(iter(self._unrolled))]  # the least recently used
-            program = self._compile(unrolled_graph(self.config, self._constants, steps))
-        self._unrolled[steps] = program  # now the most recently used
-        count, vocab = len(batch.seq_ids), self.config.vocab_size
-        self._feed(program, batch, steps - 1)
+            program = self._compile(unrolled_graph(self.config, self._constants, steps, exit))
+        self._unrolled[key] = program  # now the most recently used
+        count, vocab, width = len(batch.seq_ids), self.config.vocab_size, self.config.hidden_size
+        program.feed_batch(self._cache, batch, steps - (exit is None))
         program.bind("ids", (batch.splits[-1],)).copy_(batch.tokens)
         program.feed("select", [s - 1 for s in batch.splits[1:]])
         program.feed("single_begins", range(count + 1))
-        program.bind("inv_temperature", ()).fill_(inv_temperature)
+        heat = program.bind("inv_temperature", (count,))
+        heat.fill_(1.0) if inv_temperature is None else heat.copy_(inv_temperature)
         if noise is None:
             program.bind("noise", (steps, 1, 1)).zero_()
         else:
-            program.bind("noise", (steps, count, vocab)).copy_(noise)
+            program.bind("noise", tuple(noise.shape)).copy_(noise)
         tokens, logits = program.bind("tokens", (steps, count)), program.bind("logits", (steps, count, vocab))
+        if exit is not None:
+            program.bind("hidden", (batch.splits[-1], width))
+            program.bind("later", (steps, count, width))
         program.infer()
-        return tokens, logits
-
-    def _feed(self, program: Program, batch: Batch, extra: int) -> None:
-        """Everything but token ids: positions, KV slots (and `extra` more of them a sequence), masks."""
-        splits, past = batch.splits, batch.past
-        longest = 0
-        for b, seq_id in enumerate(batch.seq_ids):
-            length = past[b] + splits[b + 1] - splits[b]
-            self._cache.reserve(seq_id, length + extra)
-            longest = max(longest, length)
-        program.feed("positions", batch.positions)
-        program.feed("past_lens", past)
-        program.feed("subsequence_begins", splits)
-        program.bind("max_context_len", ()).fill_(longest)
-        trees = batch.trees
-        if any(t is not None for t in trees):
-            masks = [torch.zeros(0, dtype=torch.bool) if t is None else t.reshape(-1) for t in trees]
-            program.bind("qq_bias", (sum(map(len, masks)),)).copy_(torch.cat(masks))
-            program.feed("qq_bias_begins", begins(len(m) for m in masks))
-        else:
-            program.feed("qq_bias", ())
-            program.feed("qq_bias_begins", (0,) * (len(splits)))
-        program.feed_cache(self._cache, batch.seq_ids)
+        if exit is None:
+            return Unrolled(tokens, logits)
+        return Unrolled(tokens, logits, program.bound("hidden"), program.bound("later"))
 
     def _program(self, first: int, last: int, taps: Seq[int]) -> Program:
         """The compiled slice with at least these taps."""
@@ -184,6 +175,10 @@ class OpenVinoExecutor:
         program = self._compile(forward_graph(self.config, self._constants, first, last, sorted(wanted)))
         self._programs[first, last] = (program, wanted)
         return program
+
+    def trim(self) -> None:
+        """Let go of what was compiled for slices of layers: each has packed weights of its own."""
+        self._programs = {key: held for key, held in self._programs.items() if key == (0, self.config.layers)}
 
     def _compile(self, graph: Graph) -> Program:
         self._constants.forget()
@@ -254,7 +249,15 @@ class OpenVinoExecutor:
         return {"weights": self._constants.resident_bytes, "kv": self._cache.nbytes}
 
 
-def _folder(cache_dir: str | Path | None) -> Path:
+def properties(matmul_bytes: int, threads: int | None) -> dict[str, Any]:
+    """What to compile a model with that reads so many bytes of matrices a pass."""
+    if threads is None and matmul_bytes < _ONE_THREAD_BYTES:
+        threads = 1
+    return PROPERTIES if threads is None else PROPERTIES | {"INFERENCE_NUM_THREADS": threads}
+
+
+def cache_folder(cache_dir: str | Path | None = None) -> Path:
+    """Where the temporary file of weights goes (see `OpenVinoExecutor`)."""
     if cache_dir is not None:
         return Path(cache_dir)
     root = os.environ.get("SLIPSTREAM_CACHE")

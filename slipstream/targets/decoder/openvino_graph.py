@@ -237,47 +237,73 @@ def forward_graph(config: DecoderConfig, constants: Constants, first: int, last:
     return b.model(outputs)
 
 
-def unrolled_graph(config: DecoderConfig, constants: Constants, steps: int) -> Graph:
+def single_rows(b: Builder, meta: Mapping[str, Node]) -> dict[str, Node]:
+    """The inputs of attention for the last of the packed rows of each sequence, alone: made longer by one
+    (`one_longer`), for a row behind it."""
+    begins = meta["subsequence_begins"]
+    single = b.parameter("single_begins", 1, np.int32)  # [B+1] = 0, 1, .., B
+    end = op.constant(np.array([np.iinfo(np.int64).max]))
+    after = op.slice(begins, ints([1]), end, ints([1]))  # [B]
+    before = op.slice(begins, ints([0]), ints([-1]), ints([1]))  # [B]
+    rows = op.subtract(after, before)  # [B]
+    return dict(meta) | {
+        "past_lens": op.add(meta["past_lens"], op.subtract(rows, _one())),  # [B]
+        "subsequence_begins": single,
+        "qq_bias": op.constant(np.zeros(0, np.uint8)),
+        "qq_bias_begins": op.constant(np.zeros(0, np.int32)),
+    }
+
+
+def one_longer(meta: Mapping[str, Node]) -> dict[str, Node]:
+    """The inputs of attention for the next single row of each sequence."""
+    return dict(meta) | {name: op.add(meta[name], _one()) for name in ("past_lens", "max_context_len")}
+
+
+def _one() -> Node:
+    return op.constant(np.array(1, np.int32))
+
+
+def unrolled_graph(config: DecoderConfig, constants: Constants, steps: int, exit: int | None = None) -> Graph:
     """`steps` forwards in one graph, each feeding the next: token_j = argmax(logits_j * inv_temperature + noise_j).
 
     The first step runs the packed pending tokens [M]; `select` [B] names the last row of each sequence, whose
     logits count. Later steps run one token a sequence, on the same cache, whose order the tokens themselves impose.
     Outputs: tokens [K, B] and logits [K, B, V] (raw, before temperature and noise).
+
+    exit  run the first `exit` layers only, and the last token through them too; two more outputs then hold the
+          residual stream there: hidden [M, d] of the pending tokens and later [K, B, d] of the new ones.
     """
+    depth = config.layers if exit is None else exit
     b = Builder(config, constants)
     ids, positions = b.parameter("ids", 1, np.int64), b.parameter("positions", 1, np.int64)
     select = b.parameter("select", 1, np.int64)
-    inv_temperature = b.parameter("inv_temperature", 0, np.float32)
+    inv_temperature = op.unsqueeze(b.parameter("inv_temperature", 1, np.float32), ints([1]))  # [B, 1]
     noise = b.parameter("noise", 3, np.float32)  # [K, B, V]
     meta = b.meta()
-    begins = meta["subsequence_begins"]
-    single = b.parameter("single_begins", 1, np.int32)  # [B+1] = 0, 1, .., B
-    one32 = op.constant(np.array(1, np.int32))
-    end = op.constant(np.array([np.iinfo(np.int64).max]))
-    after = op.slice(begins, ints([1]), end, ints([1]))  # [B]
-    before = op.slice(begins, ints([0]), ints([-1]), ints([1]))  # [B]
-    later = dict(meta)
-    later["past_lens"] = op.add(meta["past_lens"], op.subtract(after, before))  # [B]
-    later["subsequence_begins"] = single
-    later["qq_bias"] = op.constant(np.zeros(0, np.uint8))
-    later["qq_bias_begins"] = op.constant(np.zeros(0, np.int32))
-
+    later = single_rows(b, meta)
     place = take(positions, select)  # [B]
     tokens: list[Node] = []
     scores: list[Node] = []
+    stream: list[Node] = []  # [M, d], then [B, d] a step
     token: Node = None
-    for j in range(steps):
+    for j in range(steps if exit is None else steps + 1):
         if j == 0:
-            h = b.layers(b.embed(ids, positions), 0, config.layers, positions, meta)
+            h = b.layers(b.embed(ids, positions), 0, depth, positions, meta)
+            stream.append(h)
             h = take(h, select)
         else:
             place = op.add(place, ints(1))
-            later["max_context_len"] = op.add(later["max_context_len"], one32)
-            h = b.layers(b.embed(token, place), 0, config.layers, place, later)
-            later = later | {"past_lens": op.add(later["past_lens"], one32)}
+            later = one_longer(later)
+            h = b.layers(b.embed(token, place), 0, depth, place, later)
+            stream.append(op.unsqueeze(h, ints([0])))
+        if j == steps:
+            break
         logits = b.logits(b.norm(h, "norm"))  # [B, V]
         noisy = op.add(op.multiply(logits, inv_temperature), take(noise, ints(j)))
         token = first_maximum(noisy, config.vocab_size)  # [B]
         tokens.append(op.unsqueeze(token, ints([0])))
         scores.append(op.unsqueeze(logits, ints([0])))
-    return b.model({"tokens": op.concat(tokens, 0), "logits": op.concat(scores, 0)})
+    outputs = {"tokens": op.concat(tokens, 0), "logits": op.concat(scores, 0)}
+    if exit is not None:
+        outputs |= {"hidden": stream[0], "later": op.concat(stream[1:], 0)}
+    return b.model(outputs)

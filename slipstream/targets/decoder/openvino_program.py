@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import TargetError
+from slipstream.targets.decoder.executor import Batch
 from slipstream.targets.decoder.openvino_constants import Constants
 from slipstream.targets.decoder.openvino_graph import Graph
 from slipstream.targets.decoder.openvino_paged import PagedCache
@@ -132,6 +133,28 @@ class Program:
             return
         self.bind(name, (len(values),)).numpy()[:] = values
         self._written[name] = values
+
+    def feed_batch(self, cache: PagedCache, batch: Batch, extra: int = 0) -> None:
+        """Everything of a batch but token ids: positions, KV slots (and `extra` more of them a sequence), masks."""
+        splits, past = batch.splits, batch.past
+        longest = 0
+        for b, seq_id in enumerate(batch.seq_ids):
+            length = past[b] + splits[b + 1] - splits[b]
+            cache.reserve(seq_id, length + extra)
+            longest = max(longest, length)
+        self.feed("positions", batch.positions)
+        self.feed("past_lens", past)
+        self.feed("subsequence_begins", splits)
+        self.bind("max_context_len", ()).fill_(longest)
+        trees = batch.trees
+        if any(t is not None for t in trees):
+            masks = [torch.zeros(0, dtype=torch.bool) if t is None else t.reshape(-1) for t in trees]
+            self.bind("qq_bias", (sum(map(len, masks)),)).copy_(torch.cat(masks))
+            self.feed("qq_bias_begins", begins(len(m) for m in masks))
+        else:
+            self.feed("qq_bias", ())
+            self.feed("qq_bias_begins", (0,) * (len(splits)))
+        self.feed_cache(cache, batch.seq_ids)
 
     def feed_cache(self, cache: PagedCache, seq_ids: Seq[int]) -> None:
         """Bind the cache tensors if they have grown, and the block tables if they or the batch have changed."""

@@ -149,6 +149,8 @@ class TorchExecutor:
                 seen[i + 1] = x
         if -1 in taps:
             seen[-1] = self._norm(x)  # [M, d]
+        if not len(batch.select):
+            return Output(x.new_empty(0, self.config.vocab_size), seen, x)
         picked = x if len(batch.select) == len(x) else x[list(batch.select)]  # [R, d]
         logits = self._head(seen[-1][list(batch.select)] if -1 in seen else self._norm(picked))  # [R, V]
         return Output(logits if logits.dtype == torch.float64 else logits.float(), seen, x)

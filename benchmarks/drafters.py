@@ -1,0 +1,241 @@
+"""`python -m benchmarks.drafters`: every way to draft, on the embedded target, in one interleaved run.
+
+Three runs, each with plain decoding of its own: code and edit prompts (greedy and sampled), random tokens (each
+drafter under its own control: a bandit with this one member), and, where the file is given, HumanEval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.protocol import ROOT, THREADS
+from slipstream import zoo
+from slipstream.lab.bench import BenchConfig, Contender, bench
+from slipstream.lab.prompts import Prompt, PromptSet, load
+from slipstream.lab.results import Result
+from slipstream.llm import LLM
+
+Arm = dict[str, Any]
+
+LOOKUPS = ("ngram", "suffix", "sam")
+SINGLES = (*LOOKUPS, "recycling", "lookahead", "model", "medusa", "eagle3", "eagle3 comb", "eagle3 tree", "layerskip")
+"""Labels of the drafters that a hybrid is compared with."""
+
+
+def contenders(only: Seq[str] = ()) -> list[Contender]:
+    """The drafters at the settings that suit the embedded target on a CPU; those whose head does not ship are left
+    out. `only`: labels."""
+    model = str(zoo.draft_dir())
+    found = [
+        *(Contender(name, name, 16) for name in LOOKUPS),
+        Contender("recycling", "recycling", 8),
+        Contender("lookahead", "lookahead", 8),
+        Contender("model", model, 5),
+        Contender("layerskip", "layerskip", 2, {"exit": 5}),
+    ]
+    if shipped("medusa"):
+        found.append(Contender("medusa", "medusa", 5))
+    stack: list[Any] = ["suffix", model]
+    if shipped("eagle3"):
+        found.append(Contender("eagle3", "eagle3", 5))
+        found.append(Contender("eagle3 comb", "eagle3", 5, {"shape": "comb", "nodes": 8}))
+        found.append(Contender("eagle3 tree", "eagle3", 5, {"shape": "tree", "nodes": 12}))
+        found.append(Contender("suffix+eagle3", ["suffix", "eagle3"], 16))
+    found.append(Contender("suffix+model", stack, 16))
+    found.append(Contender("bandit", "bandit", 16, {"members": ["suffix"], "model": model}))
+    return [each for each in found if not only or each.label in only]
+
+
+def controlled(only: Seq[str] = ()) -> list[Contender]:
+    """Each single drafter as the one member of a bandit, which may draft nothing."""
+    out = []
+    for each in contenders():
+        if each.label not in SINGLES or (only and each.label not in only):
+            continue
+        if each.label == "model":
+            options: dict[str, Any] = {"members": [], "model": each.drafter}
+        else:
+            options = {"members": [(each.drafter, each.options)]}
+        out.append(Contender(each.label, "bandit", each.draft_tokens, options))
+    return out
+
+
+def shipped(kind: str) -> bool:
+    return (zoo.HERE / "models" / kind).is_dir()
+
+
+def random_prompts(llm: LLM, count: int, length: int = 96) -> PromptSet:
+    """Tokens drawn uniformly: text in which nothing repeats and that no drafter has learnt."""
+    rng = np.random.default_rng(0)
+    rows = rng.integers(8, llm.target.vocab_size, (count, length)).tolist()
+    return PromptSet("random tokens", [Prompt(row, "random", f"random {i}") for i, row in enumerate(rows)], "seed 0")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Result]:
+    llm = LLM("embedded", threads=THREADS)
+    console = Console(stderr=True)
+
+    def run(name: str, arms: list[Contender], prompts: PromptSet, config: BenchConfig) -> Result:
+        with console.status(f"{name}: {len(arms) + 1} ways to decode {len(prompts.prompts)} prompts"):
+            return bench(llm, arms, prompts, config)
+
+    common: dict[str, Any] = {"rounds": options.rounds, "seconds": 60 * options.minutes}
+    longest: dict[str, Any] = {"tokens": 128, "sampling": {"ignore_eos": True}}
+    found = {
+        "mix": run(
+            "code and edits",
+            contenders(options.only),
+            load(llm, "code,edit", options.prompts),
+            BenchConfig(**longest, **common, temperatures=(0.0, 0.8)),
+        ),
+        "random": run(
+            "random tokens",
+            controlled(options.only),
+            random_prompts(llm, 6),
+            BenchConfig(**longest, **common, temperatures=(1.0,)),
+        ),
+    }
+    if options.humaneval is not None:
+        found["humaneval"] = run(
+            "HumanEval",
+            contenders(options.only),
+            load(llm, str(options.humaneval), 12),
+            BenchConfig(**longest, **common),
+        )
+    return found
+
+
+def arms_of(result: Result, temperature: float) -> dict[str, Arm]:
+    return {arm["label"]: arm for arm in result.data["arms"] if arm["temperature"] == temperature}
+
+
+def speed(arm: Arm, category: str | None = None) -> float:
+    """Speed-up over plain decoding."""
+    f = arm["overall"] if category is None else arm["categories"][category]
+    return float(f["speedup"]["value"])
+
+
+def figures(found: dict[str, Result]) -> list[dict[str, Any]]:
+    """What was promised, beside what was measured."""
+    greedy = arms_of(found["mix"], 0.0)
+    singles = {name: arm for name, arm in greedy.items() if name in SINGLES}
+    blends = {name: arm for name, arm in greedy.items() if name not in SINGLES and not arm["plain"]}
+    rows = []
+
+    def row(text: str, least: float, value: float, who: str = "") -> None:
+        verdict = "reached" if value >= least else "missed"
+        rows.append({"figure": text, "least": least, "measured": value, "by": who, "verdict": verdict})
+
+    best = max((*singles, *blends), key=lambda name: speed(greedy[name], "code"))
+    row("best drafter against plain decoding, greedy, code", 2.5, speed(greedy[best], "code"), best)
+    chains = [name for name in ("eagle3", "eagle3 comb", "eagle3 tree") if name in greedy]
+    if chains:
+        lengths = {n: greedy[n]["categories"]["code"]["mean_acceptance_length"] for n in chains}
+        who = max(lengths, key=lambda n: lengths[n])
+        row("EAGLE-3's mean acceptance length, greedy, code", 3.5, lengths[who], who)
+    if blends and singles:
+        blend = max(blends, key=lambda name: speed(blends[name]))
+        champion = max(singles, key=lambda name: speed(singles[name]))
+        row(
+            f"hybrid ({blend}) against the best single drafter on the mix ({champion})",
+            1.1,
+            speed(blends[blend]) / speed(singles[champion]),
+        )
+        for kind in greedy[blend]["categories"]:
+            rival = max(singles, key=lambda name, kind=kind: speed(singles[name], kind))  # type: ignore[misc]
+            row(
+                f"the same hybrid against the best single drafter on {kind} ({rival})",
+                1.0,
+                speed(blends[blend], kind) / speed(singles[rival], kind),
+            )
+    wild = {name: arm for name, arm in arms_of(found["random"], 1.0).items() if not arm["plain"]}
+    if wild:
+        worst = min(wild, key=lambda name: speed(wild[name]))
+        row("any drafter under its own control against plain decoding, random tokens", 0.95, speed(wild[worst]), worst)
+    return rows
+
+
+def markdown(found: dict[str, Result]) -> str:
+    source = found["mix"].provenance
+    lines = [
+        "| figure | must reach | measured | by | |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {r['figure']} | {r['least']:g} | {r['measured']:.2f} | {r['by']} | "
+            f"{'reached' if r['verdict'] == 'reached' else '**missed**'} |"
+            for r in figures(found)
+        ),
+    ]
+    titles = {"mix": "Code and edits", "random": "Random tokens, each under its own control", "humaneval": "HumanEval"}
+    for key, result in found.items():
+        for temperature in dict.fromkeys(arm["temperature"] for arm in result.data["arms"]):
+            own = list(arms_of(result, temperature).values())
+            kinds = list(own[0]["categories"])
+            law = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+            lines += ["", f"### {titles[key]}, {law}", "", *table(own, kinds)]
+    machine = source["machine"]
+    lines += [
+        "",
+        "Speed-ups are over plain decoding of the same run, with 95 % bootstrap intervals over prompts and rounds. tau "
+        "counts the bonus token. Shares: draft, target, verify, host.",
+        "",
+        f"{source['date']}, commit {source['commit']}; {machine}.",
+        "",
+        "    python -m benchmarks.drafters " + " ".join(sys.argv[1:]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def table(arms: Seq[Arm], kinds: Seq[str]) -> list[str]:
+    split = kinds if len(kinds) > 1 else []
+    head = ["drafter", "K", "tokens/s", "speed-up (95 %)", *(f"on {k}" for k in split), "accepted", "tau", "time split"]
+    rows = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for arm in arms:
+        f = arm["overall"]
+        gain, shares = f["speedup"], f["shares"]
+        rate = f["acceptance_rate"]
+        cells = [
+            arm["label"],
+            "-" if arm["plain"] else str(arm["draft_tokens"]),
+            f"{f['tokens_per_second']['value']:.0f}",
+            "1" if arm["plain"] else f"{gain['value']:.2f}x ({gain['low']:.2f} to {gain['high']:.2f})",
+            *("1" if arm["plain"] else f"{speed(arm, k):.2f}x" for k in split),
+            "-" if rate is None else f"{100 * rate:.0f} %",
+            f"{f['mean_acceptance_length']:.2f}",
+            " / ".join(
+                f"{100 * share:.0f}"
+                for share in (shares["draft"], shares["target"], shares["verify"], shares["host"] + shares["outside"])
+            ),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.drafters", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=4, help="timed passes over the prompts by each drafter")
+    parser.add_argument("--minutes", type=float, default=4, help="of each run: begin no further pass after so long")
+    parser.add_argument("--prompts", type=int, default=14, help="code and edit prompts together")
+    parser.add_argument("--humaneval", type=Path, help="HumanEval.jsonl")
+    parser.add_argument("--only", nargs="+", default=(), help="labels of drafters")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    options = parser.parse_args()
+    found = measure(options)
+    options.out.mkdir(parents=True, exist_ok=True)
+    report = {"figures": figures(found), "runs": {name: result.as_dict() for name, result in found.items()}}
+    (options.out / "drafters.json").write_text(json.dumps(report, indent=1) + "\n")
+    (options.out / "drafters.md").write_text(markdown(found))
+    print(markdown(found))
+    return 1 if any(r["verdict"] == "missed" for r in report["figures"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""`python -m benchmarks.peers`: Slipstream beside what one would use instead, everybody in one interleaved run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from benchmarks.contenders import WORKERS
+from benchmarks.peers.lineup import BASE, both, lineup
+from benchmarks.peers.table import assemble, markdown, plot
+from benchmarks.prompts import SETS, Prompt, Prompts, load
+from benchmarks.protocol import ROOT, ContenderError
+from benchmarks.provenance import provenance
+from benchmarks.session import Session
+from slipstream import zoo
+from slipstream.lab.plots import svg
+from slipstream.lab.provenance import Neighbours, digest
+from slipstream.text import load_tokenizer
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument(
+        "--minutes", type=float, default=4, help="begin no round that would end later, loading included"
+    )
+    parser.add_argument("--rounds", type=int, default=6, help="most timed runs of every contender on every prompt")
+    parser.add_argument("--prompts", type=int, default=3, help="prompts of each set")
+    parser.add_argument("--tokens", type=int, default=128, help="most new tokens a prompt")
+    parser.add_argument("--draft-tokens", type=int, default=5, help="draft length of every draft model")
+    parser.add_argument("--lookup-tokens", type=int, default=10, help="draft length of every lookup")
+    names = list(lineup(1, 1))
+    parser.add_argument("--only", nargs="+", choices=names, metavar="CONTENDER", help=f"of {', '.join(names)}")
+    parser.add_argument("--target", help="checkpoint folder; the embedded model by default")
+    parser.add_argument("--draft", help="checkpoint folder; the embedded draft by default")
+    parser.add_argument("--prompt-folder", type=Path, default=ROOT / "slipstream" / "zoo" / "prompts")
+    out = ROOT / "benchmarks" / "results"
+    parser.add_argument("--out", type=Path, default=out, help="folder for peers.json, peers.md and peers.svg")
+    return parser.parse_args(words)
+
+
+def shortened(prompts: Prompts, tokens: int) -> Prompts:
+    """The same, with at most `tokens` new tokens each."""
+    return {name: [Prompt(p.ids, min(tokens, p.tokens)) for p in rows] for name, rows in prompts.items()}
+
+
+def versions(session: Session) -> dict[str, Any]:
+    """What each worker runs on; workers of the same module say the same once. One that has died says nothing."""
+    found: dict[str, Any] = {}
+    for name, worker in session.workers.items():
+        try:
+            said = worker.call("info")["versions"]
+        except ContenderError:
+            continue
+        if said not in found.values():
+            found[name] = said
+    return found
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run, print, and write three files. 1 if not even our own plain decoding could be measured."""
+    options, console = arguments(words), Console(stderr=True)
+    options.out.mkdir(parents=True, exist_ok=True)  # an unwritable folder is found out before, not after
+    target, draft = options.target or str(zoo.target_dir()), options.draft or str(zoo.draft_dir())
+    contenders = lineup(options.draft_tokens, options.lookup_tokens)
+    keys = [key for key in contenders if key in (options.only or contenders) or key == BASE]
+    measured, spare = load(options.prompt_folder, load_tokenizer(target), options.prompts)
+    prompts, spare = (shortened(both(sets), options.tokens) for sets in (measured, spare))
+    texts = {name: digest([options.prompt_folder / f"{name}.jsonl"]) for name in SETS}
+    command = ["python", "-m", "benchmarks.peers", *(sys.argv[1:] if words is None else words)]
+    source, neighbours = provenance(target, draft, texts, command), Neighbours()
+    clocks = (MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(TextColumn("{task.description}"), BarColumn(), *clocks, console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=None)
+        advance = lambda doing: progress.update(task, description=doing, advance=1)  # noqa: E731
+        session = Session(target, draft, advance, contenders, WORKERS)
+        progress.update(task, total=session.calls(keys, len(prompts["both"]), options.rounds))
+        try:
+            deadline = monotonic() + 60 * options.minutes
+            session.start(keys)
+            session.measure(keys, prompts, spare, options.rounds, deadline)
+            source["versions"] = versions(session)
+            results = assemble(session, prompts, source)
+        finally:
+            session.close()
+    source["neighbours"] = neighbours.share()  # now that every child has been waited for
+    table = markdown(results, {key: contenders[key].label for key in keys})
+    (options.out / "peers.json").write_text(json.dumps(results, indent=1) + "\n")
+    (options.out / "peers.md").write_text(table)
+    if BASE in session.cells:
+        (options.out / "peers.svg").write_text(svg(plot(results)))
+    print(table)
+    return 0 if BASE in session.cells else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

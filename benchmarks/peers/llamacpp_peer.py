@@ -1,0 +1,105 @@
+"""llama.cpp through llama-cpp-python: F32, F16, Q8_0, Q4_K_M, and F32 with its two kinds of draft.
+
+Its `draft_model` is a callable from ids to guessed ids. Prompt lookup ships with it; a draft model is a second `Llama`
+that continues greedily, which the interface allows but no class of the package provides. llama.cpp's own speculation
+(of `llama-server`) is not reachable from Python, so this measures the bindings' loop. Runs in an environment of its own
+(`make peer-llamacpp`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+
+from benchmarks.peers.gguf_export import census, convert
+from benchmarks.protocol import ROOT, THREADS, fingerprint, serve, versions
+
+FILES = ROOT / ".venv-peer-llamacpp" / "gguf"
+KINDS = {
+    "F16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16,
+    "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "Q4_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+}
+CONTEXT, LOOKUP_NGRAM = 1024, 3
+models: dict[str, llama_cpp.Llama] = {}
+
+
+class Continuation(LlamaDraftModel):
+    """Guesses the greedy continuation by another model, whose `generate` keeps the keys of the common beginning."""
+
+    def __init__(self, model: llama_cpp.Llama):
+        self.model, self.num_pred_tokens = model, 0
+
+    def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
+        room = min(self.num_pred_tokens, self.model.n_ctx() - len(input_ids))
+        guesses = islice(self.model.generate(input_ids.tolist(), temp=0.0), max(0, room))
+        return np.fromiter(guesses, np.intc)
+
+    def reset(self) -> None:
+        self.model.reset()
+
+
+def quantized(checkpoint: str, kind: str) -> Path:
+    """The checkpoint as a GGUF file of that kind, made once for each content of its weights."""
+    file = FILES / f"{fingerprint(checkpoint)}-{kind}.gguf"
+    if file.exists():
+        return file
+    FILES.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(".part")  # a run that is cut off leaves no half of a model behind
+    if kind == "F32":
+        convert(checkpoint, part)
+    else:
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype, params.nthread = KINDS[kind], THREADS
+        source = quantized(checkpoint, "F32")
+        if llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(part), params):
+            raise RuntimeError(f"llama.cpp could not quantise {source.name} to {kind}")
+    part.replace(file)
+    return file
+
+
+def _model(file: Path, kind: str, draft: LlamaDraftModel | None = None) -> llama_cpp.Llama:
+    # F32 keeps its keys and values in float32 as everyone else here; the others have llama.cpp's default, float16.
+    cache = {"type_k": 0, "type_v": 0} if kind == "F32" else {}
+    return llama_cpp.Llama(
+        str(file), n_ctx=CONTEXT, n_batch=512, n_threads=THREADS, n_threads_batch=THREADS, verbose=False,
+        draft_model=draft, **cache,
+    )  # fmt: skip
+
+
+def load(name: str, target: str, kind: str, draft: str | None = None, lookup: bool = False) -> dict[str, Any]:
+    """Load a model under a name, converting and quantising what has not been yet. note: how it is stored."""
+    helper: LlamaDraftModel | None = LlamaPromptLookupDecoding(max_ngram_size=LOOKUP_NGRAM) if lookup else None
+    if draft:
+        helper = Continuation(_model(quantized(draft, "F32"), "F32"))
+    file = quantized(target, kind)
+    models[name] = _model(file, kind, helper)
+    return {"note": f"stored as {census(file)}"}
+
+
+def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
+    """Greedy continuation of `ids` by `tokens` tokens; a model with a helper drafts `draft_tokens` each round.
+
+    seconds: wall time of the call, prefill included; nothing is kept from an earlier call.
+    """
+    model = models[name]
+    model.reset()
+    if model.draft_model is not None:
+        model.draft_model.num_pred_tokens = draft_tokens
+        if isinstance(model.draft_model, Continuation):
+            model.draft_model.reset()
+    start = time.perf_counter()
+    out = list(islice(model.generate(ids, temp=0.0), tokens))
+    return {"tokens": out, "seconds": time.perf_counter() - start}
+
+
+if __name__ == "__main__":
+    info = lambda: {"versions": versions("llama-cpp-python", "gguf", "numpy")}  # noqa: E731
+    serve({"info": info, "load": load, "generate": generate})

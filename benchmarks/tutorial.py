@@ -1,0 +1,117 @@
+"""Every figure, table and measured number of docs/tutorial.md, written into it between marks.
+
+make figures                                # all of them, under three minutes on a quiet machine
+make figures FIGURES="--only lengths tracker"
+make figures FIGURES=--still                # what is computed and not measured, in seconds
+make figures FIGURES=--quick                # tiny settings: does everything run?
+
+<!-- figure:NAME -->     rewritten by `BLOCKS[NAME]`, which runs the command that the block then shows
+<!-- /figure -->
+<!-- output -->          behind a Python snippet: what it prints
+<!-- /output -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+from benchmarks import tutorial_blocks as blocks
+from benchmarks.tutorial_kit import Kit
+
+TUTORIAL = Path(__file__).resolve().parents[1] / "docs" / "tutorial.md"
+FIGURE = re.compile(r"(<!-- figure:([\w-]+) -->\n)(.*?)(<!-- /figure -->)", re.DOTALL)
+SNIPPET = re.compile(r"```python\n(.*?)```\n\n<!-- output -->\n(.*?)<!-- /output -->", re.DOTALL)
+
+Block = Callable[[Kit], str]
+STILL: dict[str, Block] = {
+    "closed-form": blocks.closed_form,
+    "rules": blocks.rules,
+    "pairs": blocks.pairs,
+    "advice": blocks.advice,
+    "drafters": blocks.drafters,
+    "load": blocks.load,
+}
+"""Computed: the same at every run. The tests compare these with what the tutorial says."""
+MEASURED: dict[str, Block] = {
+    "prices": blocks.prices,
+    "check-pair": blocks.check_pair,
+    "lookups": blocks.lookups,
+    "verify": blocks.verify,
+    "bench": blocks.bench,
+    "doctor": blocks.doctor,
+    "tune": blocks.tune,
+    "gpt2": blocks.gpt2,
+    "lengths": blocks.lengths,
+    "three-lengths": blocks.three_lengths,
+    "tracker": blocks.tracker,
+    "weights": blocks.weights,
+    "batches": blocks.batches,
+    "origin": blocks.origin,  # last: it says what was measured on what
+}
+BLOCKS = STILL | MEASURED
+
+
+def snippets(text: str) -> list[tuple[str, str]]:
+    """Python snippets of the tutorial and what it says that they print."""
+    return [(code, shown_output(output)) for code, output in SNIPPET.findall(text)]
+
+
+def shown_output(block: str) -> str:
+    """What is in the fence of an output block."""
+    found = re.search(r"```text\n(.*?)```", block, re.DOTALL)
+    return found.group(1) if found else ""
+
+
+def run_snippet(code: str) -> str:
+    """What it prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(code, {"__name__": "snippet"})
+    return out.getvalue()
+
+
+def with_outputs(text: str) -> str:
+    """The tutorial with what its snippets print now."""
+
+    def again(match: re.Match[str]) -> str:
+        printed = f"```text\n{run_snippet(match.group(1))}```"
+        return f"```python\n{match.group(1)}```\n\n<!-- output -->\n{printed}\n<!-- /output -->"
+
+    return SNIPPET.sub(again, text)
+
+
+def with_figure(text: str, name: str, made: str) -> str:
+    """The tutorial with the contents of one block replaced."""
+    return FIGURE.sub(lambda m: f"{m[1]}{made.strip()}\n{m[4]}" if m[2] == name else m[0], text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--only", nargs="+", choices=sorted(BLOCKS), default=None, help="these blocks alone")
+    parser.add_argument("--still", action="store_true", help="what is computed and not measured")
+    parser.add_argument("--quick", action="store_true", help="tiny settings")
+    options = parser.parse_args()
+    chosen = options.only or list(STILL if options.still else BLOCKS)
+    with tempfile.TemporaryDirectory() as folder:
+        kit = Kit(Path(folder), TUTORIAL.parent / "figures", options.quick)
+        for name in BLOCKS:
+            if name in chosen:
+                began = monotonic()
+                made = BLOCKS[name](kit)
+                # Read anew and written at once: an interruption keeps what was done.
+                TUTORIAL.write_text(with_figure(TUTORIAL.read_text("utf-8"), name, made), "utf-8")
+                print(f"{name}: {monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    if not options.only:
+        TUTORIAL.write_text(with_outputs(TUTORIAL.read_text("utf-8")), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

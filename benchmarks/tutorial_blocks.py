@@ -1,0 +1,336 @@
+"""The blocks of docs/tutorial.md, in its order. Each runs the command that it shows, and says only what came out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.report import QUIET
+from benchmarks.tutorial_kit import ROOT, Kit, block, fence, named, rows, table, warnings
+from slipstream.lab import plots
+from slipstream.lab.plots import Plot
+from slipstream.lab.report import percent, times
+
+CLOSED_C, CLOSED_LONGEST = 0.05, 12
+CLOSED_ALPHAS = (0.9, 0.8, 0.7, 0.6, 0.4)
+SERVED = "slipstream simulate --hardware h100 -m 7B -md 0.5B --alpha 0.7 --batch 1,2,4,8,16,32,64,128,256"
+CAPTIONS = {
+    "speedup": "Points: over plain decoding in the same run. Bars: 95 % bootstrap intervals. Dashed: plain decoding.",
+    "speedup-by-category": "Points: over plain decoding in the same run, for each kind of prompt. Bars: 95 % bootstrap "
+    "intervals. Dashed: plain decoding.",
+    "time-split": "Shares of wall time: drafting, the target's passes, verification, the rest of a step, and what lies "
+    "between steps.",
+}
+BENCH_RESULTS = ROOT / "benchmarks" / "results" / "bench.json"
+
+
+def prices(kit: Kit) -> str:
+    command = "slipstream simulate --measure -m embedded -md embedded --alpha 0.8"
+    found = kit.json(f"{command} --texts 20")
+    curve, c = found["costs"]["curve"], found["costs"]["c"]
+    counts, relative = curve["rows"], [s / curve["seconds"][0] for s in curve["seconds"]]
+
+    def draw(axes: Any, narrow: bool) -> None:
+        plots.lines(
+            axes, [("measured", counts, relative), ("one pass for each row", counts, counts)],
+            "rows that one pass of the target checks", "time, in one-row passes", narrow, percent=False,
+        )  # fmt: skip
+        doubling(axes, counts, counts)
+
+    plot = Plot(
+        "prices", "What a pass costs by the number of rows it checks",
+        "Embedded target, this machine; both axes logarithmic. Speculation lives on the distance between the lines.",
+        "; ".join(f"{n} rows: {t:.2f} one-row passes" for n, t in zip(counts, relative, strict=True)), draw, height=2.8,
+    )  # fmt: skip
+    at = counts.index(8)
+    said = (
+        f"Here, one pass of the embedded target takes {1e3 * curve['seconds'][0]:.2f} ms. A pass over {counts[at]} "
+        f"rows takes {relative[at]:.2f} times that, where {counts[at]} passes would take {counts[at]} times; a step of "
+        f"the draft takes {c:.2f} times that."
+    )
+    return block(fence(command), said, kit.draw("prices", plot))
+
+
+def doubling(axes: Any, xs: list[int], ys: list[int]) -> None:
+    """Logarithmic axes with these ticks and no others."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.minorticks_off()
+    axes.set_xticks(xs, [f"{x:g}" for x in xs])
+    axes.set_yticks(ys, [f"{y:,}" for y in ys])
+
+
+def closed_form(kit: Kit) -> str:
+    from slipstream.lab.theory import best_gamma, speedup
+
+    gammas = list(range(1, CLOSED_LONGEST + 1))
+    lines = [(f"alpha {a:g}", gammas, [speedup(a, g, CLOSED_C) for g in gammas]) for a in CLOSED_ALPHAS]
+
+    def draw(axes: Any, narrow: bool) -> None:
+        plots.lines(axes, lines, "draft length gamma", "speed-up", narrow, percent=False)
+        axes.axhline(1, color=plots.SOFT, linewidth=1, linestyle=(0, (3, 2)))
+        plots.ticks(axes, gammas)
+
+    best = [(a, best_gamma(a, CLOSED_C, CLOSED_LONGEST)) for a in CLOSED_ALPHAS]
+    said = "; ".join(f"alpha {a:g}: {g} guesses, {times(speedup(a, g, CLOSED_C))}" for a, g in best)
+    plot = Plot(
+        "closed-form", "Speed-up by draft length", f"Closed form at c = {CLOSED_C:g}, checking free. At 1 lies plain "
+        "decoding.", f"Best up to {CLOSED_LONGEST}: {said}", draw, height=3.4,
+    )  # fmt: skip
+    return block(kit.draw("closed-form", plot), f"The best length up to {CLOSED_LONGEST} at c = {CLOSED_C:g}: {said}.")
+
+
+def rules(kit: Kit) -> str:
+    from slipstream.lab.thumb import RULES_OF_THUMB, SHOWN_COSTS
+
+    body = []
+    for rule in RULES_OF_THUMB:
+        worked = (rule.at(c) for c in SHOWN_COSTS)
+        body.append([rule.text, rule.holds, *(f"{speed:.2f}x, {gamma}" for gamma, speed in worked)])
+    heads = ["the rule", "it holds for", *(f"c = {c:g}" for c in SHOWN_COSTS)]
+    return block(fence("slipstream simulate --rules-of-thumb"), rows(heads, body, (0, 1)))
+
+
+def pairs(kit: Kit) -> str:
+    from slipstream.cli.pairs import interval
+    from slipstream.lab.hardware import find_hardware
+    from slipstream.lab.registry import PAIRS, outlook
+
+    body = []
+    for pair in PAIRS:
+        seen = outlook(pair, find_hardware("h100"), None)
+        gain = f"{seen.speedup:.2f}x, K={seen.draft_tokens}" if seen.draft_tokens else "no gain"
+        body.append([
+            f"{pair.target} + {pair.draft}", interval(pair.acceptance, "%"), interval(pair.speedup, "x"),
+            f"{seen.c:.2f}", f"{gain} at {seen.acceptance:.0%}" + (" (assumed)" if seen.assumed else ""),
+        ])  # fmt: skip
+    heads = ["target + draft", "acceptance, published", "speed-up, published", "c on H100", "closed form"]
+    return block(fence("slipstream pairs"), rows(heads, body))
+
+
+def advice(kit: Kit) -> str:
+    from slipstream.lab.advice import ADVICE
+
+    body = [[one.situation, one.recommendation, one.why] for one in ADVICE]
+    return block(fence("slipstream pairs --advice"), rows(["situation", "do this", "because"], body, (0, 1, 2)))
+
+
+def drafters(kit: Kit) -> str:
+    from slipstream.cli.drafters import needs, summary
+    from slipstream.cli.options import DRAFTERS
+
+    body = [[f"`{name}`", needs(name), summary(name).replace("*", "")] for name in DRAFTERS if name != "none"]
+    return block(fence("slipstream drafters"), rows(["drafter", "needs", "how it guesses"], body, (0, 1, 2)))
+
+
+def check_pair(kit: Kit) -> str:
+    command = "slipstream check-pair embedded embedded"
+    return block(fence(f"{command} --measure"), fence(kit.run(f"{command} --measure"), "text"))
+
+
+def lookups(kit: Kit) -> str:
+    size = "--prompts 1 -n 12 --rounds 1" if kit.quick else "--prompts 4 -n 48 --rounds 3 --seconds 8"
+    return bench_block(
+        kit, f"slipstream bench edit --drafters ngram,suffix,recycling,lookahead,layerskip {size} --out lookups.json",
+        ["speedup"],
+    )  # fmt: skip
+
+
+def bench(kit: Kit) -> str:
+    size = "--prompts 2 -n 12 --rounds 1" if kit.quick else "--prompts 6 -n 48 --rounds 3 --seconds 8"
+    return bench_block(
+        kit, f"slipstream bench code,edit --drafters model,ngram {size} --out bench.json",
+        ["speedup-by-category", "time-split"],
+    )  # fmt: skip
+
+
+def bench_block(kit: Kit, command: str, wanted: list[str]) -> str:
+    result, made = kit.lab(command)
+    name = command.split()[-1].removesuffix(".json")
+    drawn = [kit.draw(f"{name}-{plot}", replace(named(made, plot), caption=CAPTIONS[plot])) for plot in wanted]
+    return block(fence(command), made.lead, table(made.tables[0]), *drawn, warnings(result))
+
+
+def verify(kit: Kit) -> str:
+    size = "--prompts 1 -n 8 --samples 64" if kit.quick else "--prompts 4 -n 32 --samples 1000"
+    return printed(kit, f"slipstream verify --drafter model -k 4 {size} --law-prompts 1")
+
+
+def doctor(kit: Kit) -> str:
+    size = "--prompts 1 -n 8 --rounds 1" if kit.quick else "--prompts 4 --rounds 3 --seconds 8"
+    return printed(kit, f"slipstream doctor --drafter model {size}")
+
+
+def tune(kit: Kit) -> str:
+    size = "--prompts 1 -n 8 --rounds 1" if kit.quick else "--prompts 4 --confirm 2 --rounds 3 --seconds 8"
+    return printed(kit, f"slipstream tune {size} --write tuned.json")
+
+
+def printed(kit: Kit, command: str) -> str:
+    """A command and what it prints."""
+    return block(fence(command), fence(kit.run(command, fails=True), "text"))
+
+
+def gpt2(kit: Kit) -> str:
+    size = "--prompts 1 -n 8 --rounds 1" if kit.quick else "--prompts 2 -n 24 --rounds 3 --seconds 8"
+    make = "python -m benchmarks.gpt2_pair gpt2-pair"
+    pair = "-m gpt2-pair/target -md gpt2-pair/draft"
+    command = f"slipstream bench code {pair} --drafters model -k 2 --ignore-eos {size} --out gpt2.json"
+    kit.run(make)
+    result, made = kit.lab(command)
+    fast = next(arm for arm in result.data["arms"] if not arm["plain"])
+    f, gain, k = fast["overall"], fast["overall"]["speedup"], fast["draft_tokens"]
+    steps = f["mean_acceptance_length"] / gain["value"]  # a round, in steps of plain decoding; prompts spread over both
+    c = f["shares"]["draft"] * steps / k
+    verdict = "slower than plain decoding" if gain["high"] < 1 else "faster" if gain["low"] > 1 else "not told from 1"
+    said = (
+        f"A round with {k} guesses takes as long as {steps:.2f} steps of plain decoding, {c:.2f} of them for each "
+        f"guess. It could yield {k + 1} tokens; with {percent(f['acceptance_rate'])} of the guesses standing it yields "
+        f"{f['mean_acceptance_length']:.2f}. So speculation runs at {times(gain['value'])}: {verdict}. With a single "
+        f"guess a round, more than {percent(c)} of them would have to stand."
+    )
+    return block(fence(f"{make}\n{command}"), said, table(made.tables[0]), warnings(result))
+
+
+def lengths(kit: Kit) -> str:
+    command = sweep_command(kit)
+    result, made = kit.lab(command)
+    drawn = [
+        kit.draw("lengths-acceptance", named(made, "sweep-acceptance")),
+        kit.draw("lengths-speed", speeds(result.data["arms"], "draft_tokens", "draft length K")),
+    ]
+    return block(fence(command), made.lead, table(made.tables[0]), *drawn, warnings(result))
+
+
+def three_lengths(kit: Kit) -> str:
+    """From the same run as `lengths`, so that all lengths can be compared."""
+    from slipstream.lab.results import read
+
+    command, path = sweep_command(kit), kit.folder / "lengths.json"
+    if not path.exists():
+        kit.lab(command)
+    chosen = [arm for arm in read(path).data["arms"] if arm["values"].get("draft_tokens") in (2, 5, 10)]
+    body = []
+    for arm in chosen:
+        f, expected = arm["overall"], arm["predicted"]
+        gain = f["speedup"]
+        body.append([
+            arm["values"]["draft_tokens"], percent(f["acceptance_rate"]), f"{f['mean_acceptance_length']:.2f}",
+            f"{times(gain['value'])} ({times(gain['low'])} to {times(gain['high'])})", times(expected["speedup"]),
+        ])  # fmt: skip
+    heads = ["K", "acceptance rate", "tokens a round", "speed-up (95 % interval)", "predicted"]
+    return block(rows(heads, body, ()))
+
+
+def sweep_command(kit: Kit) -> str:
+    lengths = "2,5,10" if kit.quick else "2:8,10"
+    size = "--prompts 1 -n 12 --rounds 1" if kit.quick else "--prompts 4 -n 48 --rounds 3 --seconds 12"
+    return f"slipstream sweep code --draft-tokens {lengths} {size} --out lengths.json"
+
+
+def speeds(arms: list[dict[str, Any]], axis: str, title: str) -> Plot:
+    """Tokens a second over an axis, measured and predicted, with plain decoding."""
+    fast, plain = [arm for arm in arms if not arm["plain"]], [arm for arm in arms if arm["plain"]]
+    lines = [("measured", [a["values"][axis] for a in fast], [_rate(a) for a in fast])]
+    known = [a for a in fast if a.get("predicted")]
+    if known:
+        expected = [a["predicted"]["tokens_per_second"] for a in known]
+        lines.append(("predicted", [a["values"][axis] for a in known], expected))
+    level = [_rate(a) for a in plain] if len(plain) == len(fast) else [_rate(plain[0])] * len(fast)
+    lines.append(("plain decoding", lines[0][1], level))
+
+    def draw(axes: Any, narrow: bool) -> None:
+        plots.lines(axes, lines, title, "tokens/s", narrow, percent=False)
+        axes.set_ylim(bottom=0)
+        plots.ticks(axes, lines[0][1])
+
+    return Plot(
+        "speed", f"Tokens a second by {title}",
+        "Prompts' own processing included; all settings in turns in one run. Predicted: by the closed forms from "
+        "acceptance at the longest draft and from the target's cost by rows." if known else
+        "Of all sequences together; all settings in turns in one run.",
+        "; ".join(f"{n}: " + ", ".join(f"{x} {y:.0f}" for x, y in zip(a, b, strict=True)) for n, a, b in lines), draw,
+    )  # fmt: skip
+
+
+def _rate(arm: dict[str, Any]) -> float:
+    value: float = arm["overall"]["tokens_per_second"]["value"]
+    return value
+
+
+def tracker(kit: Kit) -> str:
+    command = f"slipstream trace -n {20 if kit.quick else 100} --drafter model -k 4 --ignore-eos"
+    command += " --temperature 0.8 --seed 1 --out tracker.json"
+    result, made = kit.lab(command)
+    drawn = [kit.draw(f"tracker-{name}", named(made, name)) for name in ("acceptance-over-time", "accepted-histogram")]
+    return block(fence(command), made.lead, *drawn, warnings(result))
+
+
+def weights(kit: Kit) -> str:
+    """From the results of `make bench`: what that run did not measure is said to be missing."""
+    found = json.loads(BENCH_RESULTS.read_text("utf-8")) if BENCH_RESULTS.exists() else {"contenders": []}
+    gguf = [c for c in found["contenders"] if "llama.cpp" in c["label"]]
+    own = [c for c in found["contenders"] if c["key"] in ("plain", "int8")]
+    body = [
+        [c["label"], c["prompts"], f"{s['median']:.0f} ({s['q1']:.0f} to {s['q3']:.0f})"]
+        for c in (*own, *gguf)
+        for s in (c["tokens_per_second"],)
+    ]
+    missing = "" if gguf else "The GGUF side is not measured yet: these results hold no llama.cpp run."
+    made = rows(["contender", "prompts", "tokens/s, median (quartiles)"], body, (0, 1)) if body else ""
+    when = f"*`benchmarks/results/bench.json`, {found['provenance']['date'][:10]}.*" if body else ""
+    return block(fence("make peers\nmake bench"), made, when, missing)
+
+
+def load(kit: Kit) -> str:
+    found = kit.json(f"{SERVED} --texts 20")
+    loads = found["loads"]
+    xs = [each["batch"] for each in loads]
+    lines = [
+        ("plain", xs, [each["plain_tokens_per_second"] for each in loads]),
+        ("with speculation", xs, [each["tokens_per_second"] for each in loads]),
+    ]
+
+    def draw(axes: Any, narrow: bool) -> None:
+        plots.lines(axes, lines, "sequences at once", "tokens/s of all", narrow, percent=False)
+        doubling(axes, xs, [200, 500, 1000, 2000, 5000, 10000, 20000])
+
+    gains = [f"{each['speedup']:.2f}x at batch {each['batch']}" for each in loads]
+    body = [
+        [e["batch"], e["draft_tokens"], f"{e['plain_tokens_per_second']:.0f}", f"{e['tokens_per_second']:.0f}",
+         times(e["speedup"]), f"{e['plain_tokens_per_second_per_user']:.0f}", f"{e['tokens_per_second_per_user']:.0f}"]
+        for e in loads
+    ]  # fmt: skip
+    heads = ["sequences at once", "best K", "tokens/s, plain", "with speculation", "gain", "each, plain", "each, with"]
+    plot = Plot(
+        "load", "Throughput by the number of sequences at once",
+        f"Roofline of one {found['hardware']['name']}, 7B + 0.5B in 16 bits, alpha 0.7; prefill and queueing not "
+        "counted. Both axes logarithmic.", "; ".join(gains), draw,
+    )  # fmt: skip
+    return block(fence(SERVED), rows(heads, body, ()), kit.draw("load", plot))
+
+
+def batches(kit: Kit) -> str:
+    size = "--batch 1,4 --prompts 4 -n 12 --rounds 1"
+    if not kit.quick:
+        size = "--batch 1,2,4,8 --prompts 8 -n 32 --rounds 3 --seconds 8"
+    command = f"slipstream sweep code --drafter model -k 4 {size} --out batches.json"
+    result, made = kit.lab(command)
+    plot = speeds(result.data["arms"], "batch", "batch size")
+    return block(fence(command), made.lead, table(made.tables[0]), kit.draw("batches", plot), warnings(result))
+
+
+def origin(kit: Kit) -> str:
+    from slipstream.lab.provenance import commit, machine, now, versions
+
+    here = machine()
+    named = ", ".join(f"{name} {found}" for name, found in versions().items())
+    shares = [source.get("neighbours") or 0.0 for source in kit.sources]
+    noisy = max(shares, default=0.0) >= QUIET
+    beside = f" Not a quiet machine: up to {percent(max(shares))} of its time went to other work." if noisy else ""
+    settings = " Tiny settings: these figures show that everything runs, and mean nothing else." if kit.quick else ""
+    return (
+        f"Measured on {now()[:10]} by `make figures` on {here['cores']} cores of {here['cpu']} "
+        f"({', '.join(here['vector'])}); commit {commit() or 'unknown'}; {named}.{beside}{settings}"
+    )

@@ -1,0 +1,95 @@
+"""What the blocks of the tutorial are made with: commands run as shown, results as markdown, plots as files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipstream.lab import plots
+from slipstream.lab.plots import Plot
+from slipstream.lab.report import Section, Table, section, sentence
+from slipstream.lab.results import Result, read
+
+WIDTH = 100
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass
+class Kit:
+    """folder: where commands run and leave their files. figures: where the SVGs go. quick: tiny settings. sources: the
+    provenance of what was measured so far."""
+
+    folder: Path
+    figures: Path
+    quick: bool = False
+    sources: list[dict[str, Any]] = field(default_factory=list)
+
+    def run(self, command: str, fails: bool = False) -> str:
+        """What a `slipstream` or `python -m` command prints. Raises CalledProcessError unless it ends well; with
+        `fails`, exit code 1 (a check that did not hold) is an answer too."""
+        words = shlex.split(command)
+        words = ["-m", "slipstream.cli.main", *words[1:]] if words[0] == "slipstream" else words[1:]
+        place = os.environ | {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, *words], cwd=self.folder, env=place, capture_output=True, text=True)
+        if done.returncode not in ((0, 1) if fails else (0,)):
+            sys.stderr.write(done.stderr)
+            done.check_returncode()
+        return done.stdout.replace(f"{ROOT}/", "")  # the page is read elsewhere
+
+    def json(self, command: str) -> dict[str, Any]:
+        """The object that `command --json` prints."""
+        found: dict[str, Any] = json.loads(self.run(f"{command} --json"))
+        return found
+
+    def lab(self, command: str) -> tuple[Result, Section]:
+        """The result file that a command writes with --out, and what a page says of it."""
+        self.run(command, fails=True)
+        result = read(self.folder / shlex.split(command)[-1])
+        self.sources.append(result.provenance)
+        return result, section(result)
+
+    def draw(self, name: str, plot: Plot) -> str:
+        """The plot as a file, and the markdown that shows it."""
+        self.figures.mkdir(exist_ok=True)
+        text = re.sub(r"<metadata>.*?</metadata>\s*", "", plots.svg(plot), flags=re.DOTALL)
+        text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+        (self.figures / f"{name}.svg").write_text(text, "utf-8")
+        alt = re.sub(r"[\[\]\n]", " ", f"{plot.title}. {plot.alt}")
+        return f"![{alt}](figures/{name}.svg)\n\n*{plot.title}. {plot.caption}*"
+
+
+def fence(text: str, kind: str = "sh") -> str:
+    body = "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
+    return f"```{kind}\n" + re.sub(r"\n{3,}", "\n\n", body) + "\n```"
+
+
+def table(made: Table) -> str:
+    """As markdown."""
+    return rows(made.heads, made.rows, made.left)
+
+
+def rows(heads: Any, body: Any, left: Any = (0,)) -> str:
+    """A markdown table; columns that are not `left` are numbers."""
+    lines = [list(heads), ["---" if i in left else "---:" for i in range(len(heads))], *body]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def named(made: Section, name: str) -> Plot:
+    """The plot of that name."""
+    return next(plot for plot in made.plots if plot.name == name)
+
+
+def warnings(result: Result) -> str:
+    """What the run says against itself, in italics."""
+    return "*Of this run: " + " ".join(map(sentence, result.warnings)) + "*" if result.warnings else ""
+
+
+def block(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)

@@ -1,0 +1,117 @@
+"""Which drafters a command of the laboratory measures: options on the command line to `Contender`s.
+
+--drafter suffix --drafter eagle3:draft_tokens=5,branches=4      one each, options behind a colon
+--drafters model,ngram                                           several without options
+--drafter suffix+model                                           a stack, as `generate --drafter suffix,model`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from slipstream.cli.options import ModelOptions, number, parse_options
+from slipstream.errors import ParameterError
+
+if TYPE_CHECKING:
+    from slipstream.lab.bench import Contender
+
+_PANEL = "Speculation"
+_LITERALS = {"true": True, "yes": True, "false": False, "no": False}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LabModels(ModelOptions):
+    """`ModelOptions` with any number of drafters."""
+
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A drafter to measure, options behind a colon, as in eagle3:draft_tokens=5; repeatable.",
+            rich_help_panel=_PANEL,
+            show_default="model if there is a draft, and ngram",
+        ),
+    ] = None  # type: ignore[assignment]
+    drafters: Annotated[
+        str | None, typer.Option(help="Several at once, as in model,ngram.", rich_help_panel=_PANEL)
+    ] = None
+
+    def __post_init__(self) -> None:
+        self.contenders()
+
+    def contenders(self, **changes: Any) -> list[Contender]:
+        """What is to be measured against plain decoding. changes: fields of `ModelOptions` to set for all, as
+        draft_tokens. Raises ParameterError for what cannot be, before anything is loaded."""
+        return [contender(self, spec, self.drafter_option or (), **changes) for spec in self.specs()]
+
+    def specs(self) -> list[str]:
+        named = [*(self.drafter or ()), *(self.drafters.split(",") if self.drafters else ())]
+        if not named:
+            draft = self.draft or (self.target == "embedded")
+            named = ["model", "ngram"] if draft else ["ngram"]
+        chosen = [spec.strip() for spec in named if spec.strip() != "none"]  # plain decoding is always measured
+        if len(set(chosen)) < len(chosen):
+            raise ParameterError(
+                f"a drafter is named twice in {', '.join(chosen)}", fix="give each one its own options"
+            )
+        if self.drafter_option and len(chosen) > 1:
+            raise ParameterError(
+                f"--drafter-option was given for {len(chosen)} drafters",
+                fix="write options behind the drafter they belong to: --drafter ngram:max_ngram=3",
+            )
+        return chosen
+
+    def one(self, spec: str | None = None, **changes: Any) -> ModelOptions:
+        """These options with one drafter, or none."""
+        values = {f.name: getattr(self, f.name) for f in fields(ModelOptions)}
+        return ModelOptions(**values | {"drafter": spec, "drafter_option": None} | changes)
+
+
+def contender(models: LabModels, spec: str, more: Seq[str] = (), **changes: Any) -> Contender:
+    """One drafter from what the command line says of it."""
+    from slipstream.lab.bench import Contender
+
+    name, _, listed = spec.partition(":")
+    pairs = [pair for pair in listed.split(",") if pair]
+    options = {key: literal(value) for key, value in parse_options([*pairs, *more]).items()}
+    values = dict(changes)
+    for key in ("draft", "draft_tokens"):
+        if key in options:
+            values.setdefault(key, options[key])
+            del options[key]
+    one = models.one(name.replace("+", ","), **values)
+    shown = [name, *(f"{key}={value}" for key, value in options.items())]
+    return Contender(" ".join(shown), one.speculation, one.length, options | one.draft_option)
+
+
+def literal(value: Any) -> Any:
+    """ "true" -> True; what is no word for a truth value stays."""
+    return _LITERALS.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def values_of(name: str, text: str, kind: Callable[[str], T] = number) -> tuple[T, ...]:  # type: ignore[assignment]
+    """ "2:8" -> 2, 3, ..., 8; "2:8:3" -> 2, 5, 8; "1,4,8" -> those. Raises ParameterError."""
+    out: list[Any] = []
+    for part in text.split(","):
+        ends = part.strip().split(":")
+        try:
+            if len(ends) == 1:
+                out.append(kind(ends[0]))
+            elif len(ends) <= 3:
+                low, high, step = int(ends[0]), int(ends[1]), int(ends[2]) if len(ends) == 3 else 1
+                if step < 1 or high < low:
+                    raise ValueError
+                out += [kind(str(n)) for n in range(low, high + 1, step)]
+            else:
+                raise ValueError
+        except ValueError:
+            raise ParameterError(
+                f"{name} is {text!r}", fix="give values as in 1,4,8, or a range of whole numbers as in 2:8"
+            ) from None
+    if any(isinstance(value, str) and not value for value in out):
+        raise ParameterError(f"{name} is {text!r}", fix="give values as in 1,4,8")
+    return tuple(dict.fromkeys(out))

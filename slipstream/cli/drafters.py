@@ -1,0 +1,91 @@
+"""`slipstream drafters`: what can draft, what each one needs, and its options; read from the code itself."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from dataclasses import MISSING, fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slipstream.cli import render
+from slipstream.cli.options import BLENDS, DRAFT_LENGTHS, DRAFTERS, HEADS
+from slipstream.errors import ParameterError, did_you_mean
+
+
+def drafters(
+    name: Annotated[str | None, typer.Argument(help="Show the options of this one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the drafters, or the options of one (`-o NAME=VALUE` on other commands)."""
+    if name is None:
+        rows = {each: {"is": summary(each), "needs": needs(each), "length": DRAFT_LENGTHS[each]} for each in DRAFTERS}
+        if as_json:
+            print(json.dumps(rows))
+            return
+        table = render.table("drafter", "needs", "K", "how it guesses", left=2)
+        table.columns[3].justify, table.columns[3].no_wrap, table.columns[3].ratio = "left", False, 1
+        for each, row in rows.items():
+            table.add_row(each, str(row["needs"]), str(row["length"]), str(row["is"]))
+        render.out().print(table)
+        render.out().print("Each is lossless under every lossless rule. `slipstream drafters NAME` shows its options.")
+        return
+    if name not in DRAFTERS:
+        raise ParameterError(f"no drafter is named {name!r}", fix=did_you_mean(name, DRAFTERS))
+    config = options_of(name)
+    if as_json:
+        print(json.dumps(defaults(config)))
+        return
+    console = render.out()
+    console.print(f"{name}: {summary(name)}")
+    if config is None:
+        console.print("It has no options.")
+        return
+    console.print(render.facts_table([(key, repr(value)) for key, value in defaults(config).items()]))
+    console.print(inspect.cleandoc(config.__doc__ or ""), style="dim", markup=False, highlight=False)
+
+
+def summary(name: str) -> str:
+    """The first sentence of the drafter's module."""
+    from slipstream.drafters import registry
+
+    source = Path(registry.__file__).with_name(f"{registry.DRAFTERS[name]}.py").read_text(encoding="utf-8")
+    text = ast.get_docstring(ast.parse(source)) or ""
+    return " ".join(text.split("\n\n")[0].split()).rstrip(".")
+
+
+def needs(name: str) -> str:
+    if name in HEADS:
+        return "a trained head"
+    if name in BLENDS:
+        return "its members"
+    return {"model": "a draft model", "replay": "a recording"}.get(name, "nothing")
+
+
+def options_of(name: str) -> Any:
+    """The drafter's configuration: the dataclass named ...Config that its module defines, or None."""
+    from slipstream.drafters import registry
+
+    module = import_module(f"slipstream.drafters.{registry.DRAFTERS[name]}")
+    found = [
+        each
+        for each in vars(module).values()
+        if is_dataclass(each) and isinstance(each, type) and each.__name__.endswith("Config")
+    ]
+    own = [each for each in found if each.__module__ == module.__name__]
+    return next(iter(own or found), None)
+
+
+def defaults(config: Any) -> dict[str, Any]:
+    """Option -> default."""
+    if config is None:
+        return {}
+    values = {}
+    for field in fields(config):
+        made = field.default_factory() if field.default_factory is not MISSING else field.default
+        values[field.name] = made if isinstance(made, (str, int, float, bool, type(None))) else str(made)
+    return values

@@ -1,0 +1,35 @@
+"""`slipstream report`: result files to one page, or to plots for a paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipstream.cli import render
+from slipstream.errors import ParameterError
+
+
+def report(
+    results: Annotated[list[str], typer.Argument(help="Result files of bench, sweep, trace, ...")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML page.")] = Path("report.html"),
+    png: Annotated[Path | None, typer.Option(help="Write every plot as PNG to this folder instead.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write every plot as SVG to this folder instead.")] = None,
+) -> None:
+    """Make one self-contained page of result files: offline, light and dark, printable. Or the plots for a paper."""
+    from slipstream.lab.report import export, write_page
+    from slipstream.lab.results import read
+
+    found = [read(path) for path in results]
+    folders = [(kind, folder) for kind, folder in (("png", png), ("svg", svg)) if folder is not None]
+    for kind, folder in folders:
+        if folder.exists() and not folder.is_dir():
+            raise ParameterError(f"--{kind} is {str(folder)!r}, which is a file", fix="name a folder")
+        if folder.parent.is_dir():
+            folder.mkdir(exist_ok=True)
+        for path in export(found, folder, kind):
+            render.line(f"wrote {path}")
+    if not folders:
+        write_page(found, out)
+        render.line(f"wrote {out}")

@@ -1,0 +1,196 @@
+"""`slipstream sweep`: one setting after another in turns, plotted, with the prediction over the measurement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli import render
+from slipstream.cli.bench import finish, named_rows, unfinished
+from slipstream.cli.contenders import LabModels, contender, literal, values_of
+from slipstream.cli.engine import load, on
+from slipstream.cli.options import DTYPES, grouped, number, one_of
+from slipstream.errors import ParameterError
+
+if TYPE_CHECKING:
+    from slipstream.lab.results import Result
+    from slipstream.lab.sweep import Setting
+
+SWEPT = "Swept"
+
+
+@dataclass(frozen=True)
+class SweepModels(LabModels):
+    """`LabModels` in which the draft length and the dtype are lists."""
+
+    draft_tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--draft-tokens",
+            "-k",
+            help="Draft lengths, as in 2:8 or 2,5,10.",
+            rich_help_panel=SWEPT,
+            show_default="2:8",
+        ),
+    ] = None  # type: ignore[assignment]
+    dtype: Annotated[
+        str | None, typer.Option(help="One or several, as in float32,bfloat16.", rich_help_panel=SWEPT)
+    ] = None
+
+    def __post_init__(self) -> None:
+        for name in self.dtypes:
+            if name is not None:
+                one_of("dtype", name, DTYPES)
+        for spec in self.specs():
+            contender(self, spec, self.drafter_option or (), draft_tokens=None, dtype=None)
+
+    @property
+    def dtypes(self) -> tuple[str | None, ...]:
+        return (None,) if self.dtype is None else values_of("--dtype", self.dtype, str)
+
+
+@grouped
+def sweep(
+    models: SweepModels,
+    prompts: Annotated[str, typer.Argument(help="A file, or code, edit, or code,edit.")] = "code",
+    temperature: Annotated[str, typer.Option(help="As in 0,0.5,1.", rich_help_panel=SWEPT)] = "0",
+    batch: Annotated[str, typer.Option(help="Sequences at once, as in 1,2,4.", rich_help_panel=SWEPT)] = "1",
+    tree_nodes: Annotated[
+        str | None, typer.Option(help="Guesses in a tree, for drafters with that option.", rich_help_panel=SWEPT)
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUES",
+            help="Any option of the drafter, as in max_ngram=2:5; repeatable.",
+            rich_help_panel=SWEPT,
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option("--prompts", min=1, help="Most prompts.")] = 4,
+    template: Annotated[str, typer.Option(help="chat, raw, or auto: chat for prompts that ask.")] = "auto",
+    tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Tokens a prompt.")] = 48,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed passes over the prompts.")] = 4,
+    seconds: Annotated[float, typer.Option(min=0, help="Begin no further pass after so long (three are run).")] = 45,
+    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write the plots, as one HTML page, to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Measure acceptance and speed over draft lengths, temperatures, drafters, options, dtypes or batch sizes.
+
+    Every setting takes its turn in every pass; plain decoding is measured beside them for each temperature, batch size
+    and dtype.
+    """
+    from slipstream.lab.bench import BenchConfig
+
+    axes, settings = plan(models, temperature, batch, tree_nodes, option or ())
+    config = BenchConfig(
+        tokens=tokens, rounds=rounds, seconds=seconds, seed=seed,
+        temperatures=tuple(axes["temperature"]), batches=tuple(axes["batch"]),
+    )  # fmt: skip
+    from slipstream.lab import prompts as texts, sweep as lab
+    from slipstream.lab.results import check_writable
+
+    for path in (out, page):
+        if path is not None:
+            check_writable(path)
+    engines = {
+        dtype: load(models.one("none", dtype=dtype, draft_tokens=None), quiet=as_json) for dtype in models.dtypes
+    }
+    llm = next(iter(engines.values()))
+    chosen = texts.load(llm, prompts, count, template=template)
+    render.line(
+        f"sweep: {len(settings)} settings, {len(chosen.prompts)} prompts of {chosen.source}, target={models.target}, "
+        f"{on(llm.target)}"
+    )
+    with render.progress("measuring, in turns", lab.steps(settings, llm, chosen, config)) as advance:
+        result, code = unfinished(lambda: lab.sweep(engines, settings, axes, chosen, config, out, advance))
+    finish(result, out, as_json, show)
+    if page is not None:
+        from slipstream.lab.report import write_page
+
+        write_page([result], page)
+        render.line(f"wrote {page}")
+    raise typer.Exit(code or (1 if any(point["texts"] == "BUG" for point in result.data["arms"]) else 0))
+
+
+def plan(
+    models: SweepModels, temperature: str, batch: str, tree_nodes: str | None, option: Any
+) -> tuple[dict[str, Any], list[Setting]]:
+    """The axes, and every setting of the grid. Raises ParameterError."""
+    from slipstream.lab.sweep import Setting, grid
+
+    specs = models.specs()
+    if models.drafter is None and models.drafters is None:
+        specs = specs[:1]
+    if not specs:
+        raise ParameterError("there is no drafter to sweep over", fix="name one: --drafter ngram")
+    extra = {"tree_nodes": values_of("--tree-nodes", tree_nodes, int)} if tree_nodes else {}
+    for each in option:
+        name, equals, values = each.partition("=")
+        if not equals:
+            raise ParameterError(f"--option {each!r} is not NAME=VALUES", fix="write it as in max_ngram=2:5")
+        extra[name.strip().replace("-", "_")] = values_of(f"--option {name}", values, lambda v: literal(number(v)))
+    temperatures, batches = values_of("--temperature", temperature, float), values_of("--batch", batch, int)
+    others = max(map(len, (specs, temperatures, batches, models.dtypes, *extra.values())))
+    lengths: tuple[int | None, ...] = (None,) if others > 1 else tuple(range(2, 9))
+    if models.draft_tokens is not None:
+        lengths = values_of("--draft-tokens", models.draft_tokens, int)
+    axes: dict[str, Any] = {"draft_tokens": lengths, "drafter": specs, "temperature": temperatures, "batch": batches}
+    axes |= {"dtype": models.dtypes, **extra}
+    settings = []
+    for values in grid(axes):
+        k = {} if values["draft_tokens"] is None else {"draft_tokens": values["draft_tokens"]}
+        made = contender(
+            models,
+            values["drafter"],
+            models.drafter_option or (),
+            **{"draft_tokens": None} | k,
+            dtype=values["dtype"],
+        )
+        named = {name: values[name] for name in extra}
+        made = replace(
+            made,
+            label=" ".join([made.label, *(f"{n}={v}" for n, v in named.items())]),
+            options=made.options | named,
+        )
+        shown = {name: value for name, value in values.items() if len(axes[name]) > 1}
+        settings.append(Setting(made, values["temperature"], values["batch"], values["dtype"], shown))
+    return axes, settings
+
+
+def show(result: Result) -> None:
+    """One line for each setting."""
+    axes = [name for name, values in result.settings["axes"].items() if len(values) > 1]
+    heads = [{"draft_tokens": "K"}.get(name, name.replace("_", " ")) for name in axes]
+    table = named_rows(*heads, "accept", "tau", "tok/s", "predicted", "speed-up (95 %)", "predicted")
+    for point in result.data["arms"]:
+        f, gain, expected = point["overall"], point["overall"]["speedup"], point.get("predicted")
+        cells = [str(point["values"].get(name, "")) for name in axes]
+        if point["plain"]:
+            cells = [str(point[name]) if name in ("temperature", "batch") else "" for name in axes]
+            cells[0] = f"plain {cells[0]}".rstrip()
+        table.add_row(
+            *cells,
+            render.percent(f["acceptance_rate"]),
+            f"{f['mean_acceptance_length']:.2f}",
+            f"{f['tokens_per_second']['value']:.0f}",
+            f"{expected['tokens_per_second']:.0f}" if expected else "",
+            "1"
+            if point["plain"]
+            else f"{render.times(gain['value'])}x ({render.times(gain['low'])}-{render.times(gain['high'])})",
+            f"{render.times(expected['speedup'])}x" if expected else "",
+        )
+    console = render.out()
+    console.print(table)
+    best = max(
+        (point for point in result.data["arms"] if not point["plain"]),
+        key=lambda point: point["overall"]["speedup"]["value"],
+        default=None,
+    )
+    if best is not None:
+        where = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in best["values"].items())
+        console.print(f"Fastest over plain decoding: {where}, {render.times(best['overall']['speedup']['value'])}x.")

@@ -1,0 +1,98 @@
+"""`slipstream trace`: watch one generation, and keep a page of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from slipstream.cli import render
+from slipstream.cli.bench import finish, unfinished
+from slipstream.cli.contenders import LabModels
+from slipstream.cli.engine import load, on
+from slipstream.cli.options import SamplingOptions, grouped
+from slipstream.errors import ParameterError
+
+if TYPE_CHECKING:
+    from slipstream.lab.results import Result
+
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+@grouped
+def trace(
+    models: LabModels,
+    sampling: SamplingOptions,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; without one, a prompt that ships.", show_default=False)
+    ] = None,
+    kind: Annotated[str, typer.Option(help="Which prompt that ships: code or edit.")] = "code",
+    number: Annotated[int, typer.Option(min=1, help="Its number.")] = 1,
+    chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a chat message.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the record to this JSON file.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write the page to this HTML file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
+) -> None:
+    """Record one generation: who proposed each token, what stood, how sure everybody was, and acceptance over time."""
+    params, contenders = sampling.params(), models.contenders()
+    if len(contenders) != 1 and (models.drafter or models.drafters):
+        raise ParameterError(f"{len(contenders)} drafters were named, one is traced", fix="name one; A+B stacks two")
+    from slipstream.lab import prompts as texts, trace as lab
+    from slipstream.lab.results import check_writable
+
+    for path in (out, page):
+        if path is not None:
+            check_writable(path)
+    llm = load(models.one("none"), quiet=as_json)
+    if prompt is None:
+        shipped = texts.entries(kind)
+        if number > len(shipped):
+            raise ParameterError(f"there are {len(shipped)} prompts of kind {kind!r}, number {number} was asked for")
+        entry = shipped[number - 1]
+        ids, name = texts.encode(llm, entry, "auto")[-max(1, llm.target.context // 2) :], entry.name
+    else:
+        ids, name = texts.encode(llm, texts.Entry(prompt, "", ""), "chat" if chat else "raw"), "prompt"
+    traced = contenders[0]
+    render.line(f"trace: {traced.label}, K={traced.draft_tokens}, target={models.target}, {on(llm.target)}")
+    with render.progress("generating", params.max_tokens) as advance:
+        done = 0
+
+        def moved(tokens: int) -> None:
+            nonlocal done
+            for _ in range(tokens - done):
+                advance()
+            done = tokens
+
+        result, code = unfinished(lambda: lab.trace(llm, traced, ids, params, out, moved, name))
+    finish(result, out, as_json, show)
+    if page is not None:
+        from slipstream.lab.report import write_page
+
+        write_page([result], page)
+        render.line(f"wrote {page}")
+    raise typer.Exit(code)
+
+
+def show(result: Result) -> None:
+    """The text in colours, acceptance over time as a line of bars, and by position."""
+    console, data = render.out(), result.data
+    text = Text()
+    for piece, token in zip(data["pieces"], data["tokens"], strict=False):
+        style = (render.DRAFTED if token["drafted"] else render.OWN) if render.coloured(console) else None
+        text.append(render.printable(piece), style)
+    console.print(text)
+    stats = data["stats"]
+    console.print()
+    if data["rolling"]:
+        bars = "".join(BARS[round(point["rate"] * (len(BARS) - 1))] for point in data["rolling"])
+        for at in range(0, len(bars), 76):
+            console.print(bars[at : at + 76])
+        console.print(f"acceptance rate over the last {result.settings['window']} rounds that drafted", style="dim")
+    rates = " ".join(f"{rate:.0%}" for rate in stats["position_rates"])
+    console.print(
+        f"{render.tokens(stats['tokens'])} in {stats['rounds']} rounds; acceptance rate "
+        f"{render.percent(stats['acceptance_rate'])}, tau {stats['mean_acceptance_length'] or 0:.2f}; accepted by "
+        f"position: {rates or 'nothing was drafted'}"
+    )

@@ -1,0 +1,188 @@
+"""`slipstream tune`: choose drafter and draft length for these prompts on this machine, and write it down."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli import render
+from slipstream.cli.bench import finish, named_rows, unfinished
+from slipstream.cli.contenders import LabModels
+from slipstream.cli.engine import load, on
+from slipstream.cli.options import SamplingOptions, grouped
+from slipstream.errors import ParameterError
+
+if TYPE_CHECKING:
+    from slipstream.lab.bench import Contender
+    from slipstream.lab.results import Result
+
+LOOKUPS = ("ngram", "suffix", "recycling")
+LONGEST = 8
+"""Longest drafts considered of what is not a lookup."""
+ENGINE = ("executor", "dtype", "device", "quantize", "draft_quantize", "threads", "rule")
+AUTOMATIC = {"executor": "auto", "rule": "rejection"}
+
+
+@dataclass(frozen=True)
+class TuneModels(LabModels):
+    """`LabModels` that try every kind where none is named."""
+
+    def specs(self) -> list[str]:
+        if self.drafter or self.drafters:
+            return super().specs()
+        draft = self.draft or (self.target == "embedded")
+        return (["model"] if draft else []) + list(LOOKUPS)
+
+    def longest(self) -> list[Contender]:
+        """The contenders, with the longest drafts to consider."""
+        given = self.contenders()
+        if self.draft_tokens is not None:
+            return given
+        return [
+            c if "draft_tokens=" in spec else replace(c, draft_tokens=max(c.draft_tokens, LONGEST))
+            for spec, c in zip(self.specs(), given, strict=True)
+        ]
+
+
+@grouped
+def tune(
+    models: TuneModels,
+    sampling: SamplingOptions,
+    prompts: Annotated[str, typer.Argument(help="A file, or code, edit, or code,edit.")] = "code,edit",
+    count: Annotated[int, typer.Option("--prompts", min=1, help="Most prompts, of all categories in turn.")] = 6,
+    template: Annotated[str, typer.Option(help="chat, raw, or auto: chat for prompts that ask.")] = "auto",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
+    confirm: Annotated[int, typer.Option(min=1, help="How many of the best to race against plain decoding.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed passes of that race.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0, help="Begin no further pass after so long (three are run).")] = 45,
+    write: Annotated[
+        Path | None, typer.Option(help="Write the choice to this file, for `slipstream generate --config`.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write a page of it to this HTML file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Choose drafter and draft length for your prompts on this machine; never one that is slower than plain decoding.
+
+    Every drafter is recorded once, the closed forms predict the rest, and the best are raced against plain decoding.
+    --draft-tokens is the longest draft to consider.
+    """
+    from slipstream.lab.configs import Choice
+    from slipstream.lab.tune import TuneConfig
+
+    params, contenders = sampling.params(), models.longest()
+    config = TuneConfig(
+        tokens=min(params.max_tokens, 64), confirm=confirm, rounds=rounds, seconds=seconds, batch=batch,
+        seed=params.seed or 0, params=params,
+    )  # fmt: skip
+    if not contenders:
+        raise ParameterError("there is no drafter to choose from", fix="name some: --drafters model,ngram")
+    from slipstream.lab import prompts as texts, tune as lab
+    from slipstream.lab.results import check_writable, write_text
+
+    for path in (write, out, page):
+        if path is not None:
+            check_writable(path)
+    llm = load(models.one("none"), quiet=as_json)
+    chosen = texts.load(llm, prompts, count, template=template)
+    names = ", ".join(c.label for c in contenders)
+    render.line(
+        f"tune: {names}; {len(chosen.prompts)} prompts of {chosen.source}, target={models.target}, {on(llm.target)}"
+    )
+    engine = {name: getattr(models, name) for name in ENGINE if getattr(models, name) != AUTOMATIC.get(name)}
+    origin = Choice("none", target=models.target, draft=models.draft_model, engine=engine)
+    with render.progress("measuring, in turns", lab.steps(llm, contenders, chosen, config)) as advance:
+        result, code = unfinished(lambda: lab.tune(llm, contenders, chosen, config, out, advance, origin))
+    finish(result, out, as_json, show)
+    configs = result.data["configs"]
+    if write is not None and configs is not None:
+        write_text(write, json.dumps(configs["slipstream"], indent=1) + "\n")
+        render.line(f'wrote {write}; `slipstream generate --config {write} "..."` uses it')
+    if page is not None:
+        from slipstream.lab.report import write_page
+
+        write_page([result], page)
+        render.line(f"wrote {page}")
+    raise typer.Exit(code)
+
+
+def show(result: Result) -> None:
+    """What was predicted, what was measured, the choice, and how to make it elsewhere."""
+    console, data = render.out(), result.data
+    console.print()
+    console.print(drafter_table(data["drafters"]))
+    console.print(
+        "Recorded at the longest draft. tau: tokens a round; cost: of drafting a round, in plain steps.", style="dim"
+    )
+    if data["raced"]:
+        console.print(race_table(data["raced"], data["choice"]))
+    else:
+        console.print("Nothing was confirmed before the run ended, so nothing is chosen.")
+        return
+    console.print(verdict(data["choice"]), style="bold")
+    if data["choice"] and data["choice"]["lengths"]:
+        console.print(f"By batch size, predicted: {by_batch(data['choice']['lengths'])}.")
+    if data["choice"] and data["choice"]["break_even"] is not None:
+        console.print(f"Switch it off where acceptance falls below {render.percent(data['choice']['break_even'])}.")
+    console.print()
+    for name, made in data["configs"].items():
+        text = json.dumps(made) if name == "slipstream" else made["text"] or made["note"]
+        console.print(f"{name}: {text}", soft_wrap=True)
+        if name != "slipstream" and made["text"] and made["note"]:
+            console.print(f"  ({made['note']})", style="dim")
+
+
+def drafter_table(rows: list[dict[str, Any]]) -> Any:
+    """One line for each drafter: how many rounds draft, acceptance, tokens a round, what drafting costs, and the best
+    predicted length."""
+    table = named_rows("drafter", "drafts", "accepted by position", "tau", "cost", "best K", "predicted")
+    table.columns[2].justify = "left"
+    for row in rows:
+        m, gains = row["measured"], row["predicted"]
+        rates = [f"{rate:.0%}" for rate in m["position_rates"]]
+        share = m["drafted"][0] if m["drafted"] else 0.0
+        tau = 1 + sum(r * s for r, s in zip(m["position_rates"], m["drafted"], strict=True))
+        step = m["costs"]["seconds"][0] + m["plain_host"]
+        cost = (m["draft_fixed"] + m["draft_each"] * m["draft_tokens"]) / step
+        best = max(range(len(gains)), key=gains.__getitem__)
+        table.add_row(
+            row["label"], render.percent(share), " ".join(rates[:4]) + " ..." * (len(rates) > 4), f"{tau:.2f}",
+            f"{cost:.2f}", str(best + 1), f"{render.times(gains[best])}x",
+        )  # fmt: skip
+    return table
+
+
+def race_table(rows: list[dict[str, Any]], choice: dict[str, Any] | None) -> Any:
+    table = named_rows("raced against plain", "predicted", "measured (95 %)", "off by", "texts", "")
+    for row in rows:
+        gain = row["speedup"]
+        picked = choice and all(choice[k] == row[k] for k in ("contender", "draft_tokens"))
+        table.add_row(
+            f"{row['label']}, K={row['draft_tokens']}",
+            f"{render.times(row['predicted'])}x",
+            f"{render.times(gain['value'])}x ({render.times(gain['low'])}-{render.times(gain['high'])})",
+            f"{row['predicted'] / gain['value'] - 1:+.0%}",
+            "as plain" if row["exact"] else "DIFFERENT",
+            "chosen" if picked else "",
+        )
+    return table
+
+
+def verdict(choice: dict[str, Any] | None) -> str:
+    if choice is None:
+        return "Choice: none. No drafter was faster than plain decoding beyond doubt; decode plainly."
+    gain = choice["speedup"]
+    return (
+        f"Choice: {choice['label']}, K={choice['draft_tokens']}: {render.times(gain['value'])}x measured, "
+        f"{render.times(choice['predicted'])}x predicted."
+    )
+
+
+def by_batch(lengths: list[list[int]]) -> str:
+    return ", ".join(
+        f"{low if low == high else f'{low}-{high}'}: {f'K={k}' if k else 'off'}" for low, high, k in lengths
+    )

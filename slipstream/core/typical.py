@@ -1,0 +1,71 @@
+"""Medusa's typical acceptance: **lossy**. A guess stands if the target finds it likely enough, whatever it was drawn
+from (Cai et al. 2401.10774, section 2.3.1):
+
+    p(x) > min(epsilon, delta * exp(-H(p)))        H the entropy of p, in nats
+
+The longest path of such guesses stands, of several the one that the target finds likeliest, and the next token is
+drawn from p at its end. What is said is plausible, but no longer drawn from p: for p = (.5, .3, .2) every guess
+passes, and a drafter that always guesses the last token shifts the law by a total variation of .8. At temperature 0
+only the argmax passes, and the text is the greedy one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from slipstream.core.dice import Dice
+from slipstream.core.draft import Draft
+
+if TYPE_CHECKING:
+    from slipstream.core.verify import Decision
+
+EPSILON, DELTA = 0.09, 0.3
+"""The reference implementation's `posterior_threshold` and `posterior_alpha`."""
+
+
+def threshold(law: Tensor, epsilon: float = EPSILON, delta: float = DELTA) -> Tensor:
+    """[R, V] -> [R]: a guess must be likelier than this."""
+    entropy = torch.special.entr(law).sum(-1)  # [R]
+    return (delta * (-entropy).exp()).clamp(max=epsilon)
+
+
+def typical(draft: Draft, law: Tensor, dice: Dice) -> Decision:
+    """All trees level by level: a node stands if it passes and its parent stands."""
+    B, device = draft.batch, law.device
+    roots = [draft.splits[b] + b for b in range(B)]
+    above, levels = _rows_above(draft)
+    nodes = torch.tensor([i + b + 1 for b in range(B) for i in draft.nodes(b)], dtype=torch.int64, device=device)  # [N]
+    parents = torch.tensor(above, dtype=torch.int64, device=device)  # [N] packed row of each node's parent
+    p_x = law[parents, draft.tokens]  # [N]
+    passes = p_x > threshold(law)[parents]  # [N]
+    if draft.votes is not None:
+        passes &= torch.tensor(list(draft.votes), device=device)
+    length = law.new_full((len(law),), -1)  # [B + N] guesses on the path to each packed row, -1 if it does not stand
+    length[roots] = 0
+    weight = law.new_zeros(len(law))  # [B + N] log-probability of that path
+    for level in levels:
+        at = torch.tensor(level, device=device)  # [n] nodes of one depth
+        row, parent = nodes[at], parents[at]
+        stands = passes[at] & (length[parent] >= 0)
+        length[row] = torch.where(stands, length[parent] + 1, -1)
+        weight[row] = torch.where(stands, weight[parent] + p_x[at].log(), 0)
+    size = max(draft.splits[b + 1] - draft.splits[b] for b in range(B)) + 1
+    own = [[roots[b] + min(i, len(draft.nodes(b))) for i in range(size)] for b in range(B)]  # the last one repeats
+    grid = torch.tensor(own, device=device)  # [B, size] packed rows of each sequence
+    longest = length[grid] == length[grid].amax(1, keepdim=True)  # [B, size]
+    best = torch.where(longest, weight[grid], -torch.inf).argmax(1)  # [B]
+    following = dice.choose(law[grid.gather(1, best[:, None])[:, 0]])  # [B]
+    ends, tokens = torch.stack([best, following]).tolist()  # the one synchronisation
+    return [draft.ancestors(b, end - 1) for b, end in enumerate(ends)], tokens
+
+
+def _rows_above(draft: Draft) -> tuple[list[int], list[list[int]]]:
+    """The packed row of each node's parent, and the nodes of each depth, shallow ones first."""
+    above = [draft.splits[b] + b + 1 + draft.parents[i] for b in range(draft.batch) for i in draft.nodes(b)]
+    levels: list[list[int]] = [[] for _ in range(max(draft.depths, default=0))]
+    for i, depth in enumerate(draft.depths):
+        levels[depth - 1].append(i)
+    return above, levels

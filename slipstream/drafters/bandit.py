@@ -1,0 +1,354 @@
+"""Bandit: learns, for each request while it runs, which drafter and which draft length pay, "none" among them.
+
+A round that drafts k guesses with a drafter yields 1 + S(1) + ... + S(k) tokens, S(j) being the chance that the first
+j guesses stand, and takes the time of drafting k guesses and of verifying the rows. The arm of the most tokens a
+second is pulled; plain decoding is the arm of 1 token a plain step. What has to be learnt is S alone (`Reach`): one
+round tells it of every length of that drafter, and the times are measured beforehand.
+
+Lookups cost next to nothing, so they are asked every round, and what they offer is judged by the text that came
+whether it was verified or not: of them everything is known, by length of match, and there is nothing to explore.
+An offer is cut where its next depth no longer pays.
+
+A neural drafter that is not used shows nothing of itself. It begins with the benefit of the doubt (`prior`) and is
+given a round now and then: after 2 rounds of rest, and after twice as many each time that it does not come out ahead
+(after 2 again if a guess stood of which nobody expected it).
+So n rounds spend about log2(n) on it, and a text that changes is noticed. With one member this is nothing but an
+off-switch with a choice of length: any drafter "under its own control".
+
+The costs are frozen when the drafter is made, and the choice is a function of them, of the tokens so far and of past
+rounds, never of the token just drawn: the law of the text is the target's, and at temperature 0 and under the rule
+`coupled` the text does not depend on the costs at all. With `rejection` and a seed, two processes that measured
+different costs may draft differently and so say different texts of that law: hand in `costs` and `draft_costs` to
+rule that out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from slipstream.core.costs import CostCurve
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.sequence import Sequence
+from slipstream.drafters.base import Drafter
+from slipstream.drafters.costs import measure_draft_costs
+from slipstream.drafters.hybrid import Lookup, Member, joint_taps, members_of
+from slipstream.drafters.merge import Part, merge
+from slipstream.drafters.odds import Reach, fared
+from slipstream.errors import ParameterError
+from slipstream.targets.base import Target, TargetOut
+from slipstream.targets.costs import measure_costs
+
+MATCHES = 7  # records of a lookup: matches of 0, 1, 2-3, 4-7, ... tokens
+FIRST_REST = 2  # rounds
+DEEPEST = 16  # deeper guesses share one record
+
+
+@dataclass(frozen=True)
+class BanditConfig(Strict):
+    """lengths  draft lengths of neural drafters, increasing from 1 on. Four, because a draft model keeps as many
+                compiled; between them at most 4.4 % of the best length's speed is lost, for guesses that stand 5 to 9
+                times in 10 and cost 0.05 to 0.2 of a plain step each.
+    prior       rate at which guesses of a drafter are taken to stand before any was seen, in (0, 1).
+    weight      how many guesses that is worth.
+    memory      rounds that a record reaches back: the weight of a round falls by 1/e in so many.
+    longest_rest  most rounds that a drafter waits for its next chance.
+    carry       most guesses of earlier requests that count towards the prior; 0 keeps requests independent of each
+                other.
+    beside      most guesses of a lookup that hang beside a neural draft, as in `hybrid`, if they pay at all; 0 for the
+                rule "block", which takes no branches.
+    batch       sequences that are usually decoded together: rows then cost what they cost beside so many.
+    """
+
+    lengths: tuple[int, ...] = (1, 3, 5, 8)
+    prior: float = 0.7
+    weight: float = 4.0
+    memory: int = 32
+    longest_rest: int = 64
+    carry: float = 0.0
+    beside: int = 3
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.lengths or self.lengths[0] != 1 or list(self.lengths) != sorted(set(self.lengths)):
+            raise ParameterError(f"lengths are {self.lengths}", fix="give increasing numbers from 1 on")
+        check_number("prior", self.prior, 0.0, 1.0, open_low=True)
+        check_number("weight", self.weight, 0.0, float("inf"), open_low=True)
+        check_number("carry", self.carry, 0.0, float("inf"))
+        for name, low in (("memory", 1), ("longest_rest", FIRST_REST), ("beside", 0), ("batch", 1)):
+            check_integer(name, getattr(self, name), low)
+
+
+@dataclass
+class _Record:
+    """What one sequence has learnt of one member.
+
+    reaches  one for a neural member, one for each length of match of a lookup.
+    width    guesses verified for each depth drafted: 1 for a chain.
+    """
+
+    reaches: list[Reach]
+    width: float = 1.0
+    resting: int = 0
+    rest: int = 0  # at first everybody is given a round
+
+
+@dataclass
+class _Guess:
+    """What a member last proposed: the guesses of `draft` for its sequence b. asked: depth that it was asked for;
+    match: 0 for a neural member."""
+
+    draft: Draft
+    b: int
+    asked: int
+    match: int = 0
+
+
+@dataclass(frozen=True)
+class _Arm:
+    """member: None decodes plainly. rate: tokens in the time of a plain step."""
+
+    rate: float
+    member: int | None = None
+    depth: int = 0
+
+
+@dataclass
+class _State:
+    records: list[_Record]
+    made: dict[int, _Guess] = field(default_factory=dict)  # by member, since the last observation
+    found: list[_Arm] = field(default_factory=list)  # what lookups have to offer, each cut where it pays
+    probed: int | None = None  # member that was given a chance
+    hopeless: bool = False  # it was not expected to beat plain decoding
+
+
+class BanditDrafter:
+    """members      drafters to choose from; a `Lookup` among them is always asked.
+    costs        seconds of a forward of the target by rows.
+    draft_costs  for each member, seconds of a round of drafting by guesses, at temperature 0 and above it; None for a
+                 lookup, which counts as free.
+    """
+
+    name = "bandit"
+
+    def __init__(
+        self,
+        members: Seq[Drafter],
+        vocab_size: int,
+        costs: CostCurve,
+        draft_costs: Seq[tuple[CostCurve, CostCurve] | None],
+        config: BanditConfig | None = None,
+        device: torch.device | str = "cpu",
+    ):
+        self.members, self.vocab_size, self.device = tuple(members), vocab_size, device
+        self.config = config or BanditConfig()
+        self.taps = joint_taps(members)
+        self.lookups = [m for m, member in enumerate(members) if isinstance(member, Lookup)]
+        self.neural = [m for m in range(len(members)) if m not in self.lookups]
+        if not members or len(draft_costs) != len(members):
+            raise ParameterError(
+                f"a bandit was given {len(members)} members and the draft costs of {len(draft_costs)}",
+                fix="give one or more members, and the costs of each",
+            )
+        missing = [members[m].name for m in self.neural if draft_costs[m] is None]
+        if missing:
+            raise ParameterError(f"draft costs of {', '.join(missing)} are missing", fix="only a lookup can do without")
+        self.costs, self.draft_costs = costs, tuple(draft_costs)
+        self._past = [[0.0, 0.0] for _ in members]  # guesses that stood and that were judged, in earlier requests
+        self._states: dict[int, _State] = {}
+
+    # --- choosing ------------------------------------------------------------------------------------------------
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        offers = {m: self.members[m].propose(seqs, budget) for m in self.lookups}
+        arms = []
+        for b, seq in enumerate(seqs):
+            if budget[b]:
+                state = self._state(seq.id)
+                state.made.clear()
+                for m, offer in offers.items():
+                    self._note(state, m, seq, _Guess(offer, b, budget[b]))
+                arms.append(self._choose(state, seq.params.greedy, budget[b]))
+            else:
+                arms.append(_Arm(1.0))
+        parts: list[list[Part]] = [[] for _ in seqs]
+        for m in range(len(self.members)):
+            depths = [arm.depth if arm.member == m else 0 for arm in arms]
+            if not any(depths):
+                continue
+            draft = offers[m] if m in offers else self.members[m].propose(seqs, depths)
+            for b, depth in enumerate(depths):
+                if depth:
+                    parts[b].append(Part(draft, depth))
+                    if m not in offers:
+                        state = self._state(seqs[b].id)
+                        self._note(state, m, seqs[b], _Guess(draft, b, depth))
+                        for found in state.found if self.config.beside else ():
+                            assert found.member is not None
+                            parts[b].append(Part(offers[found.member], found.depth, self.config.beside))
+        return merge(seqs, parts, self.vocab_size, self.device)
+
+    def _choose(self, state: _State, greedy: bool, budget: int) -> _Arm:
+        """The arm of the best rate, or a neural member whose turn it is to show itself."""
+        neural = [self._best_length(state, m, greedy, budget) for m in self.neural]
+        best = max([_Arm(1.0), *neural], key=_rate)  # among equals the first, which is none
+        cuts = [self._best_cut(state, m) for m in self.lookups]
+        state.found = [arm for arm in cuts if arm.member is not None]
+        found = max(state.found, key=_rate, default=best)
+        state.probed = None
+        if found.rate > best.rate:
+            return found  # nobody else is given a chance: it would cost the most here
+        due = None
+        for arm in neural:
+            assert arm.member is not None
+            record = state.records[arm.member]
+            if arm.member == best.member:
+                record.resting, record.rest = 0, FIRST_REST
+            elif self._best_case(record, arm.member, greedy, budget) > best.rate:
+                record.resting += 1
+                if due is None and record.resting > record.rest:
+                    due = arm
+        if due is None:
+            return best
+        state.probed, state.hopeless = due.member, due.rate <= 1
+        return due
+
+    def _best_length(self, state: _State, m: int, greedy: bool, budget: int) -> _Arm:
+        """The best of a neural member's lengths, none being no choice here."""
+        record = state.records[m]
+        lengths = self._lengths(budget)
+        tokens = [1.0, *accumulate(record.reaches[0].stands(lengths[-1]), initial=1.0)][1:]
+        rates = [_Arm(tokens[k] / self._time(record, m, greedy, k), m, k) for k in lengths]
+        return max(rates, key=_rate)
+
+    def _best_case(self, record: _Record, m: int, greedy: bool, budget: int) -> float:
+        """The member's rate if every guess stood."""
+        return max((1 + k) / self._time(record, m, greedy, k) for k in self._lengths(budget))
+
+    def _best_cut(self, state: _State, m: int) -> _Arm:
+        """How deep to follow what a lookup found."""
+        guess = state.made[m]
+        depths = [guess.draft.depths[i] for i in guess.draft.nodes(guess.b)]
+        reach = state.records[m].reaches[_bucket(guess.match)]
+        best, tokens, nodes = _Arm(1.0), 1.0, 0
+        for depth, stands in enumerate(reach.stands(max(depths, default=0)), start=1):
+            tokens += stands
+            nodes += depths.count(depth)
+            best = max(best, _Arm(tokens / self._rows(nodes), m, depth), key=_rate)
+        return best
+
+    def _lengths(self, budget: int) -> list[int]:
+        return sorted({min(length, budget) for length in self.config.lengths})
+
+    def _time(self, record: _Record, m: int, greedy: bool, k: int) -> float:
+        """Drafting and verifying k deep, in plain steps."""
+        costs = self.draft_costs[m]
+        assert costs is not None
+        return costs[0 if greedy else 1](k) / self.costs(self.config.batch) + self._rows(k * record.width)
+
+    def _rows(self, nodes: float) -> float:
+        """Verifying so many guesses a sequence, in plain steps."""
+        return self.costs(self.config.batch * (1 + nodes)) / self.costs(self.config.batch)
+
+    # --- learning ------------------------------------------------------------------------------------------------
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        for b, seq in enumerate(seqs):
+            state = self._states.get(seq.id)
+            if state is not None and state.made:
+                self._learn(state, verdict.run(draft, b))
+        for member in self.members:
+            member.observe(seqs, draft, out, verdict)
+
+    def _learn(self, state: _State, run: list[int]) -> None:
+        for m, guess in state.made.items():
+            record = state.records[m]
+            stood, fell = fared(guess.draft, guess.b, run)
+            if m in self.neural:  # what it was asked for and had no guess for counts as wrong: no token came of it
+                fell = fell or stood < min(guess.asked, len(run))
+            if stood or fell:
+                record.reaches[_bucket(guess.match)].learn(stood, fell)
+                self._remember(m, stood, fell)
+            if state.probed == m:
+                record.resting = 0
+                better = stood and state.hopeless
+                record.rest = FIRST_REST if better else min(max(2 * record.rest, FIRST_REST), self.config.longest_rest)
+        state.made.clear()
+
+    def _note(self, state: _State, m: int, seq: Sequence, guess: _Guess) -> None:
+        """Keep what a member proposed until the text shows how it fared."""
+        state.made[m] = guess
+        member, nodes = self.members[m], guess.draft.nodes(guess.b)
+        if isinstance(member, Lookup):
+            guess.match = member.match(seq.id)
+        elif nodes:
+            width = len(nodes) / max(guess.draft.depths[i] for i in nodes)
+            state.records[m].width += (width - state.records[m].width) / 4
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    def release(self, seq_id: int) -> None:
+        self._states.pop(seq_id, None)
+        for member in self.members:
+            member.release(seq_id)
+
+    def _state(self, seq_id: int) -> _State:
+        state = self._states.get(seq_id)
+        if state is None:
+            state = self._states[seq_id] = _State([self._record(m) for m in range(len(self.members))])
+        return state
+
+    def _record(self, m: int) -> _Record:
+        config, (stood, judged) = self.config, self._past[m]
+        prior = (config.prior * config.weight + stood) / (config.weight + judged)
+        fade = 1 - 1 / config.memory
+        count = MATCHES if m in self.lookups else 1
+        return _Record([Reach(DEEPEST, prior, config.weight, fade) for _ in range(count)])
+
+    def _remember(self, m: int, stood: int, fell: bool) -> None:
+        """For the prior of later requests."""
+        past, most = self._past[m], self.config.carry
+        judged = stood + fell
+        if most and judged:
+            keep = max(0.0, 1 - judged / most)
+            past[0], past[1] = past[0] * keep + min(stood, most), past[1] * keep + min(judged, most)
+
+
+def _rate(arm: _Arm) -> float:
+    return arm.rate
+
+
+def _bucket(match: int) -> int:
+    return min(match.bit_length(), MATCHES - 1)
+
+
+def make(
+    target: Target,
+    *,
+    members: Seq[Member] | str | None = None,
+    model: Target | None = None,
+    costs: CostCurve | None = None,
+    draft_costs: Seq[CostCurve | tuple[CostCurve, CostCurve] | None] | None = None,
+    **options: Any,
+) -> BanditDrafter:
+    """See `registry`; members and model as in `hybrid.members_of`, options as in `BanditConfig`.
+
+    costs, draft_costs: as in `BanditDrafter`, one curve standing for both temperatures. What is not given is measured
+    now, in some dozens of forwards, and never again.
+    """
+    config = BanditConfig(**options)
+    made = members_of(target, members, model)
+    if draft_costs is None:
+        draft_costs = [None if isinstance(member, Lookup) else _measured(target, member, config) for member in made]
+    pairs = [(curve, curve) if isinstance(curve, CostCurve) else curve for curve in draft_costs]
+    return BanditDrafter(made, target.vocab_size, costs or measure_costs(target), pairs, config, target.device)
+
+
+def _measured(target: Target, member: Drafter, config: BanditConfig) -> tuple[CostCurve, CostCurve]:
+    greedy, sampled = (measure_draft_costs(target, member, config.lengths, temperature=t) for t in (0.0, 1.0))
+    return greedy, sampled

@@ -1,0 +1,258 @@
+"""Chains by a causal model: what a draft model, the target's own early exit and an EAGLE head have in common.
+
+Each guess is drawn from the model's law, warped by the request's parameters, and that law goes along as q (Leviathan
+et al. 2211.17192, section 2.3); at temperature 0 the guess is the argmax, a point mass.
+
+Where the model can decode several steps in one call, requests that ask for nothing but a temperature are drafted
+that way. The call picks each token by Gumbel-max in float32: argmax(logits / temperature + noise). The same pick is
+then made again on the host, in float64 and with the noise in float64, from the logits that the call returned. As long
+as both agree, and they differ about once in a million tokens, the chain is what float64 sampling would have drawn from
+q = softmax(logits / temperature); where they do not, the host's token is kept and the chain ends with it, since what
+follows was computed behind another. So q is exactly the law that each guess was drawn from, and where a chain ends
+depends on the noise of guesses that are kept, never on that of those behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.core.dice import guess
+from slipstream.core.draft import Draft
+from slipstream.core.params import SamplingParams
+from slipstream.core.random import DRAFT
+from slipstream.core.sequence import Sequence
+from slipstream.core.warp import laws_after, warp
+from slipstream.drafters.control import Control
+
+
+class Source(Protocol):
+    """The model behind the chains."""
+
+    context: int
+    device: torch.device
+    width: int
+    """Of its logits, V'; may be padded beyond the target's vocabulary, or fall short of it."""
+    unrolls: bool
+    """Whether there is `unroll`."""
+
+    def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
+        """Logits [R, V'] behind each sequence and its chain of guesses so far, which are of one length."""
+        ...
+
+    def unroll(
+        self, seqs: Seq[Sequence], steps: int, inv_temperature: Tensor | None, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """`steps` tokens behind each sequence in one call, [K, R] with logits [K, R, V']; see `Decoder.chains`."""
+        ...
+
+
+@dataclass
+class Chain:
+    """The guesses for one sequence.
+
+    law    float64 [n, V] that each was drawn from; None: they are point masses.
+    worth  float64 [n, V], how likely each guess and its rivals are to stand: the law, or for point masses the one at
+           temperature 1. Only where it was asked for.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    law: Tensor | None = None
+    worth: Tensor | None = None
+
+
+class Chains:
+    """Drafts chains with `source`.
+
+    vocab_size  width V of the target's logits.
+    sampled     False: take the likeliest token above temperature 0, too.
+    weighed     whether `draw` returns the `worth` of guesses.
+    """
+
+    def __init__(self, source: Source, vocab_size: int, control: Control, sampled: bool = True, weighed: bool = False):
+        self.source, self.vocab_size, self.control = source, vocab_size, control
+        self.sampled, self.weighed = sampled, weighed
+        self._usual = 0  # steps of the last unrolled call
+        self._surplus: Tensor | None = None  # [V'], -inf for ids that the target does not have
+
+    def draft(self, seqs: Seq[Sequence], depth: Seq[int]) -> Draft:
+        """A chain of at most depth[b] guesses for each sequence."""
+        chains = self.draw(seqs, depth)
+        tokens = [chain.tokens for chain in chains]
+        return Draft.chains(tokens, joint(tokens, [chain.law for chain in chains], self.vocab_size), self.source.device)
+
+    def draw(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Chain]:
+        """The chains themselves, for whoever builds on them."""
+        chains = [Chain() for _ in seqs]
+        # Which way a sequence is drafted may not depend on its company: the two draw with different numbers.
+        bare, other = list[int](), list[int]()
+        for b, seq in enumerate(seqs):
+            if depth[b] > 0:
+                (bare if self.source.unrolls and only_temperature(self._params(seq)) else other).append(b)
+        while bare:
+            bare = self._in_one_call(seqs, bare, depth, chains)
+        if other:
+            self._token_by_token(seqs, other, depth, chains)
+        return chains
+
+    def _params(self, seq: Sequence) -> SamplingParams:
+        """By which its guesses are made."""
+        return seq.params if self.sampled or seq.params.greedy else replace(seq.params, temperature=0.0)
+
+    def _in_one_call(self, seqs: Seq[Sequence], rows: Seq[int], depth: Seq[int], chains: Seq[Chain]) -> list[int]:
+        """Draft for the sequences `rows`; returns those whose context is too full for so many steps."""
+        steps = self._steps([seqs[b] for b in rows], [depth[b] for b in rows])
+        left = [b for b in rows if self.source.context - len(seqs[b].tokens) < steps]
+        rows = [b for b in rows if b not in left]
+        own = [seqs[b] for b in rows]
+        each = [self._params(seq) for seq in own]
+        heat = noise = None
+        if not all(params.greedy for params in each):
+            heat = torch.tensor([1.0 if p.greedy else 1 / _heat(p) for p in each], dtype=torch.float64)
+            pairs = zip(own, each, strict=True)
+            noise = torch.stack([self._noise(seq, steps, p.greedy) for seq, p in pairs], 1)  # [K, R, V']
+        elif self.source.width > self.vocab_size:
+            noise = self._beyond().expand(steps, 1, -1)  # [K, 1, V']
+        drawn, logits = self.source.unroll(own, steps, heat, noise)
+        tokens = drawn.T.tolist()  # [R][K]
+        for r, b in enumerate(rows):
+            most, chain, law = depth[b], tokens[r], None
+            raw = logits[:most, r, : self.vocab_size]  # [K, V]
+            if not each[r].greedy:
+                assert noise is not None
+                law = self._widen(warp(raw, each[r]))
+                again = (raw.double() / _heat(each[r]) + noise[:most, r, : self.vocab_size]).argmax(-1).tolist()
+                most = next((n for n in range(1, most) if again[n - 1] != chain[n - 1]), most)
+                chain = again
+            worth = law
+            if law is None and (self.weighed or self.control.kind != "fixed"):
+                worth = self._widen(torch.softmax(raw.double(), -1))
+            if self.control.kind != "fixed":
+                assert worth is not None
+                index = torch.tensor(chain[:most], device=worth.device)[:, None]
+                stands = worth[:most].gather(1, index)[:, 0].cumprod(0).tolist()
+                most = next((n for n in range(1, most) if not self.control.more(stands[:n])), most)
+            chains[b].tokens = chain[:most]
+            chains[b].law = None if law is None else law[:most]
+            chains[b].worth = None if worth is None else worth[:most]
+        return left
+
+    def _steps(self, seqs: Seq[Sequence], depth: Seq[int]) -> int:
+        """Steps of the next call. Near the end of a text the budget shrinks with every round, and each length is a
+        graph of its own to compile: then the usual length is drafted instead, and cut."""
+        steps = max(depth)
+        if all(d == seq.room - 1 for seq, d in zip(seqs, depth, strict=True)):
+            room = self.source.context - max(len(seq.tokens) for seq in seqs)
+            steps = max(steps, min(self._usual, room))
+        self._usual = steps
+        return steps
+
+    def _noise(self, seq: Sequence, steps: int, greedy: bool) -> Tensor:
+        """Gumbel noise [K, V'] in float64, none for a greedy sequence; -inf forbids what the target does not have.
+        Under the rule `coupled` it is the noise that the target will use at the same positions. A guess's numbers
+        do not depend on how many steps there are."""
+        V, position = self.vocab_size, len(seq.tokens)
+        noise = np.full((steps, max(V, self.source.width)), -np.inf)
+        if greedy:
+            noise[:, :V] = 0.0
+        elif seq.coupled:
+            for j in range(steps):
+                noise[j, :V] = seq.random.gumbel(position + j, V)
+        else:
+            u = seq.random.uniforms(DRAFT, position, steps * V).reshape(steps, V)
+            noise[:, :V] = -np.log(-np.log(np.maximum(u, 1e-300)))
+        return torch.from_numpy(noise[:, : self.source.width]).to(self.source.device)
+
+    def _beyond(self) -> Tensor:
+        if self._surplus is None:
+            self._surplus = torch.zeros(self.source.width, device=self.source.device)
+            self._surplus[self.vocab_size :] = -torch.inf
+        return self._surplus
+
+    def _token_by_token(self, seqs: Seq[Sequence], rows: list[int], depth: Seq[int], chains: Seq[Chain]) -> None:
+        """One call of the model for each guess."""
+        laws: list[list[Tensor]] = [[] for _ in seqs]  # per sequence, one [V] per guess
+        worths: list[list[Tensor]] = [[] for _ in seqs]
+        stands: list[list[float]] = [[] for _ in seqs]  # chance, by the model, that the chain so far stands
+        first = rows
+        while rows:
+            own, so_far = [seqs[b] for b in rows], [chains[b].tokens for b in rows]
+            each = [self._params(seq) for seq in own]
+            logits = self.source.extend(own, so_far)  # [R, V']
+            law = laws_of(logits, own, so_far, self.vocab_size, each)  # [R, V]
+            tokens = guess(law, own, len(so_far[0])).tolist()
+            sure = self._sure(logits, law, tokens)
+            worth = law
+            if self.weighed and any(params.greedy for params in each):
+                worth = laws_of(logits, own, so_far, self.vocab_size, [uncut(params) for params in each])  # [R, V]
+            for r, (b, token) in enumerate(zip(rows, tokens, strict=True)):
+                chains[b].tokens.append(token)
+                laws[b].append(law[r])
+                stands[b].append(sure[r] * (stands[b][-1] if stands[b] else 1.0))
+                if self.weighed:
+                    worths[b].append(worth[r])
+            rows = [b for b in rows if len(chains[b].tokens) < depth[b] and self.control.more(stands[b])]
+        for b in first:
+            chains[b].law = None if self._params(seqs[b]).greedy else torch.stack(laws[b])
+            chains[b].worth = torch.stack(worths[b]) if self.weighed else None
+
+    def _sure(self, logits: Tensor, law: Tensor, tokens: Seq[int]) -> list[float]:
+        """Probability of each drawn token: of its law, or of the plain softmax where the law is a point mass."""
+        if self.control.kind == "fixed":
+            return [1.0] * len(tokens)
+        x = torch.tensor(tokens, device=law.device)[:, None]
+        drawn = law.gather(1, x)[:, 0]  # [R]
+        plain = torch.softmax(logits.double(), -1).gather(1, x.clamp(max=logits.shape[1] - 1))[:, 0]
+        return torch.where(drawn < 1, drawn, plain).tolist()
+
+    def _widen(self, law: Tensor) -> Tensor:
+        return torch.nn.functional.pad(law, (0, self.vocab_size - law.shape[1]))
+
+
+def only_temperature(params: SamplingParams) -> bool:
+    """Whether the law of this request is the softmax at a temperature, or its maximum, and nothing else."""
+    cut = params.top_k or params.top_p < 1 or params.min_p
+    return params.argmax_only or not (params.greedy or cut or params.logit_bias or params.needs_history)
+
+
+def laws_of(
+    logits: Tensor,
+    seqs: Seq[Sequence],
+    chains: Seq[Seq[int]],
+    vocab_size: int,
+    params: Seq[SamplingParams] | None = None,
+) -> Tensor:
+    """`laws_after` over the target's vocabulary, float64 [R, V]. logits [R, V']: surplus ids are cut off before
+    warping, missing ids have probability 0."""
+    law = laws_after(logits[:, :vocab_size], seqs, chains, params)
+    return torch.nn.functional.pad(law, (0, vocab_size - law.shape[1]))
+
+
+def uncut(params: SamplingParams) -> SamplingParams:
+    """Where the law is a point mass: the one at temperature 1, cut nowhere. Not what is guessed, but how likely each
+    guess is to stand."""
+    return replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) if params.greedy else params
+
+
+def joint(chains: Seq[Seq[int]], laws: Seq[Tensor | None], vocab_size: int) -> Tensor | None:
+    """q [N, V] of a packed draft from the laws of each sequence, one-hot rows where there are none; None if all guesses
+    are point masses."""
+    device = next((law.device for law in laws if law is not None), None)
+    if device is None:
+        return None
+    parts = []
+    for chain, law in zip(chains, laws, strict=True):
+        if law is None:
+            law = torch.zeros(len(chain), vocab_size, dtype=torch.float64, device=device)
+            law[range(len(chain)), list(chain)] = 1.0
+        parts.append(law)
+    return torch.cat(parts)
+
+
+def _heat(params: SamplingParams) -> float:
+    return max(params.temperature, 1e-30)  # as `warp` has it

@@ -1,0 +1,266 @@
+"""EAGLE: a small head continues the target's *features*, so that it guesses with the target's own view of the text.
+
+After every step the head is given the true features of what was accepted (Li et al. 2401.15077, section 4.1; of three
+tapped layers since 2503.01840); what it had put there itself while drafting is overwritten. Drafting starts from the
+feature of the last token but one and the last token, and goes on with the head's own output as the next feature:
+
+    chain   one guess a place; greedy chains, and those sampled by a temperature alone, are one call (see `chains`)
+    comb    a chain with alternatives beside each guess and nothing below them: no further call
+    tree    grown level by level towards the likeliest paths (EAGLE-2, 2406.16858, section 4); see `trees`
+
+A pair (feature of token i, token i + 1) is one row of the head, at rotary position i.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.core.costs import CostCurve
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.params import Strict, check_integer
+from slipstream.core.sequence import Sequence
+from slipstream.drafters.chains import Chains, joint, laws_of, uncut
+from slipstream.drafters.control import Control
+from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.trees import ROOT, Tree, add_branches, add_level
+from slipstream.errors import ParameterError, did_you_mean
+from slipstream.heads.eagle import EagleHead
+from slipstream.heads.eagle_fit import fit
+from slipstream.heads.eagle_format import load_eagle
+from slipstream.heads.eagle_rows import EagleRows
+from slipstream.heads.eagle_runtime import EagleRuntime, runtime_for
+from slipstream.heads.host import host_of
+from slipstream.targets.base import Target, TargetOut
+
+log = logging.getLogger("slipstream")
+
+SHAPES = ("chain", "comb", "tree")
+
+
+@dataclass(frozen=True)
+class EagleDraftConfig(Strict):
+    """shape      one of `SHAPES`: how guesses hang together (see the module).
+    width      most children of a node; of a tree also the most nodes of a level that have any.
+    nodes      most guesses of a comb or tree.
+    sampled    above temperature 0: draw guesses from the head's law (q goes along), or take the likeliest.
+    control    where chains end: "fixed", "confidence" or "gain", with threshold, draft_cost and row_cost as in
+               `Control`.
+    costs      what the target asks for a number of rows: a comb or tree then takes as many nodes as pay. None: all.
+    """
+
+    shape: str = "chain"
+    width: int = 4
+    nodes: int = 12
+    sampled: bool = True
+    control: str = "fixed"
+    threshold: float = 0.3
+    draft_cost: float = 0.1
+    row_cost: float = 0.05
+    costs: CostCurve | None = None
+
+    def __post_init__(self) -> None:
+        if self.shape not in SHAPES:
+            raise ParameterError(f"shape is {self.shape!r}", fix=did_you_mean(self.shape, SHAPES))
+        check_integer("width", self.width, 1)
+        check_integer("nodes", self.nodes, 1)
+        if self.nodes > MAX_NODES:
+            raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} guesses can be verified at once")
+        if self.sampled not in (True, False):
+            raise ParameterError(f"sampled is {self.sampled!r}, must be true or false")
+        if self.costs is not None and not isinstance(self.costs, CostCurve):
+            raise ParameterError(f"costs is {self.costs!r}", fix="give a CostCurve, 'measured' or nothing")
+        self.length  # noqa: B018 refuses what it does not know
+
+    @property
+    def length(self) -> Control:
+        return Control(self.control, self.threshold, self.draft_cost, self.row_cost)
+
+
+class EagleDrafter:
+    """runtime: the head. vocab_size: width of the target's logits."""
+
+    def __init__(self, runtime: EagleRuntime, vocab_size: int, config: EagleDraftConfig | None = None):
+        self.runtime, self.vocab_size = runtime, vocab_size
+        self.config = config or EagleDraftConfig()
+        self.name = "eagle" if runtime.config.version == 1 else "eagle3"
+        self.taps: tuple[int, ...] = runtime.config.taps
+        self.rows = EagleRows(runtime)
+        self.context, self.device, self.width = self.rows.context, runtime.device, vocab_size
+        self.unrolls = True
+        comb = self.config.shape == "comb"
+        self._chains = Chains(self, vocab_size, self.config.length, self.config.sampled, weighed=comb)
+        self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of what `extend` ran last
+        self._all = torch.arange(vocab_size, device=runtime.device)
+        reduced = runtime.config.version == 3 and not torch.equal(runtime.ids, self._all)
+        self._ids: Tensor | None = runtime.ids if reduced else None
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        bound = MAX_NODES if self.config.shape == "chain" else self.config.nodes
+        depth = [self.rows.depth(seq, min(most, bound)) for seq, most in zip(seqs, budget, strict=True)]
+        if self.config.shape == "chain":
+            return self._chains.draft(seqs, depth)
+        drafting = [b for b in range(len(seqs)) if depth[b] > 0]
+        if not drafting:
+            return Draft.empty(len(seqs), self.device)
+        trees = [self._tree(seqs[b], depth[b]) for b in drafting]
+        if self.config.shape == "comb":
+            spines = self._chains.draw(seqs, depth)
+            worth = torch.cat([chain.worth for chain in spines if chain.worth is not None])  # [N, V]
+            add_branches(trees, [spines[b].tokens for b in drafting], worth, self._all)
+        else:
+            self._grow(trees)
+        return self._forest(len(seqs), drafting, trees)
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        self.rows.observe(seqs, draft, out, verdict, self.taps)
+
+    def release(self, seq_id: int) -> None:
+        self.rows.release(seq_id)
+
+    # --- chains: see `chains.Source` -------------------------------------------------------------------------------
+
+    def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
+        """Logits [R, V]. Behind the first guess the head goes on from what it put out for the one before."""
+        behind = len(chains[0])
+        if behind == 0:
+            batch, features = self.rows.pending(seqs)
+            hidden, logits = self.runtime.extend(batch, features)  # [R, d], [R, draft_vocab]
+            self.rows.ran(seqs)
+        else:
+            assert self._state is not None
+            place = {id: r for r, id in enumerate(self._state[0])}
+            before = self._state[1][[place[seq.id] for seq in seqs]]  # [R, d], a copy
+            batch = self.rows.guesses(
+                seqs,
+                [[chain[-1]] for chain in chains],
+                [[behind]] * len(seqs),
+                range(len(seqs)),
+                behind=[behind - 1] * len(seqs),
+            )
+            hidden, logits = self.runtime.extend(batch, before, own=True)
+        self._state = [seq.id for seq in seqs], hidden
+        return self._scattered(logits)
+
+    def unroll(
+        self, seqs: Seq[Sequence], steps: int, inv_temperature: Tensor | None, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens [K, R] and logits [K, R, V]."""
+        batch, features = self.rows.pending(seqs)
+        if noise is not None and self._ids is not None:
+            noise = noise[..., self._ids]  # [K, R, draft_vocab]
+        drawn, logits = self.runtime.chains(batch, features, steps, inv_temperature, noise)
+        self.rows.ran(seqs)
+        return drawn if self._ids is None else self._ids[drawn], self._scattered(logits)
+
+    def _scattered(self, logits: Tensor) -> Tensor:
+        """[..., draft_vocab] over draft ids -> [..., V] over target ids, -inf where the head has no guess."""
+        if self._ids is None:
+            return logits
+        out = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
+        return out.index_copy_(-1, self._ids, logits)
+
+    # --- trees ---------------------------------------------------------------------------------------------------
+
+    def _grow(self, trees: Seq[Tree]) -> None:
+        """Grow a tree for each sequence, one call of the head a level. The cache orders rows by their slots, and a node
+        must not see its cousins: so each level runs the nodes above it again, under a mask."""
+        own = [tree.seq for tree in trees]
+        batch, features = self.rows.pending(own)
+        hidden, logits = self.runtime.extend(batch, features)  # [R, d], [R, draft_vocab]
+        self.rows.ran(own)
+        live, frontiers = list(trees), [[ROOT]] * len(trees)
+        states = {(id(tree), ROOT): row for tree, row in zip(trees, hidden.clone(), strict=True)}  # outputs of nodes
+        while live:
+            add_level(live, frontiers, self._scores(logits, live, frontiers), self._all)
+            grown = [(tree, front) for tree in live if (front := tree.frontier())]
+            live, frontiers = [tree for tree, _ in grown], [front for _, front in grown]
+            if not live:
+                break
+            rows = [[*tree.ran, *front] for tree, front in grown]
+            splits = np.cumsum([0, *map(len, rows)]).tolist()
+            batch = self.rows.guesses(
+                [tree.seq for tree in live],
+                [[tree.columns[node] for node in row] for tree, row in zip(live, rows, strict=True)],
+                [[tree.depths[node] for node in row] for tree, row in zip(live, rows, strict=True)],
+                [i for end, front in zip(splits[1:], frontiers, strict=True) for i in range(end - len(front), end)],
+                [tree.visible(row) for tree, row in zip(live, rows, strict=True)],
+            )
+            above = [states[id(t), t.parents[node]] for t, row in zip(live, rows, strict=True) for node in row]
+            hidden, logits = self.runtime.extend(batch, torch.stack(above), own=True)
+            nodes = [(id(tree), node) for tree, front in grown for node in front]
+            states |= dict(zip(nodes, hidden.clone(), strict=True))
+
+    def _tree(self, seq: Sequence, depth: int) -> Tree:
+        c = self.config
+        return Tree(seq, depth, c.width, c.nodes, c.sampled and not seq.params.greedy, c.costs)
+
+    def _scores(self, logits: Tensor, trees: Seq[Tree], frontiers: Seq[Seq[int]]) -> Tensor:
+        """The laws that a level grows by, float64 [F, V]: the request's own, or at temperature 0 the one at 1."""
+        pairs = [(tree, node) for tree, front in zip(trees, frontiers, strict=True) for node in front]
+        seqs = [tree.seq for tree, _ in pairs]
+        params = [
+            p for tree, front in zip(trees, frontiers, strict=True) for p in [uncut(tree.seq.params)] * len(front)
+        ]
+        paths = [[tree.columns[i] for i in tree.path(node)] for tree, node in pairs]
+        return laws_of(self._scattered(logits), seqs, paths, self.vocab_size, params)
+
+    def _forest(self, batch: int, drafting: Seq[int], trees: Seq[Tree]) -> Draft:
+        """The trees as a draft, reranked where nothing was drawn."""
+        grown = dict(zip(drafting, trees, strict=True))
+        tokens: list[list[int]] = [[] for _ in range(batch)]
+        laws: list[Tensor | None] = [None] * batch
+        parents: list[int] = []
+        splits = [0]
+        for b in range(batch):
+            if b in grown:
+                tokens[b], above = grown[b].finish(grown[b].kept())
+                laws[b] = torch.stack(grown[b].q) if grown[b].q else None
+                parents += above
+            splits.append(len(parents))
+        packed = torch.tensor([token for row in tokens for token in row], dtype=torch.int64, device=self.device)
+        return Draft(packed, parents, splits, joint(tokens, laws, self.vocab_size))
+
+
+def make(target: Target, *, head: str | Path | EagleHead | None = None, **options: Any) -> EagleDrafter:
+    """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the one that
+    ships for this target. options: as in `EagleDraftConfig`, and costs="measured" measures the target here. Raises the
+    families of LoadError and PairError."""
+    return _make(target, head, "eagle", options)
+
+
+def make_eagle3(target: Target, *, head: str | Path | EagleHead | None = None, **options: Any) -> EagleDrafter:
+    """As `make`, asked for by the name "eagle3"."""
+    return _make(target, head, "eagle3", options)
+
+
+def _make(target: Target, head: str | Path | EagleHead | None, asked: str, options: dict[str, Any]) -> EagleDrafter:
+    measured = options.get("costs") == "measured"
+    config = EagleDraftConfig(**options | ({"costs": None} if measured else {}))
+    host = host_of(target)
+    if head is None:
+        from slipstream.zoo import head_dir
+
+        head = head_dir(asked, host.source)
+    if isinstance(head, EagleHead):  # a copy: whoever trains it goes on with its own
+        loaded = copy.deepcopy(head).eval().requires_grad_(False)
+    else:
+        loaded = load_eagle(head, host.layers)
+    if measured:
+        from slipstream.targets.costs import measure_costs
+
+        config = replace(config, costs=measure_costs(target))
+    executor = getattr(target, "executor", None)
+    runtime = runtime_for(fit(loaded, host), host, getattr(executor, "threads", None))
+    drafter = EagleDrafter(runtime, host.vocab_size, config)
+    if drafter.name != asked:
+        log.warning("the head %s is of the kind %r, not %r: it is run as what it is", head, drafter.name, asked)
+    return drafter

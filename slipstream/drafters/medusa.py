@@ -1,0 +1,342 @@
+"""Medusa: K heads on the target's last hidden state guess the next K places at once (Cai et al. 2401.10774).
+
+After a step the target's own lm_head has already decided the token behind the last accepted row: it is the pending
+one. Head 0 at that row therefore guesses the first token behind the pending one, head 1 the second, each without
+knowing what the others guessed. Their candidates are arranged as a tree of fixed shape (section 2.1.2): every node is
+"the candidate of rank r of head d", so one call of the heads is the whole draft.
+
+The shape is the tree that yields most for the heads' measured accuracies (section 2.3.2), grown to the size that pays
+best at the target's costs. Nodes are chosen, not sampled: point masses, lossless at every temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from slipstream.core.costs import CostCurve
+from slipstream.core.dice import guess
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.sequence import Sequence
+from slipstream.core.trees import Tree, best_count, best_tree, optimal_tree, renumbered
+from slipstream.core.warp import laws_after
+from slipstream.drafters.control import Control
+from slipstream.drafters.guard import MAX_NODES
+from slipstream.errors import ParameterError, did_you_mean
+from slipstream.heads.medusa import Accuracies, MedusaConfig, MedusaHeads, check_accuracies
+from slipstream.targets.base import Target, TargetOut
+
+MODES = ("tree", "chain", "sampled")
+
+_MOST_NODES = 64  # of a tree whose size is chosen here; the paper's trees have as many
+
+
+@dataclass(frozen=True)
+class MedusaDraftConfig(Strict):
+    """mode        "tree": the heads' likeliest candidates as a tree; "chain": their first choices; "sampled": a chain,
+                each guess drawn from its head's law under the request's parameters.
+    tree        None: the optimal tree for `accuracies`. Or a fixed one: "4,2,1" or (4, 2, 1), so many candidates at
+                each depth; or a list of paths of ranks, [[0], [1], [0, 0]].
+    nodes       most guesses of an optimal tree; 0: as many as pay best at `costs`, at most 64.
+    accuracies  [head][rank], as in `MedusaConfig`; None: those in the checkpoint, or else `assumed`.
+    costs       of verifying rows, for nodes=0 and control "gain": a share of a plain step that each further row
+                costs; or a `CostCurve`; or "measured" on this machine when the drafter is made. Guesses, and with
+                them the text of a seeded request under `rejection`, then depend on the machine.
+    control     "fixed", or by the heads' own probabilities in each round: "confidence" guesses on behind a node as long
+                as its path is at least `threshold` likely, "gain" takes the nodes whose chance is worth their row.
+    threshold   as in `Control`.
+    """
+
+    mode: str = "tree"
+    tree: str | int | Seq[int] | Seq[Seq[int]] | None = None
+    nodes: int = 0
+    accuracies: Accuracies | None = None
+    costs: float | str | CostCurve = 0.05
+    control: str = "fixed"
+    threshold: float = 0.3
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ParameterError(f"mode is {self.mode!r}", fix=did_you_mean(self.mode, MODES))
+        check_integer("nodes", self.nodes, 0)
+        if self.nodes > MAX_NODES:
+            raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} can be verified in one step")
+        if self.tree is not None and (self.nodes or self.accuracies):
+            raise ParameterError("a fixed tree was given beside nodes or accuracies", fix="give one or the other")
+        if isinstance(self.costs, str) and self.costs != "measured":
+            raise ParameterError(f"costs is {self.costs!r}", fix="give a share of a step such as 0.05, or 'measured'")
+        if not isinstance(self.costs, (str, CostCurve)):
+            check_number("costs", self.costs, 0.0, float("inf"))
+        for h, row in enumerate(self.accuracies or ()):
+            check_accuracies(f"accuracies[{h}]", row)
+        Control(kind=self.control, threshold=self.threshold)  # refuses what it does not know
+
+    def fixed_tree(self) -> Tree | None:
+        """The tree that was asked for by its shape. Raises ParameterError."""
+        if self.tree is None:
+            return None
+        try:
+            wanted = [int(n) for n in self.tree.split(",")] if isinstance(self.tree, str) else self.tree
+        except ValueError:
+            raise ParameterError(
+                f"tree is {self.tree!r}", fix="write the branches at each depth, as in 4,2,1"
+            ) from None
+        if isinstance(wanted, int):
+            wanted = (wanted,)
+        if wanted and isinstance(wanted[0], int):
+            for branches in wanted:
+                check_integer("branches of a tree", branches, 1)
+            return Tree.full(wanted)  # type: ignore[arg-type]
+        return Tree.of_paths(wanted)  # type: ignore[arg-type]
+
+
+def assumed(heads: int) -> Accuracies:
+    """Accuracies where nobody measured any: the first choice of head 0 is right six times in ten, each further head
+    is right three quarters as often, and lower ranks share a little. A guess, which training replaces."""
+    return tuple(tuple(0.6 * 0.75**h * share for share in (1, 0.2, 0.1, 0.06, 0.04, 0.03)) for h in range(heads))
+
+
+class Heads(Protocol):
+    """What runs the heads: `MedusaHeads` itself, or `OpenVinoMedusa`."""
+
+    config: MedusaConfig
+    token_map: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[R, d] -> [R, K, draft_vocab], valid until the next call."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """tree: for drafts of one depth; places: each node's place among the candidates [K * top] of a row; index: the same
+    as int64 [n] on the device."""
+
+    tree: Tree
+    places: list[int]
+    index: Tensor
+
+
+class MedusaDrafter:
+    """heads: see `Heads`, reading hidden states on `device`. vocab_size: width of the target's logits."""
+
+    name = "medusa"
+    taps: tuple[int, ...] = (-1,)
+
+    def __init__(
+        self,
+        heads: Heads,
+        vocab_size: int,
+        config: MedusaDraftConfig | None = None,
+        device: torch.device | str = "cpu",
+    ):
+        self.heads, self.vocab_size, self.device = heads, vocab_size, torch.device(device)
+        self.config = config or MedusaDraftConfig()
+        c = self.config
+        if isinstance(c.costs, str):
+            raise ParameterError("costs='measured' needs a target to measure", fix="use make, or give a CostCurve")
+        self.costs = c.costs if isinstance(c.costs, CostCurve) else CostCurve.flat(c.costs)
+        # All guesses come from one call of the heads, so one more costs nothing but its row.
+        self.control = Control(c.control, c.threshold, draft_cost=0.0, row_cost=self.costs.relative(2) - 1)
+        self._fixed = self._checked(c.fixed_tree())
+        self._accuracies = self._measured()
+        self._top = 1 + max(self._fixed.ranks) if self._fixed else max(map(len, self._accuracies))
+        self._shapes: dict[int, _Shape] = {}  # by depth
+        self._states: dict[int, tuple[int, Tensor]] = {}  # sequence -> its length, hidden state [d] of the last row
+
+    # --- drafting ----------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        depth = [
+            min(d, self.heads.config.heads) if self._knows(seq) else 0 for seq, d in zip(seqs, budget, strict=True)
+        ]
+        rows = [b for b in range(len(seqs)) if depth[b] > 0]
+        if not rows:
+            return Draft.empty(len(seqs), self.device)
+        hidden = torch.stack([self._states[seqs[b].id][1] for b in rows])  # [R, d]
+        logits = self.heads(hidden.to(self.heads.dtype))  # [R, K, draft_vocab]
+        if self.config.mode == "tree":
+            return self._trees(len(seqs), rows, depth, logits)
+        if self.config.mode == "chain" or all(seqs[b].params.argmax_only for b in rows):
+            return self._first_choices(len(seqs), rows, depth, logits)
+        return self._sampled(seqs, rows, depth, logits)
+
+    def _trees(self, batch: int, rows: Seq[int], depth: Seq[int], logits: Tensor) -> Draft:
+        values, ids = logits.topk(self._top, -1)  # [R, K, top]
+        ids = self.heads.token_map[ids].flatten(1)  # [R, K * top]
+        chances = None
+        if self.control.kind != "fixed":
+            chances = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().flatten(1).tolist()
+        parents: list[int] = []
+        splits, tokens = [0], list[Tensor]()
+        for b in range(batch):
+            if depth[b]:
+                shape, r = self._shape(depth[b]), len(tokens)
+                kept = range(len(shape.tree)) if chances is None else self._worth(shape, chances[r])
+                whole = len(kept) == len(shape.tree)
+                tokens.append(ids[r, shape.index if whole else shape.index[kept]])
+                parents += shape.tree.parents if whole else renumbered(shape.tree.parents, kept)
+            splits.append(len(parents))
+        return Draft(torch.cat(tokens), parents, splits)
+
+    def _worth(self, shape: _Shape, chances: Seq[float]) -> Seq[int]:
+        """Nodes to verify in this round. chances [K * top]: the heads' probability of each candidate.
+
+        Every node is a point mass, so that even its own probability may decide whether it is shown."""
+        stands: list[float] = []
+        for parent, place in zip(shape.tree.parents, shape.places, strict=True):
+            stands.append(chances[place] * (1.0 if parent < 0 else stands[parent]))
+        if self.control.kind == "confidence":
+            return [
+                i for i, parent in enumerate(shape.tree.parents) if parent < 0 or self.control.more([stands[parent]])
+            ]
+        order = sorted(range(len(stands)), key=lambda i: -stands[i])  # stable: a parent stays before its children
+        return sorted(order[: best_count([stands[i] for i in order], self.costs)])
+
+    def _first_choices(self, batch: int, rows: Seq[int], depth: Seq[int], logits: Tensor) -> Draft:
+        first = logits.argmax(-1)  # [R, K]
+        tokens = self.heads.token_map[first].tolist()
+        sure = [[1.0] * len(row) for row in tokens]
+        if self.control.kind != "fixed":
+            sure = torch.softmax(logits.float(), -1).amax(-1).tolist()
+        chains: list[list[int]] = [[] for _ in range(batch)]
+        for r, b in enumerate(rows):
+            chains[b] = tokens[r][: self._length(sure[r], depth[b])]
+        return Draft.chains(chains, None, self.device)
+
+    def _sampled(self, seqs: Seq[Sequence], rows: Seq[int], depth: Seq[int], logits: Tensor) -> Draft:
+        """Every guess drawn from its head's law, which becomes its q. The law may depend on the guesses before it
+        (penalties, bad words), and so may the length."""
+        if self.heads.config.draft_vocab is not None or logits.shape[-1] < self.vocab_size:
+            full = logits.new_full((*logits.shape[:2], self.vocab_size), -torch.inf)
+            full[..., self.heads.token_map] = logits
+            logits = full  # [R, K, V]
+        own = [seqs[b] for b in rows]
+        drawn: list[list[int]] = [[] for _ in rows]
+        sure: list[list[float]] = [[] for _ in rows]
+        laws = []  # per place [R, V]
+        for place in range(max(depth)):
+            law = laws_after(logits[:, place], own, drawn)
+            tokens = guess(law, own, place)  # [R]
+            for r, (token, p) in enumerate(
+                zip(tokens.tolist(), self._sure(logits[:, place], law, tokens), strict=True)
+            ):
+                drawn[r].append(token)
+                sure[r].append(p)
+            laws.append(law)
+        chains: list[list[int]] = [[] for _ in seqs]
+        kept: list[Tensor] = []
+        for r, b in enumerate(rows):
+            chains[b] = drawn[r][: self._length(sure[r], depth[b])]
+            kept += [laws[place][r] for place in range(len(chains[b]))]
+        q = None if all(seq.params.greedy for seq in own) else torch.stack(kept)  # [N, V]
+        return Draft.chains(chains, q, self.device)
+
+    def _sure(self, logits: Tensor, law: Tensor, tokens: Tensor) -> list[float]:
+        """Probability of each drawn token [R]: of its law, or of the plain softmax where the law is a point mass."""
+        if self.control.kind == "fixed":
+            return [1.0] * len(tokens)
+        drawn = law.gather(1, tokens[:, None])[:, 0]
+        plain = torch.softmax(logits.double(), -1).gather(1, tokens[:, None])[:, 0]
+        return torch.where(drawn < 1, drawn, plain).tolist()
+
+    def _length(self, sure: Seq[float], depth: int) -> int:
+        """How many guesses of a chain to make, by the probabilities of those before each."""
+        stands: list[float] = []
+        for p in sure[:depth]:
+            if not self.control.more(stands):
+                break
+            stands.append(p * (stands[-1] if stands else 1.0))
+        return len(stands)
+
+    # --- learning ----------------------------------------------------------------------------------------------
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        """Keep the hidden state of each sequence's last accepted row; those of the target are soon overwritten."""
+        last = []
+        for b, path in enumerate(verdict.path):
+            pending = out.splits[b + 1] - (draft.splits[b + 1] - draft.splits[b]) - 1  # row of the last pending token
+            last.append(pending + 1 + path[-1] if path else pending)
+        kept = out.hidden[-1][last]  # [B, d] a copy
+        for b, seq in enumerate(seqs):
+            self._states[seq.id] = len(seq.tokens), kept[b]
+
+    def release(self, seq_id: int) -> None:
+        self._states.pop(seq_id, None)
+
+    def _knows(self, seq: Sequence) -> bool:
+        """Whether the state kept is that of the sequence as it stands."""
+        return seq.id in self._states and self._states[seq.id][0] == len(seq.tokens)
+
+    # --- shapes ------------------------------------------------------------------------------------------------
+
+    def _shape(self, depth: int) -> _Shape:
+        """The tree for drafts of this depth: the fixed one cut, or the optimal one among those no deeper."""
+        if depth not in self._shapes:
+            if self._fixed is not None:
+                tree = self._fixed.cut(depth)
+            elif self.config.nodes or self.control.kind == "gain":  # gain chooses its nodes anew in every round
+                tree = optimal_tree(self._accuracies, self.config.nodes or _MOST_NODES, depth)
+            else:
+                tree = best_tree(self._accuracies, self.costs, _MOST_NODES, depth)
+            places = [(d - 1) * self._top + rank for d, rank in zip(tree.depths, tree.ranks, strict=True)]
+            self._shapes[depth] = _Shape(tree, places, torch.tensor(places, dtype=torch.int64, device=self.device))
+        return self._shapes[depth]
+
+    def _measured(self) -> Accuracies:
+        """Accuracies of the heads that are there, no more ranks than they have ids."""
+        c = self.heads.config
+        rows = self.config.accuracies or c.accuracies or assumed(c.heads)
+        if len(rows) < c.heads:
+            raise ParameterError(f"accuracies of {len(rows)} heads were given for {c.heads}", fix="give one row a head")
+        return tuple(tuple(row[: c.width]) for row in rows[: c.heads])
+
+    def _checked(self, tree: Tree | None) -> Tree | None:
+        """A tree that these heads can fill, or an error."""
+        c = self.heads.config
+        if tree is not None:
+            ranks = max(tree.ranks, default=0)
+            if not 0 < len(tree) <= MAX_NODES or tree.height > c.heads or ranks >= c.width:
+                raise ParameterError(
+                    f"the tree has {len(tree)} nodes, is {tree.height} deep and uses ranks up to {ranks}",
+                    why=f"there are {c.heads} heads of {c.width} ids, and at most {MAX_NODES} nodes can be verified",
+                    fix="choose a smaller tree",
+                )
+        return tree
+
+
+def make(target: Target, *, head: str | Path | MedusaHeads | None = None, **options: Any) -> MedusaDrafter:
+    """head: folder or hub id of the heads, or the heads themselves; None: those that ship for the embedded target.
+    Options as in `MedusaDraftConfig`. Raises LoadError, and PairError for heads that were made for another target."""
+    from slipstream.heads.host import host_of
+    from slipstream.heads.medusa_format import fit, load_medusa
+
+    config = MedusaDraftConfig(**options)
+    host = host_of(target)
+    if head is None:
+        from slipstream import zoo
+
+        head = zoo.head_dir("medusa", host.source)
+    made = fit(head if isinstance(head, MedusaHeads) else load_medusa(head), host)
+    heads: Heads = made
+    if host.executor == "openvino":
+        from slipstream.heads.medusa_openvino import OpenVinoMedusa
+
+        heads = OpenVinoMedusa(made)
+    if config.costs == "measured":
+        from dataclasses import replace
+
+        from slipstream.targets.costs import measure_costs
+
+        config = replace(config, costs=measure_costs(target))
+    return MedusaDrafter(heads, target.vocab_size, config, target.device)

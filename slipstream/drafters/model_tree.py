@@ -1,0 +1,105 @@
+"""Trees of a draft model, grown level by level (see `trees`).
+
+The model runs the whole small tree anew for each level, as a target does that verifies it: rows are cheap beside the
+call, and every node then has its keys and values in the slots of one run, from which those that stand are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from slipstream.core.costs import CostCurve
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.drafters.chains import joint, laws_of, uncut
+from slipstream.drafters.control import Control
+from slipstream.drafters.trees import Tree, add_level
+from slipstream.targets.base import Target
+
+Ran = tuple[list[int], tuple[int, ...]]
+"""Tokens and parents of the nodes that the model ran last for a sequence."""
+
+
+def grow(
+    model: Target,
+    vocab_size: int,
+    seqs: Seq[Sequence],
+    shadows: Seq[Sequence],
+    depth: Seq[int],
+    control: Control,
+    width: int,
+    nodes: int,
+    drawn: bool,
+    costs: CostCurve | None,
+) -> tuple[Draft, list[Ran]]:
+    """A tree for each sequence, at most depth[b] > 0 deep; and what the model ran for it.
+
+    shadows  the same sequences with the draft model's `kv_len`.
+    drawn    siblings drawn without replacement, where the request samples; else the likeliest.
+    A path is not continued behind a node where `control` says so; the node itself is kept.
+    """
+    ids = torch.arange(vocab_size, device=model.device)
+    trees = [
+        Tree(seq, most, width, nodes, drawn and not seq.params.greedy, costs)
+        for seq, most in zip(seqs, depth, strict=True)
+    ]
+    ran: list[Ran] = [([], ())] * len(seqs)
+    while True:
+        wanted = [[n for n in tree.frontier() if n < 0 or _goes_on(tree, n, control)] for tree in trees]
+        rows = [b for b, frontier in enumerate(wanted) if frontier]
+        if not rows:
+            break
+        run = [sorted({*trees[b].ran, *wanted[b]} - {-1}) for b in rows]
+        for b, own in zip(rows, run, strict=True):
+            ran[b] = trees[b].finish(own)
+        tokens = [token for b in rows for token in ran[b][0]]
+        splits = [0]
+        for own in run:
+            splits.append(splits[-1] + len(own))
+        partial = Draft(
+            torch.tensor(tokens, dtype=torch.int64, device=model.device),
+            [parent for b in rows for parent in ran[b][1]],
+            splits,
+        )
+        logits = model.run([shadows[b] for b in rows], partial).logits
+        picked = [
+            splits[r] + r + 1 + (run[r].index(node) if node >= 0 else -1)
+            for r, b in enumerate(rows)
+            for node in wanted[b]
+        ]
+        owners = [seqs[b] for b in rows for _ in wanted[b]]
+        paths = [[trees[b].columns[i] for i in trees[b].path(node)] for b in rows for node in wanted[b]]
+        law = laws_of(logits[picked], owners, paths, vocab_size, [uncut(seq.params) for seq in owners])  # [F, V]
+        add_level([trees[b] for b in rows], [wanted[b] for b in rows], law, ids)
+    kept = [tree.kept() for tree in trees]
+    ends = [tree.finish(own) for tree, own in zip(trees, kept, strict=True)]
+    laws = [torch.stack(tree.q) if tree.drawn and tree.q else None for tree in trees]
+    splits = [0]
+    for own in kept:
+        splits.append(splits[-1] + len(own))
+    draft = Draft(
+        torch.tensor([token for columns, _ in ends for token in columns], dtype=torch.int64, device=model.device),
+        [parent for _, parents in ends for parent in parents],
+        splits,
+        joint([columns for columns, _ in ends], laws, vocab_size),
+    )
+    return draft, ran
+
+
+def stood(ran: Ran, said: Seq[int]) -> list[int]:
+    """The path of nodes that were run and that the text `said` takes."""
+    tokens, parents = ran
+    path: list[int] = []
+    for token in said:
+        at = path[-1] if path else -1
+        node = next((i for i, parent in enumerate(parents) if parent == at and tokens[i] == token), None)
+        if node is None:
+            break
+        path.append(node)
+    return path
+
+
+def _goes_on(tree: Tree, node: int, control: Control) -> bool:
+    return control.kind == "fixed" or control.more([tree.chances[i] for i in tree.path(node)])

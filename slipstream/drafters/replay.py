@@ -1,0 +1,112 @@
+"""Replay: recorded continuations with a set acceptance rate. An instrument, not a method.
+
+What a method gains depends on how often it is right and on what a round costs. Here the first is set, so that the
+second can be measured alone, also on weights that are random and that no drafter could predict. Guesses come from a
+recording of what the target says to a prompt, and each is made wrong with a set chance; see `scripted` for how.
+
+A recording is a file of JSON lines, token ids throughout:
+
+    {"prompt": [1, 2, 3], "continuation": [4, 5, 6]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.core.params import Strict, check_number
+from slipstream.drafters.scripted import ScriptedDrafter, replay
+from slipstream.errors import ParameterError
+from slipstream.targets.base import Target
+
+Continuations = Mapping[tuple[int, ...], Seq[int]]
+
+
+@dataclass(frozen=True)
+class ReplayConfig(Strict):
+    """continuations  prompt -> what the target says to it, or
+    path           a file of them, one JSON object a line. One of the two must be given.
+    rate           chance of each guess to be the recorded token, in [0, 1]: the share of guesses that stand among those
+                   whose predecessors stood, for a text that keeps to the recording (greedy, or the same seed under rule
+                   `coupled`).
+    """
+
+    continuations: Continuations = field(default_factory=dict, repr=False)
+    path: str | Path | None = None
+    rate: float = 0.8
+
+    def __post_init__(self) -> None:
+        check_number("rate", self.rate, 0.0, 1.0)
+        if bool(self.continuations) == (self.path is not None):
+            given = "neither continuations nor" if self.path is None else "continuations and"
+            raise ParameterError(
+                f"drafter 'replay' was given {given} a path",
+                why="it guesses from a recording of what the target says",
+                fix="give path=FILE, or continuations={prompt: tokens}",
+            )
+
+
+class ReplayDrafter(ScriptedDrafter):
+    """continuations, vocab_size, device as in `ScriptedDrafter`; rate as in `ReplayConfig`."""
+
+    name = "replay"
+
+    def __init__(self, continuations: Continuations, vocab_size: int, rate: float, device: torch.device | str = "cpu"):
+        super().__init__(continuations, vocab_size, replay(rate), device)
+
+
+def read(path: str | Path) -> dict[tuple[int, ...], list[int]]:
+    """The recording in a file. Raises ParameterError, with the line's number, for what is none."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"the recording {str(path)!r} cannot be read: {error}") from error
+    recorded: dict[tuple[int, ...], list[int]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise _bad(path, number, f"is no JSON ({error.msg}, column {error.colno})") from error
+        if not isinstance(entry, dict) or not {"prompt", "continuation"} <= set(entry):
+            raise _bad(path, number, "has no 'prompt' and 'continuation'")
+        for name in ("prompt", "continuation"):
+            ids = entry[name]
+            if not isinstance(ids, list) or not all(type(t) is int and t >= 0 for t in ids):
+                raise _bad(path, number, f"has a {name!r} that is no list of token ids")
+        prompt = tuple(entry["prompt"])
+        if not prompt:
+            raise _bad(path, number, "has an empty prompt")
+        if recorded.setdefault(prompt, entry["continuation"]) != entry["continuation"]:
+            raise _bad(path, number, "gives a second continuation to a prompt that stands further up")
+    if not recorded:
+        raise ParameterError(f"the recording {str(path)!r} is empty", fix="record at least one continuation")
+    return recorded
+
+
+def _bad(path: str | Path, number: int, what: str) -> ParameterError:
+    return ParameterError(
+        f"line {number} of the recording {str(path)!r} {what}",
+        fix='write lines such as {"prompt": [1, 2, 3], "continuation": [4, 5, 6]}',
+    )
+
+
+def make(target: Target, **options: Any) -> ReplayDrafter:
+    """See `registry`; options as in `ReplayConfig`. Raises ParameterError for a recording that is none, and for ids
+    that the target does not know."""
+    config = ReplayConfig(**options)
+    recorded = read(config.path) if config.path is not None else config.continuations
+    for prompt, continuation in recorded.items():
+        outside = next((t for t in (*prompt, *continuation) if not 0 <= t < target.vocab_size), None)
+        if outside is not None:
+            raise ParameterError(
+                f"the recording holds id {outside}, the target's vocabulary is 0..{target.vocab_size - 1}",
+                fix="record it with this target",
+            )
+    return ReplayDrafter(recorded, target.vocab_size, config.rate, target.device)

@@ -1,0 +1,180 @@
+"""`SuffixTree`: every string in a text, with how often it occurred, while the text grows at its end.
+
+    text: a b a c a b      root ─┬─ a (3) ─┬─ b ...  (twice: an inner node once it goes on in two ways)
+                                 │         └─ c ...  (once: just its place in the text)
+                                 ├─ b ...
+                                 └─ c ...
+
+The tree is compressed (one node for strings that always went on alike, up to where they first went on differently) and
+lazy (a string that has occurred once is a single integer, its place in the text), so a token adds at most one leaf and
+one inner node, about 0.15 kB, however deep the tree is. `Store` bounds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+FANOUT = 16  # most followers kept of one string; beyond, one that occurred only once makes room, the oldest first
+END = -1  # stands in a text where a document ends
+
+
+class Node:
+    """An inner node: the end of a string that goes on in more than one way, or of one as long as the tree is deep."""
+
+    __slots__ = ("base", "children", "count", "end")
+
+    def __init__(self, base: int, end: int, count: int, children: dict[int, Node | int]):
+        self.base = base  # where in the text the string stands, its latest occurrence
+        self.end = end  # its length
+        self.count = count  # its occurrences
+        self.children = children  # next token -> node below, or where the string stands that has occurred only once
+
+
+class SuffixTree:
+    """Every string of up to `depth` tokens in a text that grows at its end, with its occurrences.
+
+    `ends[m]` is the node at or above which the text's last m tokens end, for every m < depth for which these occurred
+    before, so a new token extends each of them by one look: time O(longest match) a token.
+
+    Counts are exact as long as no string has more than `FANOUT` followers.
+    """
+
+    def __init__(self, depth: int):
+        self.depth = depth
+        self.text: list[int] = []
+        self.root = Node(0, 0, 0, {})
+        self.ends: list[Node | None] = [self.root]
+
+    def extend(self, tokens: Seq[int]) -> None:
+        """Add tokens to the end of the text."""
+        text, ends, depth = self.text, self.ends, self.depth
+        for token in tokens:
+            at = len(text)
+            text.append(token)
+            ends.append(None)
+            for length in range(len(ends) - 2, -1, -1):  # longest first: a node that is split stays whole above
+                node = ends[length]
+                if node is not None:
+                    if length < node.end:
+                        if text[node.base + length] == token:
+                            if length + 1 == node.end:
+                                node.count += 1
+                                node.base = at - length
+                        else:
+                            _split(node, length, text[node.base + length], token, at - length)
+                            node = None
+                    elif length == node.end:
+                        node = self._descend(node, token, length, at - length)
+                    else:
+                        node = None  # another suffix split it above: only after a follower was dropped
+                ends[length + 1] = node
+            if len(ends) > depth:
+                ends.pop()
+            while ends[-1] is None:
+                ends.pop()
+
+    def _descend(self, node: Node, token: int, length: int, start: int) -> Node | None:
+        """Add `token` behind the string at the end of `node`; the node that it leads to, None if it is new there."""
+        child = node.children.get(token)
+        if child is None:
+            if len(node.children) >= FANOUT and length:
+                _drop(node.children)
+            node.children[token] = start
+            return None
+        if not isinstance(child, Node):
+            child = node.children[token] = Node(child, self.depth, 1, {})
+        if length + 1 == child.end:
+            child.count += 1
+            child.base = start
+        return child
+
+    def close(self) -> None:
+        """End a document: what follows does not continue it."""
+        if self.text:
+            self.extend([END])
+        self.ends = [self.root]
+
+    def locate(self, string: Seq[int]) -> Node | int | None:
+        """The node at or above which `string` ends, or the place where it stands once, or None."""
+        text, node, at = self.text, self.root, 0
+        while at < len(string):
+            child = node.children.get(string[at])
+            if child is None:
+                return None
+            if not isinstance(child, Node):
+                return child if text[child + at : child + len(string)] == string[at:] else None
+            stop = min(child.end, len(string))
+            if text[child.base + at : child.base + stop] != string[at:stop]:
+                return None
+            node, at = child, stop
+        return node
+
+    def longest(self, tail: Seq[int], above: int = 0) -> tuple[int, Node | int]:
+        """The longest end of `tail` that stands in the text, of more than `above` and less than `depth` tokens: its
+        length, `above` if there is none, and where it ends. With a string all its ends stand there, so doubling, then
+        halving, finds it."""
+        most = min(len(tail), self.depth - 1)
+        low, high, step = above, most, 1
+        where: Node | int = self.root
+        while low < high:
+            length = min(low + step, high) if high == most else (low + high + 1) // 2
+            found = self.locate(tail[-length:])
+            step *= 2
+            if found is None:
+                high = length - 1
+            else:
+                low, where = length, found
+        return low, where
+
+    def before(self) -> tuple[int, Node | int]:
+        """The longest end of the text itself that occurred before, likewise."""
+        return len(self.ends) - 1, self.ends[-1] or self.root
+
+
+def _split(node: Node, length: int, old: int, new: int, start: int) -> None:
+    """End `node` at `length`: the string was always followed by `old`, and now, at `start`, by `new`."""
+    below = node.base if node.count == 1 and not node.children else Node(node.base, node.end, node.count, node.children)
+    node.children = {old: below, new: start}
+    node.base, node.end, node.count = start, length, node.count + 1
+
+
+def _drop(children: dict[int, Node | int]) -> None:
+    """Forget the oldest follower that occurred once, or else the rarest."""
+    once = next((token for token, child in children.items() if not isinstance(child, Node)), None)
+    if once is None:
+        counts = {token: child.count for token, child in children.items() if isinstance(child, Node)}
+        once = min(counts, key=counts.__getitem__)
+    del children[once]
+
+
+class Store:
+    """Suffix trees of bounded size: the younger grows, the older is only read, and is forgotten when the younger has
+    half of `max_tokens`."""
+
+    def __init__(self, depth: int, max_tokens: int):
+        self.depth, self.half = depth, max_tokens // 2
+        self.young = SuffixTree(depth)
+        self.old: SuffixTree | None = None
+
+    def __len__(self) -> int:
+        return len(self.young.text) + (len(self.old.text) if self.old else 0)
+
+    def extend(self, tokens: Seq[int]) -> None:
+        begin = 0
+        while begin < len(tokens):
+            if len(self.young.text) >= self.half:
+                self.old, self.young = self.young, SuffixTree(self.depth)
+            room = self.half - len(self.young.text)
+            self.young.extend(tokens[begin : begin + room])
+            begin += room
+
+    def longest(self, tail: Seq[int], own: bool) -> tuple[SuffixTree, int, Node | int]:
+        """(tree, length, where it ends) of the longest end of `tail` that occurred before; of the younger tree where
+        both have it. own: `tail` is the end of what the store holds."""
+        tree = self.young
+        match, where = tree.before() if own else tree.longest(tail)
+        if self.old is not None:
+            longer, there = self.old.longest(tail, match)
+            if longer > match:
+                tree, match, where = self.old, longer, there
+        return tree, match, where

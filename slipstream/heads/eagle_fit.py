@@ -1,0 +1,55 @@
+"""An EAGLE head meets its target: do they fit, and what the target lends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slipstream.errors import PairError
+from slipstream.heads.eagle import EagleHead
+from slipstream.heads.host import Host, same_vocabulary
+
+
+def fit(head: EagleHead, host: Host) -> EagleHead:
+    """Check that `head` was made for the target, hand it the target's weights and drop guesses that the target does
+    not know; returns a head in the target's dtype and on its device. Raises PairError with both values."""
+    c = head.config
+    kind = "EAGLE" if c.version == 1 else "EAGLE-3"
+    if c.target_hidden != host.hidden_size:
+        raise PairError(
+            f"the {kind} head reads hidden states of width {c.target_hidden}, the target's have {host.hidden_size}",
+            why="it was trained for another target",
+            fix="take a head that was trained for this target",
+        )
+    same_vocabulary(host, c.decoder.vocab_size, kind)
+    strange = [t for t in c.taps if t != -1 and not 0 <= t <= host.layers]
+    if strange:
+        raise PairError(
+            f"the {kind} head taps layers {list(c.taps)}, the target has layers 0..{host.layers}",
+            why=f"taps {strange} do not exist",
+            fix="take a head that was trained for this target, or correct eagle_aux_hidden_state_layer_ids",
+        )
+    if not c.own_embedding and c.hidden_size != host.hidden_size:
+        raise PairError(
+            f"the {kind} head has width {c.hidden_size} and no embedding of its own, the target's has width "
+            f"{host.hidden_size}",
+            fix="take a head that was trained for this target",
+        )
+    embedding = None if c.own_embedding else host.embedding()
+    head = head.to(host.device, host.dtype)
+    if c.version == 1:
+        tied = embedding is not None and host.tied
+        return head.borrow(embedding, embedding if tied else host.lm_head())
+    return _within(head, host.vocab_size).borrow(embedding)
+
+
+def _within(head: EagleHead, vocab_size: int) -> EagleHead:
+    """The head without the draft ids that stand for ids which the target does not have (its padding)."""
+    keep = head.target_ids < vocab_size  # [draft_vocab]
+    if bool(keep.all()):
+        return head
+    ids, rows = head.target_ids[keep], head.lm_head.weight[keep]
+    smaller = EagleHead(replace(head.config, draft_vocab=len(ids))).to(rows.device, rows.dtype)
+    state = {n: t for n, t in head.state_dict().items() if n not in ("lm_head.weight", "d2t", "t2d")}
+    smaller.load_state_dict(state | {"lm_head.weight": rows, "d2t": smaller.d2t, "t2d": smaller.t2d})
+    smaller.select_vocabulary(ids)
+    return smaller.eval().requires_grad_(False)

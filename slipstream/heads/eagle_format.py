@@ -1,0 +1,310 @@
+"""Checkpoints of EAGLE heads: the native layouts of EAGLE-1/-2 and -3, the one of `speculators`, and writing them.
+
+    native        config.json of a Llama with one layer, beside it the head's own keys (`draft_vocab_size`,
+                  `eagle_config`, ...); tensors as `EagleHead.state_dict`, or `layers.0.` for `midlayer.`
+    speculators   the Llama's keys inside `transformer_layer_config`, the head's own beside it
+
+What the tensors say by their presence (biases, norms, an embedding) is taken from them; config.json decides only what
+leaves no trace in them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
+from slipstream.heads.checkpoint import few, recognise, stored
+from slipstream.heads.eagle import EagleConfig, EagleHead, default_taps
+from slipstream.targets.decoder.checkpoint import read_json, resolve
+from slipstream.targets.decoder.config import DecoderConfig
+
+_IGNORED = re.compile(r".*rotary_emb\.inv_freq|verifier_.*")
+"""Buffers, and copies of the target's own weights."""
+
+
+def load_eagle(source: str | Path, layers: int | None = None) -> EagleHead:
+    """The head in a folder or hub repository, in float32 (or float64, if stored so), on the CPU, nothing borrowed yet.
+
+    layers  of the target: decides the taps of a head whose config.json does not name them.
+
+    Raises the family of `LoadError`: no such head, pickled, corrupt, tensors missing, unknown or of another shape,
+    a variant that is not understood.
+    """
+    folder = resolve(source)
+    kind = recognise(folder)
+    config = read_json(folder / "config.json")
+    raw = {name.removeprefix("model."): t for name, t in stored(folder).items()}
+    tensors = {n: t for n, t in raw.items() if not _IGNORED.fullmatch(n)}
+    if kind not in ("eagle", "eagle3"):
+        raise CheckpointError(
+            f"{folder} holds {f'a {kind} head' if kind else 'no EAGLE head'}",
+            why="the drafter 'eagle' reads EAGLE-1, -2 and -3",
+            fix=f"use the drafter {kind!r}"
+            if kind
+            else "give the folder of an EAGLE head: its tensors are named fc.weight, midlayer.* or layers.0.*",
+        )
+    if kind == "eagle3":
+        tensors = {re.sub(r"^layers\.0\.", "midlayer.", name): t for name, t in tensors.items()}
+    made = _config(kind, config, tensors, layers, folder)
+    head = EagleHead(made).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
+    if made.version == 3:
+        _vocabulary(head, tensors, folder)
+    _fill(head, tensors, folder)
+    return head.eval().requires_grad_(False)
+
+
+def save_eagle(
+    head: EagleHead,
+    folder: str | Path,
+    dtype: torch.dtype = torch.float16,
+    target: str | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write `head` in the native layout: config.json and model.safetensors.
+
+    dtype   of the stored floats; target: name of the model that it drafts for; extra: more keys for config.json.
+    """
+    folder, c, d = Path(folder), head.config, head.config.decoder
+    folder.mkdir(parents=True, exist_ok=True)
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3" if c.version == 3 else "LlamaForCausalLMEagle"],
+        "model_type": "llama",
+        "vocab_size": d.vocab_size,
+        "hidden_size": d.hidden_size,
+        "num_hidden_layers": d.layers,
+        "num_attention_heads": d.heads,
+        "num_key_value_heads": d.kv_heads,
+        "head_dim": d.head_dim,
+        "intermediate_size": d.intermediate_size,
+        "max_position_embeddings": d.context,
+        "rms_norm_eps": d.norm_eps,
+        "hidden_act": d.activation,
+        "attention_bias": d.qkv_bias,
+        "mlp_bias": d.mlp_bias,
+        "rope_theta": d.rope_parameters.get("rope_theta", 1e4),
+        "rope_parameters": dict(d.rope_parameters),
+        "tie_word_embeddings": False,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+    if c.version == 3:
+        config |= {
+            "draft_vocab_size": c.draft_vocab,
+            "target_hidden_size": c.target_hidden,
+            "num_aux_hidden_states": len(c.taps),
+            "eagle_config": {
+                "eagle_aux_hidden_state_layer_ids": list(c.taps),
+                "use_aux_hidden_state": True,
+                "norm_before_fc": c.norm_before_fc,
+            },
+            "norm_before_residual": c.norm_before_residual,
+            "fc_norm": c.fc_norm,
+            "norm_output": c.norm_output,
+        }
+    else:
+        config["bias"] = c.fc_bias
+    if target is not None:
+        config["target_model"] = target
+    state = {
+        name: (t.to(dtype) if t.is_floating_point() else t).detach().cpu().contiguous()
+        for name, t in head.state_dict().items()
+    }
+    (folder / "config.json").write_text(json.dumps(config | dict(extra or {}), indent=2) + "\n", encoding="utf-8")
+    save_file(state, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _config(
+    kind: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor], layers: int | None, folder: Path
+) -> EagleConfig:
+    """`EagleConfig` of a checkpoint, by its config.json and what its tensors show."""
+    own = _mapping(config, "eagle_config") or {}
+    flat = dict(_mapping(config, "transformer_layer_config") or config)
+    flat["model_type"] = "llama"  # heads of every family are Llama layers; biases are seen in the tensors
+    _refuse_variants(config, own, flat, tensors, folder)
+    decoder = DecoderConfig.from_dict(flat)
+    layer = "midlayer." if kind == "eagle3" else "layers.0."
+    decoder = replace(
+        decoder,
+        qkv_bias=layer + "self_attn.q_proj.bias" in tensors,
+        o_bias=layer + "self_attn.o_proj.bias" in tensors,
+        mlp_bias=layer + "mlp.up_proj.bias" in tensors,
+    )
+    fc = tuple(tensors["fc.weight"].shape)  # [d, taps * target_hidden], or [d, d + target_hidden]
+    d = decoder.hidden_size
+    if len(fc) != 2 or fc[0] != d:
+        raise CheckpointError(
+            f"fc.weight in {folder} has the shape {fc}, config.json gives hidden_size {d}",
+            why="weights and configuration belong to different heads",
+            fix="take both from the same checkpoint",
+        )
+    if kind == "eagle":
+        return EagleConfig(
+            version=1,
+            decoder=decoder,
+            taps=(-1,),
+            target_hidden=fc[1] - d,
+            draft_vocab=decoder.vocab_size,
+            fc_bias="fc.bias" in tensors,
+            own_embedding="embed_tokens.weight" in tensors,
+        )
+    if decoder.layers != 1:
+        raise UnsupportedModelError(
+            f"the EAGLE-3 head in {folder} has num_hidden_layers {decoder.layers}",
+            why="heads of one layer are supported",
+            fix="use a head of one layer",
+        )
+    taps, width = _taps(config, own, fc[1], d, layers, folder)
+    return EagleConfig(
+        version=3,
+        decoder=decoder,
+        taps=taps,
+        target_hidden=width,
+        draft_vocab=_integer(config, "draft_vocab_size", flat.get("draft_vocab_size") or decoder.vocab_size),
+        own_embedding="embed_tokens.weight" in tensors,
+        norm_before_residual=bool(config.get("norm_before_residual", own.get("norm_before_residual", False))),
+        fc_norm="fc_norm.0.weight" in tensors,
+        norm_output=bool(config.get("norm_output", own.get("norm_output", False))),
+        norm_before_fc="input_norm.weight" in tensors,
+    )
+
+
+def _taps(
+    config: Mapping[str, Any], own: Mapping[str, Any], joined: int, d: int, layers: int | None, folder: Path
+) -> tuple[tuple[int, ...], int]:
+    """Tapped layers, and the width of each, of a head whose fc reads `joined` values."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    named = config.get(key) or own.get(key) or config.get("aux_hidden_state_layer_ids")
+    if named is not None and not (isinstance(named, list) and named and all(type(t) is int for t in named)):
+        raise ConfigError(f"{key} is {named!r}, expected a list of layers", fix="correct config.json")
+    count = len(named) if named else _integer(config, "num_aux_hidden_states", 3)
+    width = _integer(config, "target_hidden_size", joined // count)
+    if count * width != joined:
+        raise CheckpointError(
+            f"fc.weight in {folder} reads {joined} values, config.json gives {count} taps of width {width}",
+            why="weights and configuration belong to different heads",
+            fix="correct num_aux_hidden_states, target_hidden_size or eagle_aux_hidden_state_layer_ids",
+        )
+    if named:
+        return tuple(named), width
+    if count != 3 or layers is None:
+        raise ConfigError(
+            f"{folder} does not say which {count} layers of the target its head taps",
+            why="only for three taps is there a usual choice"
+            if count != 3
+            else "the usual choice depends on the target, which is not known here",
+            fix=f"set {key} in config.json",
+        )
+    return default_taps(layers), width
+
+
+def _refuse_variants(
+    config: Mapping[str, Any],
+    own: Mapping[str, Any],
+    flat: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    folder: Path,
+) -> None:
+    """What is not understood is refused: run as something else, a head guesses fluently and wrongly."""
+    found = None
+    if config.get("parallel_drafting") or "mask_hidden" in tensors:
+        found = "is a parallel head (P-EAGLE)"
+    elif own.get("use_aux_hidden_state") is False:
+        found = "reads no tapped layers (use_aux_hidden_state is false)"
+    elif "sliding_attention" in (flat.get("layer_types") or ()):
+        found = "has a sliding window"
+    elif flat.get("hidden_act", "silu") not in ("silu", "swish"):
+        found = f"has the activation {flat['hidden_act']!r}"
+    if found:
+        raise UnsupportedModelError(
+            f"the EAGLE head in {folder} {found}",
+            why="run as an ordinary EAGLE head it would guess wrongly",
+            fix="use an ordinary EAGLE-1, -2, -3 or -3.1 head",
+        )
+
+
+def _vocabulary(head: EagleHead, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Complete and check the maps between draft and target ids. d2t holds *offsets*: read as ids, they would make the
+    head guess tokens near the start of the vocabulary, without any error."""
+    c = head.config
+    count, vocab = c.draft_vocab, c.decoder.vocab_size
+    if "d2t" not in tensors and count == vocab:
+        tensors["d2t"] = torch.zeros(count, dtype=torch.int64)
+    if "d2t" not in tensors or tensors["d2t"].shape != (count,):
+        return  # `_fill` names what is missing or has another shape
+    tensors["d2t"] = tensors["d2t"].to(torch.int64)
+    ids = torch.arange(count) + tensors["d2t"]
+    t2d = torch.zeros(vocab, dtype=torch.bool)
+    outside = int(((ids < 0) | (ids >= vocab)).sum())
+    if not outside:
+        t2d[ids] = True
+    stored_t2d = tensors.setdefault("t2d", t2d).bool()
+    if stored_t2d.shape != t2d.shape:
+        return
+    tensors["t2d"] = stored_t2d
+    if outside or int(t2d.sum()) != count or not torch.equal(stored_t2d, t2d):
+        absolute = _names(tensors["d2t"], stored_t2d)
+        raise CheckpointError(
+            f"d2t and t2d in {folder} disagree: {int(t2d.sum())} ids are reached by offsets ({outside} lie outside "
+            f"0..{vocab - 1}), t2d marks {int(stored_t2d.sum())}, {count} are expected",
+            why="d2t holds absolute ids here; the format wants offsets, target id = draft id + d2t"
+            if absolute
+            else "the guesses would stand for other tokens",
+            fix="subtract 0, 1, 2, ... from d2t" if absolute else "export the head again",
+        )
+
+
+def _names(ids: Tensor, marks: Tensor) -> bool:
+    """Whether `ids`, read as target ids, are exactly those that are marked."""
+    if int(ids.min()) < 0 or int(ids.max()) >= len(marks):
+        return False
+    other = torch.zeros_like(marks)
+    other[ids] = True
+    return torch.equal(other, marks)
+
+
+def _fill(head: EagleHead, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Load the tensors; all must be there, no other, each in its shape."""
+    wanted = head.state_dict()
+    missing, unknown = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
+    if missing or unknown:
+        parts = [f"lacks {len(missing)} tensors ({few(missing)})"] if missing else []
+        parts += [f"holds {len(unknown)} that are unknown ({few(unknown)})"] if unknown else []
+        raise CheckpointError(
+            f"the EAGLE head in {folder} {' and '.join(parts)}",
+            why="leaving tensors out would run another head than the one that was trained",
+            fix="download or export it again",
+        )
+    for name, to in wanted.items():
+        if to.shape != tensors[name].shape:
+            raise CheckpointError(
+                f"{name} in {folder} has the shape {tuple(tensors[name].shape)}, config.json says {tuple(to.shape)}",
+                why="weights and configuration belong to different heads",
+                fix="take both from the same checkpoint",
+            )
+    head.load_state_dict(dict(tensors))
+
+
+def _mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
+    value = config.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{key} is {value!r}, expected an object", fix="correct config.json")
+    return value
+
+
+def _integer(config: Mapping[str, Any], key: str, default: int) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{key} is {value!r}, must be an integer >= 1", fix="correct config.json")
+    return value

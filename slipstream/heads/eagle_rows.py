@@ -1,0 +1,191 @@
+"""What an EAGLE head knows of each sequence: which true rows are in its cache, and the features of those still to run.
+
+Token i + 1 completes row i, so a sequence of n tokens whose features are all known has rows 0..n-2, and the last of
+them is where drafting starts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence as Seq
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.sequence import Sequence
+from slipstream.heads.eagle_runtime import EagleRuntime
+from slipstream.targets.base import TargetOut
+from slipstream.targets.decoder.executor import Batch
+
+log = logging.getLogger("slipstream")
+
+CHUNK = 512
+"""Most true rows that the head is given in one call; more (a long prompt) are run when they are observed."""
+
+
+@dataclass
+class Rows:
+    """True rows `begin`..`end - 1` of one sequence, the last of which are still to be run.
+
+    begin  position of the first row; 0 unless the sequence was first seen in its middle.
+    done   rows whose keys and values are in the head's cache.
+    todo   features of the others, [n, taps * target_hidden] each.
+    """
+
+    begin: int
+    done: int = 0
+    todo: list[Tensor] = field(default_factory=list)
+
+    @property
+    def pending(self) -> int:
+        return sum(map(len, self.todo))
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.done + self.pending
+
+
+class EagleRows:
+    """The rows of every sequence of a drafter. Past the head's `context` nothing is kept: its positions were never
+    trained."""
+
+    def __init__(self, runtime: EagleRuntime):
+        self.runtime = runtime
+        self.context = runtime.config.decoder.context
+        self._rows: dict[int, Rows] = {}
+        self._warned = False
+
+    def __getitem__(self, seq: Sequence) -> Rows:
+        return self._rows[seq.id]
+
+    def depth(self, seq: Sequence, wanted: int) -> int:
+        """How deep this sequence can be drafted now: not where its features were not seen, nor past the context."""
+        rows = self._rows.get(seq.id)
+        if wanted <= 0 or rows is None or rows.end != len(seq.tokens) - 1 or not rows.pending:
+            return 0
+        room = self.context - len(seq.tokens)
+        if room < wanted:
+            self._warn(len(seq.tokens))
+        return max(0, min(wanted, room))
+
+    def pending(self, seqs: Seq[Sequence], most: int | None = None) -> tuple[Batch, Tensor]:
+        """The rows that the head has not run yet (at most `most` of each sequence), and their features."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        splits, features = [0], list[Tensor]()
+        held = [self._rows[seq.id] for seq in seqs]
+        for seq, rows in zip(seqs, held, strict=True):
+            first, count = rows.begin + rows.done, rows.pending
+            joined = rows.todo[0] if len(rows.todo) == 1 else torch.cat(rows.todo)
+            if most is not None and most < count:
+                joined, count = joined[:most], most
+            features.append(joined)
+            tokens += seq.tokens[first + 1 : first + 1 + count]
+            positions += range(first, first + count)
+            splits.append(splits[-1] + count)
+        batch = Batch(
+            seq_ids=[seq.id for seq in seqs],
+            tokens=torch.tensor(tokens, dtype=torch.int64, device=self.runtime.device),  # [M]
+            positions=positions,
+            splits=splits,
+            past=[rows.done for rows in held],
+            trees=[None] * len(seqs),
+            select=[s - 1 for s in splits[1:]],
+            limit=[min(seq.limit, self.context) for seq in seqs],
+        )
+        return batch, features[0] if len(features) == 1 else torch.cat(features)
+
+    def guesses(
+        self,
+        seqs: Seq[Sequence],
+        tokens: Seq[Seq[int]],
+        depths: Seq[Seq[int]],
+        select: Seq[int],
+        trees: Seq[Tensor | None] | None = None,
+        behind: Seq[int] | None = None,
+    ) -> Batch:
+        """Own rows: for each sequence guesses at these depths (1: the first place behind the text), to be run behind
+        its true rows and `behind` own ones that are in the cache."""
+        held = [self._rows[seq.id] for seq in seqs]
+        splits = [0]
+        for row in tokens:
+            splits.append(splits[-1] + len(row))
+        past = [rows.done for rows in held]
+        return Batch(
+            seq_ids=[seq.id for seq in seqs],
+            tokens=torch.tensor([t for row in tokens for t in row], dtype=torch.int64, device=self.runtime.device),
+            positions=[rows.end - 1 + d for rows, row in zip(held, depths, strict=True) for d in row],
+            splits=splits,
+            past=past if behind is None else [p + n for p, n in zip(past, behind, strict=True)],
+            trees=[None] * len(seqs) if trees is None else trees,
+            select=select,
+            limit=[self.context] * len(seqs),
+        )
+
+    def ran(self, seqs: Iterable[Sequence]) -> None:
+        """The pending rows of these sequences are in the head's cache now."""
+        for seq in seqs:
+            rows = self._rows[seq.id]
+            rows.done, rows.todo = rows.done + rows.pending, []
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict, taps: Seq[int]) -> None:
+        """Keep copies of the true features of every token that stands; see `Drafter.observe`."""
+        index: list[int] = []
+        watched: list[Sequence] = []
+        counts: list[int] = []  # new rows of each
+        for b, seq in enumerate(seqs):
+            start, nodes = out.splits[b], draft.splits[b + 1] - draft.splits[b]
+            ran = out.splits[b + 1] - start - nodes  # pending tokens of the step
+            new = ran + len(verdict.path[b])
+            if self._follow(seq, seq.kv_len - new):
+                index += range(start, start + ran)
+                index += [start + ran + node for node in verdict.path[b]]
+                watched.append(seq)
+                counts.append(new)
+        if not watched:
+            return
+        picked = torch.tensor(index, device=out.hidden[taps[0]].device)
+        features = torch.cat([out.hidden[tap][picked] for tap in taps], -1)  # [M, taps * target_hidden], a copy
+        for seq, new_rows in zip(watched, features.split(counts), strict=True):
+            self._rows[seq.id].todo.append(new_rows)
+        self._catch_up(watched)
+
+    def _follow(self, seq: Sequence, first: int) -> bool:
+        """Whether rows from position `first` on are wanted; makes `Rows` that end there."""
+        if seq.finish or seq.params.draft_tokens == 0:
+            return False
+        if seq.kv_len > self.context:
+            self._warn(len(seq.tokens))
+            self.release(seq.id)
+            return False
+        rows = self._rows.get(seq.id)
+        if rows is None or rows.end != first:  # first seen in its middle: what came before is lost
+            self.release(seq.id)
+            self._rows[seq.id] = Rows(begin=first)
+        return True
+
+    def _catch_up(self, seqs: Seq[Sequence]) -> None:
+        """Run long prompts now, piece by piece, so that their features need not be kept."""
+        for seq in seqs:
+            rows = self._rows[seq.id]
+            while rows.pending > CHUNK:
+                batch, features = self.pending([seq], CHUNK)
+                self.runtime.extend(batch, features)
+                rest = torch.cat(rows.todo)[CHUNK:].clone()
+                rows.done, rows.todo = rows.done + CHUNK, [rest]
+
+    def release(self, seq_id: int) -> None:
+        self._rows.pop(seq_id, None)
+        self.runtime.release(seq_id)
+
+    def _warn(self, tokens: int) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "the head's context of %d tokens is full at a sequence of %d tokens: it stops drafting there, plain "
+                "decoding goes on",
+                self.context,
+                tokens,
+            )

@@ -1,0 +1,81 @@
+"""`EagleRuntime`: an EAGLE head that runs over its own KV cache, behind one interface with two implementations.
+
+A row of the head is a pair (feature of the target after token i, token i + 1) at rotary position i; its logits guess
+token i + 2. *True* rows carry the target's tapped states. *Own* rows, of guesses, carry what the head itself put out
+for the row before them: they serve one draft and are overwritten by the true rows of what was accepted.
+
+Rows come packed as in `executor.Batch`, with `tokens` the token *after* each feature. As there, rolling back is
+passing a smaller `past`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from slipstream.errors import UnsupportedModelError
+from slipstream.heads.eagle import EagleConfig, EagleHead
+from slipstream.heads.host import Host
+from slipstream.targets.decoder.executor import Batch
+
+log = logging.getLogger("slipstream")
+
+
+class EagleRuntime(Protocol):
+    name: str
+    config: EagleConfig
+    device: torch.device
+    ids: Tensor
+    """Target id of each draft id, int64 [draft_vocab], on the device."""
+
+    def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
+        """Run rows of one kind, chains or trees. features: the taps side by side [M, taps * target_hidden], or, of
+        `own` rows, outputs of earlier rows [M, d]. Returns (next features [R, d], logits [R, draft_vocab]) of the
+        rows in `batch.select`, valid until the next call."""
+        ...
+
+    def chains(
+        self,
+        batch: Batch,
+        features: Tensor,
+        steps: int,
+        inv_temperature: Tensor | None = None,
+        noise: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run the pending true rows and draft `steps` tokens a sequence in one call, each
+        argmax(logits * inv_temperature + noise): with Gumbel noise [K, B, draft_vocab] and inv_temperature [B] an
+        exact sample of the softmax, without them the first maximum. Returns draft ids [K, B] and their raw logits
+        [K, B, draft_vocab], valid until the next call. KV is written for the pending rows and steps-1 own ones."""
+        ...
+
+    def release(self, seq_id: int) -> None:
+        """Free the KV of a sequence; unknown ids are ignored."""
+        ...
+
+    def kv(self, seq_id: int, length: int) -> Tensor:
+        """Copy of the first `length` slots, [L, 2, Hk, length, D] (for tests and tools)."""
+        ...
+
+
+def target_ids(head: EagleHead) -> Tensor:
+    """Target id of each draft id, int64 [draft_vocab]."""
+    if head.config.version == 1:
+        return torch.arange(head.config.decoder.vocab_size)
+    return head.target_ids
+
+
+def runtime_for(head: EagleHead, host: Host, threads: int | None = None) -> EagleRuntime:
+    """OpenVINO where it runs the target and the head is float32 on the CPU, else torch where the target is."""
+    if host.executor == "openvino" and host.device.type == "cpu" and host.dtype == torch.float32:
+        from slipstream.heads.eagle_openvino import OpenVinoEagle
+
+        try:
+            return OpenVinoEagle(head, threads)
+        except UnsupportedModelError as error:
+            log.warning("OpenVINO cannot run this head (%s): torch runs it instead, slower on a CPU", error)
+    from slipstream.heads.eagle_torch import TorchEagle
+
+    return TorchEagle(head)

@@ -1,0 +1,81 @@
+"""What a target lends to a draft head: its sizes, its embedding and its output head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.errors import PairError
+from slipstream.pairs import PADDING
+from slipstream.targets.base import Target
+
+
+@dataclass(frozen=True)
+class Host:
+    """hidden_size: width of the hidden states; layers: how many, so taps 0..layers and -1 exist; vocab_size: width of
+    the logits; dtype, device: of the weights; executor: name of what runs the target."""
+
+    hidden_size: int
+    layers: int
+    vocab_size: int
+    context: int
+    dtype: torch.dtype
+    device: torch.device
+    executor: str
+    source: Path | None
+    weights: Any
+
+    @property
+    def tied(self) -> bool:
+        """Whether the embedding is the output head, too."""
+        return bool(self.weights.head == "embed_tokens.weight")
+
+    def embedding(self) -> Tensor:
+        """[V, hidden_size]"""
+        return self.weights["embed_tokens.weight"].to(self.device)  # type: ignore[no-any-return]
+
+    def lm_head(self) -> Tensor:
+        """[V, hidden_size]"""
+        return self.weights[self.weights.head].to(self.device)  # type: ignore[no-any-return]
+
+
+def host_of(target: Target) -> Host:
+    """What `target` can lend. Raises PairError if it lends nothing: a head reads hidden states and borrows weights."""
+    config, weights = getattr(target, "config", None), getattr(target, "weights", None)
+    lacking = [name for name, value in (("config", config), ("weights", weights)) if value is None]
+    lacking += [n for n in ("hidden_size", "layers") if config is not None and not hasattr(config, n)]
+    if lacking:
+        raise PairError(
+            f"the target {type(target).__name__} offers no {' and no '.join(lacking)}",
+            why="a draft head reads the target's hidden states and borrows its embedding and output head",
+            fix="run the target with Decoder (executor 'torch' or 'openvino'), or use a drafter without a head",
+        )
+    assert config is not None
+    assert weights is not None
+    return Host(
+        hidden_size=config.hidden_size,
+        layers=config.layers,
+        vocab_size=target.vocab_size,
+        context=target.context,
+        dtype=getattr(weights, "dtype", torch.float32),
+        device=target.device,
+        executor=getattr(getattr(target, "executor", None), "name", ""),
+        source=getattr(target, "source", None),
+        weights=weights,
+    )
+
+
+def same_vocabulary(host: Host, vocab_size: int, kind: str) -> None:
+    """Raise PairError unless a head made for `vocab_size` ids can belong to this target. Outputs are padded to round
+    numbers, so sizes that differ by less than `PADDING` pass; a head brings no tokenizer that would tell more."""
+    narrow, wide = sorted((host.vocab_size, vocab_size))
+    if wide - narrow > PADDING * wide:
+        raise PairError(
+            f"the {kind} head was made for a vocabulary of {vocab_size} ids, the target has {host.vocab_size}",
+            why="guesses are token ids: that is too far apart to be padding, so they would stand for other tokens",
+            fix="take a head that was trained for this target",
+        )

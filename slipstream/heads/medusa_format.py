@@ -1,0 +1,293 @@
+"""Reading and writing Medusa heads in the field's two layouts.
+
+    "medusa"  {h}.{l}.linear.{weight,bias}, {h}.{N}.weight                            the reference implementation
+    "blocks"  blocks.{h}.layers.{l}.{weight,bias}, lm_heads.{h}.weight or lm_head.weight    vLLM up to 0.32
+
+Either may have names beginning with "medusa_head." or "medusa_heads.", and a `token_map` int64 [draft_vocab]. Sizes are
+taken from the tensors, and config.json must not contradict them; where it names fewer heads than the file holds, as
+published checkpoints do, the file is right.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
+from slipstream.heads.checkpoint import few, stored
+from slipstream.heads.host import Host, same_vocabulary
+from slipstream.heads.medusa import Accuracies, MedusaConfig, MedusaHeads
+from slipstream.targets.decoder.checkpoint import SINGLE, read_json, resolve
+
+log = logging.getLogger("slipstream")
+
+_PREFIX = re.compile(r"medusa_heads?\.")
+_BLOCK = re.compile(r"(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)")
+_HEAD = re.compile(r"(?:(\d+)\.\d+|lm_heads\.(\d+))\.weight")
+_SHARED = "lm_head.weight"
+
+Block = tuple[str, int, int]
+"""("weight" or "bias", head, layer)."""
+
+
+def load_medusa(source: str | Path) -> MedusaHeads:
+    """The heads in a folder or hub id, float32, on the CPU; where they use the target's lm_head and the file has no
+    copy of it, nothing is borrowed yet.
+
+    Raises CheckpointError (files missing, corrupt or pickled; tensors missing, unknown or of another shape) and
+    ConfigError (config.json contradicts the tensors).
+    """
+    folder = resolve(source)
+    config, tensors = read_json(folder / "config.json"), _unprefixed(stored(folder))
+    blocks, heads, rest = _sorted(tensors)
+    token_map, shared = rest.pop("token_map", None), rest.pop(_SHARED, None)
+    if rest:
+        raise CheckpointError(
+            f"{folder} holds tensors that Medusa heads do not have: {few(rest)}",
+            why="what they would have computed is unknown",
+            fix="load a whole model as a model; a checkpoint of heads holds residual blocks and lm_heads",
+        )
+    if config.get("original_lm_head") and len(heads) == 1:  # vLLM also accepts the shared head under this name
+        shared = heads.popitem()[1]
+    made = MedusaHeads(_config(folder, config, blocks, heads, shared, token_map))
+    with torch.no_grad():
+        if token_map is not None:
+            made.select_vocabulary(_checked(folder, token_map, made.config))
+        for (kind, h, layer), tensor in blocks.items():
+            ours = made.blocks if kind == "weight" else made.biases
+            assert ours is not None
+            ours[layer, h].copy_(_shaped(folder, f"{kind} of block {layer} of head {h}", tensor, ours[layer, h]))
+        for h, tensor in heads.items():
+            assert made.lm_heads is not None
+            tensor = tensor if len(tensor) == made.config.width else tensor[made.token_map]
+            made.lm_heads[h].copy_(_shaped(folder, f"lm_head of head {h}", tensor, made.lm_heads[h]))
+        if shared is not None:
+            like = torch.empty(len(shared), made.config.hidden_size, device="meta")
+            made.borrow(_shaped(folder, "lm_head", shared, like))
+    return made.requires_grad_(False).eval()
+
+
+def save_medusa(
+    heads: MedusaHeads,
+    folder: str | Path,
+    dtype: torch.dtype = torch.float16,
+    target: str | None = None,
+    extra: Mapping[str, Any] | None = None,
+    layout: str = "medusa",
+) -> None:
+    """Write config.json and model.safetensors. A borrowed lm_head is the target's and is not written.
+
+    dtype   of the stored floats; target: name of the model that the heads were made for; extra: more keys for
+            config.json; layout: "medusa" or "blocks".
+    """
+    if layout not in ("medusa", "blocks"):
+        raise ParameterError(f"layout is {layout!r}", fix="choose 'medusa' or 'blocks'")
+    c, ours = heads.config, layout == "medusa"
+    tensors: dict[str, Tensor] = {}
+    for h in range(c.heads):
+        for layer in range(c.layers):
+            name = f"{h}.{layer}.linear" if ours else f"blocks.{h}.layers.{layer}"
+            tensors[f"{name}.weight"] = heads.blocks[layer, h]
+            if heads.biases is not None:
+                tensors[f"{name}.bias"] = heads.biases[layer, h]
+        if heads.lm_heads is not None:
+            tensors[f"{h}.{c.layers}.weight" if ours else f"lm_heads.{h}.weight"] = heads.lm_heads[h]
+    tensors = {name: t.detach().to("cpu", dtype).clone() for name, t in tensors.items()}
+    if c.draft_vocab is not None:
+        tensors["token_map"] = heads.token_map.cpu().clone()
+    broken = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]
+    if broken:
+        raise CheckpointError(
+            f"{few(broken)} cannot be written as {dtype}: not finite",
+            why="the head could not be loaded again",
+            fix="save in a wider dtype, or look for a run that diverged",
+        )
+    config: dict[str, Any] = {
+        "model_type": "medusa",
+        "architectures": ["MedusaModel"],
+        "medusa_num_heads": c.heads,
+        "medusa_num_layers": c.layers,
+        "hidden_size": c.hidden_size,
+        "vocab_size": c.vocab_size,
+        "truncated_vocab_size": c.width,
+        "original_lm_head": not c.own_lm_head,
+        "medusa_fc_bias": c.bias,
+    }
+    if target is not None:
+        config["base_model_name_or_path"] = target
+    if c.accuracies is not None:
+        config["medusa_head_accuracies"] = [list(row) for row in c.accuracies]
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path / SINGLE, metadata={"format": "pt"})
+    (path / SINGLE).chmod(0o644)  # safetensors writes it readable by its owner only
+    (path / "config.json").write_text(json.dumps(config | dict(extra or {}), indent=2) + "\n", encoding="utf-8")
+
+
+def fit(heads: MedusaHeads, host: Host) -> MedusaHeads:
+    """Check that the heads were made for the target, borrow its lm_head where they have none, and drop guesses that it
+    does not know; returns heads in the target's dtype and on its device. Raises PairError with both values."""
+    c = heads.config
+    if c.hidden_size != host.hidden_size:
+        raise PairError(
+            f"the Medusa heads read hidden states of width {c.hidden_size}, the target's have {host.hidden_size}",
+            why="they were trained for another target",
+            fix="take heads that were trained for this target, or train some: slipstream train medusa",
+        )
+    same_vocabulary(host, c.vocab_size, "Medusa")
+    known = torch.nonzero(heads.token_map < host.vocab_size)[:, 0]
+    if len(known) < c.width:  # the heads' vocabulary is padded wider than the target's
+        heads = _only(heads, known)
+    heads = heads.to(host.device, host.dtype)
+    return heads if heads.has_lm_head else heads.borrow(host.lm_head())
+
+
+def _only(heads: MedusaHeads, rows: Tensor) -> MedusaHeads:
+    """The same heads, guessing among these of their ids only."""
+    made = MedusaHeads(replace(heads.config, draft_vocab=len(rows))).to(heads.dtype)
+    state = heads.state_dict()
+    state["token_map"] = state["token_map"][rows]
+    if "lm_heads" in state:
+        state["lm_heads"] = state["lm_heads"][:, rows]
+    made.load_state_dict(state)
+    if heads.lm_heads is None and heads.has_lm_head:
+        made.borrow(heads.lm_head[rows])
+    return made.requires_grad_(False).eval()
+
+
+def _unprefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {_PREFIX.sub("", name, count=1): tensor for name, tensor in tensors.items()}
+
+
+def _sorted(tensors: dict[str, Tensor]) -> tuple[dict[Block, Tensor], dict[int, Tensor], dict[str, Tensor]]:
+    """Residual blocks, lm_heads by head, and all other tensors."""
+    blocks: dict[Block, Tensor] = {}
+    heads: dict[int, Tensor] = {}
+    rest: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if found := _BLOCK.fullmatch(name):
+            h, layer = (int(n) for n in found.groups()[:4] if n is not None)
+            blocks[found[5], h, layer] = tensor
+        elif found := _HEAD.fullmatch(name):
+            heads[int(found[1] or found[2])] = tensor
+        else:
+            rest[name] = tensor
+    return blocks, heads, rest
+
+
+def _config(
+    folder: Path,
+    config: Mapping[str, Any],
+    blocks: Mapping[Block, Tensor],
+    heads: Mapping[int, Tensor],
+    shared: Tensor | None,
+    token_map: Tensor | None,
+) -> MedusaConfig:
+    """What the tensors are, checked for completeness and against config.json."""
+    count = 1 + max([h for _, h, _ in blocks] + list(heads), default=-1)
+    layers = 1 + max((layer for _, _, layer in blocks), default=-1)
+    if not layers:
+        raise CheckpointError(
+            f"{folder} holds no residual block of a Medusa head", fix="give the folder of the heads, not the target's"
+        )
+    said = _said(folder, config, "medusa_num_heads", "num_heads") or count
+    bias = any(kind == "bias" for kind, _, _ in blocks)
+    wanted = {f"{k} of block {n} of head {h}": (k, h, n) for h in range(max(count, said)) for n in range(layers)
+              for k in ("weight", "bias")[: 1 + bias]}  # fmt: skip
+    missing = [name for name, key in wanted.items() if key not in blocks]
+    missing += [f"lm_head of head {h}" for h in range(max(count, said)) if heads and h not in heads]
+    if missing:
+        raise CheckpointError(f"{folder} lacks {few(missing)}", fix="download or export it again")
+    if said < count:
+        log.warning("%s names %d heads and holds %d: all of them are used", folder / "config.json", said, count)
+    any_head = heads[0] if heads else shared
+    hidden = (1, *blocks["weight", 0, 0].shape)[-1]  # a scalar is refused below, by its shape
+    _agree(folder, config, "hidden_size", hidden)
+    _agree(folder, config, "medusa_num_layers", layers)
+    vocab = _said(folder, config, "vocab_size")
+    if vocab is None and any_head is not None and token_map is None:
+        vocab = len(any_head)
+    if vocab is None:
+        raise ConfigError(f"{folder / 'config.json'} names no vocab_size", fix="add the target's vocab_size")
+    width = vocab if token_map is None else len(token_map)
+    if any_head is not None and len(any_head) not in (width, vocab):
+        raise ConfigError(
+            f"the lm_heads in {folder} have {len(any_head)} rows, the vocabulary has {width} ids",
+            why="it would be unknown which id a row stands for",
+            fix="correct vocab_size in config.json, or add the token_map of a truncated vocabulary",
+        )
+    _agree(folder, config, "truncated_vocab_size", width)
+    measured = config.get("medusa_head_accuracies")
+    return MedusaConfig(
+        heads=count,
+        layers=layers,
+        hidden_size=hidden,
+        vocab_size=vocab,
+        draft_vocab=None if token_map is None else width,
+        own_lm_head=bool(heads),
+        bias=bias,
+        accuracies=None if measured is None else _accuracies(folder, measured),
+    )
+
+
+def _accuracies(folder: Path, measured: Any) -> Accuracies:
+    try:
+        return tuple(tuple(float(value) for value in row) for row in measured)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"medusa_head_accuracies in {folder / 'config.json'} is no table of numbers: {error}",
+            fix="write one list of shares a head, or remove the key",
+        ) from error
+
+
+def _said(folder: Path, config: Mapping[str, Any], *keys: str) -> int | None:
+    """The first of these keys that config.json has."""
+    for key in keys:
+        value = config.get(key)
+        if value is not None:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ConfigError(f"{key} in {folder / 'config.json'} is {value!r}", fix="write an integer")
+            return value
+    return None
+
+
+def _agree(folder: Path, config: Mapping[str, Any], key: str, found: int) -> None:
+    said = _said(folder, config, key)
+    if said is not None and said != found:
+        raise ConfigError(
+            f"{folder / 'config.json'} says {key} {said}, the tensors say {found}",
+            why="one of the two belongs to another checkpoint",
+            fix="download or export the heads again",
+        )
+
+
+def _checked(folder: Path, token_map: Tensor, config: MedusaConfig) -> Tensor:
+    ids = token_map.long()
+    if ids.dim() != 1 or len(set(ids.tolist())) < len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < (
+        config.vocab_size
+    ):  # fmt: skip
+        raise CheckpointError(
+            f"token_map in {folder} is not a list of different ids below {config.vocab_size}",
+            why="the heads would guess ids that the target does not have",
+            fix="export the heads again",
+        )
+    return ids
+
+
+def _shaped(folder: Path, name: str, tensor: Tensor, like: Tensor) -> Tensor:
+    if tensor.shape != like.shape:
+        raise CheckpointError(
+            f"the {name} in {folder} is {tuple(tensor.shape)}, expected {tuple(like.shape)}",
+            why="heads of different sizes do not belong together",
+            fix="download or export it again",
+        )
+    return tensor

@@ -1,0 +1,78 @@
+"""What to do in which situation, with the command that does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.core.params import Strict
+
+
+@dataclass(frozen=True)
+class Advice(Strict):
+    """situation -> recommendation, why, and commands; words in capitals are to be filled in."""
+
+    situation: str
+    recommendation: str
+    why: str
+    commands: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return vars(self) | {"commands": list(self.commands)}
+
+
+ADVICE = (
+    Advice(
+        "single GPU, latency matters",
+        "Speculate with a draft model of the same family",
+        "At batch 1 the target waits for its weights, so checking a few guesses is nearly free; a draft below a tenth "
+        "of the target's size and 70 % acceptance give about 2x",
+        (
+            "slipstream suggest-draft TARGET",
+            "slipstream check-pair TARGET DRAFT --measure",
+            "slipstream generate PROMPT -m TARGET -md DRAFT -k 4",
+        ),
+    ),
+    Advice(
+        "multi-GPU production server",
+        "vLLM with speculation, its draft length planned for your load",
+        "Speculation shortens the wait of each user while the batch is small, and costs throughput once arithmetic is "
+        "the limit: plan first, then let the server switch it off above that batch",
+        (
+            "slipstream simulate --hardware h100 -m Llama-3.1-70B -md Llama-3.2-3B --latency-ms 30 --users 1000",
+            "vllm serve TARGET --tensor-parallel-size 4 --speculative-config "
+            '\'{"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": 4}\'',
+        ),
+    ),
+    Advice(
+        "no suitable draft model",
+        "Draft heads on the target itself (EAGLE-3, Medusa); until they are trained, lookup",
+        "Heads read the target's own hidden states, so any vocabulary fits and a guess is cheap; suffix and n-gram "
+        "lookup need no training and gain where text repeats",
+        (
+            "slipstream generate PROMPT -m TARGET --drafter eagle3 -md HEAD",
+            "slipstream generate PROMPT -m TARGET --drafter suffix",
+        ),
+    ),
+    Advice(
+        "CPU or Apple silicon",
+        "Quantised weights first, then lookup or a very small draft",
+        "Fewer bytes are the surest gain where memory is slow; more rows cost more here than on a GPU, so measure "
+        "before you draft far. On Apple silicon: llama.cpp with GGUF Q4_K_M",
+        (
+            "slipstream generate PROMPT -m TARGET --quantize int8 --drafter ngram",
+            "slipstream simulate --measure -m TARGET -md DRAFT",
+            "llama-server -m TARGET-Q4_K_M.gguf --spec-type draft-simple --spec-draft-model DRAFT-Q4_K_M.gguf",
+        ),
+    ),
+    Advice(
+        "hosted API, no local model",
+        "Prompt caching: put what never changes first; hand in the expected answer where the API takes one",
+        "Nothing can be drafted for a model that you do not run. Cached input was introduced at half price and is read "
+        "sooner; OpenAI's `prediction` parameter is speculation on their side, for answers that mostly copy",
+        (
+            "curl https://api.openai.com/v1/chat/completions -H 'Authorization: Bearer KEY' -H 'Content-Type: "
+            "application/json' -d @REQUEST.json | jq .usage.prompt_tokens_details.cached_tokens",
+        ),
+    ),
+)

@@ -1,0 +1,240 @@
+"""`slipstream bench`: drafters against plain decoding, always in the same interleaved run.
+
+Terms are those of `slipstream.core.stats`. Speeds include the processing of prompts; intervals are 95 % bootstrap
+intervals over prompts and rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
+from slipstream.errors import ParameterError
+from slipstream.lab.measure import FEWEST_ROUNDS, Arm, Run, line_up, passes, race, settled
+from slipstream.lab.prompts import PromptSet
+from slipstream.lab.provenance import Neighbours, drafts, provenance
+from slipstream.lab.results import Result, recording
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM
+
+QUIET = 0.1
+"""A larger share of the machine's time spent by others is worth a warning."""
+FEW_PROMPTS = 4
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One drafter that is measured. drafter, options: as `LLM.use` takes them."""
+
+    label: str
+    drafter: Any
+    draft_tokens: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BenchConfig(Strict):
+    """tokens      most new tokens a prompt.
+    rounds       timed passes over the prompts by each arm; `seconds`: no further one begins after so long, though
+                 three are always run.
+    temperatures, batches   each combination is measured, with plain decoding of its own.
+    sampling     further fields of `SamplingParams`.
+    """
+
+    tokens: int = 64
+    rounds: int = 5
+    seconds: float = 60.0
+    temperatures: tuple[float, ...] = (0.0,)
+    batches: tuple[int, ...] = (1,)
+    seed: int = 0
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_integer("tokens", self.tokens, 1)
+        check_integer("rounds", self.rounds, 1)
+        check_number("seconds", self.seconds, 0.0, float("inf"))
+        if not self.temperatures or not self.batches:
+            raise ParameterError("no temperature or no batch size was given", fix="give at least one of each")
+        for batch in self.batches:
+            check_integer("batch", batch, 1)
+        for temperature in self.temperatures:
+            self.params(temperature)
+
+    def params(self, temperature: float) -> SamplingParams:
+        """Raises ParameterError for values out of range."""
+        return SamplingParams(temperature=temperature, max_tokens=self.tokens, **self.sampling)
+
+
+def arms(llm: LLM, contenders: Seq[Contender], config: BenchConfig) -> list[Arm]:
+    """For each temperature and batch size: plain decoding, then the contenders against it."""
+    ready = [replace(c, **dict(zip(("drafter", "options"), made(llm, c), strict=True))) for c in contenders]
+    out: list[Arm] = []
+    for temperature in config.temperatures:
+        for batch in config.batches:
+            common: dict[str, Any] = {"params": config.params(temperature), "batch": batch}
+            plain = Arm("plain", llm, **common)
+            out.append(plain)
+            for c in ready:
+                out.append(Arm(c.label, llm, c.drafter, c.draft_tokens, c.options, against=plain, **common))
+    return out
+
+
+def made(llm: LLM, contender: Contender) -> tuple[Any, dict[str, Any]]:
+    return settled(llm, contender.drafter, contender.options)
+
+
+def checkpoints(contenders: Seq[Contender]) -> dict[str, Any]:
+    """Draft models and heads that the contenders read."""
+    named = [(c.drafter, c.options.get("model"), c.options.get("head")) for c in contenders]
+    return drafts(each for names in named for each in names if each is not None)
+
+
+def steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> int:
+    """How often `bench` calls `advance`."""
+    plain = [
+        Arm("", llm, params=config.params(t), batch=b)
+        for t in config.temperatures
+        for b in config.batches
+        for _ in range(len(contenders) + 1)
+    ]
+    return passes(line_up(plain, prompts.ids, prompts.categories), config.rounds)
+
+
+def bench(
+    llm: LLM,
+    contenders: Seq[Contender],
+    prompts: PromptSet,
+    config: BenchConfig,
+    out: str | Path | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> Result:
+    """Measure, and write the result to `out` as it grows. An interruption leaves what was measured in the file, with
+    `complete` false, and in the `result` that the raised exception carries as an attribute."""
+    source = provenance(llm, config.seed, prompts=prompts.digest, drafts=checkpoints(contenders))
+    result = Result("bench", _settings(contenders, config), source)
+    runs: list[Run] = []
+    neighbours = Neighbours()
+
+    def collect() -> dict[str, Any]:
+        result.provenance["neighbours"] = neighbours.share()
+        result.warnings = [*prompts.warnings, *warnings(runs, result.provenance["neighbours"])]
+        ready = [run for run in runs if run.measured]
+        return {"prompts": prompts.as_dict(), "arms": [arm_data(run, prompts, ready) for run in ready]}
+
+    with kept(result), recording(result, out, collect) as save:
+        runs += line_up(arms(llm, contenders, config), prompts.ids, prompts.categories)
+        race(runs, config.rounds, advance, config.seconds, save, config.seed)
+    return result
+
+
+class kept:
+    """Attach the unfinished result to whatever interrupts the measurement, so that it can still be shown: if there is
+    anything in it, under the name `what` of its data."""
+
+    def __init__(self, result: Result, what: str = "arms"):
+        self.result, self.what = result, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, fault: BaseException | None, trace: Any) -> None:
+        if fault is not None and self.result.data.get(self.what):
+            fault.result = self.result  # type: ignore[attr-defined]
+
+
+def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:
+    """One arm as plain JSON values: figures over all prompts and by category, and the cells they come from."""
+    categories = {}
+    for kind in dict.fromkeys(prompts.categories):
+        groups = [g for g, group in enumerate(run.groups) if prompts.categories[group[0]] == kind]
+        categories[kind] = figures(run, groups)
+    return {
+        "label": run.arm.name,
+        "plain": run.plain is None,
+        "draft_tokens": run.arm.draft_tokens,
+        "temperature": run.arm.params.temperature,
+        "batch": run.arm.batch,
+        "against": None if run.plain is None else runs.index(run.plain),
+        "rounds": run.rounds,
+        "lossless": run.lossless,
+        "exact": run.exact,
+        "texts": text_verdict(run),
+        "divergences": [
+            {"prompt": prompts.prompts[i].name, **vars(d), "near_tie": d.near_tie} for i, d in run.divergences
+        ],
+        "peak_memory": run.peak_memory,
+        "overall": figures(run),
+        "categories": categories,
+        "cells": {
+            "prompts": run.groups,
+            "seconds": [[cell.seconds for cell in row] for row in run.cells],
+            "tokens": [[cell.tokens for cell in row] for row in run.cells],
+        },
+    }
+
+
+def figures(run: Run, groups: Seq[int] | None = None) -> dict[str, Any]:
+    """What one arm came to, over all prompts or some. Times in seconds."""
+    stats = run.stats(groups)
+    wall = float((run.seconds_per_token(groups).mean(1) * run.weights(groups)).sum()) * run.rounds
+    spent = dict(stats.seconds)
+    spent["outside"] = max(0.0, wall - stats.total_seconds)
+    return {
+        "tokens_per_second": asdict(run.tokens_per_second(groups)),
+        "speedup": asdict(run.speedup(groups)),
+        "first_token_seconds": run.first_token_seconds(groups),
+        "seconds_per_later_token": run.seconds_per_later_token(groups),
+        "acceptance_rate": stats.acceptance_rate,
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "position_rates": stats.position_rates,
+        "shares": {phase: seconds / sum(spent.values()) for phase, seconds in spent.items()},
+        "stats": stats.as_dict(),
+    }
+
+
+def text_verdict(run: Run) -> str:
+    """How the texts compare with plain decoding's: "plain", "sampled" (not comparable), "identical", "near-tie" or
+    "BUG"."""
+    if run.plain is None:
+        return "plain"
+    if not run.arm.params.greedy:
+        return "sampled"
+    if not run.divergences:
+        return "identical"
+    return "near-tie" if all(d.near_tie for _, d in run.divergences) else "BUG"
+
+
+def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
+    """What a reader has to know before believing the numbers."""
+    found = []
+    if neighbours is not None and neighbours > QUIET:
+        found.append(f"{neighbours:.0%} of the machine's time went to other work: absolute speeds are too low")
+    if runs and len(runs[0].prompts) < FEW_PROMPTS:
+        found.append(f"{len(runs[0].prompts)} prompts are few: intervals do not cover what other prompts would give")
+    if runs and 0 < min(run.rounds for run in runs) < FEWEST_ROUNDS:
+        found.append(f"fewer than {FEWEST_ROUNDS} rounds: intervals are too narrow")
+    for run in runs:
+        where = f"{run.arm.name} (temperature {run.arm.params.temperature:g}, batch {run.arm.batch})"
+        stats = run.stats() if run.measured else None
+        if not run.lossless and run.plain is not None:
+            found.append(f"{where}: the rule {run.arm.llm.rule.name!r} is lossy, texts follow another law")
+        if text_verdict(run) == "BUG" and run.lossless:
+            i, d = next((i, d) for i, d in run.divergences if not d.near_tie)
+            found.append(f"{where}: the text of prompt {i + 1} differs from plain decoding's at {d}")
+        if stats is not None and stats.drafter_faults:
+            found.append(f"{where}: the drafter failed {stats.drafter_faults} times, plain decoding went on instead")
+        if stats is not None and run.plain is not None and not stats.proposed:
+            found.append(f"{where}: nothing was drafted")
+    return found
+
+
+def _settings(contenders: Seq[Contender], config: BenchConfig) -> dict[str, Any]:
+    named = [
+        {"label": c.label, "draft_tokens": c.draft_tokens, "options": {k: str(v) for k, v in c.options.items()}}
+        for c in contenders
+    ]
+    return {"contenders": named, **asdict(config)}

@@ -1,0 +1,87 @@
+"""Two bench results side by side: what changed, and is it more than noise?
+
+Runs of different moments share no rounds, so absolute speeds are not compared for significance: the speed-up over plain
+decoding is, which each run measured against itself. A change is significant if the 95 % interval of the quotient of
+both speed-ups, from the intervals of each, leaves out 1.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import ResultError
+from slipstream.lab.results import Result, read
+
+_95 = 1.959964
+CONDITIONS = (
+    "machine", "target", "drafts", "dtype", "executor", "device", "quantize", "rule", "prompts", "template", "versions"
+)  # fmt: skip
+
+
+def compare(first: str | Path, second: str | Path) -> dict[str, Any]:
+    """The arms that both files hold, with the change from the first to the second. Raises ResultError."""
+    a, b = read(first, "bench"), read(second, "bench")
+    left, right = ({_key(arm): arm for arm in found.data["arms"]} for found in (a, b))
+    rows = [change(left[key], right[key]) for key in left if key in right]
+    if not rows:
+        raise ResultError(
+            f"{first} and {second} share no drafter, temperature and batch size",
+            fix="measure both with the same --drafter, --temperature and --batch",
+        )
+    return {
+        "rows": rows,
+        "differences": differences(a, b),
+        "missing": [" ".join(map(str, key)) for key in left.keys() ^ right.keys()],
+    }
+
+
+def change(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """One arm in both files."""
+    old, new = a["overall"]["speedup"], b["overall"]["speedup"]
+    factor = new["value"] / old["value"]
+    width = _95 * math.hypot(_deviation(old), _deviation(new))
+    low, high = factor * math.exp(-width), factor * math.exp(width)
+    return {
+        "label": a["label"],
+        "plain": a["plain"],
+        "temperature": a["temperature"],
+        "batch": a["batch"],
+        "speedup": [old, new],
+        "factor": {"value": factor, "low": low, "high": high},
+        "significant": not low <= 1 <= high and not a["plain"],
+        "tokens_per_second": [arm["overall"]["tokens_per_second"]["value"] for arm in (a, b)],
+        "acceptance_rate": [arm["overall"]["acceptance_rate"] for arm in (a, b)],
+        "mean_acceptance_length": [arm["overall"]["mean_acceptance_length"] for arm in (a, b)],
+    }
+
+
+def differences(a: Result, b: Result) -> list[str]:
+    """In what the conditions differ, one line each."""
+    out = []
+    for name in (*CONDITIONS, "commit"):
+        old, new = a.provenance.get(name), b.provenance.get(name)
+        if old != new:
+            out.append(f"{name}: {_short(old, new)} against {_short(new, old)}")
+    for name in ("tokens", "sampling"):
+        if a.settings[name] != b.settings[name]:
+            out.append(f"{name}: {a.settings[name]} against {b.settings[name]}")
+    out += [f"{which} file is of an unfinished run" for which, r in (("first", a), ("second", b)) if not r.complete]
+    return out
+
+
+def _deviation(estimate: dict[str, float]) -> float:
+    """Standard deviation of the logarithm, from the interval."""
+    return math.log(estimate["high"] / estimate["low"]) / (2 * _95)
+
+
+def _key(arm: dict[str, Any]) -> tuple[str, int, float, int]:
+    return arm["label"], arm["draft_tokens"], arm["temperature"], arm["batch"]
+
+
+def _short(value: Any, other: Any) -> str:
+    """What is different in a mapping, or the value."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        return ", ".join(f"{key} {value.get(key)}" for key in value if value.get(key) != other.get(key)) or "nothing"
+    return str(value)

@@ -1,0 +1,128 @@
+"""How many users a group of devices serves, plainly and with speculation, by the roofline.
+
+A server keeps `batch` sequences in each step and puts a new one where one ends. More sequences share one reading of
+the weights until arithmetic takes over; from there on every rejected guess is work that somebody else waits for, so the
+best draft length shrinks with the batch, down to none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.core.params import Strict
+from slipstream.lab.hardware import Hardware
+from slipstream.lab.roofline import ModelSize, pair_costs
+from slipstream.lab.theory import best_length, check_rates, expected_length, round_cost
+
+MOST_ROWS = 65536
+"""Rows of one step that the roofline is asked for."""
+
+MEMORY_SHARE = 0.9
+"""Of the devices' memory, what weights and caches may fill."""
+
+
+@dataclass(frozen=True)
+class Load(Strict):
+    """One batch size.
+
+    draft_tokens  the best draft length there; 0: speculation is off.
+    plain_seconds, seconds  mean time between two tokens of one user, plain and with speculation.
+    memory        bytes of the weights of both models and the caches of `batch` sequences.
+    fits          whether the devices hold that; `plain_fits`: without the draft.
+    """
+
+    batch: int
+    draft_tokens: int
+    tau: float
+    plain_seconds: float
+    seconds: float
+    memory: float
+    fits: bool
+    plain_fits: bool
+
+    @property
+    def speedup(self) -> float:
+        return self.plain_seconds / self.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values, with the rates that follow."""
+        return vars(self) | {
+            "speedup": self.speedup,
+            "tokens_per_second_per_user": 1 / self.seconds,
+            "plain_tokens_per_second_per_user": 1 / self.plain_seconds,
+            "tokens_per_second": self.batch / self.seconds,
+            "plain_tokens_per_second": self.batch / self.plain_seconds,
+        }
+
+
+@dataclass(frozen=True)
+class Serving(Strict):
+    """Target and draft on a group of devices.
+
+    rates    share of the rounds whose guess at position 1, 2, ... stands; drafts are no longer than that.
+    context  tokens that each sequence holds, on average.
+    """
+
+    target: ModelSize
+    draft: ModelSize
+    hardware: Hardware
+    rates: Seq[float]
+    context: float = 1024
+
+    def __post_init__(self) -> None:
+        check_rates(self.rates)
+
+    def memory(self, batch: int, speculative: bool = True) -> float:
+        models = (self.target, self.draft) if speculative else (self.target,)
+        return sum(m.weight_bytes + batch * self.context * m.kv_bytes for m in models)
+
+    def fits(self, batch: int, speculative: bool = True) -> bool:
+        return self.memory(batch, speculative) <= MEMORY_SHARE * self.hardware.total_memory
+
+    def load(self, batch: int, draft_tokens: int | None = None) -> Load:
+        """At this batch size, at this draft length or the best one."""
+        costs = pair_costs(self.target, self.draft, self.hardware, batch, self.context)
+        longest = max(0, MOST_ROWS // batch - 1)
+        k = draft_tokens
+        if k is None:
+            k = best_length(list(self.rates)[:longest], costs.c, costs.target, batch)
+        plain = costs.target(batch)
+        tau = expected_length(list(self.rates)[:k])
+        return Load(
+            batch=batch,
+            draft_tokens=k,
+            tau=tau,
+            plain_seconds=plain,
+            seconds=plain * round_cost(k, costs.c, costs.target, batch) / tau,
+            memory=self.memory(batch),
+            fits=self.fits(batch),
+            plain_fits=self.fits(batch, False),
+        )
+
+    def users(self, bound: float | None, speculative: bool = True) -> int:
+        """Most sequences of one group that fit and whose tokens come at least every `bound` seconds on average
+        (None: only memory bounds them); 0 if not even one."""
+
+        def served(batch: int) -> bool:
+            if not self.fits(batch, speculative):
+                return False
+            if bound is None:
+                return True
+            load = self.load(batch)
+            return (load.seconds if speculative else load.plain_seconds) <= bound
+
+        low, high = 0, 1
+        while high <= MOST_ROWS and served(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if served(middle) else (low, middle)
+        return low
+
+
+def groups_needed(users: int, each: int) -> int | None:
+    """Groups for so many users, `each` a group; None if a group serves none."""
+    return math.ceil(users / each) if each else None

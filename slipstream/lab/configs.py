@@ -1,0 +1,194 @@
+"""One choice of drafter and draft length, as a configuration of Slipstream and of the programs one may serve with.
+
+Names and defaults: vLLM 0.33 (`--speculative-config`), SGLang 0.5.23 (`--speculative-*`), llama-server as of
+llama-cpp-python 0.3.36 (`--spec-*`), transformers 5.23 (`generate` and `GenerationConfig`). Where a program has no such
+method, the entry says so and names none in its place. Pure: nothing is measured or loaded here.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.core.params import Strict
+from slipstream.errors import ParameterError
+
+NEED_DRAFT = {"model", "medusa", "eagle", "eagle3", "hybrid", "bandit"}
+"""Drafters for which a draft model or head has to be named."""
+PROGRAMS = ("vllm", "sglang", "llama-server", "transformers")
+
+
+@dataclass(frozen=True)
+class Choice(Strict):
+    """drafter     name in the registry; members of a stack joined by "+", as in "suffix+model"; "none".
+    draft_tokens  K.
+    target, draft  what the user called them: folder, hub id or "embedded"; draft: a draft model or a head.
+    options     of the drafter.
+    engine      further options of `slipstream generate`, as {"executor": "torch"}; None values are left out.
+    lengths     draft length by batch size, [(from, to, K), ...], K = 0: off; empty: not measured.
+    """
+
+    drafter: str
+    draft_tokens: int = 0
+    target: str = "embedded"
+    draft: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    lengths: Seq[tuple[int, int, int]] = ()
+
+
+@dataclass(frozen=True)
+class Settings(Strict):
+    """values: what to set there, None if there is no counterpart; text: as one would type it; note: what to know."""
+
+    values: dict[str, Any] | None
+    text: str
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def slipstream(choice: Choice) -> dict[str, Any]:
+    """What `slipstream generate --config FILE` reads: its own option names."""
+    made: dict[str, Any] = {"target": choice.target}
+    if choice.draft is not None and not NEED_DRAFT.isdisjoint(choice.drafter.split("+")):
+        made["draft"] = choice.draft
+    made |= {"drafter": choice.drafter.replace("+", ","), "draft_tokens": choice.draft_tokens}
+    made |= {name: value for name, value in choice.engine.items() if value is not None}
+    if choice.options:
+        made["drafter_option"] = [f"{name}={value}" for name, value in choice.options.items()]
+    return made
+
+
+def others(choice: Choice) -> dict[str, Settings]:
+    """The same choice for each of `PROGRAMS`."""
+    makers = {"vllm": vllm, "sglang": sglang, "llama-server": llama_server, "transformers": transformers}
+    return {name: makers[name](choice) for name in PROGRAMS}
+
+
+def vllm(choice: Choice) -> Settings:
+    if choice.drafter == "none":
+        return _off("leave --speculative-config out")
+    values: dict[str, Any] = {
+        "model": {"method": "draft_model"},
+        "ngram": {
+            "method": "ngram",
+            "prompt_lookup_max": choice.options.get("max_ngram", 5),
+            "prompt_lookup_min": choice.options.get("min_ngram", 1),
+        },
+        "suffix": {"method": "suffix", "suffix_decoding_max_tree_depth": choice.options.get("max_depth", 24)},
+        "eagle": {"method": "eagle"},
+        "eagle3": {"method": "eagle3"},
+    }.get(choice.drafter, {})
+    if not values:
+        gone = "; 0.32 was the last that read Medusa heads" if choice.drafter == "medusa" else ""
+        return _none(choice, "vLLM 0.33" + gone)
+    if choice.drafter in ("model", "eagle", "eagle3"):
+        values["model"] = _draft(choice)
+    values["num_speculative_tokens"] = choice.draft_tokens
+    note = ""
+    if choice.lengths:
+        values["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in choice.lengths]
+        note = "the lengths by batch size were measured here, not there: measure again on the serving machine"
+    if choice.drafter == "suffix":
+        note = (note + "; " if note else "") + "needs Arctic Inference, and the V1 runner"
+    return Settings(values, f"--speculative-config {shlex.quote(json.dumps(values))}", note)
+
+
+def sglang(choice: Choice) -> Settings:
+    k = choice.draft_tokens
+    if choice.drafter == "none":
+        return _off("leave --speculative-algorithm out")
+    algorithm = {"model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "ngram": "NGRAM"}.get(choice.drafter)
+    if algorithm is None:
+        return _none(choice, "SGLang 0.5.23")
+    values: dict[str, Any] = {"speculative-algorithm": algorithm}
+    note = ""
+    if algorithm == "NGRAM":
+        values["speculative-num-draft-tokens"] = k
+        note = "its trie also drafts trees, and learns from all requests: expect other figures"
+    else:
+        values |= {
+            "speculative-draft-model-path": _draft(choice),
+            "speculative-num-steps": k,
+            "speculative-eagle-topk": 1,
+            "speculative-num-draft-tokens": k + 1,
+        }
+    return Settings(values, _flags(values), note)
+
+
+def llama_server(choice: Choice) -> Settings:
+    if choice.drafter == "none":
+        return _off("leave --spec-type out")
+    values: dict[str, Any] = {}
+    kinds = []
+    for name in choice.drafter.split("+"):
+        if name in ("model", "eagle3"):
+            kinds.append("draft-simple" if name == "model" else "draft-eagle3")
+            values |= {"spec-draft-model": _gguf(_draft(choice)), "spec-draft-n-max": choice.draft_tokens}
+        elif name == "ngram":
+            kinds.append("ngram-simple")
+            values |= {
+                "spec-ngram-simple-size-n": choice.options.get("max_ngram", 5),
+                "spec-ngram-simple-size-m": choice.draft_tokens,
+            }
+        else:
+            return _none(choice, "llama-server")
+    values = {"spec-type": ",".join(kinds)} | values
+    note = "it looks up one length of n-gram, not several" if "ngram-simple" in kinds else ""
+    if "spec-draft-model" in values:
+        note = (note + "; " if note else "") + "models as GGUF files"
+    return Settings(values, _flags(values), note)
+
+
+def transformers(choice: Choice) -> Settings:
+    k = choice.draft_tokens
+    if choice.drafter == "none":
+        return _off("leave assistant_model and prompt_lookup_num_tokens out")
+    values: dict[str, Any]
+    if choice.drafter == "model":
+        values = {
+            "assistant_model": _draft(choice),
+            "num_assistant_tokens": k,
+            "num_assistant_tokens_schedule": "constant",
+            "assistant_confidence_threshold": 0.0,
+        }
+        note = "assistant_model is the loaded model; threshold 0 keeps the length, the default 0.4 stops earlier"
+    elif choice.drafter == "ngram":
+        values = {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": choice.options.get("max_ngram", 5)}
+        note = ""
+    elif choice.drafter == "layerskip" and isinstance(choice.options.get("exit"), int):
+        values = {"assistant_early_exit": choice.options["exit"], "num_assistant_tokens": k}
+        note = ""
+    else:
+        return _none(choice, "transformers 5.23")
+    note = (note + "; " if note else "") + "batch size 1 only"
+    return Settings(values, "generate(" + ", ".join(f"{name}={value!r}" for name, value in values.items()) + ")", note)
+
+
+def _draft(choice: Choice) -> str:
+    if not choice.draft:
+        raise ParameterError(
+            f"drafter {choice.drafter!r} needs a draft model or head, and none is named", fix="give --draft"
+        )
+    return choice.draft
+
+
+def _gguf(name: str) -> str:
+    return name if name.endswith(".gguf") else f"{name}.gguf"
+
+
+def _off(how: str) -> Settings:
+    return Settings({}, "", f"plain decoding: {how}")
+
+
+def _none(choice: Choice, program: str) -> Settings:
+    return Settings(None, "", f"no counterpart of {choice.drafter!r} in {program}")
+
+
+def _flags(values: Mapping[str, Any]) -> str:
+    return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in values.items())

@@ -1,0 +1,289 @@
+"""The measuring core: several ways to decode the same prompts, in turns, so that whatever disturbs the machine disturbs
+all of them alike.
+
+    arms = [plain := Arm("plain", llm), Arm("n-gram, K=8", llm, "ngram", 8, against=plain)]
+    runs = line_up(arms, prompts)
+    race(runs, rounds=5)
+    runs[1].speedup()           # over plain decoding, with its 95 % interval
+
+Every arm is compared with plain decoding in the same conditions and the same rounds; a speed-up between numbers of two
+different runs is not to be had here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slipstream.core.params import SamplingParams
+from slipstream.core.stats import SpecStats
+from slipstream.lab import estimates, memory
+from slipstream.lab.estimates import Estimate
+from slipstream.lab.identity import Divergence, divergence
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM, Completion
+
+FEWEST_ROUNDS = 3
+"""Rounds that are run whatever the time limit says: fewer give no interval."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One way of decoding.
+
+    llm           the engine; arms may share one, or bring their own (another dtype).
+    drafter       what `LLM.use` takes. What is named (or a list) is made anew for every round, so that a drafter which
+                  learns from what it has seen cannot replay in round two what it learned in round one; an instance is
+                  kept. `settled` decides.
+    draft_tokens  most guesses a step.
+    options       of a drafter that is given by name.
+    params        sampling; each prompt and round gets a seed of its own, the same for all arms.
+    batch         prompts that are decoded at once.
+    against       the arm of plain decoding in the same conditions; None for plain decoding itself.
+    """
+
+    name: str
+    llm: LLM
+    drafter: Any = None
+    draft_tokens: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    params: SamplingParams = field(default_factory=SamplingParams)
+    batch: int = 1
+    against: Arm | None = None
+
+    def prepare(self) -> Any:
+        """The drafter of one round."""
+        if not isinstance(self.drafter, (str, list)):
+            return self.drafter
+        self.llm.use(self.drafter, **self.options)
+        return self.llm.drafter.drafter  # type: ignore[attr-defined]
+
+
+WEIGHTLESS = ("ngram", "suffix", "sam", "recycling", "lookahead")
+"""Drafters of the registry that hold nothing but what they have seen: quickly made, and to be made anew."""
+
+
+def settled(llm: LLM, drafter: Any, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    """The drafter and options of an `Arm`: what holds weights is loaded once, here; the rest stays a name, to be made
+    anew for each round. Raises whatever making it raises, so that a mistake shows before anything is measured."""
+    llm.use(drafter, **(options or {}))
+    made = llm.drafter.drafter  # type: ignore[attr-defined]
+    llm.use(None)
+    if isinstance(drafter, list):
+        return [settled(llm, each)[0] for each in drafter], dict(options or {})
+    return (drafter, dict(options or {})) if drafter in WEIGHTLESS else (made, {})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One batch decoded once: wall seconds, output tokens, seconds to the first token (mean of the batch), counters."""
+
+    seconds: float
+    tokens: int
+    first: float
+    stats: SpecStats
+
+
+@dataclass
+class Run:
+    """What one arm came to so far.
+
+    groups       indices of the prompts that are decoded together.
+    cells        [groups][rounds].
+    texts        prompt -> output ids of the untimed first pass.
+    divergences  (prompt, where it parted from plain decoding's text); only where texts must be equal: greedy.
+    peak_memory  bytes, see `memory.Peak`; None where the system does not tell.
+    """
+
+    arm: Arm
+    prompts: Seq[Seq[int]]
+    groups: list[list[int]]
+    plain: Run | None = None
+    cells: list[list[Cell]] = field(default_factory=list)
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    divergences: list[tuple[int, Divergence]] = field(default_factory=list)
+    peak_memory: int | None = None
+    drafter: Any = None
+
+    @property
+    def lossless(self) -> bool:
+        return self.arm.llm.rule.lossless
+
+    @property
+    def exact(self) -> bool:
+        """Under a lossless rule, and every text token-identical to plain decoding's, near-ties aside."""
+        return self.lossless and all(d.near_tie for _, d in self.divergences)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that every group has completed."""
+        return min((len(row) for row in self.cells), default=0)
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is a complete round, of plain decoding as well."""
+        return self.rounds > 0 and (self.plain is None or self.plain.rounds > 0)
+
+    def stats(self, groups: Seq[int] | None = None) -> SpecStats:
+        """Counters of all rounds, of all groups or of some."""
+        return sum((c.stats for row in self._rows(groups) for c in row), SpecStats())
+
+    def seconds_per_token(self, groups: Seq[int] | None = None) -> np.ndarray:
+        """[groups, rounds], prompt processing included."""
+        return np.array([[c.seconds / c.tokens for c in row] for row in self._rows(groups)])
+
+    def weights(self, groups: Seq[int] | None = None) -> np.ndarray:
+        """[groups] Mean output tokens: how much a group counts."""
+        return np.array([np.mean([c.tokens for c in row]) for row in self._rows(groups)])
+
+    def tokens_per_second(self, groups: Seq[int] | None = None) -> Estimate:
+        """Output tokens over time, prompts' own processing included. A group's time is its median over the rounds."""
+        return _inverse(estimates.mean(self.seconds_per_token(groups), self.weights(groups)))
+
+    def speedup(self, groups: Seq[int] | None = None) -> Estimate:
+        """Plain decoding's time for a token over this one's, by prompts and rounds in pairs, each prompt weighted by
+        its tokens under plain decoding. Plain decoding itself: 1."""
+        if self.plain is None:
+            return Estimate(1.0, 1.0, 1.0)
+        rounds = min(self.rounds, self.plain.rounds)
+        top, bottom = (run.seconds_per_token(groups)[:, :rounds] for run in (self.plain, self))
+        return estimates.ratio(top, bottom, weights=self.plain.weights(groups))
+
+    def first_token_seconds(self, groups: Seq[int] | None = None) -> float:
+        """Median over prompts and rounds."""
+        return float(np.median([c.first for row in self._rows(groups) for c in row]))
+
+    def seconds_per_later_token(self, groups: Seq[int] | None = None) -> float | None:
+        """Time per output token after the first, as one request sees it, by token count and not by chunk; median over
+        prompts and rounds. None if no text has a second token."""
+        times = [
+            (c.seconds - c.first) / (c.tokens / len(group) - 1)
+            for group, row in zip(self._groups(groups), self._rows(groups), strict=True)
+            for c in row
+            if c.tokens > len(group)
+        ]
+        return float(np.median(times)) if times else None
+
+    def _rows(self, groups: Seq[int] | None) -> list[list[Cell]]:
+        """Cells of the complete rounds."""
+        chosen = self.cells if groups is None else [self.cells[g] for g in groups]
+        return [row[: self.rounds] for row in chosen]
+
+    def _groups(self, groups: Seq[int] | None) -> list[list[int]]:
+        return self.groups if groups is None else [self.groups[g] for g in groups]
+
+
+def line_up(arms: Seq[Arm], prompts: Seq[Seq[int]], kinds: Seq[str] | None = None) -> list[Run]:
+    """A run for each arm. Prompts are decoded in batches of the arm's size, never of two `kinds` (one for each prompt)
+    in one batch; the last batch of a kind may be smaller. An arm stands behind the one it is compared with."""
+    runs: dict[int, Run] = {}
+    kinds = kinds or [""] * len(prompts)
+    for arm in arms:
+        groups = []
+        for kind in dict.fromkeys(kinds):
+            own = [i for i, k in enumerate(kinds) if k == kind]
+            groups += [own[at : at + arm.batch] for at in range(0, len(own), arm.batch)]
+        plain = None if arm.against is None else runs[id(arm.against)]
+        runs[id(arm)] = Run(arm, prompts, groups, plain, [[] for _ in groups])
+    return list(runs.values())
+
+
+def passes(runs: Seq[Run], rounds: int) -> int:
+    """How often `race` calls `advance`: the length of the progress bar."""
+    return sum(len(run.groups) for run in runs) * (rounds + 1)
+
+
+def race(
+    runs: Seq[Run],
+    rounds: int,
+    advance: Callable[[], None] = lambda: None,
+    seconds: float = float("inf"),
+    each_round: Callable[[], None] = lambda: None,
+    seed: int = 0,
+) -> None:
+    """Decode everything once untimed (warm-up, texts, memory), then `rounds` times timed, arms taking turns.
+
+    seconds     after so long no further round begins (`FEWEST_ROUNDS` are always run).
+    advance     called after each batch; each_round: after each timed round.
+
+    The runs are filled in as it goes: whatever interrupts this, what was measured until then is in them.
+    """
+    for run in runs:
+        warm_up(run, seed, advance)
+    began = perf_counter()
+    order = list(runs)
+    for turn in range(rounds):
+        if turn >= FEWEST_ROUNDS and perf_counter() - began > seconds:
+            break
+        for run in order:
+            run.drafter = run.arm.prepare()
+        for g in range(max(len(run.groups) for run in order)):
+            for run in order:
+                if g < len(run.groups):
+                    _timed(run, g, seed + 1 + turn)
+                    advance()
+        order = [*order[1:], order[0]]
+        each_round()
+
+
+def warm_up(run: Run, seed: int, advance: Callable[[], None] = lambda: None) -> None:
+    """One pass that is not timed: it compiles what compiles late, keeps the texts, and measures memory."""
+    run.drafter = run.arm.prepare()
+    with memory.Peak(run.arm.llm.target.device) as peak:
+        for group in run.groups:
+            done, _ = decode(run.arm, run.drafter, [run.prompts[i] for i in group], [_seed(seed, i) for i in group])
+            for i, completion in zip(group, done, strict=True):
+                run.texts[i] = completion.token_ids
+                _compare(run, i, completion)
+            advance()
+    run.peak_memory = peak.bytes
+
+
+def decode(arm: Arm, drafter: Any, prompts: Seq[Seq[int]], seeds: Seq[int]) -> tuple[list[Completion], float]:
+    """Decode one batch. Returns the completions and the wall seconds they took."""
+    llm = arm.llm
+    llm.use(drafter)
+    llm.draft_tokens, before, llm.max_batch = arm.draft_tokens, llm.max_batch, len(prompts)
+    params = [replace(arm.params, seed=seed) for seed in seeds]
+    try:
+        began = perf_counter()
+        done = llm.generate([list(p) for p in prompts], params)
+        return done, perf_counter() - began
+    finally:
+        llm.max_batch = before
+
+
+def _timed(run: Run, g: int, seed: int) -> None:
+    group = run.groups[g]
+    done, spent = decode(run.arm, run.drafter, [run.prompts[i] for i in group], [_seed(seed, i) for i in group])
+    stats = sum((c.stats for c in done), SpecStats())
+    first = float(np.mean([c.stats.first_token_seconds or 0.0 for c in done]))
+    run.cells[g].append(Cell(spent, stats.tokens, first, stats))
+    for i, completion in zip(group, done, strict=True):
+        _compare(run, i, completion)
+
+
+def _compare(run: Run, i: int, completion: Completion) -> None:
+    """Greedy texts must be plain decoding's, in every round; each prompt is examined once."""
+    if run.plain is None or not run.arm.params.greedy or any(i == seen for seen, _ in run.divergences):
+        return
+    stats, batch = completion.stats, run.arm.batch
+    widest = max(run.arm.draft_tokens, -(-stats.proposed // max(1, stats.rounds)))  # trees are wider than they are deep
+    parted = divergence(
+        run.arm.llm.target, run.prompts[i], run.plain.texts[i], completion.token_ids, (widest + 1) * batch
+    )
+    if parted is not None:
+        run.divergences.append((i, parted))
+
+
+def _seed(round_seed: int, prompt: int) -> int:
+    return round_seed * 100_003 + prompt
+
+
+def _inverse(each: Estimate) -> Estimate:
+    return Estimate(1 / each.value, 1 / each.high, 1 / each.low)

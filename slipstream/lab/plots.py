@@ -1,0 +1,204 @@
+"""The plots of the laboratory: drawn once, shown as inline SVG that follows the page's colours, or exported for papers.
+
+Colours are those of Okabe and Ito (2008), told apart by every kind of colour vision; line styles and markers differ as
+well, so that nothing depends on colour alone. Each plot is drawn twice for a page, wide and narrow, because a wide plot
+shrunk to a telephone cannot be read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
+from io import BytesIO, StringIO
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+INK, SOFT, RULE, PAPER, GREY, ON_PARTS = "#1b1f24", "#57606a", "#d5d9de", "#ffffff", "#aab2bb", "#101214"
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1)), (0, (8, 2)))
+PARTS = ("#56b4e9", GREY, "#009e73", "#cc79a7", "#e69f00")
+"""Parts of a whole: what is largest as a rule comes second, and is grey."""
+NAMES = {INK: "--ink", SOFT: "--soft", RULE: "--rule", PAPER: "--paper", GREY: "--grey"}
+NAMES |= {colour: f"--c{i}" for i, colour in enumerate(SERIES)}
+"""Colour of a drawing -> variable of a page."""
+WIDE, NARROW = 7.4, 3.6
+"""Inches."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """name: of the exported file. title, caption: for people; alt: what it shows, in words, for whoever cannot see it.
+    draw: onto axes; narrow: whether there is little room. rows: height in units that suit the plot."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    draw: Callable[[Axes, bool], None]
+    height: float = 3.2
+
+
+def canvas(plot: Plot, narrow: bool = False) -> Canvas:
+    """The plot as a matplotlib figure. Nothing global is touched."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_style(plot.name)):
+        figure = Figure(figsize=(NARROW if narrow else WIDE, plot.height), layout="constrained")
+        axes = figure.add_subplot()
+        plot.draw(axes, narrow)
+        return figure
+
+
+def svg(plot: Plot, narrow: bool = False) -> str:
+    """A standalone SVG document."""
+    import matplotlib
+
+    out = StringIO()
+    with matplotlib.rc_context(_style(plot.name)):
+        canvas(plot, narrow).savefig(out, format="svg", transparent=False, metadata={"Date": None, "Creator": None})
+    return out.getvalue()
+
+
+def png(plot: Plot, dots: int = 300) -> bytes:
+    """PNG at `dots` to the inch."""
+    import matplotlib
+
+    out = BytesIO()
+    with matplotlib.rc_context(_style(plot.name)):
+        canvas(plot).savefig(out, format="png", dpi=dots, metadata={"Software": None})
+    return out.getvalue()
+
+
+def inline(plot: Plot, key: str, narrow: bool = False) -> str:
+    """The SVG for a page: colours by the page's variables, ids made unique by `key`, as wide as there is room."""
+    text = svg(plot, narrow)
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{key}-\1"', text)
+    text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{key}-", text)
+    for colour, name in NAMES.items():
+        text = text.replace(f": {colour}", f": var({name})")
+    size = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', text)
+    if size:
+        text = text.replace(size.group(0), 'width="100%"', 1)
+    return text.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
+
+
+def _style(name: str) -> Any:
+    return {
+        "svg.fonttype": "none",  # text stays text
+        "svg.hashsalt": name,  # the same ids at every drawing
+        "font.family": "sans-serif",
+        "font.sans-serif": ["Helvetica", "Arial", "Liberation Sans", "DejaVu Sans"],
+        "font.size": 9.5,
+        "axes.titlesize": 10,
+        "axes.labelcolor": SOFT,
+        "axes.edgecolor": RULE,
+        "axes.facecolor": PAPER,
+        "figure.facecolor": PAPER,
+        "text.color": INK,
+        "xtick.color": SOFT,
+        "ytick.color": SOFT,
+        "xtick.major.size": 0,
+        "ytick.major.size": 0,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.spines.left": False,
+        "axes.grid": True,
+        "grid.color": RULE,
+        "grid.linewidth": 0.6,
+        "axes.axisbelow": True,
+        "lines.linewidth": 1.6,
+        "lines.markersize": 5,
+        "legend.frameon": False,
+        "legend.fontsize": 9,
+        "patch.linewidth": 0.6,
+    }
+
+
+def legend(axes: Axes, narrow: bool, columns: int = 3) -> None:
+    """Above the plot, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(handles) > 1:
+        fits = 3 if max(map(len, labels)) < 9 else 1
+        rows = min(fits if narrow else columns, len(labels))
+        axes.figure.legend(  # type: ignore[union-attr]
+            handles, labels, loc="outside upper left", ncols=rows, handlelength=2.6, columnspacing=1.4
+        )
+
+
+def intervals(axes: Axes, rows: Seq[tuple[str, dict[str, float], int]], label: str, narrow: bool) -> None:
+    """A line for each row (name, {"value", "low", "high"}, series), from the top down; 1 is marked."""
+    for y, (_, e, series) in enumerate(rows):
+        colour = SERIES[series % len(SERIES)]
+        axes.plot([e["low"], e["high"]], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
+        axes.plot([e["value"]], [y], MARKERS[series % len(MARKERS)], color=colour, markersize=7)
+        axes.annotate(
+            f"{e['value']:.2f}x", (e["high"], y), xytext=(6, 0), textcoords="offset points", va="center", color=INK
+        )
+    axes.axvline(1, color=SOFT, linewidth=1, linestyle=(0, (3, 2)))
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], color=INK)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    low, high = min(e["low"] for _, e, _ in rows), max(e["high"] for _, e, _ in rows)
+    axes.set_xlim(min(0.9, low * 0.95), max(1.1, high) * (1.25 if narrow else 1.1))  # room for the figures
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(label)
+
+
+def lines(
+    axes: Axes, groups: Seq[tuple[str, Seq[float], Seq[float]]], x: str, y: str, narrow: bool, percent: bool = True
+) -> None:
+    """Several named lines (name, xs, ys)."""
+    for i, (name, xs, ys) in enumerate(groups):
+        axes.plot(
+            xs, ys, color=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)],
+            linestyle=DASHES[i % len(DASHES)], label=name,
+        )  # fmt: skip
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if percent:
+        as_percent(axes)
+    legend(axes, narrow)
+
+
+def ticks(axes: Axes, xs: Seq[Any]) -> None:
+    """A tick at each of the values that were measured, where there is room for all."""
+    values = sorted(set(xs)) if all(isinstance(x, (int, float)) for x in xs) else []
+    if 1 < len(values) <= 12:
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+
+
+def as_percent(axes: Axes) -> None:
+    """A vertical axis from 0 to 100 %."""
+    axes.set_ylim(0, 1.03)
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
+
+
+def shares(axes: Axes, rows: Seq[tuple[str, dict[str, float]]], narrow: bool) -> None:
+    """Stacked bars: one row a name, parts as shares of the whole."""
+    left = [0.0] * len(rows)
+    parts = list(rows[0][1])
+    for i, part in enumerate(parts):
+        widths = [values[part] for _, values in rows]
+        axes.barh(
+            range(len(rows)), widths, left=left, height=0.62, color=PARTS[i % len(PARTS)], label=part, edgecolor=PAPER,
+        )  # fmt: skip
+        for y, (start, width) in enumerate(zip(left, widths, strict=True)):
+            if width > (0.12 if narrow else 0.06):
+                middle = start + width / 2
+                axes.annotate(
+                    f"{100 * width:.0f} %", (middle, y), ha="center", va="center", color=ON_PARTS, fontsize=8.5
+                )
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows], color=INK)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(0, 1)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
+    axes.grid(visible=False, axis="y")
+    legend(axes, narrow, columns=5)

@@ -1,0 +1,269 @@
+"""Prompts to measure on: the ones that ship, and the files that people have.
+
+    Spec-Bench   JSON lines with question_id, category, turns (a question, and follow-ups); 2401.07851
+    HumanEval    JSON lines with task_id, prompt: code to continue; 2107.03374
+    JSON lines   {"prompt": ...} or {"text": ...}, with "category" if you like
+    text         one prompt a line; or, if a line consists of --- only, whatever stands between such lines
+
+What a drafter is worth depends on the text more than on anything else, so prompts are real, no two are the same, and
+categories are kept apart to the end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.errors import ParameterError, PromptError, did_you_mean
+from slipstream.lab.provenance import text_digest
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM
+
+TEMPLATES = ("auto", "chat", "raw")
+FENCE = "---"
+PROBED = 48
+"""Tokens at the beginning of a prompt by which it is judged."""
+RANDOM = 0.85
+"""A prompt whose tokens surprise the target by more than this share of ln V, what uniform noise would, is no text."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One prompt as it was found. request: a question to be answered, rather than text to be continued."""
+
+    text: str
+    category: str
+    name: str
+    request: bool = False
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt as the target sees it."""
+
+    ids: list[int]
+    category: str
+    name: str
+
+
+@dataclass
+class PromptSet:
+    """source: file name or built-in kinds. digest: of the texts that were chosen. warnings: for the reader."""
+
+    source: str
+    prompts: list[Prompt]
+    digest: str
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[list[int]]:
+        return [prompt.ids for prompt in self.prompts]
+
+    @property
+    def categories(self) -> list[str]:
+        """The category of each prompt."""
+        return [prompt.category for prompt in self.prompts]
+
+    def as_dict(self) -> dict[str, Any]:
+        counts = {kind: self.categories.count(kind) for kind in dict.fromkeys(self.categories)}
+        lengths = [len(prompt.ids) for prompt in self.prompts]
+        return {
+            "source": self.source,
+            "digest": self.digest,
+            "categories": counts,
+            "names": [prompt.name for prompt in self.prompts],
+            "lengths": lengths,
+        }
+
+
+def load(
+    llm: LLM, source: str = "code,edit", count: int | None = None, categories: Seq[str] = (), template: str = "auto"
+) -> PromptSet:
+    """Choose and encode prompts.
+
+    source      a file, or kinds that ship, as in "code" or "code,edit".
+    count       most prompts, taken from all categories in turn; None takes all.
+    categories  only these.
+    template    "chat" puts each prompt into the chat template, "raw" none, "auto" those that ask for an answer.
+
+    Raises PromptError for files that cannot be read or hold nothing, ParameterError for unknown names.
+    """
+    if template not in TEMPLATES:
+        raise ParameterError(f"template is {template!r}", fix=did_you_mean(template, TEMPLATES))
+    if count is not None and count < 1:
+        raise ParameterError(f"the number of prompts is {count}, must be at least 1")
+    found = entries(source)
+    known = list(dict.fromkeys(entry.category for entry in found))
+    for name in categories:
+        if name not in known:
+            raise ParameterError(f"{source} has no category {name!r}", fix=did_you_mean(name, known))
+    if categories:
+        found = [entry for entry in found if entry.category in categories]
+    warnings = []
+    unique = list({entry.text: entry for entry in reversed(found)}.values())[::-1]
+    if len(unique) < len(found):
+        gone = len(found) - len(unique)
+        warnings.append(
+            f"{gone} of {len(found)} prompts were repetitions and were left out: a drafter that learns would only "
+            "have to remember"
+        )
+    chosen = in_turns(unique, count)
+    prompts, long = [], 0
+    for entry in chosen:
+        ids = encode(llm, entry, template)
+        if len(ids) >= llm.target.context:
+            if not is_built_in(source):
+                long += 1
+                continue
+            ids = ids[-max(1, llm.target.context // 2) :]
+        prompts.append(Prompt(ids, entry.category, entry.name))
+    if long:
+        warnings.append(f"{long} prompts do not fit into the context of {llm.target.context} tokens and were left out")
+    if not prompts:
+        raise PromptError(f"no prompt of {source} fits into the target's context of {llm.target.context} tokens")
+    name = source if is_built_in(source) else Path(source).name
+    made = PromptSet(name, prompts, text_digest(*(entry.text for entry in chosen)), warnings)
+    made.warnings += surprises(llm, made)
+    return made
+
+
+def is_built_in(source: str) -> bool:
+    from slipstream import zoo
+
+    return all(kind in zoo.PROMPT_KINDS for kind in source.split(","))
+
+
+def entries(source: str) -> list[Entry]:
+    """All prompts of a file, or of kinds that ship."""
+    from slipstream import zoo
+
+    if is_built_in(source):
+        return [
+            Entry(entry["prompt"], kind, f"{entry['package']}/{entry['file']}", request=kind == "edit")
+            for kind in source.split(",")
+            for entry in zoo.prompts(kind)
+        ]
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise PromptError(
+            f"there is no prompt file {source!r}, and no such kind of prompts ships",
+            fix=f"name a file, or {' or '.join(zoo.PROMPT_KINDS)}",
+        )
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise PromptError(f"{source} cannot be read: {fault}", fix="give UTF-8 text or JSON lines") from fault
+    lines = path.suffix in (".jsonl", ".json", ".ndjson") or text.lstrip().startswith("{")
+    found = list(_json_lines(path, text) if lines else _plain_text(path, text))
+    if not found:
+        raise PromptError(f"{source} holds no prompt", fix="one JSON object a line, or one prompt a line")
+    return found
+
+
+def in_turns(found: Seq[Entry], count: int | None) -> list[Entry]:
+    """At most `count`, from all categories in turn; then category by category, in their own order."""
+    own: dict[str, list[Entry]] = {}
+    for entry in found:
+        own.setdefault(entry.category, []).append(entry)
+    taken = dict.fromkeys(own, 0)
+    left = len(found) if count is None else min(count, len(found))
+    while left:
+        for kind, group in own.items():
+            if left and taken[kind] < len(group):
+                taken[kind] += 1
+                left -= 1
+    return [entry for kind, group in own.items() for entry in group[: taken[kind]]]
+
+
+def encode(llm: LLM, entry: Entry, template: str) -> list[int]:
+    """Token ids of a prompt, in the chat template where that is wanted and there is one."""
+    has = bool(getattr(llm.tokenizer, "chat_template", None))
+    if template == "chat" or (template == "auto" and entry.request and has):
+        return llm.chat_prompt(entry.text)  # says so where there is no template
+    if llm.tokenizer is None:
+        raise PromptError("a text prompt needs a tokenizer", fix="name a target that brings one")
+    return list(llm.tokenizer.encode(entry.text))
+
+
+def built_in(llm: LLM, kind: str, count: int) -> list[list[int]]:
+    """Token ids of the first prompts of a kind ("code": text to continue; "edit": requests). Where the context is
+    short, prompts keep their end and leave half of it to the answer."""
+    ids = [encode(llm, entry, "auto") for entry in entries(kind)[:count]]
+    return [row[-max(1, llm.target.context // 2) :] for row in ids]
+
+
+def surprises(llm: LLM, made: PromptSet) -> list[str]:
+    """A warning if the target finds prompts as surprising as noise: acceptance on such text says nothing of use."""
+    uniform = math.log(llm.target.vocab_size)
+    long = [prompt.ids for prompt in made.prompts if len(prompt.ids) >= 4]
+    levels = [surprise(llm, ids) for ids in long]
+    odd = sum(level > RANDOM * uniform for level in levels)
+    if not odd:
+        return []
+    worst = max(levels)
+    return [
+        f"{odd} of {len(made.prompts)} prompts look like random tokens to the target (up to {worst:.1f} nats a token; "
+        f"uniform noise has {uniform:.1f}): acceptance on them says nothing about real text"
+    ]
+
+
+def surprise(llm: LLM, ids: Seq[int]) -> float:
+    """Mean -ln p of the first tokens of a text under the target, in nats a token."""
+    ids = list(ids[: PROBED + 1])
+    target, seq = llm.target, Sequence(ids[:1], context=llm.target.context)
+    try:
+        out = target.run([seq], Draft.chains([ids[1:]], device=target.device))  # every token a row of its own
+        logs = torch.log_softmax(out.logits[: len(ids) - 1].double(), -1)  # [n, V]
+        following = torch.tensor(ids[1:], device=logs.device)[:, None]
+        return float(-logs.gather(1, following).mean())
+    finally:
+        target.release(seq.id)
+
+
+def _json_lines(path: Path, text: str) -> Iterable[Entry]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                found = json.loads(line)
+            except json.JSONDecodeError as fault:
+                raise PromptError(
+                    f"{path.name}, line {number}, is not JSON: {fault.msg} at column {fault.colno}",
+                    fix="one JSON object a line, without line breaks inside",
+                ) from fault
+            yield _entry(path, number, found)
+
+
+def _entry(path: Path, number: int, found: Any) -> Entry:
+    where = f"{path.name}, line {number},"
+    if not isinstance(found, dict):
+        raise PromptError(f"{where} is a {type(found).__name__}, an object is needed", fix='as in {"prompt": "..."}')
+    category = str(found.get("category") or ("HumanEval" if "task_id" in found else path.stem))
+    name = str(found.get("question_id", found.get("task_id", number)))
+    turns = found.get("turns")
+    if isinstance(turns, list) and turns:
+        text, request = turns[0], True
+    else:
+        text, request = found.get("prompt", found.get("text")), False
+    if not isinstance(text, str) or not text.strip():
+        has = ", ".join(map(repr, found)) or "nothing"
+        raise PromptError(f"{where} holds no prompt; it has {has}", fix="needed is turns, prompt or text, not empty")
+    return Entry(text, category, name, request)
+
+
+def _plain_text(path: Path, text: str) -> Iterable[Entry]:
+    lines = text.splitlines()
+    if any(line.strip() == FENCE for line in lines):
+        parts = "\n".join(FENCE if line.strip() == FENCE else line for line in lines).split(f"\n{FENCE}")
+        lines = [part.removeprefix(FENCE).strip("\n") for part in parts]
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield Entry(line, path.stem, str(number))

@@ -1,0 +1,171 @@
+"""Where a number comes from: machine, versions, commit, date, weights, prompts, command."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from slipstream import __version__
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository, where there is one around this package."""
+PACKAGES = ("torch", "transformers", "tokenizers", "openvino", "numpy")
+
+
+def digest(files: Iterable[Path]) -> str:
+    """First 16 hex digits of the SHA-256 over the contents of the files, in the order given."""
+    whole = hashlib.sha256()
+    for file in files:
+        whole.update(file.read_bytes())
+    return whole.hexdigest()[:16]
+
+
+def text_digest(*texts: str) -> str:
+    """The same of texts, the division into texts included."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+def model(path: str | Path) -> dict[str, str | None]:
+    """Name and content of a checkpoint: a path inside the repository, else the folder's own name alone. What is not a
+    folder (a hub id) keeps its name."""
+    folder = Path(path).expanduser().resolve()
+    if not folder.is_dir():
+        return {"name": str(path), "sha256": None}
+    name = str(folder.relative_to(ROOT)) if folder.is_relative_to(ROOT) else folder.name
+    return {"name": name, "sha256": digest(sorted(folder.glob("*.safetensors")))}
+
+
+def machine() -> dict[str, Any]:
+    """CPU, accelerator, memory (bytes) and system."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    flags = next((line for line in lines if line.startswith("flags")), "").split()
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "vector": [f for f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8") if f in flags],
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None,
+        "system": platform.platform(),
+    }
+
+
+class Neighbours:
+    """How much of the machine others used meanwhile: the share of its processor time, 0 to 1, that went neither to
+    this process nor to the children it has waited for. None where the system does not tell."""
+
+    def __init__(self) -> None:
+        self._start, self._used = monotonic(), _others()
+
+    def share(self) -> float | None:
+        now = _others()
+        if now is None or self._used is None:
+            return None
+        return max(0.0, now - self._used) / ((monotonic() - self._start) * (os.cpu_count() or 1))
+
+
+def _others() -> float | None:
+    """Seconds of processor time since the start of the machine that were not ours."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    user, nice, system, _, _, irq, soft, steal = map(int, stat.read_text().split("\n", 1)[0].split()[1:9])
+    own = sum(os.times()[:4])  # user and system, of this process and of its children
+    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK") - own
+
+
+def commit() -> str | None:
+    """The checked-out commit, marked where files have changed since; None outside the project's repository."""
+    git = lambda *a: subprocess.run(["git", *a], cwd=ROOT, capture_output=True, text=True)  # noqa: E731
+    try:
+        if not (ROOT / ".git").exists():  # installed: whatever repository lies around it is another one
+            return None
+        head = git("rev-parse", "--short=12", "HEAD")
+    except OSError:  # no git
+        return None
+    if head.returncode:
+        return None
+    return head.stdout.strip() + (" and uncommitted changes" if git("status", "--porcelain").stdout.strip() else "")
+
+
+def versions() -> dict[str, str]:
+    """Of Slipstream, Python and the libraries that compute."""
+    found = {"slipstream": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def command_line(arguments: Iterable[str] | None = None) -> str:
+    """The command that runs, as one would type it."""
+    words = list(sys.argv if arguments is None else arguments)
+    return shlex.join([Path(words[0]).name.removesuffix(".py"), *words[1:]]) if words else ""
+
+
+def provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]:
+    """Everything behind a measurement with this engine, as plain JSON values."""
+    return {
+        "date": now(),
+        "command": command_line(),
+        "commit": commit(),
+        "versions": versions(),
+        "machine": machine(),
+        "seed": seed,
+        **engine_facts(llm),
+        **more,
+    }
+
+
+def drafts(drafters: Iterable[Any]) -> dict[str, Any]:
+    """Name and content of every checkpoint among drafters (as `LLM.use` takes them) and their options."""
+    from slipstream.drafters.registry import DRAFTERS
+    from slipstream.llm import checkpoint_of
+
+    flat = [each for drafter in drafters for each in (drafter if isinstance(drafter, list) else [drafter])]
+    paths = [each for each in flat if isinstance(each, (str, Path)) and each not in DRAFTERS]
+    return {str(path): model(checkpoint_of(path, "draft")) for path in paths}
+
+
+def engine_facts(llm: LLM) -> dict[str, Any]:
+    """Target, executor, dtype, device, rule, and a digest of the chat template."""
+    import torch
+
+    target, template = llm.target, getattr(llm.tokenizer, "chat_template", None)
+    executor, source = getattr(target, "executor", None), getattr(target, "source", None)
+    dtype = getattr(executor, "dtype", "float32" if executor is not None else None)
+    return {
+        "target": {"name": type(target).__name__, "sha256": None} if source is None else model(source),
+        "executor": getattr(executor, "name", None),
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "quantize": getattr(executor, "quantize", None),
+        "device": _device(target.device),
+        "torch_threads": torch.get_num_threads(),
+        "rule": llm.rule.name,
+        "template": None if template is None else text_digest(str(template)),
+    }
+
+
+def _device(device: Any) -> str:
+    import torch
+
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)

@@ -1,0 +1,172 @@
+"""What a page says of a sweep result."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from slipstream.lab import plots
+from slipstream.lab.plots import Plot
+from slipstream.lab.report import Section, Table, percent, times
+from slipstream.lab.report_bench import interval
+from slipstream.lab.results import Result
+
+AXES = {"draft_tokens": "draft length K", "batch": "batch size", "tree_nodes": "guesses in a tree"}
+Series = list[tuple[str, list[dict[str, Any]]]]
+
+
+def section(result: Result) -> Section:
+    arms = result.data["arms"]
+    fast = [arm for arm in arms if not arm["plain"]]
+    axis = result.settings["x"]
+    made = Section(f"Sweep over {title(axis)}", lead(fast))
+    if not fast:
+        return made
+    series = grouped(fast, axis)
+    made.plots += [speed(series, axis), acceptance(series, axis), length(series, axis)]
+    made.tables.append(table(arms, result.settings["axes"]))
+    return made
+
+
+def lead(fast: list[dict[str, Any]]) -> str:
+    if not fast:
+        return "Nothing was measured before the run ended."
+    best = max(fast, key=lambda arm: arm["overall"]["speedup"]["value"])
+    gain = best["overall"]["speedup"]
+    text = (
+        f"Fastest: {where(best)}, at {times(gain['value'])} the speed of plain decoding (95 % interval "
+        f"{times(gain['low'])} to {times(gain['high'])})."
+    )
+    known = [arm for arm in fast if arm.get("predicted")]
+    if known:
+        off = [abs(arm["predicted"]["speedup"] / arm["overall"]["speedup"]["value"] - 1) for arm in known]
+        text += f" The closed forms are off by {percent(sum(off) / len(off))} on average, {percent(max(off))} at most."
+    return text
+
+
+def title(axis: str) -> str:
+    return AXES.get(axis, axis.replace("_", " "))
+
+
+def where(arm: dict[str, Any]) -> str:
+    return ", ".join(f"{title(name)} {value}" for name, value in arm["values"].items())
+
+
+def grouped(fast: list[dict[str, Any]], axis: str) -> Series:
+    """Points by everything but the horizontal axis."""
+    out: dict[str, list[dict[str, Any]]] = {}
+    for arm in fast:
+        rest = ", ".join(
+            str(value) if name == "drafter" else f"{title(name)} {value}"
+            for name, value in arm["values"].items()
+            if name != axis
+        )
+        out.setdefault(rest or arm["label"], []).append(arm)
+    return list(out.items())
+
+
+def _xs(points: list[dict[str, Any]], axis: str) -> list[Any]:
+    values = [point["values"][axis] for point in points]
+    return (
+        values
+        if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
+        else list(map(str, values))
+    )
+
+
+def dodged(xs: list[Any], i: int, count: int) -> list[Any]:
+    """Numbers moved aside a little, each of `count` series by its own amount; words stay."""
+    values = sorted(set(xs))
+    if len(values) < 2 or isinstance(values[0], str):
+        return xs
+    step = min(b - a for a, b in pairwise(values))
+    return [x + 0.06 * step * (i - (count - 1) / 2) for x in xs]
+
+
+def speed(series: Series, axis: str) -> Plot:
+    def draw(axes: Any, narrow: bool) -> None:
+        for i, (label, points) in enumerate(series):
+            xs, colour = _xs(points, axis), plots.SERIES[i % len(plots.SERIES)]
+            gains = [p["overall"]["speedup"] for p in points]
+            y = [g["value"] for g in gains]
+            if len(series) > 1:
+                xs = dodged(xs, i, len(series))  # so that intervals do not hide each other
+            spread = [[g["value"] - g["low"] for g in gains], [g["high"] - g["value"] for g in gains]]
+            many = len(series) > 1
+            axes.errorbar(
+                xs, y, yerr=spread, fmt=plots.MARKERS[i % len(plots.MARKERS)], color=colour, capsize=3,
+                label=f"{label}, measured" if many else "measured",
+            )  # fmt: skip
+            expected = [(x, p["predicted"]["speedup"]) for x, p in zip(xs, points, strict=True) if p.get("predicted")]
+            if expected:
+                axes.plot(
+                    *zip(*expected, strict=True), color=colour, linestyle=plots.DASHES[1], linewidth=1.4,
+                    label=f"{label}, predicted" if many else "predicted",
+                )  # fmt: skip
+        axes.axhline(1, color=plots.SOFT, linewidth=1, linestyle=(0, (3, 2)))
+        axes.set_ylim(bottom=min(0.8, axes.get_ylim()[0]))
+        axes.set_xlabel(title(axis))
+        axes.set_ylabel("speed-up over plain decoding")
+        plots.ticks(axes, [x for _, points in series for x in _xs(points, axis)])
+        plots.legend(axes, narrow, columns=2 if len(series) > 1 else 3)
+
+    return Plot(
+        "sweep-speedup", f"Speed-up by {title(axis)}",
+        "Points: measured, with 95 % intervals. Dashed: predicted by the closed forms from acceptance by position at "
+        "the longest draft and from the cost curve of the target. At 1 lies plain decoding.",
+        "; ".join(f"{where(p)}: {interval(p['overall']['speedup'])}" for _, ps in series for p in ps), draw, height=3.6,
+    )  # fmt: skip
+
+
+def acceptance(series: Series, axis: str) -> Plot:
+    groups = [(label, _xs(ps, axis), [p["overall"]["acceptance_rate"] or 0.0 for p in ps]) for label, ps in series]
+
+    def draw(axes: Any, narrow: bool) -> None:
+        plots.lines(axes, groups, title(axis), "acceptance rate", narrow)
+        plots.ticks(axes, [x for _, xs, _ in groups for x in xs])
+
+    return Plot(
+        "sweep-acceptance", f"Acceptance rate by {title(axis)}", "Guesses that stood over guesses that were verified.",
+        "; ".join(f"{label}: {', '.join(percent(y) for y in ys)}" for label, _, ys in groups),
+        draw,
+    )  # fmt: skip
+
+
+def length(series: Series, axis: str) -> Plot:
+    groups = [(label, _xs(ps, axis), [p["overall"]["mean_acceptance_length"] for p in ps]) for label, ps in series]
+
+    def draw(axes: Any, narrow: bool) -> None:
+        plots.lines(axes, groups, title(axis), "tokens a round (tau)", narrow, percent=False)
+        plots.ticks(axes, [x for _, xs, _ in groups for x in xs])
+        axes.set_ylim(bottom=min(1.0, axes.get_ylim()[0]))
+
+    return Plot(
+        "sweep-length", f"Tokens a round by {title(axis)}",
+        "Output tokens over rounds of the target, its own token included.",
+        "; ".join(f"{label}: {', '.join(f'{y:.2f}' for y in ys)}" for label, _, ys in groups), draw,
+    )  # fmt: skip
+
+
+def table(arms: list[dict[str, Any]], axes: dict[str, list[Any]]) -> Table:
+    varied = [name for name, values in axes.items() if len(values) > 1]
+    named = (title(name) for name in varied)
+    heads = [*(head[:1].upper() + head[1:] for head in named), "Acceptance", "tau", "Tokens/s",
+             "Speed-up (95 % interval)", "Predicted tokens/s", "Predicted speed-up"]  # fmt: skip
+    rows = []
+    for arm in arms:
+        f, expected = arm["overall"], arm.get("predicted")
+        own = [str(arm["values"].get(name, "")) for name in varied]
+        if arm["plain"]:
+            own = ["plain", *(str(arm[n]) if n in ("temperature", "batch") else "" for n in varied[1:])]
+        rows.append(
+            [
+                *own,
+                percent(f["acceptance_rate"]),
+                f"{f['mean_acceptance_length']:.2f}",
+                f"{f['tokens_per_second']['value']:.0f}",
+                "1" if arm["plain"] else interval(f["speedup"]),
+                f"{expected['tokens_per_second']:.0f}" if expected else "",
+                times(expected["speedup"]) if expected else "",
+            ]
+        )
+    return Table("All settings", heads, rows, left=tuple(range(len(varied))))

@@ -1,0 +1,212 @@
+"""What a page says of a trace: the text, every token of it to be pointed at, and acceptance over time."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+from slipstream.lab import plots
+from slipstream.lab.plots import Plot
+from slipstream.lab.report import TEMPLATES, Section, Table, percent
+from slipstream.lab.results import Result
+
+BEFORE = 400
+"""Characters of the prompt's end that are shown."""
+
+
+def section(result: Result) -> Section:
+    data, settings = result.data, result.settings
+    stats = data["stats"]
+    made = Section("Trace of one generation", lead(settings, stats))
+    if not data["tokens"]:
+        return made
+    made.html = text(result)
+    made.script = (TEMPLATES / "trace.js").read_text(encoding="utf-8")
+    if data["rolling"]:
+        made.plots.append(over_time(data["rolling"], settings["window"]))
+    made.plots.append(histogram(stats))
+    if stats["position_rates"]:
+        made.plots.append(positions(stats))
+    made.tables += [by_proposer(data), rounds(data)]
+    return made
+
+
+def lead(settings: dict[str, Any], stats: dict[str, Any]) -> str:
+    tau = stats["mean_acceptance_length"]
+    if not stats["rounds"]:
+        return "Nothing was generated before the run ended."
+    said = f"{stats['tokens']} tokens in {stats['rounds']} rounds of the target: {tau:.2f} a round."
+    if stats["proposed"]:
+        said += (
+            f" {settings['contender']} proposed {stats['proposed']} guesses, of which {stats['accepted']} stood: "
+            f"acceptance rate {percent(stats['acceptance_rate'])}."
+        )
+    return said
+
+
+def proposers(data: dict[str, Any]) -> list[str]:
+    """Everyone who proposed a token, the target first, in the order of appearance."""
+    named = [t["by"] for t in data["tokens"]] + [g["by"] for t in data["tokens"] for g in t["rejected"]]
+    return ["target", *(name for name in dict.fromkeys(named) if name != "target")]
+
+
+def text(result: Result) -> str:
+    """The tokens, the legend, and the panel that tells about one of them."""
+    data, who = result.data, proposers(result.data)
+    legend = "".join(
+        f'<li><span class="t by{i}">{escape(name)}</span> '
+        f"{'chose it itself' if name == 'target' else 'proposed it, and it stood'}</li>"
+        for i, name in enumerate(who)
+    )
+    spans = []
+    for i, (token, piece) in enumerate(zip(data["tokens"], data["pieces"], strict=False)):
+        lost = "".join(
+            f'<del class="by{who.index(g["by"])}">{visible(str(data["vocabulary"][str(g["token"])]))}</del>'
+            for g in token["rejected"]
+        )
+        spans.append(
+            f'{lost}<span class="t by{who.index(token["by"])}" data-i="{i}" tabindex="{0 if i == 0 else -1}" '
+            f'role="button" aria-label="{escape(label(data, i))}">{visible(piece)}</span>'
+        )
+    prompt = data["prompt"]["text"]
+    before = ("… " if len(prompt) > BEFORE else "") + prompt[-BEFORE:]
+    facts = [fact(data, i) for i in range(len(data["tokens"]))]
+    law = (
+        "p and entropy are of the target's softmax, before temperature 0 made it a point mass."
+        if result.settings["law"] == "softmax"
+        else "p and entropy are of the law that verification used, after temperature and filters."
+    )
+    payload = json.dumps(facts, ensure_ascii=False).replace("</", "<\\/").replace("<!--", "<\\!--")
+    return f"""<h2>The text</h2>
+<ul class="legend">{legend}<li><label><input type="checkbox" class="show-lost"> show rejected guesses</label></li></ul>
+<div class="trace">
+<pre class="tokens"><span class="prompt">{escape(before)}</span>{"".join(spans)}</pre>
+<div class="panel" aria-live="polite"><p class="hint">Point at a token, or use the arrow keys on one.</p></div>
+</div>
+<p class="note">{law} A guess without q was chosen deterministically.</p>
+<script type="application/json" class="facts">{payload}</script>"""
+
+
+def visible(piece: str) -> str:
+    """Escaped text in which a token of nothing but white space can still be seen and pointed at."""
+    if piece and not piece.strip():
+        piece = piece.replace("\n", "⏎\n").replace("\t", "⇥")
+    return escape(piece) or "·"
+
+
+def label(data: dict[str, Any], i: int) -> str:
+    token = data["tokens"][i]
+    kind = "accepted guess of" if token["drafted"] else "chosen by"
+    return f"{data['pieces'][i].strip() or 'white space'}: {kind} {token['by']}, p {token['p']:.2f}"
+
+
+def fact(data: dict[str, Any], i: int) -> dict[str, Any]:
+    """What the panel shows of one token, as text."""
+    token, words = data["tokens"][i], data["vocabulary"]
+    return {
+        "text": data["pieces"][i],
+        "id": token["token"],
+        "from": f"proposed by {token['by']}, accepted" if token["drafted"] else "chosen by the target itself",
+        "round": f"round {token['round'] + 1}, token {token['place'] + 1} of "
+        f"{data['rounds'][token['round']]['tokens']}",
+        "p": number(token["p"]),
+        "q": "" if token["q"] is None else number(token["q"]),
+        "entropy": f"{token['entropy']:.2f} bits",
+        "rejected": [[words[str(g["token"])], g["by"], number(g["p"]), "" if g["q"] is None else number(g["q"])]
+                     for g in token["rejected"]],
+        "top": [[words[str(t)], number(p)] for t, p in token["top"]],
+    }  # fmt: skip
+
+
+def number(p: float) -> str:
+    return f"{p:.3f}" if p >= 0.0005 or p == 0 else "<0.001"
+
+
+def over_time(points: list[dict[str, Any]], window: int) -> Plot:
+    xs = [point["token"] for point in points]
+    groups = [
+        (f"last {window} rounds", xs, [p["rate"] for p in points]),
+        ("since the beginning", xs, [p["overall"] for p in points]),
+    ]
+
+    def draw(axes: Any, narrow: bool) -> None:
+        for i, (name, x, y) in enumerate(groups):
+            axes.plot(x, y, color=plots.SERIES[i], linestyle=plots.DASHES[i], label=name,
+                      marker=plots.MARKERS[i] if len(x) < 40 else None, markersize=3.5)  # fmt: skip
+        axes.set_xlabel("output token")
+        axes.set_ylabel("acceptance rate")
+        plots.as_percent(axes)
+        plots.legend(axes, narrow, columns=2)
+
+    return Plot(
+        "acceptance-over-time", "Acceptance over time",
+        f"Guesses that stood over guesses verified: in the last {window} rounds that drafted, and since the beginning.",
+        "; ".join(f"by token {p['token']}: {percent(p['rate'])}" for p in points), draw,
+    )  # fmt: skip
+
+
+def histogram(stats: dict[str, Any]) -> Plot:
+    counts = stats["histogram"]
+
+    def draw(axes: Any, narrow: bool) -> None:
+        axes.bar(range(len(counts)), counts, width=0.7, color=plots.SERIES[0])
+        for x, count in enumerate(counts):
+            if count:
+                axes.annotate(str(count), (x, count), xytext=(0, 3), textcoords="offset points", ha="center",
+                              color=plots.INK)  # fmt: skip
+        axes.set_xticks(range(len(counts)))
+        axes.set_xlabel("guesses accepted in a round")
+        axes.set_ylabel("rounds")
+        axes.grid(visible=False, axis="x")
+
+    return Plot(
+        "accepted-histogram", "Accepted guesses a round",
+        "Rounds by how many of their guesses stood; the round that reads the prompt drafts nothing and counts at 0.",
+        "; ".join(f"{i} accepted: {n} rounds" for i, n in enumerate(counts)), draw, height=2.8,
+    )  # fmt: skip
+
+
+def positions(stats: dict[str, Any]) -> Plot:
+    rates = stats["position_rates"]
+
+    def draw(axes: Any, narrow: bool) -> None:
+        axes.bar(range(1, len(rates) + 1), rates, width=0.7, color=plots.SERIES[2])
+        axes.set_xticks(range(1, len(rates) + 1))
+        axes.set_xlabel("position in the draft")
+        axes.set_ylabel("stood")
+        axes.grid(visible=False, axis="x")
+        plots.as_percent(axes)
+
+    return Plot(
+        "acceptance-by-position", "Acceptance by position",
+        "Of the rounds that drafted at least so deep, the share whose guess at that position stood.",
+        "; ".join(f"position {i + 1}: {percent(rate)}" for i, rate in enumerate(rates)), draw, height=2.8,
+    )  # fmt: skip
+
+
+def by_proposer(data: dict[str, Any]) -> Table:
+    """Tokens of the text and rejected guesses by who proposed them."""
+    rows = []
+    everything = len(data["tokens"])
+    for name in proposers(data):
+        own = [t for t in data["tokens"] if t["by"] == name]
+        lost = [g for t in data["tokens"] for g in t["rejected"] if g["by"] == name]
+        mean = sum(t["p"] for t in own) / len(own) if own else None
+        failed = "" if name == "target" else str(len(lost))
+        rows.append(
+            [name, str(len(own)), percent(len(own) / everything), failed, "" if mean is None else f"{mean:.2f}"]
+        )
+    heads = ["Proposed by", "Tokens of the text", "Share", "Rejected at the point of failure", "Mean p"]
+    note = "Only the guess at which a draft failed is rejected; what hung below it was never judged."
+    return Table("Who said what", heads, rows, note=note)
+
+
+def rounds(data: dict[str, Any]) -> Table:
+    """Every round, for those who cannot see colours."""
+    rows, at = [], 0
+    for i, each in enumerate(data["rounds"]):
+        said = "".join(data["pieces"][at : at + each["tokens"]])
+        at += each["tokens"]
+        rows.append([str(i + 1), str(each["drafted"]), str(each["accepted"]), str(each["tokens"]), repr(said)[1:-1]])
+    return Table("Round by round", ["Round", "Guesses", "Accepted", "Tokens", "Text"], rows, left=(4,))

@@ -1,0 +1,178 @@
+"""Result files: one JSON format for everything that the laboratory measures.
+
+    {"format": "slipstream-lab", "format_version": 1, "kind": "bench", "complete": true,
+     "settings": {...}, "provenance": {...}, "warnings": [...], "data": {...}}
+
+kind        the command that wrote it: "bench", "sweep", "trace", ...; it decides what `data` holds.
+complete    false if the run was interrupted or failed: `data` is then what had been measured until that moment.
+settings    what was asked for.
+provenance  what it was measured on (see `slipstream.lab.provenance`).
+warnings    what a reader has to know before believing the numbers.
+
+A file of another version is refused, never guessed at.
+
+    result = Result("bench", settings, provenance)
+    with recording(result, path, collect=lambda: {...}) as save:   # refuses an unwritable path before anything runs
+        ...                                                        # `save()` now and then keeps what there is so far
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import ResultError
+
+FORMAT, FORMAT_VERSION = "slipstream-lab", 1
+
+
+@dataclass
+class Result:
+    """See the module. All values are plain JSON values; NaN and infinities are written as null."""
+
+    kind: str
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+    data: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    complete: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        head = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": self.kind, "complete": self.complete}
+        body = {
+            "settings": self.settings,
+            "provenance": self.provenance,
+            "warnings": self.warnings,
+            "data": self.data,
+        }
+        return head | _plain(body)
+
+
+def write(result: Result, path: str | Path) -> None:
+    """Write the whole file or none of it: into a neighbour first, which then takes the name. Raises ResultError."""
+    path = Path(path)
+    text = json.dumps(result.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_text(path, text)
+
+
+def write_text(path: Path, text: str | bytes) -> None:
+    """Replace the file at once, so that no reader ever sees half of it. Raises ResultError."""
+    data = text.encode() if isinstance(text, str) else text
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes it private
+        os.replace(temporary, path)
+    except OSError as fault:
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)
+        raise ResultError(
+            f"{path} cannot be written: {fault.strerror}", fix="choose another file with --out"
+        ) from fault
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise ResultError if a file cannot be written at `path`: to be called before hours are spent on measuring."""
+    path = Path(path)
+    folder = path.parent
+    if path.is_dir():
+        raise ResultError(f"{path} is a folder, a file is to be written", fix=f"name one: {path / 'result.json'}")
+    if not folder.is_dir():
+        raise ResultError(f"the folder {folder} does not exist", fix=f"mkdir -p {folder}, or choose another --out")
+    try:
+        handle, probe = tempfile.mkstemp(dir=folder, prefix=".slipstream.")
+    except OSError as fault:
+        raise ResultError(
+            f"the folder {folder} cannot be written to: {fault.strerror}",
+            why="nothing was measured yet",
+            fix="choose another --out",
+        ) from fault
+    os.close(handle)
+    os.unlink(probe)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ResultError(f"{path} exists and may not be written", fix="choose another --out")
+
+
+def read(path: str | Path, kind: str | None = None) -> Result:
+    """Load a result file, of that kind if one is given. Raises ResultError for whatever is not one of this version."""
+    path = Path(path)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as fault:
+        raise ResultError(f"{path} cannot be read: {fault.strerror}", fix="check the name") from fault
+    except (UnicodeDecodeError, json.JSONDecodeError) as fault:
+        raise ResultError(f"{path} is not JSON: {fault}", fix="give a file that a slipstream command wrote") from fault
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ResultError(
+            f"{path} is no result file of Slipstream", fix="give a file that bench, sweep or trace wrote with --out"
+        )
+    version = found.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ResultError(
+            f"{path} has format version {version}, this Slipstream reads version {FORMAT_VERSION}",
+            why="fields change their meaning between versions",
+            fix="measure again with this version, or read it with the Slipstream that wrote it",
+        )
+    names = ("kind", "settings", "provenance", "warnings", "data", "complete")
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ResultError(f"{path} lacks {', '.join(missing)}", why="it is damaged", fix="measure again")
+    if kind is not None and found["kind"] != kind:
+        raise ResultError(f"{path} is the result of {found['kind']!r}, one of {kind!r} is needed")
+    return Result(**{name: found[name] for name in names})
+
+
+@contextmanager
+def recording(
+    result: Result, path: str | Path | None, collect: Callable[[], dict[str, Any]]
+) -> Iterator[Callable[[], None]]:
+    """Keep what is measured in the block, come what may. Yields `save`, which writes what there is so far.
+
+    path     None writes nothing; `result.data` is filled in all the same.
+    collect  what has been measured so far, as the `data` of the result; must also work after an interruption.
+
+    An exception (Ctrl-C included) leaves `complete` false in the file and goes on.
+    """
+    if path is not None:
+        check_writable(path)
+
+    def save() -> None:
+        result.data = _plain(collect())  # as a reader of the file will find it
+        if path is not None:
+            write(result, path)
+
+    try:
+        yield save
+    except BaseException:
+        result.complete = False
+        save()
+        raise
+    result.complete = True
+    save()
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity; keys of objects are strings."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

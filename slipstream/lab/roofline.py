@@ -1,0 +1,162 @@
+"""How long a forward takes on hardware that is not here: a roofline.
+
+    seconds = max(bytes / bandwidth, operations / peak) + exchanges between devices + overhead
+
+A decoding step reads every weight once, whatever the number of rows, and the KV cache of every sequence; its arithmetic
+grows with the rows. A mixture of experts reads the experts that its rows pick: few for one row, nearly all for many, so
+checking guesses costs it more than it costs a dense model. The router is taken to pick evenly and independently; real
+rows resemble each other and pick fewer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from slipstream.core.costs import CostCurve
+from slipstream.core.params import Strict, check_number
+from slipstream.lab.hardware import Hardware
+
+if TYPE_CHECKING:
+    from slipstream.facts import ModelFacts
+
+
+@dataclass(frozen=True)
+class ModelSize(Strict):
+    """What a forward of a model reads and computes.
+
+    parameters   all weights, as they lie in memory.
+    step         weights that one decoding step of one row reads (experts picked; no input embedding).
+    layers, width, attention   blocks, width of the residual stream, and of all attention heads together.
+    kv           numbers that one token of context keeps: keys and values of all layers.
+    experts, picked, mixtures  experts a layer, how many of them a row picks, weights of all experts of all layers.
+    bits         of a weight (4 to 32); kv_bits: of a number in the cache. Arithmetic is 16-bit whatever they are.
+    """
+
+    name: str
+    parameters: float
+    step: float
+    layers: int
+    width: int
+    attention: int
+    kv: float
+    experts: int = 0
+    picked: int = 0
+    mixtures: float = 0.0
+    bits: float = 16
+    kv_bits: float = 16
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "step"):
+            check_number(f"{name} of {self.name}", getattr(self, name), 0.0, 1e15, open_low=True)
+        check_number("bits", self.bits, 1, 64)
+        check_number("kv_bits", self.kv_bits, 1, 64)
+
+    @staticmethod
+    def of(facts: ModelFacts, name: str = "") -> ModelSize:
+        """Of a checkpoint."""
+        config, experts = facts.config, facts.config.experts
+        mixed = sum(math.prod(shape) for key, shape in config.shapes().items() if ".mlp.experts." in key)
+        return ModelSize(
+            name=name or facts.source,
+            parameters=facts.parameters,
+            step=facts.step_parameters,
+            layers=config.layers,
+            width=config.hidden_size,
+            attention=config.heads * config.head_dim,
+            kv=facts.kv_bytes(1),
+            experts=experts.count if experts else 0,
+            picked=experts.per_token if experts else 0,
+            mixtures=mixed,
+        )
+
+    @staticmethod
+    def like_llama(parameters: float, name: str = "") -> ModelSize:
+        """Of a dense model of which only the size is known: 12 layers width^2 weights, width 128 layers, 8 heads of 128
+        for keys and values, all weights read each step."""
+        layers = max(1, round((parameters / (12 * 128**2)) ** (1 / 3)))
+        kv_heads = min(8, layers)
+        return ModelSize(name or f"{parameters / 1e9:g}B", parameters, parameters, layers, 128 * layers, 128 * layers,
+                         kv=2 * layers * kv_heads * 128)  # fmt: skip
+
+    def at(self, bits: float, kv_bits: float = 16) -> ModelSize:
+        """The same, quantised."""
+        return replace(self, bits=bits, kv_bits=kv_bits)
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.parameters * self.bits / 8
+
+    @property
+    def kv_bytes(self) -> float:
+        """Of one token of context."""
+        return self.kv * self.kv_bits / 8
+
+    def weights_read(self, rows: float) -> float:
+        """Weights that a forward of so many rows reads: of each mixture the experts that some row picks."""
+        if not self.experts:
+            return self.step
+        always = self.step - self.mixtures * self.picked / self.experts
+        return always + self.mixtures * (1 - (1 - self.picked / self.experts) ** rows)
+
+
+def forward_seconds(
+    model: ModelSize, hardware: Hardware, rows: float, sequences: float = 1, context: float = 0
+) -> float:
+    """Seconds of one forward: `rows` rows in all, of `sequences` sequences that hold `context` tokens each."""
+    n = hardware.devices
+    read = model.weights_read(rows) * model.bits / 8 + sequences * context * model.kv_bytes
+    compute = rows * (2 * model.step + 4 * model.layers * model.attention * context)
+    seconds = max(
+        read / n / (hardware.bandwidth * hardware.reading), compute / n / (hardware.flops * hardware.computing)
+    )
+    if n > 1:  # a ring sends each device's partial sums, 16-bit, (n - 1) / n of them twice
+        sent = 2 * (n - 1) / n * rows * model.width * 2
+        seconds += 2 * model.layers * (hardware.exchange + sent / (hardware.link * hardware.talking))
+    return seconds + hardware.overhead
+
+
+_ROWS = tuple(sorted({*range(1, 9), *(m << e for e in range(14) for m in (4, 5, 6)), 65536}))
+
+
+def roofline_curve(model: ModelSize, hardware: Hardware, sequences: float = 1, context: float = 0) -> CostCurve:
+    """The cost curve that `measure_costs` would find there; linear between these rows, so its corner is rounded off."""
+    times = [forward_seconds(model, hardware, rows, sequences, context) for rows in _ROWS]
+    return CostCurve.monotone(_ROWS, times)
+
+
+@dataclass(frozen=True)
+class PairCosts(Strict):
+    """What the closed forms ask for, of a target and a draft at one batch size.
+
+    target         seconds of the target by rows.
+    draft          seconds of one draft step of the whole batch.
+    c              draft over a plain step of the whole batch.
+    draft_devices  on how many devices the draft runs: on all of the target's or on one, whichever is faster.
+    """
+
+    target: CostCurve
+    draft: float
+    c: float
+    draft_devices: int
+
+
+def pair_costs(
+    target: ModelSize, draft: ModelSize, hardware: Hardware, batch: int = 1, context: float = 0
+) -> PairCosts:
+    """Costs of a pair for `batch` sequences of `context` tokens. Whether it fits into memory is not asked here."""
+    curve = roofline_curve(target, hardware, batch, context)
+    steps = {n: forward_seconds(draft, hardware.times(n), batch, batch, context) for n in (1, hardware.devices)}
+    devices = min(steps, key=lambda n: (steps[n], n))
+    return PairCosts(curve, steps[devices], steps[devices] / curve(batch), devices)
+
+
+def devices_needed(
+    models: Seq[ModelSize], hardware: Hardware, batch: int = 1, context: float = 0, share: float = 0.9
+) -> int | None:
+    """The smallest power of two of devices, at most 64, whose memory holds weights and caches in `share` of it, leaving
+    the rest to activations. None if none does."""
+    needed = sum(m.weight_bytes + batch * context * m.kv_bytes for m in models)
+    return next((n for n in (1, 2, 4, 8, 16, 32, 64) if needed <= share * hardware.memory * n), None)

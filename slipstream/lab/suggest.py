@@ -1,0 +1,263 @@
+"""Which draft fits this target? Every candidate of the registry and of this machine, ranked, or rejected with a reason.
+
+Candidates are ranked by the speed-up that the closed form predicts from the published acceptance rate where there is
+one, else from an assumed one. The same assumption for all favours the smallest draft, though small drafts are accepted
+less: what is at the top is what to measure first, not what will win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.errors import ConfigError, LoadError, ParameterError, UnsupportedModelError, did_you_mean
+from slipstream.facts import ModelFacts, facts
+from slipstream.lab.hardware import Hardware
+from slipstream.lab.registry import ASSUMED_ACCEPTANCE, LONGEST_DRAFT, MODELS, known_model, published
+from slipstream.lab.roofline import ModelSize, pair_costs
+from slipstream.lab.theory import best_gamma, speedup
+from slipstream.llm import checkpoint_of
+from slipstream.pairs import PADDING, PairReport, compare_facts
+from slipstream.targets.decoder.checkpoint import read_json
+
+REGISTRY = "registry"
+
+_DEPTH = 3
+"""How far below a folder of models a checkpoint may lie."""
+
+
+@dataclass(frozen=True)
+class Candidate(Strict):
+    """A draft that was looked at.
+
+    place       folder, or "registry" if it is not on this machine.
+    rejected    why it cannot serve, in one sentence; empty if it can. The rest is filled only then.
+    acceptance  used for the prediction, and `basis`: who says so.
+    c           cost of a draft step in target steps; draft_tokens, speedup: the best draft length and what it gives.
+    notes       what is unusual and harmless, and what was not compared.
+    """
+
+    name: str
+    place: str
+    rejected: str = ""
+    acceptance: float = 0.0
+    basis: str = ""
+    c: float = 0.0
+    draft_tokens: int = 0
+    speedup: float = 1.0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Alternative(Strict):
+    """A way to draft without a second model."""
+
+    name: str
+    when: str
+    command: str
+
+
+ALTERNATIVES = (
+    Alternative("n-gram lookup", "the answer repeats the prompt: edits, summaries, code; nothing to train",
+                "slipstream generate PROMPT -m {target} --drafter ngram"),
+    Alternative("suffix lookup", "agents and templates, where requests resemble earlier ones; nothing to train",
+                "slipstream generate PROMPT -m {target} --drafter suffix"),
+    Alternative("EAGLE-3 head", "the best acceptance for one target; needs training, or a published head",
+                "slipstream generate PROMPT -m {target} --drafter eagle3 -md HEAD"),
+    Alternative("Medusa heads", "cheaper to train than EAGLE, accepted less",
+                "slipstream generate PROMPT -m {target} --drafter medusa -md HEADS"),
+    Alternative("LayerSkip", "the target was trained for early exit; others are accepted too rarely to gain",
+                "slipstream generate PROMPT -m {target} --drafter layerskip"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Suggestions(Strict):
+    """fitting: best first. rejected: in the order they were found."""
+
+    target: str
+    parameters: int
+    fitting: tuple[Candidate, ...]
+    rejected: tuple[Candidate, ...]
+
+    @property
+    def loadable(self) -> str:
+        """What to load the target by: a name of the registry is none."""
+        known = known_model(self.target)
+        return self.target if known is None or Path(self.target).expanduser().is_dir() else known.hub
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return vars(self) | {
+            "fitting": [vars(c) for c in self.fitting],
+            "rejected": [{"name": c.name, "place": c.place, "rejected": c.rejected} for c in self.rejected],
+            "alternatives": [
+                {"name": a.name, "when": a.when, "command": a.command.format(target=self.loadable)}
+                for a in ALTERNATIVES
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The target, its name in the registry if it has one, and what was asked for."""
+
+    ours: ModelFacts
+    name: str | None
+    acceptance: float | None
+    context: int
+    hardware: Hardware | None
+
+
+def suggest(
+    target: str,
+    folders: Iterable[Path] = (),
+    *,
+    acceptance: float | None = None,
+    context: int = 0,
+    hardware: Hardware | None = None,
+) -> Suggestions:
+    """Look at the registry and at every checkpoint below `folders`.
+
+    target      a name of the registry, a folder, a hub id, or "embedded".
+    acceptance  assumed for every candidate; None: the published rate, or `ASSUMED_ACCEPTANCE`.
+    context     tokens that the draft must be able to hold.
+    hardware    where draft steps are priced by the roofline; None: by the bytes they read.
+    Raises ParameterError for a folder that is none, and the family of `LoadError` if the target cannot be read.
+    """
+    if acceptance is not None:
+        check_number("acceptance", acceptance, 0.0, 1.0)
+    check_integer("context", context, 0)
+    search = _Search(*_target(target), acceptance, context, hardware)
+    found = [_local(search, folder) for folder in _checkpoints(folders)]
+    here = {known.name for c in found if (known := known_model(c.name))} | {search.name}
+    found += [_judge(search, m.facts, m.name, REGISTRY, m.name) for m in MODELS.values() if m.name not in here]
+    fitting = sorted((c for c in found if not c.rejected), key=lambda c: (-c.speedup, c.c, c.name))
+    return Suggestions(target, search.ours.parameters, tuple(fitting), tuple(c for c in found if c.rejected))
+
+
+def _target(target: str) -> tuple[ModelFacts, str | None]:
+    """What is on disk is looked at there, and still has its name in the registry."""
+    known = known_model(target)
+    if known is not None and not Path(target).expanduser().is_dir():
+        return known.facts, known.name
+    try:
+        return facts(checkpoint_of(target, "target")), known.name if known else None
+    except LoadError as error:
+        if isinstance(error, (ConfigError, UnsupportedModelError)) or "/" in target:
+            raise
+        raise ParameterError(
+            f"{target!r} is neither a folder nor a name of the registry, and the hub did not provide it",
+            fix=did_you_mean(target, MODELS),
+        ) from error
+
+
+def _local(search: _Search, folder: Path) -> Candidate:
+    label, place = _label(folder), str(folder)
+    if search.ours.folder != Path() and folder.resolve() == search.ours.folder.resolve():
+        return Candidate(label, place, "it is the target itself")
+    try:
+        kinds = read_json(folder / "config.json").get("architectures") or ("",)
+        if any(mark in str(kinds[0]) for mark in ("Eagle", "Medusa", "MLPSpeculator")):
+            return Candidate(label, place, f"it is a draft head ({kinds[0]}), not a model: use it with --drafter")
+        theirs = facts(folder)
+    except LoadError as error:
+        return Candidate(label, place, error.what)
+    known = known_model(label)
+    return _judge(search, theirs, label, place, known.name if known else None)
+
+
+def _judge(search: _Search, theirs: ModelFacts, label: str, place: str, known: str | None) -> Candidate:
+    """known: the candidate's name in the registry, if it has one."""
+    report = compare_facts(search.ours, theirs)
+    problem, note = _vocabulary(report, search.name, known)
+    if problem:
+        return Candidate(label, place, f"another vocabulary: {problem}")
+    if theirs.config.context < search.context:
+        return Candidate(label, place, f"its context is {theirs.config.context} tokens, {search.context} are needed")
+    alpha, basis = _acceptance(search.name, known, search.acceptance)
+    costs, c = None, report.cost_ratio
+    if search.hardware is not None:
+        priced = pair_costs(ModelSize.of(search.ours), ModelSize.of(theirs), search.hardware)
+        costs, c = priced.target, priced.c
+    k = best_gamma(alpha, c, LONGEST_DRAFT, costs)
+    if not k:
+        return Candidate(
+            label,
+            place,
+            f"too large: a guess costs {c:.2f} target steps, which {alpha:.0%} acceptance ({basis}) does not pay for",
+        )
+    notes = report.notes if report.compared else (*(n for n in report.notes if "only sizes" not in n), note)
+    return Candidate(label, place, "", alpha, basis, c, k, speedup(alpha, k, c, costs), notes)
+
+
+def _vocabulary(report: PairReport, name: str | None, known: str | None) -> tuple[str, str]:
+    """(what speaks against, what was not compared): by the token maps, else by the registry's names, else by size."""
+    if report.compared:
+        if not report.problem:
+            return "", ""
+        first = report.differences[0]
+        return f"{report.differing} of {report.common} common ids differ, the first (id: target / draft) {first}", ""
+    if name and known:
+        ours, theirs = MODELS[name].tokenizer, MODELS[known].tokenizer
+        return (
+            ("", f"vocabulary {ours}'s by name, not compared") if ours == theirs else (f"{theirs}'s, not {ours}'s", "")
+        )
+    sizes = report.target.config.vocab_size, report.draft.config.vocab_size
+    if max(sizes) - min(sizes) > PADDING * max(sizes):
+        return f"{sizes[1]} ids, the target has {sizes[0]}", ""
+    return "", "only vocabulary sizes were compared: tokenizer files are missing"
+
+
+def _acceptance(name: str | None, draft: str | None, wanted: float | None) -> tuple[float, str]:
+    if wanted is not None:
+        return wanted, "given"
+    pair = published(name, draft) if name and draft else None
+    if pair is not None and pair.acceptance is not None:
+        return sum(pair.acceptance) / 2, "published"
+    return ASSUMED_ACCEPTANCE, "assumed"
+
+
+def hub_cache() -> list[Path]:
+    """The folder where downloaded models lie; none if there is none."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return [Path(HF_HUB_CACHE)] if Path(HF_HUB_CACHE).is_dir() else []
+
+
+def embedded_models() -> list[Path]:
+    """The folder of the models that ship."""
+    from slipstream import zoo
+
+    return [zoo.target_dir().parent]
+
+
+def _checkpoints(folders: Iterable[Path]) -> Seq[Path]:
+    """Folders with a config.json, at most `_DEPTH` below one of these; of a cached repository the newest snapshot."""
+    found: dict[Path, None] = {}
+    for top in folders:
+        if not top.expanduser().is_dir():
+            raise ParameterError(f"{str(top)!r} is not a folder", fix="give folders that hold models to --models")
+        _walk(top.expanduser(), _DEPTH, found)
+    return list(found)
+
+
+def _walk(folder: Path, depth: int, found: dict[Path, None]) -> None:
+    if (folder / "config.json").is_file():
+        found.setdefault(folder)
+        return
+    inner = [child for child in sorted(folder.iterdir()) if child.is_dir() and not child.name.startswith(".")]
+    if folder.name == "snapshots":
+        inner = sorted(inner, key=lambda child: child.stat().st_mtime)[-1:]
+    for child in inner if depth else ():
+        _walk(child, depth - 1, found)
+
+
+def _label(folder: Path) -> str:
+    """Hub id of a cached snapshot, else the folder's name."""
+    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+        return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return folder.name

@@ -1,0 +1,117 @@
+"""What leaving a decoder early is worth: how often each exit agrees with the whole model, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.lab.theory import best_gamma, speedup
+from slipstream.targets.decoder.model import Decoder
+
+STARTS, TOKENS, REPEATS = 4, 32, 9
+
+
+@dataclass(frozen=True)
+class Exit:
+    """layers     how many run before the exit.
+    agreement  share of positions of a greedy text where it has the whole model's first choice: alpha.
+    cost       of one guess, as a share of one token through the whole model: drafting it through this exit, and one
+               more row in the later layers to verify it. The c of the closed forms.
+    """
+
+    layers: int
+    agreement: float
+    cost: float
+
+    @property
+    def gamma(self) -> int:
+        """Draft length of the greatest expected speed-up, at least 1."""
+        return max(1, best_gamma(self.agreement, self.cost))
+
+    @property
+    def speedup(self) -> float:
+        """Expected at that length (Leviathan et al. 2211.17192, theorem 3.8). The formula counts a whole pass for
+        verification. Here the first layers run once for each guess while drafting and once for the last guess, which
+        is as many readings of their weights: what is saved is rows, not readings."""
+        return speedup(self.agreement, self.gamma, self.cost)
+
+
+def measure_exits(target: Decoder, text: Seq[int] | None = None) -> list[Exit]:
+    """Every exit of `target`, 1..layers-1.
+
+    text  token ids to measure agreement on, at least 2; None: what the target says greedily after a few single tokens.
+    Costs a few dozen steps and as many one-layer passes as there are layers; running sequences are not touched. Costs
+    are linear in the layers between one and all, and no less than the share of the layers: timed by itself, a single
+    layer may stay in the processor's cache, which it does not while the model decodes. Raises ParameterError, as
+    everything that runs the target may.
+    """
+    texts = [list(text)[: target.chunk]] if text is not None else _own_texts(target)
+    layers = target.config.layers
+    agree, count = [0] * (layers + 1), 0
+    for tokens in texts:
+        seq, rest = Sequence(tokens[:1]), Draft.chains([tokens[1:]], device=target.device)
+        hidden, picks = None, []
+        try:
+            for i in range(layers):
+                out = target.run([seq], rest, layers=(i, i + 1), hidden=hidden)
+                picks.append(out.logits.argmax(-1))  # [n]
+                hidden = out.hidden[i + 1].clone()  # [n, d]
+        finally:
+            target.release(seq.id)
+        for i in range(layers):
+            agree[i + 1] += int((picks[i] == picks[-1]).sum())
+        count += len(tokens)
+    first, whole, row = _seconds(target)
+    trim = getattr(target.executor, "trim", None)
+    if trim is not None:
+        trim()
+    each = max(0.0, whole - first) / (layers - 1) if layers > 1 else 0.0
+
+    def cost(e: int) -> float:
+        draft = max((first + (e - 1) * each) / whole, e / layers)
+        return min(1.0, draft + row / whole * (1 - e / layers))
+
+    return [Exit(e, agree[e] / count, cost(e)) for e in range(1, layers)]
+
+
+def _own_texts(target: Decoder) -> list[list[int]]:
+    length = max(2, min(TOKENS, target.chunk, target.context))
+    seqs = [Sequence([(2 * i + 1) * target.vocab_size // (2 * STARTS)]) for i in range(STARTS)]
+    try:
+        while len(seqs[0].tokens) < length:
+            logits = target.run(seqs, Draft.empty(STARTS, target.device)).logits
+            target.commit(seqs, [[]] * STARTS)
+            for seq, token in zip(seqs, logits.argmax(-1).tolist(), strict=True):
+                seq.kv_len = len(seq.tokens)
+                seq.tokens.append(token)
+        return [seq.tokens for seq in seqs]
+    finally:
+        for seq in seqs:
+            target.release(seq.id)
+
+
+def _seconds(target: Decoder) -> tuple[float, float, float]:
+    """Least seconds of one token through the first layer and through all, and of each further row; in turns. The least
+    of several is what the machine can do, whatever else it does meanwhile."""
+    seq, more = Sequence([0]), 4
+    one, several = Draft.empty(1, target.device), Draft.chains([[0] * more], device=target.device)
+    kinds: list[tuple[tuple[int, int] | None, Draft]] = [((0, 1), one), (None, one), (None, several)]
+    times: list[list[float]] = [[] for _ in kinds]
+    try:
+        for turn in range(REPEATS + 1):
+            for (layers, draft), spent in zip(kinds, times, strict=True):
+                began = perf_counter()
+                target.run([seq], draft, layers=layers)
+                if target.device.type == "cuda":
+                    torch.cuda.synchronize(target.device)
+                if turn:  # the first turn binds buffers and packs weights
+                    spent.append(perf_counter() - began)
+    finally:
+        target.release(seq.id)
+    first, whole, wide = map(min, times)
+    return min(first, whole), whole, max(0.0, wide - whole) / more

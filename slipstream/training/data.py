@@ -1,0 +1,311 @@
+"""From `--data` to token streams: tokenised with the target's own tokenizer, split by document.
+
+Every source becomes one pair of streams in the run's data folder (`packing.Stream`; `N` counts the sources):
+
+    train-N.bin, heldout-N.bin    (a source that is a stream already is used where it lies, and split when it is read)
+    data.json                     what they were made of: the run is refused if that changed since
+
+Which split a document belongs to is decided by a hash of its name and text, so it does not depend on what else is
+there; where no document falls into the held-out split, the end of the last one does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.errors import DataError, TrainingError
+from slipstream.training.documents import CORPUS, Document, check_source, read_source
+from slipstream.training.packing import Stream, write_masked
+
+Marked = tuple[list[int], list[bool] | None]
+"""Ids of a document and, where it has answers, which of them belong to one."""
+
+SPLITS = ("train", "heldout")
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Documents to ids by the target's tokenizer. Special tokens in plain text stay text.
+
+    tokenizer  a transformers tokenizer; None if the target brings none (then only streams of ids can be trained on).
+    """
+
+    tokenizer: Any
+    eos: int | None
+
+    def encode(self, documents: Iterable[Document]) -> Iterator[tuple[Document, Marked]]:
+        """Raises DataError for a conversation where the tokenizer has no chat template."""
+        iterator = iter(documents)
+        while batch := list(itertools.islice(iterator, 64)):
+            pieces = [self._pieces(d) for d in batch]
+            ids = dict[bool, Iterator[list[int]]]()
+            for special in (False, True):
+                texts = [text for own, templated in pieces for text, _ in own if templated == special]
+                ids[special] = iter(self._ids(texts, special) if texts else [])
+            for document, (own, templated) in zip(batch, pieces, strict=True):
+                made = [(next(ids[templated]), answer) for _, answer in own]
+                mask = [answer for new, answer in made for _ in new] if any(a for _, a in made) else None
+                yield document, ([token for new, _ in made for token in new], mask)
+
+    def _ids(self, texts: list[str], special: bool) -> list[list[int]]:
+        made = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=not special, verbose=False)
+        return made["input_ids"]  # type: ignore[no-any-return]
+
+    def _pieces(self, document: Document) -> tuple[list[tuple[str, bool]], bool]:
+        """((text, whether it is an answer) in order, whether the chat template wrote them)."""
+        chats, turns = bool(getattr(self.tokenizer, "chat_template", None)), document.turns
+        if document.answer is not None and chats:
+            turns = ({"role": "user", "content": document.text}, {"role": "assistant", "content": document.answer})
+        elif document.answer is not None:
+            return [(document.text, False), (document.answer, True)], False
+        elif not turns:
+            return [(document.text, False)], False
+        if not chats:
+            raise DataError(
+                f"{document.key}: a conversation, but the target has no chat template",
+                why="there is no telling how the target would be shown it",
+                fix='give {"prompt", "response"} or {"text"} instead',
+            )
+        pieces: list[tuple[str, bool]] = []
+        shown = ""
+        for i, turn in enumerate(turns):
+            steps = [(i + 1, False)] if turn["role"] != "assistant" else [(i, True), (i + 1, False)]
+            if turn["role"] != "assistant" and i < len(turns) - 1:
+                continue  # shown together with what opens the next answer
+            for count, opening in steps:
+                text = self._render(document.key, turns[:count], opening)
+                if not text.startswith(shown):
+                    raise DataError(
+                        f"{document.key}: the chat template rewrites earlier turns",
+                        why="which tokens are answers cannot be told",
+                        fix="split the conversation into single exchanges",
+                    )
+                pieces.append((text[len(shown) :], turn["role"] == "assistant" and not opening))
+                shown = text
+        return pieces, True
+
+    def _render(self, key: str, turns: Any, opening: bool) -> str:
+        try:
+            text = self.tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=opening)
+        except Exception as fault:  # a template raises what it likes
+            raise DataError(f"{key}: the chat template refuses it ({fault})", fix="correct its turns") from fault
+        return text  # type: ignore[no-any-return]
+
+
+def check_sources(sources: Iterable[str], tokenizer: Any) -> None:
+    """Everything that can be refused before any work: sources that do not exist, are empty, or are not text."""
+    if not (names := list(sources)):
+        raise DataError("no training data was named", fix="give --data, e.g. --data corpus or a folder of text files")
+    for name in names:
+        check_source(name)
+    for name in names:
+        if name.endswith(".bin"):
+            continue
+        if tokenizer is None:
+            raise DataError(
+                f"training data {name!r} is text, but the target has no tokenizer",
+                fix="put its tokenizer.json beside its weights, or give a .bin stream of ids",
+            )
+        if name != CORPUS and not sum(bool(d.text or d.turns) for d in read_source(name)):  # reads all: it must be text
+            raise DataError(f"training data {name!r} holds no text", fix="give a file that does")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The streams of a run, a train and a held-out one for each source, and what they were made of."""
+
+    train: list[Stream]
+    heldout: list[Stream]
+    about: dict[str, Any]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(s.tokens) for s in self.train)
+
+
+def prepare_data(
+    folder: Path,
+    sources: Iterable[str],
+    encoder: Encoder,
+    vocab_size: int,
+    length: int,
+    heldout: float = 0.03,
+    say: Callable[[str], None] = lambda text: None,
+) -> Prepared:
+    """Tokenise what is not yet tokenised, and open it.
+
+    length   tokens of a window; every source must fill one window of each split.
+    heldout  share of the documents that is held out.
+
+    Raises DataError, and TrainingError if `folder` holds streams of other data.
+    """
+    names = list(sources)
+    about: dict[str, Any] = {"sources": [_describe(n) for n in names], "vocab_size": vocab_size, "heldout": heldout}
+    record = folder / "data.json"
+    if record.is_file():
+        found = json.loads(record.read_text())
+        changed = [k for k in about if found.get(k) != about[k]]
+        if changed:
+            raise TrainingError(
+                f"{folder} was made of other data: {', '.join(changed)} differ, "
+                f"{found.get(changed[0])!r} then and {about[changed[0]]!r} now",
+                why="a run that goes on with other data is another run",
+                fix="choose another --out, or remove that folder",
+            )
+        about = found
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        about["details"] = {}
+        for number, name in enumerate(names):
+            if not name.endswith(".bin"):
+                say(f"tokenising {name}")
+                documents, details = _documents(name)
+                about["details"][name] = details
+                _write(folder, number, encoder.encode(documents), encoder.eos, vocab_size, heldout, length)
+            else:
+                _write_split(folder, number, Path(name), vocab_size, heldout, length)
+        temporary = record.with_suffix(".tmp")
+        temporary.write_text(json.dumps(about, indent=1) + "\n")
+        os.replace(temporary, record)
+    train: list[Stream] = []
+    held: list[Stream] = []
+    for number, name in enumerate(names):
+        for split, into in (("train", train), ("heldout", held)):
+            stream = open_stream(folder / f"{split}-{number}.bin", length)
+            if len(stream.tokens) <= length:
+                raise DataError(
+                    f"training data {name!r} is too short: {len(stream.tokens)} tokens in its {split} split, "
+                    f"a window takes {length + 1}",
+                    fix="give more text, or a smaller --length",
+                )
+            into.append(stream)
+    return Prepared(train, held, about)
+
+
+def open_stream(path: Path, length: int) -> Stream:
+    """Documents shorter than a window begin one; longer ones are cut on a grid."""
+    stream = Stream.open(path, whole=False)
+    if len(stream.starts) > 1 and float(np.median(np.diff(stream.starts))) < length:
+        stream.whole = True
+    return stream
+
+
+def _describe(name: str) -> dict[str, Any]:
+    if name == CORPUS:
+        return {"name": name}
+    path = Path(name).resolve()
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    digest = hashlib.sha256()
+    for file in files:
+        stat = file.stat()
+        digest.update(f"{file.relative_to(path) if path.is_dir() else file.name}\0{stat.st_size}\n".encode())
+        if len(files) == 1:
+            digest.update(file.read_bytes())
+        else:
+            digest.update(str(stat.st_mtime_ns).encode())
+    return {"name": name, "bytes": sum(f.stat().st_size for f in files), "digest": digest.hexdigest()[:16]}
+
+
+def _documents(name: str) -> tuple[Iterable[Document], dict[str, Any]]:
+    """The documents of a source, and what a model card should say about them."""
+    if name != CORPUS:
+        return read_source(name), {}
+    from slipstream.zoo.corpus import build_corpus, installed_packages
+    from slipstream.zoo.pairs import make_pairs
+
+    packages = {p.name: p for p in installed_packages()}
+    files = build_corpus(packages.values())
+    used = {n: {"version": p.version, "licence": p.licence} for n, p in packages.items()}
+    details = {"packages": {n: used[n] for n in sorted({f.package for f in files})}}
+
+    def documents() -> Iterator[Document]:
+        # Its own split goes across packages and near-duplicates; the key carries it over.
+        for f in files:
+            yield Document(f"{f.split}:{f.package}/{f.path}", f.text)
+            for i, pair in enumerate(make_pairs(f)):
+                yield Document(f"{f.split}:{f.package}/{f.path}:{i}", pair.user, pair.assistant)
+
+    return documents(), details
+
+
+def _split_of(document: Document, heldout: float) -> str:
+    named = document.key.partition(":")[0]
+    if named in SPLITS:
+        return named
+    return "heldout" if document.place >= 1 - heldout else "train"
+
+
+def _write(
+    folder: Path,
+    number: int,
+    encoded: Iterable[tuple[Document, Marked]],
+    eos: int | None,
+    vocab_size: int,
+    heldout: float,
+    length: int,
+) -> None:
+    splits: dict[str, list[Marked]] = {s: [] for s in SPLITS}
+    for document, (ids, mask) in encoded:
+        if ids:
+            splits[_split_of(document, heldout)].append((_packed(ids), mask))  # type: ignore[arg-type]
+    _hold_out(splits, heldout, length)
+    for split, made in splits.items():
+        plain = ((list(map(int, ids)), mask) for ids, mask in made)
+        write_masked(folder / f"{split}-{number}.bin", plain, eos, vocab_size)
+
+
+def _write_split(folder: Path, number: int, path: Path, vocab_size: int, heldout: float, length: int) -> None:
+    """Split a stream that was tokenised before."""
+    stream = Stream.open(path, whole=False)
+    if len(stream.tokens) and int(stream.tokens.max()) >= vocab_size:
+        raise DataError(
+            f"the stream {str(path)!r} holds id {int(stream.tokens.max())}, the target's vocabulary is "
+            f"0..{vocab_size - 1}",
+            why="it was made with another tokenizer",
+            fix="give the text itself",
+        )
+    splits: dict[str, list[Marked]] = {s: [] for s in SPLITS}
+    for i, (ids, mask) in enumerate(stream.documents()):
+        if ids:
+            digest = hashlib.sha256(f"{i}:{ids[:256]}".encode()).digest()
+            place = int.from_bytes(digest[:8], "big") / 2**64
+            splits["heldout" if place >= 1 - heldout else "train"].append((_packed(ids), mask))  # type: ignore[arg-type]
+    _hold_out(splits, heldout, length)
+    for split, made in splits.items():
+        plain = ((list(map(int, ids)), mask) for ids, mask in made)
+        write_masked(folder / f"{split}-{number}.bin", plain, None, vocab_size)  # documents keep their own ends
+
+
+def _packed(ids: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.asarray(ids, dtype=np.int32)  # a list of ints takes nine times the room
+
+
+def _hold_out(splits: dict[str, list[Marked]], share: float, length: int) -> None:
+    """Where the hash held out less than a window, hold out the end of the last training document."""
+    total = sum(len(ids) for made in splits.values() for ids, _ in made)
+    held = sum(len(ids) for ids, _ in splits["heldout"])
+    if held > length or total <= 2 * length + 2:
+        if total <= 2 * length + 2:
+            raise DataError(
+                f"the training data is too short: {total} tokens",
+                why=f"a window of {length + 1} is needed for training and one for the held-out text",
+                fix="give more text, or a smaller --length",
+            )
+        return
+    need = max(length + 1 - held, int(share * total))
+    while need > 0 and splits["train"]:
+        ids, mask = splits["train"].pop()
+        cut = max(0, len(ids) - need)
+        if cut:
+            splits["train"].append((ids[:cut], None if mask is None else mask[:cut]))
+        splits["heldout"].append((ids[cut:], None if mask is None else mask[cut:]))
+        need -= len(ids) - cut

@@ -1,0 +1,77 @@
+"""Where a run computes: this process alone, or several GPUs through accelerate.
+
+accelerate is optional (`pip install slipstream[train]`) and used where it is installed and the device is not a CPU:
+`accelerate launch -m slipstream.cli.main train ...` then gives every process its own rows of each batch. Without it
+the run takes the one device that it was given.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.errors import ParameterError
+
+
+class Devices:
+    """device: "cpu", "cuda", "cuda:1", ...; bf16: run the products of forwards in bfloat16, weights stay float32."""
+
+    def __init__(self, device: str = "cpu", bf16: bool = True):
+        try:
+            self.device = torch.device(device)
+        except RuntimeError as fault:
+            raise ParameterError(f"device is {device!r}", fix="use cpu, cuda or cuda:1") from fault
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise ParameterError(f"device is {device!r}, but PyTorch finds no CUDA device", fix="choose --device cpu")
+        self.bf16 = bf16
+        self._accelerator: Any = None
+        if self.device.type != "cpu" and importlib.util.find_spec("accelerate") is not None:
+            from accelerate import Accelerator
+            from accelerate.utils import DistributedDataParallelKwargs
+
+            # Layer dropout leaves parameters out of a step.
+            unused = DistributedDataParallelKwargs(find_unused_parameters=True)
+            self._accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no", kwargs_handlers=[unused])
+            self.device = self._accelerator.device
+
+    @property
+    def rank(self) -> int:
+        return 0 if self._accelerator is None else int(self._accelerator.process_index)
+
+    @property
+    def count(self) -> int:
+        """How many processes share the batch."""
+        return 1 if self._accelerator is None else int(self._accelerator.num_processes)
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """The module as it is to be called, so that gradients are averaged over the processes."""
+        return module if self._accelerator is None else self._accelerator.prepare_model(module)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        if self._accelerator is None:
+            loss.backward()
+        else:
+            self._accelerator.backward(loss)
+
+    def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> float:
+        return float(torch.nn.utils.clip_grad_norm_(parameters, norm))
+
+    def agree(self, value: float) -> float:
+        """The value of the first process in all of them: what steers the loop must not differ."""
+        if self.count == 1:
+            return value
+        from accelerate.utils import broadcast
+
+        return float(broadcast(torch.tensor(value, dtype=torch.float64, device=self.device)).item())
+
+    def wait(self) -> None:
+        if self._accelerator is not None:
+            self._accelerator.wait_for_everyone()

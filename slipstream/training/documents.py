@@ -1,0 +1,207 @@
+"""Training documents out of files: what `--data` may name, read strictly before anything else happens.
+
+    text        any UTF-8 file (.txt, .md, .py, ...): one document
+    folders     every text file below, hidden ones aside
+    JSON lines  one object a line (.jsonl), or one list of objects (.json), each of them
+                    {"text": ...}
+                    {"prompt": ..., "response" or "completion" or "answer": ...}
+                    {"messages" or "conversations": [{"role" or "from": ..., "content" or "value": ...}, ...]}
+    "corpus"    the Python source of this environment that carries a permissive licence (`zoo.corpus`)
+    .bin        a stream that was tokenised before, with its .starts.npy (`packing`)
+
+What cannot be read is refused with the file, and the line where there are lines. Nothing is skipped silently: a
+file that is named and not understood is an error, in a folder only files with other endings are left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import DataError, did_you_mean
+
+CORPUS = "corpus"
+TEXT = frozenset(
+    (
+        ".txt", ".md", ".rst", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".java", ".js", ".mjs",
+        ".jsx", ".ts", ".tsx", ".go", ".rs", ".rb", ".php", ".swift", ".kt", ".scala", ".cs", ".sh", ".bash", ".sql",
+        ".html", ".css", ".xml", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".tex", ".lua", ".pl", ".r", ".jl", ".hs",
+        ".ml", ".ex", ".exs", ".clj", ".dart",
+    )
+)  # fmt: skip
+"""Endings that are taken from folders. A file that is named itself may have any ending."""
+PACKED = frozenset(
+    (
+        ".parquet", ".arrow", ".csv", ".tsv", ".gz", ".xz", ".zst", ".bz2", ".zip", ".tar",
+        ".7z", ".npy", ".npz", ".safetensors", ".pt", ".pkl",
+    )
+)  # fmt: skip
+"""Endings of formats that would need another reader."""
+
+_ANSWERS = ("response", "completion", "answer", "output")
+_TALKS = ("messages", "conversations")
+_ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
+
+Turn = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text, or one conversation.
+
+    key    a stable name: which split a document belongs to is decided by its hash.
+    text   plain text, or the prompt where there is an `answer`.
+    turns  {"role", "content"} of a conversation; then `text` is empty.
+    """
+
+    key: str
+    text: str = ""
+    answer: str | None = None
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def place(self) -> float:
+        """A number in [0, 1) that is the same on every machine."""
+        digest = hashlib.sha256(f"{self.key}\0{self.text[:4096]}\0{self.answer}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def check_source(name: str) -> None:
+    """Refuse a source that cannot be one, without reading it. Raises DataError."""
+    if name == CORPUS:
+        return
+    path = Path(name)
+    if not path.exists():
+        near = did_you_mean(name, [CORPUS, *(p.name for p in _siblings(path))]) if "/" not in name else ""
+        raise DataError(
+            f"training data {name!r} does not exist",
+            why=near if near.startswith("did you mean") else "",
+            fix="give a file, a folder, or 'corpus' for the Python source of this environment",
+        )
+    if path.is_file() and path.suffix.lower() in PACKED:
+        raise DataError(
+            f"training data {name!r} has a format that is not read here ({path.suffix})",
+            why="text files, folders of them, JSON lines and .bin streams are",
+            fix='convert it to JSON lines with one {"text": ...} a line',
+        )
+    if path.suffix == ".bin" and not path.with_suffix(".starts.npy").is_file():
+        raise DataError(
+            f"training data {name!r} has no {path.with_suffix('.starts.npy').name} beside it",
+            why="a .bin file is read as a stream of token ids, and that file says where documents begin",
+            fix="give the text itself, or a stream as a training run wrote it",
+        )
+    if path.is_file() and not path.stat().st_size:
+        raise DataError(f"training data {name!r} is empty", fix="give a file that holds text")
+    if path.is_dir() and not any(True for _ in _files(path)):
+        raise DataError(
+            f"the folder {name!r} holds no text files",
+            why="looked for " + " ".join(sorted(TEXT)) + " .jsonl",
+            fix="name the files themselves if their endings are others",
+        )
+
+
+def read_source(name: str) -> Iterator[Document]:
+    """The documents of one source, in a fixed order. Raises DataError at the first that is not text."""
+    path = Path(name)
+    for file in _files(path) if path.is_dir() else [path]:
+        key = str(file.relative_to(path)) if path.is_dir() else file.name
+        if file.suffix.lower() in (".jsonl", ".json"):
+            yield from _records(file, key)
+        else:
+            text = _decoded(file)
+            if text.strip():
+                yield Document(key, text)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.suffix.lower() in TEXT | {".jsonl"} and path.is_file() and not hidden and path.stat().st_size:
+            yield path
+
+
+def _siblings(path: Path) -> list[Path]:
+    return list(path.parent.iterdir()) if path.parent.is_dir() else []
+
+
+def _decoded(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+    except OSError as fault:
+        raise DataError(f"{path} cannot be read ({fault.strerror})", fix="check its permissions") from fault
+    if b"\0" in raw:
+        raise DataError(
+            f"{path} is not text: byte {raw.index(0)} is zero",
+            why="a tokenizer would make noise of it",
+            fix="give text files, or JSON lines",
+        )
+    try:
+        return raw.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as fault:
+        raise DataError(
+            f"{path} is not UTF-8 text: byte {fault.start} is {raw[fault.start]:#04x}",
+            fix="convert it to UTF-8, or leave it out",
+        ) from fault
+
+
+def _records(path: Path, key: str) -> Iterator[Document]:
+    text = _decoded(path)
+    if path.suffix.lower() == ".json":
+        try:
+            whole = json.loads(text)
+        except json.JSONDecodeError as fault:
+            raise DataError(f"{path}, line {fault.lineno}: not JSON ({fault.msg})", fix="correct the file") from fault
+        if not isinstance(whole, list):
+            raise DataError(f"{path} holds one JSON {type(whole).__name__}, not a list of records", fix="see --help")
+        for i, record in enumerate(whole, 1):
+            yield _document(record, f"{path}, record {i}", f"{key}:{i}")
+        return
+    # Not splitlines(): a JSON string may hold U+2028 and its like, which are no ends of lines here.
+    for i, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as fault:
+                raise DataError(f"{path}, line {i}: not JSON ({fault.msg})", fix="write one object a line") from fault
+            yield _document(record, f"{path}, line {i}", f"{key}:{i}")
+
+
+def _document(record: Any, where: str, key: str) -> Document:
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: a {type(record).__name__}, not an object", fix='write {"text": ...}')
+    talk = next((record[name] for name in _TALKS if name in record), None)
+    if talk is not None:
+        return Document(key, turns=_turns(talk, where))
+    answer = next((record[name] for name in _ANSWERS if name in record), None)
+    if "prompt" in record and answer is not None:
+        return Document(key, _text(record["prompt"], f"{where}: prompt"), _text(answer, f"{where}: the answer"))
+    if "text" in record:
+        return Document(key, _text(record["text"], f"{where}: text"))
+    raise DataError(
+        f"{where}: none of the fields that are read is there, only " + ", ".join(map(repr, sorted(record)[:8])),
+        why='known are {"text"}, {"prompt", "response"} and {"messages"}',
+        fix="rename the fields",
+    )
+
+
+def _turns(talk: Any, where: str) -> tuple[Turn, ...]:
+    if not isinstance(talk, list) or not talk:
+        raise DataError(f"{where}: the conversation is {'empty' if talk == [] else type(talk).__name__}, not a list")
+    turns = []
+    for i, turn in enumerate(talk):
+        said = turn.get("content", turn.get("value")) if isinstance(turn, dict) else None
+        role = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
+        if role not in _ROLES:
+            raise DataError(f"{where}, turn {i + 1}: the role is {role!r}", fix="use " + ", ".join(sorted(_ROLES)))
+        turns.append({"role": _ROLES[role], "content": _text(said, f"{where}, turn {i + 1}: content")})
+    return tuple(turns)
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise DataError(f"{where} is {type(value).__name__}, not a string", fix="write text there")
+    return value

@@ -1,0 +1,104 @@
+"""Distilling a draft model: a small Llama on the target's laws (DistillSpec, Zhou et al. 2310.08461).
+
+It starts from scratch in a given shape, or from a checkpoint of the target's vocabulary. A draft is not asked to be
+right, only to guess what the target says: so it learns the whole law at every position, and best on the target's own
+text (`--regenerate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.core.params import Strict, check_integer
+from slipstream.errors import PairError
+from slipstream.llm import checkpoint_of
+from slipstream.training.compact import DRAFT, CompactLlama, ModelShape
+from slipstream.training.features import FINAL, Teacher, Window
+from slipstream.training.losses import Aims, check_loss, law_losses
+from slipstream.training.objective import Objective, agreement, chain_chances, likeliest
+from slipstream.training.trainable import HuggingFaceModel, load_trainable, save_model
+
+
+@dataclass(frozen=True)
+class DraftOptions(Strict):
+    """start    a checkpoint to go on from ("embedded" is the embedded draft); None: from scratch, in the shape of
+             hidden_size, layers, heads, kv_heads and intermediate (heads of 64).
+    loss     one of `losses.KINDS`.
+    depth    K, the draft length whose acceptance is simulated.
+    compile  compile the layers (needs a C++ compiler on a CPU).
+    """
+
+    start: str | None = None
+    hidden_size: int = DRAFT.hidden_size
+    layers: int = DRAFT.num_hidden_layers
+    heads: int = DRAFT.num_attention_heads
+    kv_heads: int = DRAFT.num_key_value_heads
+    intermediate: int = DRAFT.intermediate_size
+    loss: str = "kl"
+    depth: int = 4
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "layers", "heads", "kv_heads", "intermediate", "depth"):
+            check_integer(name, getattr(self, name), 1)
+        check_loss(self.loss)
+
+
+class DraftObjective(Objective):
+    name = "draft"
+    taps = (FINAL,)
+    module: CompactLlama | HuggingFaceModel
+
+    def __init__(self, teacher: Teacher, options: DraftOptions, seed: int = 0):
+        super().__init__()
+        self.teacher, self.options, self.depth = teacher, options, options.depth
+        c = teacher.config
+        if options.start is None:
+            shape = ModelShape(
+                vocab_size=c.vocab_size, hidden_size=options.hidden_size, num_hidden_layers=options.layers,
+                num_attention_heads=options.heads, num_key_value_heads=options.kv_heads,
+                intermediate_size=options.intermediate, max_position_embeddings=c.context,
+                head_dim=64 if options.hidden_size >= 64 * options.heads else options.hidden_size // options.heads,
+            )  # fmt: skip
+            self.module = CompactLlama(shape, compile=options.compile)
+            self.module.initialise(torch.Generator().manual_seed(seed))
+        else:
+            self.module = load_trainable(checkpoint_of(options.start, "draft"), options.compile)
+            if len(self.module.table) != c.vocab_size:
+                raise PairError(
+                    f"the draft {options.start!r} has {len(self.module.table)} ids, the target {c.vocab_size}",
+                    why="it learns the target's laws id by id",
+                    fix="start from a draft of the target's vocabulary, or from scratch",
+                )
+        self.module.to(teacher.device, teacher.dtype)
+
+    def forward(self, window: Window) -> tuple[Tensor, dict[str, Tensor]]:
+        final, tokens = window.taps[FINAL], window.tokens
+        rows = tokens.shape[1] - 1
+        states = self.module.normed(self.module.hidden(tokens[:, :rows])[-1])  # [B, N, d]
+        aims = Aims(final, self.teacher.head, tokens, window.counts, 0)
+        loss, _ = law_losses(self.options.loss, states[None], self.module.table[None], aims, [1.0])
+        shown = {}
+        if not self.training:
+            said = likeliest(final[:, :rows], self.teacher.head)
+            shown["agree"] = agreement(likeliest(states, self.module.table), said, window.counts[:, 1:])
+        return loss, shown
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return nn.functional.linear(states, self.module.table.to(states.dtype))
+
+    def chances(self, window: Window, temperature: float) -> Tensor:
+        # While its guesses stand, a draft has seen the text itself: guess j behind n is its law at place n + j.
+        logits = self._logits(self.module.normed(self.module.hidden(window.tokens)[-1]))  # [R, L, V]
+        guesses = [logits[:, 1 + j :] for j in range(self.depth)]
+        return chain_chances(guesses, self.teacher.logits(window.taps[FINAL]), window.tokens, temperature)
+
+    def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        eos = sorted(self.teacher.decoder.eos_ids)
+        save_model(self.module, folder, self.teacher.decoder.source, eos)

@@ -1,0 +1,166 @@
+"""Training an EAGLE-3 head for any target: the chains of `eagle3` in the common loop.
+
+The head's output layer guesses a reduced vocabulary, the ids that the data uses most (2503.01840, section 4; as d2t in
+the checkpoints), which makes a step of the head cheap where the target's vocabulary is large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.errors import ParameterError
+from slipstream.heads.eagle import EagleConfig, EagleHead, default_taps, rotary_tables
+from slipstream.heads.eagle_format import save_eagle
+from slipstream.targets.decoder.config import DecoderConfig
+from slipstream.training.eagle3 import chain_states
+from slipstream.training.features import FINAL, Teacher, Window
+from slipstream.training.losses import Aims, check_loss, law_losses
+from slipstream.training.objective import Objective, agreement, chain_chances, likeliest
+from slipstream.training.packing import Stream
+
+
+@dataclass(frozen=True)
+class EagleOptions(Strict):
+    """steps         of training-time test: how deep chains are trained, and simulated.
+    draft_vocab   ids that the head can guess; None: all up to 8192, 32000 of more.
+    taps          target layers that it reads; None: low, middle and high.
+    intermediate  width of its MLP; None: the target's.
+    loss          one of `losses.KINDS`. decay: weight of step j is decay^j.
+    """
+
+    steps: int = 4
+    draft_vocab: int | None = None
+    taps: tuple[int, ...] | None = None
+    intermediate: int | None = None
+    loss: str = "kl"
+    decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        check_integer("steps", self.steps, 1)
+        for name in ("draft_vocab", "intermediate"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1)
+        check_number("decay", self.decay, 0.0, 1.0, open_low=True)
+        check_loss(self.loss)
+
+
+class EagleObjective(Objective):
+    """counts: how often each id of the vocabulary occurs in the data, [V]; the most frequent ones can be guessed."""
+
+    name = "eagle3"
+    module: EagleHead
+
+    def __init__(self, teacher: Teacher, options: EagleOptions, counts: np.ndarray[Any, Any], seed: int = 0):
+        super().__init__()
+        c = teacher.config
+        self.teacher, self.options, self.depth = teacher, options, options.steps
+        reads = layers_read(c.layers) if options.taps is None else options.taps
+        strange = [t for t in reads if not (t == FINAL or 0 <= t <= c.layers)]
+        if strange:
+            raise ParameterError(f"taps are {reads}, the target has layers 0..{c.layers}", fix=f"leave out {strange}")
+        self.taps = tuple(dict.fromkeys((*reads, FINAL)))
+        width = options.draft_vocab or (c.vocab_size if c.vocab_size <= 8192 else 32000)
+        ids = most_frequent(counts, min(width, c.vocab_size), c.eos_ids)
+        self.module = EagleHead(EagleConfig(3, _decoder(c, options.intermediate), reads, c.hidden_size, len(ids)))
+        _initialise(self.module, torch.Generator().manual_seed(seed))
+        self.module.select_vocabulary(torch.from_numpy(ids))
+        self.module.to(teacher.device, teacher.dtype).borrow(teacher.embedding)
+        ids_here = self.module.target_ids
+        with torch.no_grad():
+            self.module.lm_head.weight.copy_(teacher.head[ids_here])
+            if c.norm == "rms":  # a layer norm's weight means something else
+                self.module.norm.weight.copy_(teacher.norm)
+        own = torch.full((c.vocab_size,), -1, device=teacher.device)
+        own[ids_here] = torch.arange(len(ids_here), device=teacher.device)
+        # Not parameters: fixed by the target and the vocabulary. Plain attributes, so that no wrapper broadcasts them.
+        self.__dict__["own"] = own  # int64 [V]: the head's number of each target id, -1 for those it cannot guess
+        self.__dict__["head"] = teacher.head[ids_here].clone()  # [V', d]
+        raw = [options.decay**j for j in range(options.steps)]
+        self.weights = [w / sum(raw) for w in raw]
+
+    def _states(self, tokens: Tensor, taps: dict[int, Tensor]) -> list[Tensor]:
+        device = tokens.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        reads = [taps[t] if dtype is None else taps[t].to(dtype) for t in self.module.config.taps]
+        rotary = rotary_tables(self.module.config.decoder, tokens.shape[1], tokens.device)
+        if self.teacher.dtype == torch.float64:
+            rotary = rotary[0].double(), rotary[1].double()
+        return chain_states(self.module, tokens, reads, rotary, self.options.steps)
+
+    def forward(self, window: Window) -> tuple[Tensor, dict[str, Tensor]]:
+        final, tokens, steps = window.taps[FINAL], window.tokens, self.options.steps
+        states = torch.stack([x[:, :-1] for x in self._states(tokens, window.taps)])  # [K, B, N, d]
+        rows = states.shape[2]
+        aims = Aims(final, self.head, self.own[tokens], window.counts, 1)  # type: ignore[arg-type, index]
+        loss, each = law_losses(self.options.loss, states, self.module.lm_head.weight[None], aims, self.weights)
+        shown = {f"loss{j + 1}": each[j] for j in range(steps)}
+        if not self.training:
+            said = self.own[likeliest(final, self.teacher.head)]  # type: ignore[index]  # [B, T], -1: cannot be guessed
+            for j in range(steps):
+                guess, counts = likeliest(states[j], self.module.lm_head.weight), window.counts[:, 2 + j : 2 + j + rows]
+                shown[f"agree{j + 1}"] = agreement(guess, said[:, 1 + j : 1 + j + rows], counts)
+        return loss, shown
+
+    def chances(self, window: Window, temperature: float) -> Tensor:
+        steps, tokens = self.options.steps, window.tokens
+        padded = F.pad(tokens, (0, steps))  # a chain needs its own guesses as inputs: here, the text behind it
+        guesses = [self.module.logits(x) for x in self._states(padded, window.taps)]  # row n - 1 guesses behind token n
+        own = self.own[tokens]  # type: ignore[index]
+        return chain_chances(guesses, self.teacher.logits(window.taps[FINAL]), tokens, temperature, own)
+
+    def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        save_eagle(self.module, folder, target=facts.get("target"))
+
+
+def layers_read(layers: int) -> tuple[int, ...]:
+    """`default_taps`, or for a target of few layers as many different ones as it has."""
+    taps = default_taps(layers)
+    if 0 < taps[0] < taps[1] < taps[2]:
+        return taps
+    return tuple(sorted({min(1, layers), (layers + 1) // 2, max(1, layers - 1)}))
+
+
+def most_frequent(counts: np.ndarray[Any, Any], width: int, always: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """The `width` most frequent ids, increasing, `always` among them; ties go to the smaller id."""
+    weight = counts.astype(np.float64)
+    weight[list(always)] = np.inf
+    return np.sort(np.argsort(-weight, kind="stable")[:width]).astype(np.int64)
+
+
+def token_counts(streams: list[Stream], shares: tuple[float, ...] | None, vocab_size: int) -> np.ndarray[Any, Any]:
+    """How often each id occurs in the data, every stream weighted as in the batches; [V], sums to 1."""
+    total = np.zeros(vocab_size)
+    for i, stream in enumerate(streams):
+        weight = float(len(stream.tokens)) if shares is None else shares[i]
+        found = np.zeros(vocab_size)
+        for start in range(0, len(stream.tokens), 2**22):
+            found += np.bincount(stream.tokens[start : start + 2**22], minlength=vocab_size)
+        total += weight * found / max(1, len(stream.tokens))
+    return total / total.sum()
+
+
+def _decoder(target: DecoderConfig, intermediate: int | None) -> DecoderConfig:
+    """A Llama layer of the target's sizes; the target's rope where it has one."""
+    rope = dict(target.rope_parameters) or {"rope_type": "default", "rope_theta": 10000.0}
+    return DecoderConfig(
+        model_type="llama", vocab_size=target.vocab_size, hidden_size=target.hidden_size, layers=1, heads=target.heads,
+        kv_heads=target.kv_heads, head_dim=target.head_dim, intermediate_size=intermediate or target.intermediate_size,
+        context=target.context, norm_eps=target.norm_eps, rope_parameters=rope, windows=(None,),
+    )  # fmt: skip
+
+
+def _initialise(head: EagleHead, generator: torch.Generator) -> None:
+    """Normal weights of deviation 0.02; half of that for what writes to the residual stream."""
+    for name, weight in head.named_parameters():
+        if weight.ndim == 2:
+            std = 0.01 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
+            nn.init.normal_(weight, 0.0, std, generator=generator)

@@ -1,0 +1,176 @@
+"""What heads are trained on: the target's hidden states and laws at every position of a window.
+
+The target runs through its own executor, the one that will decode with the heads, so what a head is trained on is
+what it will be fed. Windows start from an empty cache, many at once. Hidden states are made when they are needed, or
+once and kept on disk (`HiddenCache`), which pays when the data is read more than once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.errors import TrainingError
+from slipstream.targets.decoder.layout import batch_of
+from slipstream.targets.decoder.model import Decoder
+from slipstream.training.packing import Stream
+
+FINAL = -1
+"""The tap after the final norm, which the output head reads."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A batch of windows as the objectives see it.
+
+    tokens  int64 [B, T].
+    counts  bool [B, T]: whether the guess of the token at that place counts in the loss (answers only, or all).
+    taps    tap -> [B, T, d], as in `TargetOut.hidden`.
+    """
+
+    tokens: Tensor
+    counts: Tensor
+    taps: dict[int, Tensor]
+
+    def split(self, rows: int) -> list[Window]:
+        parts = range(0, len(self.tokens), rows)
+        return [
+            Window(
+                self.tokens[i : i + rows], self.counts[i : i + rows], {t: x[i : i + rows] for t, x in self.taps.items()}
+            )
+            for i in parts
+        ]
+
+
+class Teacher:
+    """The target, read-only.
+
+    embedding [V, d] and head [V, d] are its own tables, on `device`, in float32 (float64 if its weights are).
+    """
+
+    def __init__(self, decoder: Decoder, device: torch.device | str = "cpu"):
+        if decoder.weights is None:
+            raise TrainingError("this target does not tell its weights", fix="load it with Decoder.load")
+        self.decoder, self.device, self.config = decoder, torch.device(device), decoder.config
+        self.dtype = torch.float64 if decoder.weights.dtype == torch.float64 else torch.float32
+
+        def table(name: str) -> Tensor:
+            return decoder.weights[name].to(self.device, self.dtype).clone()  # type: ignore[index]
+
+        self.embedding = table("embed_tokens.weight")
+        self.head = self.embedding if decoder.weights.head == "embed_tokens.weight" else table(decoder.weights.head)
+        self.norm = table("norm.weight")
+
+    @torch.no_grad()
+    def read(self, tokens: Tensor, taps: Seq[int]) -> dict[int, Tensor]:
+        """Hidden states of windows [B, T] at the taps: tap -> [B, T, d], on `device`."""
+        if not taps:
+            return {}
+        seqs = [Sequence(row) for row in tokens.tolist()]
+        batch = batch_of(seqs, Draft.empty(len(seqs)), [0] * len(seqs), self.decoder.device, self.decoder.context)
+        out = self.decoder.executor.forward(batch, tuple(dict.fromkeys(taps)))
+        shape = (*tokens.shape, self.config.hidden_size)
+        # Copies: the executor's are valid until its next forward, and inference tensors carry no gradient onwards.
+        made = {t: out.taps[t].reshape(shape).to(self.device, self.dtype, copy=True).clone() for t in taps}
+        for seq in seqs:
+            self.decoder.release(seq.id)
+        for tap, x in made.items():
+            if not bool(torch.isfinite(x).all()):
+                raise TrainingError(
+                    f"the target's hidden states at tap {tap} are not finite",
+                    fix="load the target in float32 or bfloat16",
+                )
+        return made
+
+    def logits(self, final: Tensor) -> Tensor:
+        """Hidden states after the final norm [..., d] -> logits of the next token [..., V]."""
+        return F.linear(final, self.head.to(final.dtype))
+
+
+class HiddenCache:
+    """Hidden states of every window of a stream, float16, in shards of `SHARD` windows.
+
+    A shard is written at once or not at all, so an interrupted run goes on with the next one.
+    """
+
+    SHARD = 64
+
+    def __init__(self, folder: Path, stream: Stream, length: int, taps: Seq[int], identity: str):
+        self.stream, self.length, self.taps = stream, length, tuple(taps)
+        self.count = len(stream.windows(length))
+        key = json.dumps([identity, length, list(taps), int(stream.starts[-1]), len(stream.starts), stream.whole])
+        self.folder = folder / hashlib.sha256(key.encode()).hexdigest()[:12]
+        self._open: tuple[int, dict[int, Tensor]] | None = None
+
+    def _path(self, shard: int) -> Path:
+        return self.folder / f"{shard:05d}.safetensors"
+
+    def nbytes(self, width: int) -> int:
+        """Bytes on disk when it is complete."""
+        return 2 * self.count * self.length * width * len(self.taps)
+
+    def missing(self) -> list[int]:
+        return [s for s in range(-(-self.count // self.SHARD)) if not self._path(s).is_file()]
+
+    def build(self, teacher: Teacher, rows: int, say: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Write the shards that are not there yet. Raises TrainingError where the disk lacks room, before it starts,
+        and where a state does not fit float16."""
+        todo = self.missing()
+        shards = -(-self.count // self.SHARD)
+        need = int(self.nbytes(teacher.config.hidden_size) * len(todo) / max(1, shards))
+        require_room(self.folder.parent, need, "the hidden states")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for shard in todo:
+            windows = range(shard * self.SHARD, min(self.count, (shard + 1) * self.SHARD))
+            parts = []
+            for i in range(0, len(windows), rows):
+                parts.append(teacher.read(self.stream.rows(windows[i : i + rows], self.length)[:, :-1], self.taps))
+            tensors = {}
+            for tap in self.taps:
+                whole = torch.cat([p[tap] for p in parts]).cpu()
+                if float(whole.abs().max()) > torch.finfo(torch.float16).max:
+                    raise TrainingError(
+                        f"hidden states at tap {tap} reach {float(whole.abs().max()):.0f}, float16 ends at 65504",
+                        fix="leave --cache-hidden out: the states are then made as they are needed",
+                    )
+                tensors[str(tap)] = whole.half().contiguous()
+            temporary = self._path(shard).with_suffix(".tmp")
+            try:
+                save_file(tensors, temporary)
+                os.replace(temporary, self._path(shard))
+            finally:
+                temporary.unlink(missing_ok=True)
+            say(windows[-1] + 1, self.count)
+
+    def read(self, window: int) -> dict[int, Tensor]:
+        """tap -> [T, d] of one window, float16."""
+        shard, row = divmod(window, self.SHARD)
+        with safe_open(self._path(shard), framework="pt") as file:
+            return {tap: file.get_slice(str(tap))[row] for tap in self.taps}
+
+
+def require_room(folder: Path, need: int, what: str) -> None:
+    """Raise TrainingError unless the disk of `folder` has room for `need` bytes and a tenth more."""
+    at = folder
+    while not at.exists():
+        at = at.parent
+    free = shutil.disk_usage(at).free
+    if need * 1.1 > free:
+        raise TrainingError(
+            f"{what} take {need / 2**30:.2f} GiB, the disk of {folder} has {free / 2**30:.2f} GiB free",
+            why="the run would stop in the middle",
+            fix="free some room, choose another --out, or leave --cache-hidden out",
+        )

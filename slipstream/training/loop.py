@@ -1,0 +1,303 @@
+"""The loop that trains every head and draft: same data order, same schedule, same checkpoints, whatever the objective.
+
+Everything that is random is a function of (seed, step), and what else a step depends on is in the checkpoint, so with
+a budget in tokens the same seed and data give the same weights on a CPU, interrupted or not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.errors import ParameterError, TrainingError
+from slipstream.training.acceptance import HeldOutText, acceptance_length, held_windows
+from slipstream.training.checkpoint import Optimisers, load_checkpoint, save_checkpoint
+from slipstream.training.devices import Devices
+from slipstream.training.display import Display, StopSignal
+from slipstream.training.features import HiddenCache, Teacher, Window
+from slipstream.training.objective import Objective
+from slipstream.training.packing import Orders, Stream
+from slipstream.training.schedule import Progress, Schedule
+from slipstream.training.settings import LoopConfig
+
+
+@dataclass
+class Held:
+    """What a run is judged on: windows for the loss, and texts of the target for the acceptance length."""
+
+    windows: list[Window]
+    texts: list[HeldOutText] = field(default_factory=list)
+    text_windows: list[list[Window]] = field(default_factory=list)
+
+
+class Loop:
+    """One `step()` is one optimiser step.
+
+    streams  the training data, one a source. held: made by `held_out`. caches: hidden states on disk, by stream.
+    """
+
+    def __init__(
+        self,
+        config: LoopConfig,
+        objective: Objective,
+        streams: list[Stream],
+        held: Held,
+        devices: Devices,
+        caches: dict[str, HiddenCache] | None = None,
+    ):
+        self.config, self.objective, self.held, self.devices = config, objective, held, devices
+        self.teacher, self.caches = objective.teacher, caches or {}
+        names = {str(i): s for i, s in enumerate(streams)}
+        if config.shares is not None and len(config.shares) != len(streams):
+            raise ParameterError(
+                f"{len(config.shares)} shares for {len(streams)} sources of data",
+                fix="give one --share for each --data",
+            )
+        by_size = [float(len(s.windows(config.length))) for s in streams]
+        self.orders = Orders(names, dict(zip(names, config.shares or by_size, strict=True)), config.seed)
+        self.parameters = [p for p in objective.module.parameters() if p.requires_grad]
+        self.optimisers = make_optimisers(objective, config)
+        self.wrapped = devices.wrap(objective)
+        self.progress = Progress()
+        if config.resume:
+            self._load()
+        self.schedule = Schedule(
+            self.progress, config.budget_tokens, config.budget_minutes, config.decay_share, config.warmup_steps
+        )
+        if config.resume:
+            self.schedule.extend()
+
+    # --- checkpoints -------------------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, Any]:
+        """What must not change between the parts of a run."""
+        c = self.config
+        named = ("length", "rows", "optimiser", "seed", "shares", "answers_only")
+        settings = {n: list(v) if isinstance(v := getattr(c, n), tuple) else v for n in named}
+        return {"objective": self.objective.name, "options": as_json(self.objective.options), **settings}
+
+    def _load(self) -> None:
+        path = self.config.checkpoint
+        state = read_state(path)
+        now, then = self._identity(), state["run"]
+        changed = [k for k in now if now[k] != then.get(k)]
+        if changed:
+            raise TrainingError(
+                f"{path} is of another run: {changed[0]} was {then.get(changed[0])!r}, now it is {now[changed[0]]!r}",
+                fix="resume with the same settings, or choose another --out",
+            )
+        self.progress = Progress(**load_checkpoint(path, self.objective.module, self.optimisers)["progress"])
+        self.orders.counters = self.progress.counters
+
+    def save(self) -> None:
+        """Raises TrainingError when it cannot be written; the earlier checkpoint is then still there."""
+        self.progress.counters = dict(self.orders.counters)
+        state = {"progress": asdict(self.progress), "run": self._identity()}
+        if self.devices.rank == 0:
+            save_checkpoint(self.config.checkpoint, self.objective.module, self.optimisers, state)
+
+    # --- a step ------------------------------------------------------------------------------------------------
+
+    def window(self, chosen: list[tuple[str, int]]) -> Window:
+        """The chosen windows of the streams, with the target's states from the cache or made now."""
+        length, device = self.config.length, self.devices.device
+        tokens = torch.cat([self.orders.streams[n].rows([i], length) for n, i in chosen])[:, :-1]
+        counts = torch.ones_like(tokens, dtype=torch.bool)
+        if self.config.answers_only:
+            counts = torch.cat([self.orders.streams[n].masks([i], length) for n, i in chosen])[:, :-1]
+        if self.caches:
+            rows = [self.caches[n].read(i) for n, i in chosen]
+            taps = {
+                t: torch.stack([row[t] for row in rows]).to(device, self.teacher.dtype) for t in self.objective.taps
+            }
+        else:
+            taps = self.teacher.read(tokens, self.objective.taps)
+        return Window(tokens.to(device), counts.to(device), taps)
+
+    def step(self) -> tuple[dict[str, float], float]:
+        """One optimiser step: (shown scalars with "loss", gradient norm). Time is counted by the caller."""
+        config, progress = self.config, self.progress
+        chosen = self.orders.choose(progress.step, config.rows * self.devices.count, config.length)
+        mine = chosen[self.devices.rank :: self.devices.count]
+        self.objective.begin_step(progress.step, self.schedule.share)
+        factor = self.schedule.factor()
+        size = config.micro_rows or config.rows
+        parts = config.rows // size
+        shown: dict[str, float] = {}
+        for start in range(0, config.rows, size):
+            window = self.window(mine[start : start + size])
+            with self.devices.autocast():
+                loss, scalars = self.wrapped(window)
+            self.devices.backward(loss / parts)
+            for name, value in {"loss": loss.detach(), **scalars}.items():
+                shown[name] = shown.get(name, 0.0) + float(value) / parts
+        norm = self.devices.clip(self.parameters, config.clip)
+        if math.isfinite(norm):  # a broken batch must not poison the moments
+            for optimiser in self.optimisers.values():
+                for group in optimiser.param_groups:
+                    group["lr"] = config.lr * factor
+                optimiser.step()
+        for optimiser in self.optimisers.values():
+            optimiser.zero_grad(set_to_none=True)
+        progress.step += 1
+        progress.tokens += config.step_tokens * self.devices.count
+        return shown, norm
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Held-out loss (and the objective's other scalars), and tau at each temperature."""
+        self.objective.eval()
+        with self.devices.autocast():
+            sums: dict[str, float] = {}
+            for window in self.held.windows:
+                loss, scalars = self.objective(window)
+                for name, value in {"loss": loss, **scalars}.items():
+                    sums[name] = sums.get(name, 0.0) + float(value) / len(self.held.windows)
+        for texts, windows in zip(self.held.texts, self.held.text_windows, strict=True):
+            # Outside autocast: decoding runs the head in float32.
+            tau = acceptance_length(lambda w, t=texts.temperature: self.objective.chances(w, t), texts, windows)  # type: ignore[misc]
+            sums[f"tau@{texts.temperature:g}"] = tau
+        self.objective.train()
+        return sums
+
+    def log(self, entry: dict[str, Any]) -> None:
+        if self.devices.rank == 0:
+            now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            with (self.config.out / "log.jsonl").open("a") as file:
+                file.write(json.dumps({"time": now, **entry}) + "\n")
+
+    # --- all of them -------------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, float]:
+        """Train until the budget is spent, a signal comes, or `max_steps` steps are done; returns the last evaluation.
+
+        A checkpoint that cannot be written on the way is reported and the run goes on; at the end it is an error.
+        """
+        config, progress, schedule = self.config, self.progress, self.schedule
+        display = Display(schedule)
+        smooth, saved, first = float("nan"), time.monotonic(), progress.step
+        found: dict[str, float] = {}
+        try:
+            with StopSignal() as stop:
+                if not progress.step:
+                    self._evaluate(display)
+                while not (
+                    schedule.done or self.devices.agree(stop.raised) or progress.step - first == config.max_steps
+                ):
+                    begun = time.monotonic()
+                    if (config.out / "decay-now").exists():
+                        schedule.start_decay()
+                        (config.out / "decay-now").unlink()
+                    shown, norm = self.step()
+                    if not math.isfinite(norm):
+                        display.say(f"step {progress.step}: the gradient norm is {norm}, its update was left out")
+                    smooth = shown["loss"] if math.isnan(smooth) else 0.95 * smooth + 0.05 * shown["loss"]
+                    seconds = self.devices.agree(time.monotonic() - begun)
+                    progress.seconds += seconds
+                    found = {}
+                    display.show(progress, smooth, config.step_tokens * self.devices.count / seconds, norm)
+                    if config.eval_steps and progress.step % config.eval_steps == 0:
+                        begun = time.monotonic()
+                        found = self._evaluate(display, smooth)
+                        progress.seconds += self.devices.agree(time.monotonic() - begun)
+                    if time.monotonic() - saved > 60 * config.save_minutes:
+                        saved = time.monotonic()
+                        self._try_save(display)
+                        progress.seconds += self.devices.agree(time.monotonic() - saved)
+            self.save()
+            return found or self._evaluate(display, smooth)
+        finally:
+            display.close()
+
+    def _try_save(self, display: Display) -> None:
+        try:
+            self.save()
+        except TrainingError as fault:
+            self.log({"step": self.progress.step, "error": str(fault)})
+            display.say(f"step {self.progress.step}: {fault} The run goes on.")
+
+    def _evaluate(self, display: Display, train: float | None = None) -> dict[str, float]:
+        found = self.evaluate()
+        self.log({"step": self.progress.step, "tokens": self.progress.tokens, "train": train, "heldout": found})
+        if self.devices.rank == 0:
+            figures = "  ".join(f"{name} {value:.3f}" for name, value in found.items())
+            display.say(f"step {self.progress.step}  held-out {figures}")
+        return found
+
+
+def make_optimisers(objective: Objective, config: LoopConfig) -> Optimisers:
+    """AdamW for everything, or Muon (Jordan 2024; scaled as in 2502.16982, section 2.2) for the inner matrices: not
+    for tables of tokens, which every step touches in a few rows only."""
+    named = [(n, p) for n, p in objective.module.named_parameters() if p.requires_grad]
+    inner = {n for n, p in named if p.ndim == 2 and "embed" not in n and "lm_head" not in n}
+    if config.optimiser == "adamw":
+        inner = set()
+    made: Optimisers = {}
+    if inner:
+        made["muon"] = torch.optim.Muon(
+            [p for n, p in named if n in inner], lr=config.lr, weight_decay=config.weight_decay, momentum=0.95,
+            adjust_lr_fn="match_rms_adamw",
+        )  # fmt: skip
+    rest = [(n, p) for n, p in named if n not in inner]
+    if rest:
+        decayed = [p for n, p in rest if p.ndim > 1 and not inner]
+        groups = [
+            {"params": decayed, "weight_decay": config.weight_decay},
+            {"params": [p for n, p in rest if not (p.ndim > 1 and not inner)], "weight_decay": 0.0},
+        ]
+        made["adamw"] = torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=(0.9, 0.95))
+    return made
+
+
+def held_out(
+    streams: list[Stream],
+    config: LoopConfig,
+    teacher: Teacher,
+    taps: tuple[int, ...],
+    texts: list[HeldOutText],
+) -> Held:
+    """Fixed windows of the held-out streams, in micro-batches, and the texts, with the target's states."""
+    each = max(1, config.eval_rows // len(streams))
+    size = config.micro_rows or config.rows
+    windows = []
+    for stream in streams:
+        count = len(stream.windows(config.length))
+        picked = torch.randperm(count, generator=torch.Generator().manual_seed(1))[:each].tolist()
+        for i in range(0, len(picked), size):
+            part = picked[i : i + size]
+            tokens = stream.rows(part, config.length)[:, :-1]
+            counts = torch.ones_like(tokens, dtype=torch.bool)
+            if config.answers_only:
+                counts = stream.masks(part, config.length)[:, :-1]
+            device = teacher.device
+            windows.append(Window(tokens.to(device), counts.to(device), teacher.read(tokens, taps)))
+    return Held(windows, texts, [held_windows(t, teacher, taps) for t in texts])
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The JSON state of a checkpoint of this loop, without its weights. Raises TrainingError."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise TrainingError(f"there is no checkpoint {path} to resume", fix="leave --resume out, or correct --out")
+    try:
+        with safe_open(path, framework="pt") as file:
+            state: dict[str, Any] = json.loads(file.metadata()["state"])
+    except (SafetensorError, KeyError, TypeError, ValueError) as fault:
+        raise TrainingError(f"{path} is not a checkpoint of a run ({fault})", fix="choose another --out") from fault
+    if "run" not in state:
+        raise TrainingError(f"{path} is a checkpoint of `slipstream train base`", fix="choose another --out")
+    return state
+
+
+def as_json(options: Any) -> dict[str, Any]:
+    """A dataclass as JSON would give it back."""
+    made: dict[str, Any] = json.loads(json.dumps(asdict(options), default=str))
+    return made

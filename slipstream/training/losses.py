@@ -1,0 +1,141 @@
+"""The losses of all objectives: how far a draft's laws are from the target's, without ever holding all laws at once.
+
+A law has one number for each id of the vocabulary, so the laws of a batch take more memory than everything else, and
+most of the time is spent on moving them. `law_losses` therefore goes over the positions in blocks that stay in the
+cache of a CPU: logits of a block, its losses, and at once their gradients, which all have closed forms. Only the
+gradients of states and weights leave a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from slipstream.errors import ParameterError, did_you_mean
+
+KINDS = ("kl", "reverse-kl", "tv", "ce")
+"""q: the draft's law, p: the target's.
+
+    kl          KL(p || q): covers what the target may say (Hinton et al. 1503.02531; DistillSpec 2310.08461)
+    reverse-kl  KL(q || p): says only what the target would say
+    tv          1 - sum_x min(p, q): the rejection rate itself (Leviathan et al. 2211.17192, corollary 3.6)
+    ce          -log q(the text's own token), as in the Medusa paper
+"""
+
+BLOCK_BYTES = 8 * 2**20
+"""Of one block of laws in float32."""
+
+
+def check_loss(kind: str) -> None:
+    if kind not in KINDS:
+        raise ParameterError(f"loss is {kind!r}", fix=did_you_mean(kind, KINDS))
+
+
+@dataclass(frozen=True)
+class Aims:
+    """What K guesses of each position are to be like: guess k of row i aims at the target's law at position
+    i + `ahead` + k * `stride`. Heads and chains guess one place further each (1), early exits all the same (0).
+
+    final   [B, T, d], the target's states after its final norm. head [V', d]: the rows of its output head that the
+            draft can guess (laws are restricted to them).
+    tokens  int64 [B, T], ids among the V' rows, -1 for others: the text, for "ce".
+    counts  bool [B, T], whether the guess of the token at that place counts.
+    """
+
+    final: Tensor
+    head: Tensor
+    tokens: Tensor
+    counts: Tensor
+    ahead: int
+    stride: int = 1
+
+
+def law_losses(kind: str, states: Tensor, weight: Tensor, aims: Aims, weights: list[float]) -> tuple[Tensor, Tensor]:
+    """(sum over k of weights[k] * loss k, to be differentiated; losses [K] in nats, detached).
+
+    states  [K, B, N, d]: what the output head reads for each guess.
+    weight  [K, V', d], or [1, V', d] for all of them: that output head.
+
+    The loss of a guess is the mean over its counted positions. Under autocast the products run in its dtype.
+    """
+    check_loss(kind)
+    total, each = _LawLosses.apply(kind, states, weight, aims, weights)  # type: ignore[no-untyped-call]
+    return total, each
+
+
+class _LawLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, kind: str, states: Tensor, weight: Tensor, aims: Aims, weights: list[float]
+    ) -> tuple[Tensor, Tensor]:
+        guesses, batch, rows, _ = states.shape
+        device = states.device.type
+        cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+        wide = torch.promote_types(states.dtype, torch.float32)
+        needs = any(ctx.needs_input_grad)
+        head, own = aims.head.to(cast), weight.to(cast)
+        into_states = torch.zeros_like(states) if needs else None
+        into_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if needs else None
+        each = torch.zeros(guesses, dtype=wide, device=states.device)
+        ahead = [aims.ahead + aims.stride * k for k in range(guesses)]
+        counted = [aims.counts[:, 1 + a : 1 + a + rows].sum().clamp(min=1).item() for a in ahead]
+        block = max(1, min(rows, BLOCK_BYTES // (4 * len(aims.head))))
+        with torch.autocast(device, enabled=False):
+            for b in range(batch):
+                for start in range(0, rows, block):
+                    stop = min(rows, start + block)
+                    # The laws that any guess of these rows aims at, [stop - start + (K - 1) stride, V'].
+                    aimed = aims.final[b, start + ahead[0] : stop + ahead[-1]]
+                    logp = None if kind == "ce" else F.linear(aimed.to(cast), head).to(wide).log_softmax(-1)
+                    for k in range(guesses):
+                        x = states[k, b, start:stop].to(cast)  # [n, d]
+                        w = own[min(k, len(own) - 1)]  # [V', d]
+                        span = slice(1 + start + ahead[k], 1 + stop + ahead[k])
+                        share = aims.counts[b, span].to(wide) / counted[k]  # [n]
+                        aim = None if logp is None else logp[ahead[k] - ahead[0] :][: stop - start]
+                        loss, slope = _divergence(kind, F.linear(x, w).to(wide), aim, aims.tokens[b, span], needs)
+                        if kind == "ce":
+                            share = share * (aims.tokens[b, span] >= 0)
+                        each[k] += loss @ share
+                        if slope is not None and into_states is not None and into_weight is not None:
+                            slope = slope.mul_(share[:, None] * weights[k]).to(cast)  # [n, V']
+                            into_states[k, b, start:stop] = (slope @ w).to(states.dtype)
+                            into_weight[min(k, len(own) - 1)] += slope.T @ x
+        ctx.save_for_backward(into_states, into_weight)
+        ctx.weight_dtype = weight.dtype
+        ctx.mark_non_differentiable(each)
+        return (each * each.new_tensor(weights)).sum(), each  # no product: autocast would round it
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        into_states, into_weight = ctx.saved_tensors
+        return None, into_states * scale, (into_weight * scale).to(ctx.weight_dtype), None, None
+
+
+def _divergence(
+    kind: str, logits: Tensor, logp: Tensor | None, labels: Tensor, needs: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Loss of each row and its gradient by the logits [n, V']."""
+    logq = logits.log_softmax(-1)
+    q = logq.exp()
+    if kind == "ce":
+        at = labels.clamp(min=0)[:, None]
+        loss = -logq.gather(1, at)[:, 0]
+        return loss, q.scatter_add_(1, at, q.new_full(at.shape, -1.0)) if needs else None
+    assert logp is not None
+    if kind == "kl":
+        p = logp.exp()
+        loss = (logp - logq).mul_(p).sum(-1)
+        return loss, q.sub_(p) if needs else None
+    if kind == "reverse-kl":
+        gap = logq - logp
+        loss = (q * gap).sum(-1)
+        return loss, q * (gap - loss[:, None]) if needs else None
+    gap = q - logp.exp()
+    sign = 0.5 * gap.sign()
+    loss = 0.5 * gap.abs().sum(-1)
+    return loss, q * (sign - (q * sign).sum(-1, keepdim=True)) if needs else None

@@ -1,0 +1,134 @@
+"""Training text in the target's own words: prefixes of the data, continued by the target itself.
+
+A head is asked about the target's text, not about what people wrote, so it pays to train on the former (EAGLE,
+2401.15077, section 4.2; DistillSpec, 2310.08461, section 3). Drafting stays lossless either way; only acceptance moves.
+
+The text is made in shards, each a function of (seed, number of the shard) and written at once, so an interrupted
+regeneration goes on where it stopped and comes out the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
+from slipstream.errors import ParameterError
+from slipstream.llm import LLM
+from slipstream.training.data import Marked
+from slipstream.training.packing import Stream, write_masked
+
+
+@dataclass(frozen=True)
+class RegenerateConfig(Strict):
+    """tokens        new tokens wanted in all.
+    new_tokens    most tokens of one answer. prompt_tokens: least and most of a prefix where the data has no answers.
+    temperatures  each continuation takes one of these at random; greedy text is what greedy decoding will see.
+    shard         continuations of one shard.
+    """
+
+    tokens: int
+    new_tokens: int = 160
+    prompt_tokens: tuple[int, int] = (32, 300)
+    temperatures: tuple[float, ...] = (0.0, 0.0, 0.8, 1.0)
+    shard: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "new_tokens", "shard"):
+            check_integer(name, getattr(self, name), 1)
+        low, high = self.prompt_tokens
+        if not 1 <= low <= high:
+            raise ParameterError(f"prompt_tokens is {self.prompt_tokens}", fix="give (least, most), at least 1")
+        if not self.temperatures:
+            raise ParameterError("temperatures is empty", fix="give at least one, e.g. 0")
+        for temperature in self.temperatures:
+            check_number("temperature", temperature, 0.0, 100.0)
+
+
+def prompts_of(
+    stream: Stream, rng: np.random.Generator, count: int, config: RegenerateConfig, context: int
+) -> list[list[int]]:
+    """Prefixes of documents: up to where an answer begins; where there is none, from the document's beginning or from
+    within, so that heads see text at every distance from it."""
+    low, high = config.prompt_tokens
+    documents = len(stream.starts) - 1
+    made: list[list[int]] = []
+    tries = 0
+    while len(made) < count and tries < 100 * count:
+        tries += 1
+        d = int(rng.integers(documents))
+        start, end = int(stream.starts[d]), int(stream.starts[d + 1])
+        mask = None if stream.mask is None else np.asarray(stream.mask[start:end])
+        if mask is not None and mask.any():
+            begins = np.flatnonzero(np.diff(np.concatenate(([0], mask))) == 1)
+            begin, stop = start, start + int(rng.choice(begins))
+        else:
+            length = int(rng.integers(low, high + 1))
+            begin = start if rng.random() < 0.5 else int(rng.integers(start, end))
+            stop = min(begin + length, end - 1)
+        ids = stream.tokens[begin:stop].tolist()[-max(1, context - config.new_tokens) :]
+        if len(ids) >= 2:
+            made.append(ids)
+    if not made:
+        raise ParameterError(
+            "no prefix of the data can be continued", why="its documents are too short", fix="give more"
+        )
+    return made
+
+
+def regenerate(
+    llm: LLM,
+    streams: list[Stream],
+    folder: Path,
+    config: RegenerateConfig,
+    vocab_size: int,
+    say: Callable[[int, int], None] = lambda done, total: None,
+) -> Path:
+    """Write `folder/regenerated.bin` (a stream with a mask of the answers) and return its path.
+
+    Sources take turns by their size. say: called with (new tokens so far, wanted) after every shard.
+    """
+    path = folder / "regenerated.bin"
+    if path.is_file():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes = np.array([len(s.tokens) for s in streams], dtype=np.float64)
+    made, shard = 0, 0
+    while made < config.tokens:
+        part = folder / f"regenerated-{shard:05d}.bin"
+        if not part.is_file():
+            rng = np.random.default_rng([config.seed, 17, shard])
+            stream = streams[int(rng.choice(len(streams), p=sizes / sizes.sum()))]
+            asked = prompts_of(stream, rng, config.shard, config, llm.target.context)
+            params = [
+                SamplingParams(
+                    temperature=float(rng.choice(config.temperatures)),
+                    max_tokens=config.new_tokens,
+                    seed=int(rng.integers(2**31)),
+                )
+                for _ in asked
+            ]
+            done = llm.generate(asked, params)
+            texts = [
+                ([*c.prompt_token_ids, *c.token_ids], [False] * len(p) + [True] * len(c.token_ids))
+                for p, c in zip(asked, done, strict=True)
+            ]
+            write_masked(part, texts, None, vocab_size)
+        found = Stream.open(part, whole=True)
+        made += 0 if found.mask is None else int(found.mask.sum())
+        shard += 1
+        say(made, config.tokens)
+
+    def everything() -> Iterator[Marked]:
+        for i in range(shard):
+            yield from Stream.open(folder / f"regenerated-{i:05d}.bin", whole=True).documents()
+
+    write_masked(path, everything(), None, vocab_size)
+    for i in range(shard):
+        for suffix in (".bin", ".starts.npy", ".mask.bin"):
+            (folder / f"regenerated-{i:05d}").with_suffix(suffix).unlink(missing_ok=True)
+    return path

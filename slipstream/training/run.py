@@ -1,0 +1,313 @@
+"""A training run from beginning to end: check, tokenise, let the target write, estimate, train, export.
+
+OUT/run.json                 how it was asked for
+OUT/data/                    token streams (`data`), texts of the target (`regenerate`, `acceptance`)
+OUT/states/                  hidden states, if they are cached
+OUT/checkpoint.safetensors   what a resume needs
+OUT/log.jsonl                one line an evaluation
+OUT/final/                   the head or model in the field's format, with its card
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.errors import ParameterError, TrainingError, did_you_mean
+from slipstream.llm import LLM, checkpoint_of
+from slipstream.targets.decoder.model import Decoder
+from slipstream.text import load_tokenizer
+from slipstream.training.acceptance import HeldOutText, load_texts, save_texts, write_texts
+from slipstream.training.data import Encoder, Prepared, check_sources, open_stream, prepare_data
+from slipstream.training.devices import Devices
+from slipstream.training.estimate import Estimate, estimate
+from slipstream.training.features import HiddenCache, Teacher
+from slipstream.training.loop import Loop, as_json, held_out, read_state
+from slipstream.training.objective import Objective
+from slipstream.training.regenerate import RegenerateConfig, regenerate
+from slipstream.training.settings import LoopConfig
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RunConfig(Strict):
+    """What to train on whose behalf, and from what.
+
+    kind            "medusa", "eagle3", "draft" or "layerskip"; options: those of that objective.
+    target          folder, hub id or "embedded"; data: sources (see `documents`).
+    heldout_share   share of the documents that is held out.
+    regenerate      new tokens of the target's own text to make first and train on; 0: none. regenerate_share: their
+                    weight in a batch, the data's own being 1 - regenerate_share.
+    cache_hidden    keep the target's hidden states on disk.
+    texts, text_prompt, text_tokens, temperatures   held-out texts for the simulated acceptance length.
+    command         the command line, for the card.
+    """
+
+    kind: str
+    target: str
+    data: tuple[str, ...]
+    options: Any
+    loop: LoopConfig
+    heldout_share: float = 0.03
+    regenerate: int = 0
+    regenerate_share: float = 0.5
+    regenerate_tokens: int = 160
+    cache_hidden: bool = False
+    texts: int = 32
+    text_prompt: int = 96
+    text_tokens: int = 96
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    executor: str = "auto"
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in OBJECTIVES:
+            raise ParameterError(f"there is no training for {self.kind!r}", fix=did_you_mean(self.kind, OBJECTIVES))
+        for name, low in (
+            ("regenerate", 0),
+            ("regenerate_tokens", 1),
+            ("texts", 1),
+            ("text_prompt", 2),
+            ("text_tokens", 2),
+        ):
+            check_integer(name, getattr(self, name), low)
+        check_number("heldout_share", self.heldout_share, 0.0, 0.5)
+        check_number("regenerate_share", self.regenerate_share, 0.0, 1.0)
+        if 0.0 not in self.temperatures:
+            raise ParameterError(
+                f"temperatures={self.temperatures} lacks 0",
+                why="head accuracies are measured on greedy text",
+                fix="add 0",
+            )
+
+
+def _medusa(teacher: Teacher, config: RunConfig, prepared: Prepared) -> Objective:
+    from slipstream.training.medusa import MedusaObjective
+
+    return MedusaObjective(teacher, config.options)
+
+
+def _eagle3(teacher: Teacher, config: RunConfig, prepared: Prepared) -> Objective:
+    from slipstream.training.eagle3_objective import EagleObjective, token_counts
+
+    counts = token_counts(prepared.train, config.loop.shares, teacher.config.vocab_size)
+    return EagleObjective(teacher, config.options, counts, config.loop.seed)
+
+
+def _draft(teacher: Teacher, config: RunConfig, prepared: Prepared) -> Objective:
+    from slipstream.training.draft_objective import DraftObjective
+
+    return DraftObjective(teacher, config.options, config.loop.seed)
+
+
+def _layerskip(teacher: Teacher, config: RunConfig, prepared: Prepared) -> Objective:
+    from slipstream.training.layerskip_objective import LayerSkipObjective
+
+    return LayerSkipObjective(teacher, config.options, config.loop.seed)
+
+
+OBJECTIVES: dict[str, Callable[[Teacher, RunConfig, Prepared], Objective]] = {
+    "medusa": _medusa,
+    "eagle3": _eagle3,
+    "draft": _draft,
+    "layerskip": _layerskip,
+}
+"""How each kind of training makes its objective."""
+
+
+def prepare(config: RunConfig, say: Say = print) -> Run:
+    """Everything up to the first step. What is wrong with the settings, the folder or the data is refused before the
+    target is loaded. Raises the errors of `slipstream.errors`."""
+    loop = config.loop
+    check_out(loop, config.kind)
+    if loop.threads is not None:
+        torch.set_num_threads(loop.threads)
+    devices = Devices(loop.device, loop.bf16)
+    source = checkpoint_of(config.target, "target")
+    tokenizer = _tokenizer(source, config.data)
+    check_sources(config.data, tokenizer)
+    decoder = Decoder.load(source, config.executor, device=str(devices.device), threads=loop.threads)
+    if loop.length > decoder.context:
+        raise ParameterError(
+            f"length is {loop.length}, the target's context holds {decoder.context} tokens",
+            fix="give a smaller --length",
+        )
+    folder = loop.out / "data"
+    eos = min(decoder.eos_ids) if decoder.eos_ids else None
+    prepared = prepare_data(
+        folder, config.data, Encoder(tokenizer, eos), decoder.vocab_size, loop.length, config.heldout_share, say
+    )
+    llm = LLM(decoder, max_batch=64, tokenizer=tokenizer)
+    prepared, loop = _regenerated(config, prepared, llm, folder, say)
+    identity = identity_of(decoder)
+    texts = [_texts(config, t, llm, prepared, folder / f"texts-{identity}", say) for t in config.temperatures]
+    teacher = Teacher(decoder, devices.device)
+    config = replace(config, loop=loop)
+    objective = OBJECTIVES[config.kind](teacher, config, prepared)
+    held = held_out(prepared.heldout, loop, teacher, objective.taps, texts)
+    caches = {}
+    if config.cache_hidden and objective.taps:
+        caches = {
+            str(i): HiddenCache(loop.out / "states", s, loop.length, objective.taps, identity)
+            for i, s in enumerate(prepared.train)
+        }
+    return Run(config, Loop(loop, objective, prepared.train, held, devices, caches), prepared, texts)
+
+
+@dataclass
+class Run:
+    """A prepared run."""
+
+    config: RunConfig
+    loop: Loop
+    prepared: Prepared
+    texts: list[HeldOutText]
+
+    def estimate(self) -> Estimate:
+        return estimate(self.loop)
+
+    def train(self, say: Say = print) -> dict[str, Any]:
+        """Train, measure, export; returns the measured figures."""
+        config, loop = self.config, self.loop
+        record = as_json(config)
+        entry = {"step": loop.progress.step, "command": config.command, "time": time.time()}
+        _write_json(config.loop.out / "run.json", record)
+        loop.log(entry)
+        for cache in loop.caches.values():
+            if cache.missing():
+                say(f"making the target's states of {cache.count:,} windows")
+                cache.build(loop.teacher, config.loop.micro_rows or config.loop.rows)
+        figures: dict[str, Any] = dict(loop.run())
+        if loop.devices.rank == 0:
+            self.export(figures)
+            say(f"wrote {config.loop.out / 'final'}")
+        loop.devices.wait()
+        return figures
+
+    def _commands(self) -> list[str]:
+        """The command lines of the run's parts, in order."""
+        entries = map(json.loads, (self.config.loop.out / "log.jsonl").read_text().splitlines())
+        return [e["command"] for e in entries if e.get("command")]
+
+    def export(self, figures: dict[str, Any]) -> None:
+        from slipstream.training.card import run_card
+
+        loop, folder = self.loop, self.config.loop.out / "final"
+        greedy = next(i for i, t in enumerate(self.texts) if t.temperature == 0)
+        windows = loop.held.text_windows[greedy]
+        starts = [t.prompt for t in self.texts[greedy].texts]
+        ends = [len(t.tokens) for t in self.texts[greedy].texts]
+        prompts, at = [], 0
+        for i, window in enumerate(windows):
+            rows = len(window.tokens)
+            stop = torch.tensor(ends[at : at + rows], device=window.tokens.device)[:, None]
+            counts = torch.arange(window.tokens.shape[1], device=window.tokens.device) < stop  # padding is no text
+            windows[i] = replace(window, counts=counts)
+            prompts.append(starts[at : at + rows])
+            at += rows
+        with torch.no_grad():
+            loop.objective.eval()
+            figures |= loop.objective.measure(windows, prompts)
+        loop.objective.export(folder, figures | {"target": self.config.target})
+        (folder / "README.md").write_text(
+            run_card(self.config, loop, self.prepared.about, figures, self._commands()), encoding="utf-8"
+        )
+        _write_json(folder / "training.json", {"run": as_json(self.config), "figures": figures})
+
+
+def check_out(config: LoopConfig, kind: str) -> None:
+    """Refuse a folder that cannot be written, and one that holds another run. Raises TrainingError."""
+    try:
+        config.out.mkdir(parents=True, exist_ok=True)
+        probe = config.out / ".writable"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as fault:
+        raise TrainingError(
+            f"{config.out} cannot be written ({fault.strerror})", fix="choose another --out, or correct its permissions"
+        ) from fault
+    if config.resume:
+        state = read_state(config.checkpoint)
+        if state["run"]["objective"] != kind:
+            raise TrainingError(
+                f"{config.out} holds a run of {state['run']['objective']!r}, not {kind!r}", fix="choose another --out"
+            )
+    elif config.checkpoint.exists():
+        raise TrainingError(
+            f"{config.out} holds a run already",
+            why="it would be overwritten",
+            fix="go on with it by --resume, or choose another --out",
+        )
+
+
+def identity_of(decoder: Decoder) -> str:
+    """A short digest that differs between targets: of their configuration and their embeddings."""
+    assert decoder.weights is not None
+    digest = hashlib.sha256(repr(decoder.config).encode())
+    digest.update(decoder.weights["norm.weight"].double().numpy().tobytes())
+    digest.update(decoder.weights["embed_tokens.weight"][:64].double().numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+def _tokenizer(source: str | Path, data: tuple[str, ...]) -> Any:
+    if all(name.endswith(".bin") for name in data):
+        return None  # nothing to tokenise: a target without a tokenizer can be trained for
+    return load_tokenizer(source)
+
+
+def _regenerated(
+    config: RunConfig, prepared: Prepared, llm: LLM, folder: Path, say: Say
+) -> tuple[Prepared, LoopConfig]:
+    """With the target's own text as one more source, if it was asked for."""
+    if not config.regenerate:
+        return prepared, config.loop
+    settings = RegenerateConfig(
+        tokens=config.regenerate, new_tokens=config.regenerate_tokens, seed=config.loop.seed,
+        prompt_tokens=(min(32, config.loop.length // 4), max(2, config.loop.length // 2)),
+    )  # fmt: skip
+    begun = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        say(f"the target wrote {done:,} of {total:,} tokens, {done / (time.monotonic() - begun):,.0f} tokens/s")
+
+    path = regenerate(llm, prepared.train, folder, settings, llm.target.vocab_size, show)
+    stream = open_stream(path, config.loop.length)
+    own = config.loop.shares or tuple(float(len(s.tokens)) for s in prepared.train)
+    weight = config.regenerate_share
+    shares = (*((1 - weight) * s / sum(own) for s in own), weight)
+    return replace(prepared, train=[*prepared.train, stream]), replace(config.loop, shares=shares)
+
+
+def _texts(config: RunConfig, temperature: float, llm: LLM, prepared: Prepared, stem: Path, say: Say) -> HeldOutText:
+    """The held-out texts of one temperature: written once, then kept."""
+    path = stem.with_name(f"{stem.name}-{temperature:g}-{config.texts}x{config.text_tokens}.npz")
+    if path.is_file():
+        return load_texts(path)
+    say(f"the target writes {config.texts} held-out texts at temperature {temperature:g}")
+    each = -(-config.texts // len(prepared.heldout))
+    prompt = min(config.text_prompt, llm.target.context // 2)
+    texts: list[Any] = []
+    for i, stream in enumerate(prepared.heldout):
+        texts += write_texts(llm, stream, temperature, each, prompt, config.text_tokens, config.loop.seed + i).texts
+    held = HeldOutText(texts[: config.texts], temperature)
+    save_texts(path, held)
+    return held
+
+
+def _write_json(path: Path, value: Any) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, indent=1, default=str) + "\n")
+    os.replace(temporary, path)
+
+
+__all__ = ["OBJECTIVES", "Run", "RunConfig", "prepare"]

@@ -1,0 +1,83 @@
+"""How to train, whatever is trained: the settings of the common loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.errors import ParameterError, did_you_mean
+
+OPTIMISERS = ("adamw", "muon")
+
+
+@dataclass(frozen=True)
+class LoopConfig(Strict):
+    """How to train, whatever is trained.
+
+    out             folder of the run: checkpoint.safetensors, log.jsonl, data/, final/.
+    budget_tokens, budget_minutes   what the schedule is a share of; exactly one is set. Minutes count time at work.
+    length, rows    tokens of a window, windows of an optimiser step; micro_rows: of one forward (None: all of them).
+    lr, optimiser   peak learning rate; "muon" for matrices (AdamW for the rest), or "adamw" for everything.
+    shares          weights of the sources in a batch; None: by their size.
+    answers_only    only answers count in the loss; without answers in the data, everything does.
+    eval_steps      0 evaluates at the end only. eval_rows: held-out windows whose loss is taken.
+    max_steps       most steps of this call; the run can be resumed.
+    """
+
+    out: Path
+    budget_tokens: int | None = None
+    budget_minutes: float | None = None
+    length: int = 512
+    rows: int = 8
+    micro_rows: int | None = None
+    lr: float = 1e-3
+    optimiser: str = "adamw"
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    warmup_steps: int = 50
+    decay_share: float = 0.35
+    shares: tuple[float, ...] | None = None
+    answers_only: bool = False
+    seed: int = 0
+    resume: bool = False
+    device: str = "cpu"
+    bf16: bool = True
+    threads: int | None = None
+    save_minutes: float = 4.0
+    eval_steps: int = 200
+    eval_rows: int = 16
+    max_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.budget_tokens is None) == (self.budget_minutes is None):
+            raise ParameterError(
+                f"budget_tokens={self.budget_tokens} and budget_minutes={self.budget_minutes}",
+                why="the learning rate is a function of the spent share of exactly one budget",
+                fix="give one of the two",
+            )
+        for name, low in (("length", 8), ("rows", 1), ("warmup_steps", 0), ("eval_steps", 0), ("eval_rows", 1)):
+            check_integer(name, getattr(self, name), low)
+        for name in ("budget_tokens", "micro_rows", "max_steps", "threads"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1)
+        for name in ("lr", "clip", "save_minutes", *(["budget_minutes"] if self.budget_minutes is not None else [])):
+            check_number(name, getattr(self, name), 0.0, 1e9, open_low=True)
+        check_number("decay_share", self.decay_share, 0.0, 1.0)
+        check_number("weight_decay", self.weight_decay, 0.0, 1.0)
+        for share in self.shares or ():
+            check_number("shares", share, 0.0, 1e9, open_low=True)
+        if self.optimiser not in OPTIMISERS:
+            raise ParameterError(f"optimiser is {self.optimiser!r}", fix=did_you_mean(self.optimiser, OPTIMISERS))
+        if self.rows % (self.micro_rows or self.rows):
+            raise ParameterError(
+                f"rows={self.rows} is not a multiple of micro_rows={self.micro_rows}", fix="change one of them"
+            )
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.out / "checkpoint.safetensors"
+
+    @property
+    def step_tokens(self) -> int:
+        return self.rows * self.length

@@ -1,0 +1,166 @@
+"""The side-by-side table: who stands in it, how it reads, and the command that makes it, all without any peer."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.contenders import CONTENDERS, WORKERS, WorkerKind, loads
+from benchmarks.peers import __main__ as command
+from benchmarks.peers.lineup import MATCHES, SYSTEMS, both, lineup
+from benchmarks.peers.table import assemble, markdown, plot, verdict
+from benchmarks.prompts import Prompt
+from benchmarks.session import Session
+from slipstream.lab.plots import svg
+
+LINEUP = lineup(5, 10)
+PROMPTS = {"both": [Prompt([1]), Prompt([2], 64)]}
+SECONDS = {
+    "plain": 0.5, "draft": 0.25, "suffix": 0.1, "int8": 0.3, "transformers": 1.0, "llamacpp": 0.4, "llamacpp_q8": 0.2,
+    "vllm": 0.5,
+}  # fmt: skip
+LABELS = {key: who.label for key, who in LINEUP.items() if key in {*SECONDS, "genai", "llamacpp_draft"}}
+PROVENANCE = {
+    "date": "2026-01-01", "commit": "abc", "command": "python -m benchmarks.peers", "threads": 2, "dtype": "float32",
+    "machine": {"cpu": "X", "cores": 2}, "versions": {"slipstream": {"torch": "2"}}, "neighbours": 0.01,
+}  # fmt: skip
+
+
+@pytest.fixture
+def results() -> dict[str, Any]:
+    session = Session("t", "d", contenders=LINEUP)
+    for key, seconds in SECONDS.items():
+        session.cells[key] = [[seconds] * 3, [seconds] * 3]
+        session.chosen[key] = LINEUP[key].draft_tokens
+        session.outputs[key] = [[5, 6], [7, 8]]
+    for key in ("vllm", "int8", "transformers"):
+        session.outputs[key] = [[5, 6], [7, 9]]
+    session.unstable["suffix"] = {0}
+    session.notes["llamacpp_q8"] = "stored as 100% Q8_0"
+    session.skip(["genai"], "genai is not installed: run `make peer-genai`")
+    session.skip(["llamacpp_draft"], "it died:\nRuntimeError: no memory\n")
+    made = assemble(session, PROMPTS, PROVENANCE)
+    for row in made["contenders"]:  # as `Session.margins` would have it from transformers
+        for each in (row["text"] or {}).get("divergences", []):
+            each["margin"] = {"vllm": 1e-5, "transformers": 0.25}.get(row["key"], 1.0)
+    return json.loads(json.dumps(made))
+
+
+def rows(results) -> dict[str, str]:
+    return {line.split("|")[1].strip(): line for line in markdown(results, LABELS).splitlines() if line[:1] == "|"}
+
+
+def test_every_contender_of_both_tables_can_be_loaded_and_nothing_else_is_named():
+    everybody = [*CONTENDERS.values(), *LINEUP.values()]
+    assert {(who.worker, who.model) for who in everybody} == loads("t", "d").keys()
+    assert {who.worker for who in everybody} == WORKERS.keys() == SYSTEMS.keys()
+
+
+def test_every_worker_can_be_made_by_a_make_target():
+    text = (Path(command.ROOT) / "benchmarks" / "make.mk").read_text()
+    made = set(re.findall(r"^(peer-\w+):", text, re.MULTILINE))
+    assert made == {kind.make for kind in WORKERS.values() if kind.make}
+    everything = re.search(r"^peers: (.*)$", text, re.MULTILINE)
+    assert everything is not None
+    assert set(everything[1].split()) == made
+
+
+def test_all_get_the_same_prompts_and_all_drafts_of_a_kind_the_same_length():
+    assert {who.prompts for who in LINEUP.values()} == {"both"}
+    lengths = {key: who.draft_tokens for key, who in LINEUP.items()}
+    assert {lengths[key] for key in ("draft", "eagle3", "transformers_draft", "genai_draft", "vllm_draft")} == {5}
+    assert {lengths[key] for key in ("suffix", "transformers_lookup", "llamacpp_lookup", "vllm_ngram")} == {10}
+    assert lengths["plain"] == lengths["llamacpp_q4"] == 0
+    assert all(match.ours in LINEUP and match.theirs in LINEUP for match in MATCHES)
+
+
+def test_code_and_edits_take_turns():
+    sets = {"code": [Prompt([1]), Prompt([2]), Prompt([3])], "edit": [Prompt([4]), Prompt([5])]}
+    assert [p.ids for p in both(sets)["both"]] == [[1], [4], [2], [5]]
+
+
+def test_speeds_are_told_apart_by_kind_of_prompt(results):
+    row = next(row for row in results["contenders"] if row["key"] == "draft")
+    assert (row["code"]["median"], row["edit"]["median"], row["draft_tokens"]) == (512, 256, 5)
+    assert row["over_plain"]["value"] == pytest.approx(2.0)
+
+
+def test_a_missing_peer_has_a_row_that_says_why(results):
+    table = rows(results)
+    assert "not measured: genai is not installed: run `make peer-genai`" in table["OpenVINO GenAI, plain"]
+    assert "not measured: RuntimeError: no memory" in table["llama.cpp F32, draft model"]
+    assert table.keys() >= set(LABELS.values())
+    assert "vLLM, n-gram" not in table  # nobody asked for it
+
+
+def test_where_we_lose_is_said(results):
+    lines = [line for line in markdown(results, LABELS).splitlines() if line.startswith("| plain |")]
+    assert any("llama.cpp F32, plain" in line and "0.80x" in line and "**slower**" in line for line in lines)
+    assert any("transformers, plain" in line and "2.00x" in line and "faster" in line for line in lines)
+    assert any("vLLM" in line and "no difference shown" in line for line in lines)
+    assert any("GenAI" in line and "not measured" in line for line in lines)
+
+
+def test_texts_are_judged_by_the_gap_where_they_part(results):
+    said = {row["key"]: verdict(row) for row in results["contenders"]}
+    assert said["plain"] == "the reference"
+    assert said["draft"] == "identical"
+    assert said["suffix"] == "identical; not stable over rounds"
+    assert said["vllm"] == "1 of 2 differ, at near-ties (gap up to 1e-05)"
+    assert said["int8"] == "1 of 2 differ: other weights or arithmetic"
+    assert said["transformers"] == "**1 of 2 differ, at a gap of 0.25**"
+
+
+def test_a_divergence_whose_gap_nobody_measured_is_no_tie(results):
+    row = next(row for row in results["contenders"] if row["key"] == "vllm")
+    del row["text"]["divergences"][0]["margin"]
+    assert verdict(row) == "1 of 2 differ, gaps unknown"
+
+
+def test_notes_say_how_weights_are_stored(results):
+    assert "- llama.cpp Q8_0, plain: stored as 100% Q8_0" in markdown(results, LABELS)
+
+
+def test_the_plot_shows_everybody_that_was_measured(results):
+    drawing = svg(plot(results))
+    assert drawing.lstrip().startswith("<?xml")
+    assert all(LABELS[key] in drawing for key in SECONDS)
+    assert "2.00x" in drawing
+
+
+@pytest.fixture
+def faked(monkeypatch, tmp_path):
+    """The command with one worker that decodes nothing in the place of all, but for OpenVINO GenAI, which is absent."""
+    fake, absent = WorkerKind("tests.benchmarks.fake_peer"), WorkerKind("", Path("/nowhere"), "peer-genai")
+    kinds = {name: absent if name == "genai" else fake for name in WORKERS}
+    monkeypatch.setattr(command, "WORKERS", kinds)
+    monkeypatch.setattr(Session, "margins", lambda self, ours, prompts, divergences: None)
+    return lambda *words: command.main(["--out", str(tmp_path), "--prompts", "1", "--tokens", "3", *words])
+
+
+def test_the_command_writes_table_plot_and_document(faked, tmp_path, capsys):
+    assert faked("--rounds", "2", "--only", "draft", "transformers", "vllm_ngram", "genai") == 0
+    document = json.loads((tmp_path / "peers.json").read_text())
+    assert [row["key"] for row in document["contenders"]] == ["plain", "draft", "transformers", "vllm_ngram"]
+    assert document["skipped"] == {"genai": "genai is not installed: run `make peer-genai`"}
+    assert document["provenance"]["command"].endswith("genai")
+    assert set(document["provenance"]["versions"]["slipstream"]) >= {"python"}
+    assert (tmp_path / "peers.svg").read_text().count("vLLM, n-gram") >= 1
+    assert (tmp_path / "peers.md").read_text() in capsys.readouterr().out
+    fast = next(row for row in document["contenders"] if row["key"] == "vllm_ngram")
+    assert fast["over_plain"]["value"] == pytest.approx(11.0)  # the fake is 1 + draft length times as fast
+
+
+def test_an_output_folder_that_cannot_be_made_is_found_out_first(faked, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        command.main(["--out", str(tmp_path / "file" / "folder")])
+    assert not (tmp_path / "peers.json").exists()
+
+
+def test_an_unknown_contender_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        command.arguments(["--only", "nobody"])
+    assert "nobody" in capsys.readouterr().err

@@ -1,0 +1,156 @@
+"""`slipstream bench`, and the options that name drafters."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slipstream.cli.contenders import LabModels, values_of
+from slipstream.errors import ParameterError
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A prompt file that the tiny tokenizer can encode."""
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": f"for name in names{i}:\n", "category": kind} for i, kind in enumerate("aab")]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+QUICK = ["-n", "6", "--rounds", "2"]
+
+
+def test_tables_for_people(cli, pair, texts, tmp_path):
+    result = cli("bench", texts, *pair, *QUICK, "--drafters", "none,ngram,model", "--out", tmp_path / "r.json")
+    assert result.code == 0, result.err
+    said = " ".join(result.out.split())
+    for part in ("temperature 0, batch 1", "ngram, K=10", "model, K=4", "identical", "speed-up by category",
+                 "accepted by position", "2 rounds in turns"):  # fmt: skip
+        assert part in said
+    assert "fewer than 3 rounds" in result.said
+    assert f"slipstream report {tmp_path / 'r.json'}" in result.said
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert (found["format_version"], found["kind"], found["complete"]) == (1, "bench", True)
+    assert found["data"]["prompts"]["categories"] == {"a": 2, "b": 1}
+    assert found["provenance"]["command"]
+
+
+def test_json_for_programs(cli, pair, texts):
+    given = ["--drafter", "ngram:max_ngram=2,draft_tokens=3", "--temperature", "0,0.7", "--batch", "1,2", "--json"]
+    result = cli("bench", texts, *pair, *QUICK, *given)
+    assert result.code == 0, result.err
+    arms = json.loads(result.out)["data"]["arms"]
+    assert [(a["label"], a["draft_tokens"], a["temperature"], a["batch"]) for a in arms if not a["plain"]] == [
+        ("ngram max_ngram=2", 3, 0.0, 1), ("ngram max_ngram=2", 3, 0.0, 2),
+        ("ngram max_ngram=2", 3, 0.7, 1), ("ngram max_ngram=2", 3, 0.7, 2),
+    ]  # fmt: skip
+
+
+def test_a_bug_ends_with_code_1(cli, pair, texts, monkeypatch):
+    from slipstream.llm import LLM
+
+    generate = LLM.generate
+
+    def wrong(self, prompts, params=None):
+        done = generate(self, prompts, params)
+        if self.drafter.name == "ngram":
+            done[0].token_ids[3] ^= 1
+        return done
+
+    monkeypatch.setattr(LLM, "generate", wrong)
+    result = cli("bench", texts, *pair, *QUICK, "--drafter", "ngram")
+    assert result.code == 1
+    assert "BUG" in result.out
+    assert "this is a bug" in result.said
+
+
+def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch):
+    from slipstream.lab import measure
+
+    timed, calls = measure._timed, []
+
+    def interrupted(*given):
+        calls.append(1)
+        if len(calls) > 10:
+            raise KeyboardInterrupt
+        timed(*given)
+
+    monkeypatch.setattr(measure, "_timed", interrupted)
+    result = cli("bench", texts, *pair, "-n", "4", "--drafter", "ngram", "--out", tmp_path / "r.json")
+    assert result.code == 130
+    assert "the run was interrupted" in result.said
+    assert "ngram" in result.out
+    kept = json.loads((tmp_path / "r.json").read_text())
+    assert (kept["complete"], kept["data"]["arms"][0]["rounds"]) == (False, 1)
+
+
+def test_two_results_are_compared(cli, pair, texts, tmp_path):
+    for name in ("a", "b"):
+        done = cli("bench", texts, *pair, *QUICK, "--drafter", "ngram", "--out", tmp_path / f"{name}.json")
+        assert done.code == 0
+    result = cli("bench", "--compare", tmp_path / "a.json", tmp_path / "b.json")
+    assert result.code == 0, result.err
+    assert "change (95 %)" in " ".join(result.out.split())
+    found = json.loads(cli("bench", "--compare", tmp_path / "a.json", tmp_path / "b.json", "--json").out)
+    assert [row["label"] for row in found["rows"]] == ["plain", "ngram"]
+    other = json.loads((tmp_path / "b.json").read_text()) | {"format_version": 2}
+    (tmp_path / "c.json").write_text(json.dumps(other))
+    result = cli("bench", "--compare", tmp_path / "a.json", tmp_path / "c.json")
+    assert (result.code, result.out) == (2, "")
+    assert "has format version 2, this Slipstream reads version 1" in result.said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.jsonl"], "there is no prompt file 'nowhere.jsonl'"),
+        (["--drafter", "ngrm"], "did you mean 'ngram'"),
+        (["--drafter", "ngram:max_ngrams=3"], "did you mean 'max_ngram'"),
+        (["--drafter", "ngram", "--drafter", "ngram"], "named twice"),
+        (["--drafters", "ngram,model", "-o", "max_ngram=3"], "write options behind the drafter"),
+        (["--drafter", "none"], "there is no drafter to measure"),
+        (["--category", "c"], "has no category 'c'"),
+        (["--temperature", "hot"], "--temperature is 'hot'"),
+        (["--temperature=-1"], "temperature is -1.0"),
+        (["--batch", "0"], "batch is 0"),
+        (["--out", "/nonexistent/r.json"], "the folder /nonexistent does not exist"),
+        (["--template", "chta"], "did you mean 'chat'"),
+    ],
+)
+def test_bad_input_is_one_clear_error(cli, pair, texts, arguments, said):
+    source = [] if arguments[0] == "nowhere.jsonl" else [texts]
+    result = cli("bench", *source, *pair, *QUICK, *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert said in result.said
+    assert result.err.count("error:") == 1
+
+
+def test_an_empty_and_a_malformed_prompt_file(cli, pair, tmp_path):
+    (tmp_path / "empty.jsonl").write_text("\n")
+    assert "holds no prompt" in cli("bench", tmp_path / "empty.jsonl", *pair).said
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n{"prompt"\n')
+    result = cli("bench", tmp_path / "bad.jsonl", *pair)
+    assert result.code == 2
+    assert "bad.jsonl, line 2, is not JSON" in result.said
+
+
+def test_ranges_and_lists():
+    assert values_of("x", "2:5") == (2, 3, 4, 5)
+    assert values_of("x", "2:8:3,20") == (2, 5, 8, 20)
+    assert values_of("x", "1,1,2") == (1, 2)
+    assert values_of("x", "0,0.5", float) == (0.0, 0.5)
+    assert values_of("x", "float32,bfloat16", str) == ("float32", "bfloat16")
+    for wrong in ("5:2", "1:2:0", "a:b", "1:2:3:4", "", "1,,2"):
+        with pytest.raises(ParameterError):
+            values_of("x", wrong)
+
+
+def test_what_a_drafter_is_called_and_given():
+    made = LabModels(drafter=["ngram:max_ngram=3,draft_tokens=5", "suffix+model"], draft_tokens=7).contenders()
+    assert [(c.label, c.draft_tokens) for c in made] == [("ngram max_ngram=3", 5), ("suffix+model", 7)]
+    assert made[0].options == {"max_ngram": 3}
+    assert made[1].drafter == ["suffix", "embedded"]
+    assert [c.label for c in LabModels().contenders()] == ["model", "ngram"]
+    assert [c.label for c in LabModels(target="elsewhere").contenders()] == ["ngram"]

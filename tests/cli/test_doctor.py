@@ -1,0 +1,77 @@
+"""`slipstream doctor`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+QUICK = ["-n", "8", "--rounds", "1"]
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"for name in names{i}:\n"}) for i in range(2)))
+    return path
+
+
+def test_the_report_for_people(cli, pair, texts, tmp_path):
+    out, page = tmp_path / "r.json", tmp_path / "r.html"
+    result = cli("doctor", texts, *pair, *QUICK, "--out", out, "--page", page)
+    assert result.code == 0, result.err
+    said = " ".join(result.out.split())
+    for part in ("predicted from the parts", "a plain step", "break-even acceptance", "rows a pass 1 2 4 8 16 32 64",
+                 "if this were gone", "draft too expensive", "host overhead"):  # fmt: skip
+        assert part in said
+    assert "Cause: " in said or "Nothing is wrong: " in said
+    found = json.loads(out.read_text())
+    assert found["data"]["measured"]["costs"]["rows"][-1] == 64
+    assert found["data"]["diagnosis"]["counterfactuals"]
+    assert "Why is it slow?" in page.read_text()
+
+
+def test_json_for_programs(cli, pair, texts):
+    result = cli("doctor", texts, *pair, *QUICK, "--drafter", "ngram:max_ngram=2", "-k", "3", "--batch", "2", "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert found["settings"]["contender"] == "ngram max_ngram=2"
+    assert (found["data"]["measured"]["batch"], found["data"]["measured"]["draft_tokens"]) == (2, 3)
+
+
+def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch):
+    from slipstream.lab import measure
+
+    timed, calls = measure._timed, []
+
+    def interrupted(*given):
+        calls.append(1)
+        if len(calls) > 4:
+            raise KeyboardInterrupt
+        timed(*given)
+
+    monkeypatch.setattr(measure, "_timed", interrupted)
+    result = cli("doctor", texts, *pair, "-n", "8", "--rounds", "3", "--out", tmp_path / "r.json")
+    assert result.code == 130
+    assert "the run was interrupted" in result.said
+    kept = json.loads((tmp_path / "r.json").read_text())
+    assert (kept["complete"], "diagnosis" in kept["data"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--drafters", "ngram,suffix"], "2 drafters were named, one is examined"),
+        (["--drafter", "none"], "0 drafters were named"),
+        (["-k", "0"], "draft_tokens is 0"),
+        (["--drafter", "modle"], "did you mean 'model'"),
+        (["--out", "/nonexistent/r.json"], "the folder /nonexistent does not exist"),
+        (["nowhere.jsonl"], "there is no prompt file"),
+    ],
+)
+def test_bad_input_is_one_clear_error(cli, pair, texts, arguments, said):
+    source = [] if arguments[0] == "nowhere.jsonl" else [texts]
+    result = cli("doctor", *source, *pair, *QUICK, *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert said in result.said
+    assert result.err.count("error:") == 1

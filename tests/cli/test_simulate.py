@@ -1,0 +1,166 @@
+"""`slipstream simulate`: every way to ask, what people see, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slipstream.core.costs import CostCurve
+
+QUICK = ["--texts", "50", "--tokens", "64"]
+
+
+def found(cli, *arguments):
+    result = cli("simulate", *arguments, "--json")
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_lengths_from_an_acceptance_rate_and_a_draft_cost(cli):
+    seen = found(cli, "--alpha", "0.8", "--c", "0.05", *QUICK)
+    assert seen["best"] == 8
+    best = next(row for row in seen["lengths"] if row["gamma"] == 8)
+    assert best["speedup"] == pytest.approx(3.092, abs=5e-4)
+    assert best["drawn"]["speedup"]["value"] == pytest.approx(3.09, rel=0.1)
+    assert best["drawn"]["speedup"]["error"] > 0
+    assert seen["tree"] is None
+
+
+def test_measured_rates_a_row_cost_and_trees(cli):
+    seen = found(cli, "--rates", ".73,.52,.35", "--row-cost", ".02", "--tree-rates", ".6,.2", "--nodes", "12", *QUICK)
+    assert seen["acceptance"] == {"alpha": None, "position_rates": [0.73, 0.52, 0.35]}
+    assert max(row["gamma"] for row in seen["lengths"]) == 3
+    assert seen["lengths"][2]["tau"] == pytest.approx(2.6)
+    assert seen["tree"]["speedup"] > 1
+    assert len(seen["tree"]["parents"]) == seen["tree"]["nodes"] <= 12
+
+
+def test_one_length(cli):
+    assert [row["gamma"] for row in found(cli, "-k", "20", *QUICK)["lengths"]] == [20]
+
+
+def test_the_same_seed_gives_the_same_figures(cli):
+    assert cli("simulate", *QUICK, "--json").out == cli("simulate", *QUICK, "--json").out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--alpha", "1", "--c", "0"],
+        ["--alpha", "0"],
+        ["--rates", ".73,.52,.35", "--tree-rates", ".6,.2"],
+        ["--rules-of-thumb"],
+        ["--presets"],
+        ["--hardware", "h100", "-m", "Llama-3.1-70B", "-md", "Llama-3.2-3B", "--users", "5000", "--latency-ms", "25",
+         "--tree-rates", ".6,.2"],
+        ["--hardware", "h200", "-m", "Mixtral-8x7B", "-md", "Mistral-7B", "--batch", "1,512"],
+        ["--bandwidth", "100", "--tflops", "2", "--memory", "64", "-m", "7B", "-md", "1B", "--bits", "4"],
+    ],
+)  # fmt: skip
+def test_tables_fit_80_columns_and_nothing_is_cut(cli, arguments, monkeypatch):
+    result = cli("simulate", *arguments, *([] if arguments[:1] in (["--rules-of-thumb"], ["--presets"]) else QUICK))
+    assert result.code == 0, result.err
+    assert max(map(len, result.out.splitlines())) <= 80
+    assert "…" not in result.out
+
+
+def test_a_plan_for_hardware_that_is_not_here(cli):
+    seen = found(cli, "--hardware", "H100", "-m", "Llama-3.1-70B", "-md", "Llama-3.1-8B", "--batch", "1,64",
+                 "--latency-ms", "30", "--users", "3000", *QUICK)  # fmt: skip
+    assert seen["hardware"]["devices"] == 4
+    assert [load["batch"] for load in seen["loads"]] == [1, 64]
+    assert seen["loads"][0]["speedup"] > seen["loads"][1]["speedup"] > 1
+    assert seen["loads"][0]["drawn"]["speedup"]["value"] == pytest.approx(seen["loads"][0]["speedup"], rel=0.1)
+    assert seen["groups"]["speculative"] == -(-3000 // seen["users_a_group"]["speculative"])
+    assert seen["models"][0]["weight_bytes"] == 2 * 70_553_706_496
+
+
+def test_the_cache_of_the_target_can_be_given(cli):
+    arguments = ["--hardware", "h100", "-m", "70B", "-md", "8B", "--batch", "64", "--context", "8192", *QUICK]
+    usual, none = (found(cli, *arguments, *more) for more in ([], ["--kv-bytes", "1000", "--kv-bits", "8"]))
+    assert none["models"][0]["kv_bytes"] == 1000
+    assert none["loads"][0]["plain_seconds"] < usual["loads"][0]["plain_seconds"]
+
+
+def test_assumptions_are_said(cli):
+    said = " ".join(
+        cli(
+            "simulate", "--hardware", "a100", "-m", "Mixtral-8x7B", "-md", "Mistral-7B", "--bits", "4", *QUICK
+        ).out.split()
+    )
+    for part in ("reads at 74% of the peak", "2 of 8 experts", "optimistic", "prefill and queueing are not counted",
+                 "ms beside that", "1024 tokens of context"):  # fmt: skip
+        assert part in said
+
+
+def test_rules_of_thumb_and_presets(cli):
+    rules = found(cli, "--rules-of-thumb")["rules_of_thumb"]
+    assert {rule["alpha"] for rule in rules} == {0.8, 0.6, 0.4, 0.7, 1.0}
+    assert next(rule for rule in rules if rule["alpha"] == 0.7)["holds_up_to_c"] is None
+    presets = found(cli, "--presets")["presets"]
+    assert {*presets} == {"a100", "h100", "h200", "rtx3090", "rtx4090"}
+    assert all("NVIDIA" in preset["source"] for preset in presets.values())
+
+
+def test_costs_measured_here(cli, tiny, monkeypatch):
+    """The tiny pair; real times are replaced, so that nothing depends on the machine."""
+    monkeypatch.setattr("slipstream.targets.costs.measure_costs", lambda target: CostCurve((1, 8), (0.01, 0.012)))
+    monkeypatch.setattr(
+        "slipstream.drafters.costs.measure_draft_costs",
+        lambda target, drafter, lengths: CostCurve((1, 8), (0.001, 0.008)),
+    )
+    seen = found(cli, "--measure", "-m", tiny.target, "-md", tiny.draft, "--alpha", ".7", *QUICK)
+    assert seen["costs"]["c"] == pytest.approx(0.1)
+    assert seen["costs"]["curve"] == {"rows": [1, 8], "seconds": [0.01, 0.012]}
+    assert "measured here: one row takes 10.00 ms, 8 guesses 8.00 ms" in seen["assumptions"]
+
+
+def test_costs_are_really_measured(cli, tiny):
+    seen = found(cli, "--measure", "-m", tiny.target, "-md", tiny.draft, *QUICK)
+    assert seen["costs"]["c"] > 0
+    assert seen["costs"]["curve"]["rows"][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--alpha", "1.2"], "alpha is 1.2"),
+        (["--alpha", "nan"], "alpha is nan"),
+        (["-k", "0"], "draft_tokens is 0"),
+        (["--hardware", "h10"], "did you mean 'h100'"),
+        (["--hardware", "h100"], "without both models"),
+        (["--hardware", "h100", "-m", "Llama-3.1-70", "-md", "8B"], "did you mean 'Llama-3.1-70B'"),
+        (["--hardware", "h100", "-m", "70B", "-md", "8B", "--gpus", "0"], "devices is 0"),
+        (["--hardware", "h100", "-m", "70B", "-md", "8B", "--bits", "0"], "bits is 0"),
+        (["--hardware", "h100", "-m", "70B", "-md", "8B", "--latency-ms", "0"], "latency_ms is 0"),
+        (["--hardware", "h100", "-m", "70B", "-md", "8B", "--users", "0"], "users is 0"),
+        (["--hardware", "h100", "-m", "0B", "-md", "8B"], "parameters of 0B"),
+        (["--hardware", "rtx4090", "-m", "5000B", "-md", "8B"], "do not fit into 64"),
+        (["--bandwidth", "100"], "lacks --tflops, --memory"),
+        (["--rates", ".5,.6"], "rates fall with the position"),
+        (["--rates", ".5,x"], "'x', which is no number"),
+        (["--rates", ","], "'', which is no number"),
+        (["--rates", "nan"], "rate at position 1 is nan"),
+        (["--rates", ".5,.3", "-k", "5"], "2 rates were given"),
+        (["--alpha", ".5", "--rates", ".5"], "both --alpha and --rates"),
+        (["--tree-rates", ".9,.8"], "no chances of siblings"),
+        (["--tree-rates", ".5", "--nodes", "0"], "nodes is 0"),
+        (["--batch", "0"], "no whole number above 0"),
+        (["--batch", "1,8"], "2 batch sizes were given"),
+        (["--c", "-1"], "c is -1"),
+        (["--row-cost", "-1"], "row_cost is -1"),
+        (["--texts", "1"], "texts is 1"),
+        (["--tokens", "0"], "tokens is 0"),
+        (["--spread", ".9"], "cannot vary by 0.9"),
+        (["--longest", "0"], "longest is 0"),
+        (["-m", "embedded"], "neither --measure nor --hardware"),
+    ],
+)
+def test_mistakes_get_one_message_and_code_2(cli, arguments, message):
+    result = cli("simulate", *arguments)
+    assert result.code == 2
+    assert result.out == ""
+    assert message in result.said
+    assert result.said.count("error:") == 1

@@ -1,0 +1,62 @@
+"""`slipstream sweep`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+QUICK = ["code", "-n", "6", "--rounds", "2", "--prompts", "2"]
+
+
+def test_draft_lengths_with_predictions_and_a_page(cli, pair, tmp_path):
+    given = ["--draft-tokens", "2:4", "--out", tmp_path / "s.json", "--page", tmp_path / "s.html"]
+    result = cli("sweep", *QUICK, *pair, *given)
+    assert result.code == 0, result.err
+    said = " ".join(result.out.split())
+    for part in ("K accept tau tok/s predicted speed-up (95 %) predicted", "plain", "Fastest over plain decoding"):
+        assert part in said
+    found = json.loads((tmp_path / "s.json").read_text())
+    assert [arm["values"].get("draft_tokens") for arm in found["data"]["arms"]] == [None, 2, 3, 4]
+    assert "Speed-up by draft length K" in (tmp_path / "s.html").read_text()
+
+
+def test_every_other_axis(cli, pair, tmp_path):
+    axes = ["--drafter", "ngram", "--option", "max_ngram=2,3", "--temperature", "0,1", "--batch", "1:2", "--json"]
+    result = cli("sweep", *QUICK, *pair, *axes)
+    assert result.code == 0, result.err
+    arms = json.loads(result.out)["data"]["arms"]
+    assert sum(arm["plain"] for arm in arms) == 4
+    assert {tuple(arm["values"].values()) for arm in arms if not arm["plain"]} == {
+        (t, b, n) for t in (0.0, 1.0) for b in (1, 2) for n in (2, 3)
+    }
+
+
+def test_dtypes_have_engines_of_their_own(cli, tiny):
+    models = ["-m", tiny.target, "-md", tiny.draft, "--executor", "torch", "--device", "cpu"]
+    result = cli("sweep", *QUICK, *models, "--dtype", "float32,float64", "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert sorted(found["data"]["costs"]) == ["float32", "float64"]
+    assert [arm["values"].get("dtype") for arm in found["data"]["arms"]] == [None, "float32", None, "float64"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--draft-tokens", "4"], "there is nothing to sweep over"),
+        (["--draft-tokens", "1:100"], "100 settings were asked for"),
+        (["--draft-tokens", "8:2"], "--draft-tokens is '8:2'"),
+        (["--option", "max_ngram"], "is not NAME=VALUES"),
+        (["--drafter", "ngram", "--option", "max_ngrams=2,3"], "did you mean 'max_ngram'"),
+        (["--drafter", "none"], "no drafter to sweep over"),
+        (["--drafter", "modle"], "did you mean 'model'"),
+        (["--dtype", "float31,float32"], "did you mean 'float32'"),
+        (["--page", "/nonexistent/x.html"], "the folder /nonexistent does not exist"),
+    ],
+)
+def test_bad_input_is_one_clear_error(cli, tiny, arguments, said):
+    result = cli("sweep", *QUICK, "-m", tiny.target, "-md", tiny.draft, "--executor", "torch", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert said in result.said
+    assert result.err.count("error:") == 1

@@ -1,0 +1,47 @@
+"""`slipstream trace`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def test_the_text_and_acceptance_over_time(cli, pair, tmp_path):
+    given = ["--drafter", "model", "-n", "20", "--ignore-eos"]
+    result = cli("trace", "def add", *pair, *given, "--out", tmp_path / "t.json", "--page", tmp_path / "t.html")
+    assert result.code == 0, result.err
+    said = " ".join(result.out.split())
+    assert "acceptance rate over the last 10 rounds that drafted" in said
+    assert "20 tokens in" in said
+    assert "\x1b" not in result.out
+    found = json.loads((tmp_path / "t.json").read_text())
+    assert len(found["data"]["tokens"]) == 20
+    assert found["data"]["prompt"]["text"] == "def add"
+    page = (tmp_path / "t.html").read_text()
+    assert "Acceptance over time" in page
+    assert "Accepted guesses a round" in page
+
+
+def test_a_prompt_that_ships_and_json(cli, pair):
+    result = cli("trace", *pair, "--kind", "edit", "--number", "2", "--drafter", "ngram", "-n", "6", "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["settings"]["contender"] == "ngram"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--drafters", "ngram,model"], "2 drafters were named, one is traced"),
+        (["--drafter", "none"], "0 drafters were named"),
+        (["--kind", "codes"], "no prompt file 'codes'"),
+        (["--number", "999"], "number 999 was asked for"),
+        (["--out", "/nonexistent/t.json"], "does not exist"),
+        (["--top-p", "0"], "top_p is 0"),
+    ],
+)
+def test_bad_input_is_one_clear_error(cli, pair, arguments, said):
+    result = cli("trace", *pair, "-n", "4", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert said in result.said
+    assert result.err.count("error:") == 1

@@ -1,0 +1,99 @@
+"""`slipstream train medusa|eagle3|draft|layerskip` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slipstream.cli.main import main
+from tests.training.tiny import train_target, write_data
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_target(tmp_path_factory.mktemp("target"), steps=2)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data") / "texts.bin")
+
+
+def run(*words: object) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(["train", *map(str, words)])
+    return int(left.value.code or 0)
+
+
+@pytest.fixture
+def common(target: Path, data: Path, tmp_path: Path) -> list[object]:
+    return [
+        "--target", target, "--data", data, "--out", tmp_path / "out", "--budget-tokens", 4 * 128, "--length", 32,
+        "--rows", 4, "--texts", 2, "--text-tokens", 6, "--threads", 1, "--executor", "torch", "--eval-steps", 0,
+    ]  # fmt: skip
+
+
+def test_a_head_is_trained_resumed_and_exported(
+    common: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["slipstream", "train", "medusa", "--resume"])
+    assert run("medusa", *common, "--heads", 2, "--max-steps", 2) == 0
+    assert run("medusa", *common, "--heads", 2, "--resume") == 0
+    made = json.loads((tmp_path / "out" / "final" / "config.json").read_text())
+    assert made["medusa_num_heads"] == 2
+    assert len(made["medusa_head_accuracies"]) == 2
+    card = (tmp_path / "out" / "final" / "README.md").read_text()
+    assert card.count("    slipstream train medusa --resume") == 2, "one line a part"
+
+
+def test_a_dry_run_prints_the_estimate_only(
+    common: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("eagle3", *common, "--steps", 2, "--dry-run") == 0
+    shown = capsys.readouterr().out
+    for word in ("data", "training", "memory", "time", "tokens/s", "disk"):
+        assert word in shown
+    assert not (tmp_path / "out" / "checkpoint.safetensors").exists()
+    assert run("eagle3", *common, "--steps", 2, "--cache-hidden", "--dry-run") == 0
+    assert "of disk" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["medusa", "--budget-tokens", "9"], "no training data was named"),
+        (["medusa", "--data", "corpsu", "--budget-tokens", "9"], "did you mean 'corpus'"),
+        (["medusa", "--data", "x.txt", "--budget-tokens", "9"], "'x.txt' does not exist"),
+        (["medusa", "--data", "corpus"], "exactly one budget"),
+        (["medusa", "--data", "corpus", "--budget-tokens", "9", "--heads", "0"], "heads is 0"),
+        (["eagle3", "--data", "corpus", "--budget-tokens", "9", "--loss", "forward"], "loss is 'forward'"),
+        (["eagle3", "--data", "corpus", "--budget-tokens", "9", "--optimiser", "moun"], "did you mean 'muon'"),
+        (["draft", "--data", "corpus", "--budget-tokens", "9", "--decai", "1"], "--decai"),
+        (["medsua"], "medusa"),
+    ],
+)
+def test_bad_input_is_answered_with_one_message(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*words) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert message in shown
+    assert "Traceback" not in shown
+
+
+def test_empty_data_is_refused_before_the_target_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slipstream.targets.decoder.model import Decoder
+
+    def refuse(*args: object, **more: object) -> None:
+        raise AssertionError("the target was loaded")
+
+    monkeypatch.setattr(Decoder, "load", refuse)
+    (tmp_path / "empty.txt").write_text("")
+    words = ["--data", tmp_path / "empty.txt", "--out", tmp_path / "out", "--budget-tokens", 9]
+    assert run("medusa", *words) == 2
+    assert "is empty" in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,140 @@
+"""`slipstream tune`, and the file that it writes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slipstream.cli.tune import TuneModels
+
+QUICK = ["-n", "8", "--rounds", "1", "--confirm", "1"]
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"for name in names{i}:\n"}) for i in range(2)))
+    return path
+
+
+def test_the_choice_is_shown_and_written_and_read_again(cli, pair, texts, tmp_path):
+    out, page, made = (tmp_path / name for name in ("r.json", "r.html", "choice.json"))
+    given = ["--drafters", "model,ngram", "-k", "3", "--out", out, "--page", page, "--write", made]
+    result = cli("tune", texts, *pair, *QUICK, *given)
+    assert result.code == 0, result.err
+    said = " ".join(result.out.split())
+    for part in ("accepted by position", "raced against plain", "Choice: ", "vllm: ", "sglang: ", "llama-server: ",
+                 "transformers: "):  # fmt: skip
+        assert part in said
+    found = json.loads(out.read_text())["data"]
+    written = json.loads(made.read_text())
+    assert written == found["configs"]["slipstream"]
+    assert (written["executor"], written["dtype"]) == ("torch", "float64")
+    assert written["drafter"] == ("none" if found["choice"] is None else found["choice"]["drafter"])
+    assert "Which drafter, and how far?" in page.read_text()
+    again = cli("generate", "for x in", "--config", made, "-n", "4", "--json")
+    assert again.code == 0, again.err
+    plain = cli("generate", "for x in", *pair, "--drafter", "none", "-n", "4", "--json")
+    assert json.loads(again.out)["text"] == json.loads(plain.out)["text"]
+
+
+def test_json_for_programs(cli, pair, texts):
+    result = cli("tune", texts, *pair, *QUICK, "--drafter", "ngram:max_ngram=2,draft_tokens=3", "--json")
+    assert result.code == 0, result.err
+    data = json.loads(result.out)["data"]
+    assert len(data["drafters"][0]["predicted"]) == 3
+    assert data["raced"][0]["label"] == "ngram max_ngram=2"
+
+
+def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch):
+    from slipstream.lab import measure
+
+    timed, calls = measure._timed, []
+
+    def interrupted(*given):
+        calls.append(1)
+        if len(calls) > 12 + 4:  # two passes of three arms over two prompts, then a pass of two and no more
+            raise KeyboardInterrupt
+        timed(*given)
+
+    monkeypatch.setattr(measure, "_timed", interrupted)
+    given = [
+        "-n",
+        "8",
+        "--rounds",
+        "3",
+        "--confirm",
+        "1",
+        "--drafter",
+        "model",
+        "-k",
+        "3",
+        "--out",
+        tmp_path / "r.json",
+    ]
+    result = cli("tune", texts, *pair, *given)
+    assert result.code == 130
+    assert "the run was interrupted" in result.said
+    assert "raced against plain" in result.out
+    kept = json.loads((tmp_path / "r.json").read_text())
+    assert (kept["complete"], kept["data"]["raced"][0]["rounds"], kept["data"]["choice"]) == (False, 1, None)
+
+
+def test_what_is_tried_where_nothing_is_named():
+    assert [(c.label, c.draft_tokens) for c in TuneModels().longest()] == [
+        ("model", 8), ("ngram", 10), ("suffix", 10), ("recycling", 8)
+    ]  # fmt: skip
+    assert [c.label for c in TuneModels(target="elsewhere").longest()] == ["ngram", "suffix", "recycling"]
+    assert [c.draft_tokens for c in TuneModels(draft_tokens=3).longest()] == [3] * 4
+    assert [c.label for c in TuneModels(drafters="suffix").longest()] == ["suffix"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--drafter", "none"], "there is no drafter to choose from"),
+        (["--drafters", "ngram,sufix"], "did you mean 'suffix'"),
+        (["--write", "/nonexistent/c.json"], "the folder /nonexistent does not exist"),
+        (["-k", "0"], "draft_tokens of model is 0"),
+        (["--confirm", "0"], "Invalid value for '--confirm'"),
+        (["nowhere.jsonl"], "there is no prompt file"),
+    ],
+)
+def test_bad_input_is_one_clear_error(cli, pair, texts, arguments, said):
+    source = [] if arguments[0] == "nowhere.jsonl" else [texts]
+    result = cli("tune", *source, *pair, "-n", "8", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert said in result.said
+    assert result.err.count("error:") == 1
+
+
+# --- generate --config ---------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_wins_over_the_file(cli, pair, tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"drafter": "ngram", "draft_tokens": 3, "drafter_option": "max_ngram=2", "seed": 1}))
+    result = cli("generate", "for x in", *pair, "--config", path, "-n", "3")
+    assert "method=ngram, K=3" in result.said
+    result = cli("generate", "for x in", *pair, "--config", path, "-n", "3", "-k", "2")
+    assert "method=ngram, K=2" in result.said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"draftr": "ngram"}', "did you mean 'drafter'"),
+        ('["ngram"]', "holds no object"),
+        ("{", "is not JSON"),
+        ('{"drafter": "ngrm"}', "did you mean 'ngram'"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_bad_file_is_refused(cli, tmp_path, text, said):
+    path = tmp_path / "c.json"
+    if text is not None:
+        path.write_text(text)
+    result = cli("generate", "x", "--config", path)
+    assert (result.code, result.out) == (2, "")
+    assert said in result.said

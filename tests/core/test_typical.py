@@ -1,0 +1,153 @@
+"""Typical acceptance: lossy, labelled so, and by how much; greedy at temperature 0."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+
+from slipstream.core.dice import Dice
+from slipstream.core.draft import Draft
+from slipstream.core.params import SamplingParams
+from slipstream.core.random import Stream
+from slipstream.core.sequence import Sequence
+from slipstream.core.step import decide
+from slipstream.core.typical import DELTA, EPSILON, threshold
+from slipstream.core.verify import RULES, Rule, verify
+from slipstream.drafters.scripted import ScriptedDrafter
+from slipstream.llm import LLM
+from slipstream.targets.toy import ToyTarget
+from tests.core.exact import emitted_law, outcomes_of, target_law
+from tests.core.worlds import Shape, law, random_world, steady
+
+TYPICAL = RULES["typical"]
+LOSSY = [rule for rule in RULES.values() if not rule.lossless]
+P = law(5, 3, 2)
+
+
+def rows(*laws: list[float]) -> torch.Tensor:
+    return torch.tensor(laws, dtype=torch.float64)
+
+
+def dice(batch: int = 1, seed: int = 0) -> Dice:
+    return Dice([Stream(seed + b) for b in range(batch)], [0] * batch, [16] * batch)
+
+
+# --- the threshold ----------------------------------------------------------------------------------------------------
+
+
+def test_the_threshold_is_the_smaller_of_epsilon_and_delta_times_exp_minus_entropy() -> None:
+    p = rows([0.5, 0.3, 0.2], [0.25, 0.25, 0.25], [1.0, 0.0, 0.0])
+    p[1] = 1 / 3
+    entropy = -(0.5 * math.log(0.5) + 0.3 * math.log(0.3) + 0.2 * math.log(0.2))
+    assert threshold(p).tolist() == pytest.approx([0.09, 0.09, 0.09])
+    assert threshold(p, epsilon=0.3, delta=0.09).tolist() == pytest.approx([0.09 * math.exp(-entropy), 0.03, 0.09])
+    assert round(float(threshold(p, epsilon=0.3, delta=0.09)[0]), 3) == 0.032
+    flat = torch.full((1, 100), 0.01, dtype=torch.float64)
+    assert float(threshold(flat)[0]) == pytest.approx(0.003)  # where nothing is likely, little is asked for
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(EPSILON, DELTA), (DELTA, EPSILON)])
+def test_any_draft_passes_where_the_law_is_flat_and_the_error_reaches_its_figure(epsilon: float, delta: float) -> None:
+    """p = (.5, .3, .2): the least likely token is above the threshold, with the two constants either way round. A
+    drafter that always guesses it moves the law by a total variation of .8."""
+    assert float(threshold(rows([0.5, 0.3, 0.2]), epsilon, delta)[0]) < 0.2
+    world = replace(steady(P, P), fixed=lambda text, node: 2)
+    outcomes = outcomes_of(TYPICAL, world, Shape.chain("p"))
+    assert {o.tokens[0] for o in outcomes} == {2}
+    assert sum(o.weight for o in outcomes if o.accepted) == 1
+    assert 1 - P[2] == Fraction(8, 10)
+
+
+# --- what it decides --------------------------------------------------------------------------------------------------
+
+
+def test_the_longest_path_stands_and_the_likeliest_of_several() -> None:
+    #        0 ── 2 ── 4
+    #  root ─┤    └── 5
+    #        1 ── 3
+    tree = Draft(torch.tensor([0, 1, 0, 1, 1, 2]), (-1, -1, 0, 1, 2, 2), (0, 6))
+    p = [0.6, 0.38, 0.02]
+    laws = rows(p, p, p, [0.1, 0.3, 0.6], p, p, p)
+    assert verify(tree, laws, TYPICAL, dice()).path == [[0, 2, 5]]  # .6 beats .3 behind node 2
+    laws[3] = torch.tensor([0.98, 0.01, 0.01])  # nothing behind node 2 passes: two paths of length two remain
+    assert verify(tree, laws, TYPICAL, dice()).path == [[0, 2]]
+    laws[0] = torch.tensor([0.08, 0.9, 0.02])  # node 0 no longer passes, and with it all below
+    assert verify(tree, laws, TYPICAL, dice()).path == [[1, 3]]
+
+
+def test_the_token_behind_the_path_has_the_law_at_its_end() -> None:
+    outcomes = outcomes_of(TYPICAL, replace(steady(P, P), fixed=lambda text, node: 1), Shape.chain("pp"))
+    assert {o.tokens: o.weight for o in outcomes} == {(1, 1, t): p for t, p in enumerate(P)}
+
+
+def test_an_empty_draft_is_plain_decoding() -> None:
+    world = random_world(3, 4)
+    outcomes = outcomes_of(TYPICAL, world, Shape.chain(""))
+    assert {o.tokens: o.weight for o in outcomes} == target_law(world, 1)
+
+
+def test_a_node_without_a_vote_never_stands() -> None:
+    tree = Draft(torch.tensor([0, 1, 1]), (-1, -1, 0), (0, 3), votes=[False, True, True])
+    p = [0.6, 0.4]
+    assert verify(tree, rows(p, p, p, p), TYPICAL, dice()).path == [[1]]
+
+
+def test_a_sequence_fares_the_same_alone_and_in_a_ragged_batch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(), (-1,), (-1, -1, 0, 0, 1), (-1, 0, 1), (-1, -1)]
+    drafts = [torch.randint(4, (len(s),), generator=generator) for s in shapes]
+    laws = [torch.softmax(3 * torch.randn(1 + len(s), 4, generator=generator, dtype=torch.float64), -1) for s in shapes]
+    splits = [0]
+    for s in shapes:
+        splits.append(splits[-1] + len(s))
+    together = verify(
+        Draft(torch.cat(drafts), [p for s in shapes for p in s], splits), torch.cat(laws), TYPICAL, dice(len(shapes))
+    )
+    for b, shape in enumerate(shapes):
+        alone = verify(Draft(drafts[b], shape, (0, len(shape))), laws[b], TYPICAL, dice(seed=b))
+        assert (alone.path[0], alone.next[0]) == (together.path[b], together.next[b])
+    assert any(together.path)
+
+
+# --- what it is worth -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", LOSSY, ids=lambda rule: rule.name)
+def test_a_rule_that_is_called_lossy_is(rule: Rule) -> None:
+    """The enumeration that proves the lossless rules catches every other one."""
+    caught = sum(
+        emitted_law(rule, world, Shape.chain("ss"), at_once=1) != target_law(world, 3)
+        for world in (random_world(seed, 3) for seed in range(12))
+    )
+    assert caught >= 10
+    assert not rule.lossless
+
+
+def test_at_temperature_zero_it_is_greedy() -> None:
+    generator = torch.Generator().manual_seed(0)
+    seqs = [Sequence([1, 2], SamplingParams(seed=b)) for b in range(3)]
+    stood = 0
+    for turn in range(50):
+        tokens = torch.randint(3, (7,), generator=generator)
+        tokens[1] = (tokens[0] + 1) % 3  # siblings differ
+        votes = [True] * 7 if turn % 2 else [True, True, False, True, True, True, True]
+        draft = Draft(tokens, [-1, -1, 0, 1, -1, 0, 1], [0, 4, 4, 7], votes=votes)
+        logits = torch.randint(3, (10, 3), generator=generator).float()  # ties abound
+        lossy, greedy = (decide(seqs, draft, logits, RULES[name]) for name in ("typical", "greedy"))
+        assert [lossy.run(draft, b) for b in range(3)] == [greedy.run(draft, b) for b in range(3)]
+        stood += sum(map(len, lossy.path))
+    assert stood > 20
+
+
+def test_it_is_labelled_lossy_wherever_it_shows() -> None:
+    target = ToyTarget(5, seed=1)
+    plain = LLM(target).generate([[0, 1]], SamplingParams(max_tokens=12))[0]
+    drafter = ScriptedDrafter({(0, 1): plain.token_ids}, 5)
+    done = LLM(target, drafter, rule="typical").generate([[0, 1]], SamplingParams(max_tokens=12))[0]
+    assert done.token_ids == plain.token_ids
+    assert done.stats.accepted == done.stats.proposed
+    assert (plain.lossless, done.lossless) == (True, False)

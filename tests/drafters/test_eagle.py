@@ -1,0 +1,578 @@
+"""The EAGLE drafter: what it guesses against a recomputation from the target's true features, always-right heads, its
+q, its limits, and how it is made."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream import LLM, SamplingParams
+from slipstream.core.costs import CostCurve
+from slipstream.core.draft import Draft
+from slipstream.core.params import Strict
+from slipstream.core.random import DRAFT, Stream
+from slipstream.core.sequence import Sequence
+from slipstream.core.step import step
+from slipstream.core.verify import RULES
+from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter, make, make_eagle3
+from slipstream.drafters.registry import make_drafter
+from slipstream.errors import PairError, ParameterError
+from slipstream.heads import eagle_rows
+from slipstream.heads.eagle import EagleHead
+from slipstream.heads.eagle_format import save_eagle
+from slipstream.heads.eagle_torch import TorchEagle
+from slipstream.targets.base import Target
+from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.toy import ToyTarget
+from tests.drafters.conformance import Recorder
+from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law
+from tests.end_to_end.sampling import sample
+from tests.heads.test_eagle_runtime import Text, dense, openvino, true_batch
+from tests.heads.tiny import config, eagle_drafter, head, knowing_head
+
+V = 5
+PROMPTS = [[1, 2, 3], [4], [0, 1, 2, 0, 1, 2, 0]]
+
+
+def toy() -> ToyTarget:
+    return ToyTarget(V, order=3, seed=21, sharpness=1.5)
+
+
+def features(target: Target, tokens: list[int], taps: tuple[int, ...]) -> Tensor:
+    """True features of a whole text, from one prefill without any draft: [n, taps * target_hidden]."""
+    seq = Sequence(list(tokens))
+    out = target.run([seq], Draft.empty(1), taps)
+    joined = torch.cat([out.hidden[tap] for tap in taps], -1).clone()
+    target.commit([seq], [[]])
+    target.release(seq.id)
+    return joined
+
+
+def text_of(tokens: list[int], true: Tensor) -> Text:
+    text = Text.__new__(Text)
+    text.tokens, text.features = tokens, true
+    return text
+
+
+def logits_by_hand(made: EagleHead, target: Target, text: list[int], guesses: list[int]) -> Tensor:
+    """The head's logits behind a text and some guesses, everything recomputed: [draft_vocab]."""
+    known = features(target, text, made.config.taps)[:-1]
+    hidden = made.fuse(list(known.split(made.config.target_hidden, -1)))
+    tokens = [*text[1:], *guesses]
+    while True:
+        n = len(hidden)
+        after, x = dense(made, tokens[:n], hidden, torch.ones(n, n).tril().bool(), list(range(n)))
+        if n == len(tokens):
+            return made.logits(x[-1])
+        hidden = torch.cat((hidden, after[-1:]))
+
+
+def returned_float32(values: Tensor) -> bool:
+    return torch.equal(values, values.float().double())
+
+
+def ids_of(made: EagleHead) -> list[int]:
+    return list(range(V)) if made.config.version == 1 else made.target_ids.tolist()
+
+
+class TestGuesses:
+    @pytest.mark.parametrize("version", [1, 3])
+    def test_greedy_chains_are_what_true_features_give_at_every_round(self, version: int) -> None:
+        """A wrong shift of tokens, a state left in the cache, a wrong norm or position: each shows here (R23)."""
+        target, other = toy(), toy()
+        drafter = eagle_drafter(V, version)
+        made = drafter.runtime.head
+        recorder = Recorder(drafter, V)
+        seqs = [Sequence(p, SamplingParams(max_tokens=14)) for p in PROMPTS]
+        texts: list[list[list[int]]] = [[] for _ in seqs]
+        for turn in range(4):
+            texts = [[*t, list(s.tokens)] for t, s in zip(texts, seqs, strict=True)]
+            step(seqs, target, recorder, RULES["rejection"], 0 if turn == 0 else 3)
+        for seq, own in zip(seqs, texts, strict=True):
+            for text, (guesses, _, _) in zip(own[1:], recorder.proposed[seq.id][1:], strict=True):
+                assert len(guesses) == 3
+                for i, guess in enumerate(guesses):
+                    best = int(logits_by_hand(made, other, text, guesses[:i]).argmax())
+                    assert guess == ids_of(made)[best]
+
+    def test_a_likeliest_tree_holds_the_greatest_path_products_of_all_paths(self) -> None:
+        """Wide enough, growing level by level finds what a search through every path of the depth finds."""
+        target, other, nodes = toy(), toy(), 9
+        drafter = eagle_drafter(V, 3, shape="tree", width=25, nodes=nodes)
+        made = drafter.runtime.head
+        recorder = Recorder(drafter, V)
+        seq = Sequence([1, 2, 3, 0], SamplingParams(max_tokens=14))
+        for turn in range(4):
+            text = list(seq.tokens)
+            step([seq], target, recorder, RULES["rejection"], 0 if turn == 0 else 3)
+        guesses, parents, _ = recorder.proposed[seq.id][-1]
+        paths = []
+        for i in range(nodes):
+            path = [i]
+            while parents[path[0]] >= 0:
+                path.insert(0, parents[path[0]])
+            paths.append(tuple(guesses[n] for n in path))
+        chances: dict[tuple[int, ...], float] = {(): 1.0}
+        ids = ids_of(made)
+        for path in [p for d in range(3) for p in itertools.product(ids, repeat=d)]:
+            law = torch.softmax(logits_by_hand(made, other, text, list(path)), -1).tolist()
+            chances |= {(*path, token): chances[path] * p for token, p in zip(ids, law, strict=True)}
+        del chances[()]
+        assert set(paths) == set(sorted(chances, key=lambda p: -chances[p])[:nodes])
+
+    @pytest.mark.parametrize("shape", ["chain", "comb", "tree"])
+    def test_the_cache_holds_a_recomputation_from_true_features_whatever_path_stood(self, shape: str) -> None:
+        """R23, with siblings accepted that are not the eldest."""
+        target, other = toy(), toy()
+        drafter = eagle_drafter(V, 3, shape=shape, width=3, nodes=9)
+        made, strayed = drafter.runtime.head, 0
+        seqs = [Sequence(p, SamplingParams(max_tokens=40, temperature=1.0, seed=i)) for i, p in enumerate(PROMPTS)]
+        for turn in range(9):
+            verdict = step(seqs, target, drafter, RULES["rejection"], 3 if turn else 0)
+            strayed += sum(path != list(range(len(path))) for path in verdict.path)
+            for seq in seqs:
+                rows, true = drafter.rows[seq], features(other, seq.tokens, drafter.taps)[:-1]
+                assert torch.equal(torch.cat(rows.todo), true[rows.done :])
+                if rows.done:
+                    batch, known = true_batch([text_of(seq.tokens, true)], [0], [rows.done])
+                    fresh = TorchEagle(made)
+                    fresh.extend(batch, known)
+                    torch.testing.assert_close(drafter.runtime.kv(seq.id, rows.done), fresh.kv(0, rows.done))
+        assert strayed > 0 or shape == "chain"
+
+    def test_a_comb_holds_the_greatest_path_products_beside_the_likeliest_chain(self) -> None:
+        target, other = toy(), toy()
+        drafter = eagle_drafter(V, 3, shape="comb", width=3, nodes=6)
+        made = drafter.runtime.head
+        seq = Sequence([1, 2, 3, 0], SamplingParams(max_tokens=14))
+        step([seq], target, drafter, RULES["rejection"], 0)
+        draft = drafter.propose([seq], [3])
+        chances: dict[tuple[int, ...], float] = {}
+        path: tuple[int, ...] = ()
+        product = 1.0
+        for _ in range(3):
+            law = torch.softmax(logits_by_hand(made, other, seq.tokens, list(path)), -1)
+            best = law.topk(3)
+            for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                chances[(*path, ids_of(made)[i])] = product * p
+            path, product = (*path, ids_of(made)[int(best.indices[0])]), product * float(best.values[0])
+        found = {tuple(draft.ids[i] for i in draft.ancestors(0, node)) for node in range(len(draft))}
+        assert found == set(sorted(chances, key=lambda p: -chances[p])[:6])
+
+    def test_a_text_first_seen_in_its_middle_is_drafted_for_with_what_is_known(self) -> None:
+        target, drafter = toy(), eagle_drafter(V, 3)
+        seq = Sequence(PROMPTS[0], SamplingParams(max_tokens=30))
+        step([seq], target, drafter, RULES["rejection"], 0)
+        step([seq], target, drafter, RULES["rejection"], 3)
+        drafter.release(seq.id)
+        assert len(drafter.propose([seq], [3])) == 0
+        step([seq], target, drafter, RULES["rejection"], 3)
+        assert drafter.rows[seq].begin > 0
+        assert len(drafter.propose([seq], [3])) == 3
+
+    def test_a_long_prompt_in_pieces_gives_the_same_guesses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def first_draft() -> tuple[list[int], int]:
+            target, drafter = toy(), eagle_drafter(V, 3)
+            seq = Sequence([i * i % V for i in range(23)], SamplingParams(max_tokens=9))
+            step([seq], target, drafter, RULES["rejection"], 0)
+            return drafter.propose([seq], [4]).ids, drafter.rows[seq].done
+
+        whole = first_draft()
+        monkeypatch.setattr(eagle_rows, "CHUNK", 4)
+        assert first_draft() == whole
+
+    def test_nothing_is_kept_of_a_request_that_switched_speculation_off(self) -> None:
+        target, drafter = toy(), eagle_drafter(V, 3)
+        seq = Sequence(PROMPTS[0], SamplingParams(max_tokens=9, draft_tokens=0))
+        for _ in range(3):
+            step([seq], target, drafter, RULES["rejection"], 3)
+        assert drafter.rows._rows == {}
+
+    def test_drafting_ends_with_the_heads_context_and_says_so_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        target = toy()
+        made = config(3, V, target=V, decoder={"context": 12})
+        drafter = EagleDrafter(TorchEagle(head(made)), V)
+        recorder = Recorder(drafter, V)
+        seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=20))
+        with caplog.at_level(logging.WARNING):
+            while not seq.finish:
+                before = len(seq.tokens)
+                step([seq], target, recorder, RULES["rejection"], 3)
+                made_now = recorder.proposed[seq.id][-1][0]
+                assert before + len(made_now) <= max(12, before)
+        assert seq.output == Oracle(toy()).greedy(PROMPTS[2], 20)
+        assert sum("context of 12 tokens" in r.message for r in caplog.records) == 1
+
+
+class TestAlwaysRight:
+    """R7: a head whose laws are the target's own."""
+
+    @pytest.mark.parametrize("k", range(1, 9))
+    @pytest.mark.parametrize("runtime", [TorchEagle, openvino], ids=["torch", "openvino"])
+    def test_every_greedy_guess_stands_at_every_draft_length(self, runtime: Any, k: int) -> None:
+        target = ToyTarget(V, order=1, seed=3)
+        llm = LLM(target, EagleDrafter(runtime(knowing_head(target, 1e-9)), V), draft_tokens=k)
+        done = llm.generate(PROMPTS, SamplingParams(max_tokens=33))
+        assert [c.token_ids for c in done] == [Oracle(target).greedy(p, 33) for p in PROMPTS]
+        assert all(c.stats.acceptance_rate == 1 and c.stats.drafter_faults == 0 for c in done)
+        assert done[0].stats.rounds == 1 + -(-32 // (k + 1))  # prefill, then k + 1 tokens a round
+
+    @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
+    @pytest.mark.parametrize(
+        "options",
+        [{"temperature": 0.8}, {"temperature": 1.3, "top_k": 3}, {"temperature": 1.0, "presence_penalty": 0.5}],
+        ids=str,
+    )
+    def test_every_sampled_guess_stands_under_every_rule(self, rule: str, options: dict[str, float]) -> None:
+        """Bare softmaxes in one call, other laws token by token; under `coupled` both use the target's noise."""
+        target = ToyTarget(V, order=1, seed=3)
+        llm = LLM(target, EagleDrafter(TorchEagle(knowing_head(target)), V), draft_tokens=4, rule=rule)
+        done = llm.generate(PROMPTS, SamplingParams(max_tokens=33, seed=5, **options))
+        assert all(c.stats.acceptance_rate == 1 and c.stats.drafter_faults == 0 for c in done)
+
+    @pytest.mark.parametrize("shape", ["tree", "comb"])
+    @pytest.mark.parametrize("rule", ["rejection", "coupled"])
+    def test_the_eldest_of_drawn_siblings_always_stands(self, rule: str, shape: str) -> None:
+        target = ToyTarget(V, order=1, seed=3)
+        drafter = EagleDrafter(TorchEagle(knowing_head(target)), V, EagleDraftConfig(shape=shape, width=3, nodes=9))
+        llm = LLM(target, drafter, draft_tokens=3, rule=rule)
+        for c in llm.generate(PROMPTS, SamplingParams(max_tokens=33, temperature=1.0, seed=5)):
+            assert c.stats.accepted_at[1] == c.stats.drafted_at[1] > 0
+            assert c.stats.drafter_faults == 0
+
+
+class TestLaws:
+    def test_q_of_a_chain_is_the_heads_law_at_every_guess(self) -> None:
+        target, other = toy(), toy()
+        for options in ({"temperature": 0.7}, {"temperature": 1.5, "top_k": 2}):
+            drafter = eagle_drafter(V, 3)
+            made = drafter.runtime.head
+            seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=30, seed=4, **options))
+            step([seq], target, drafter, RULES["rejection"], 0)
+            draft = drafter.propose([seq], [4])
+            assert draft.q is not None
+            for i in range(4):
+                logits = logits_by_hand(made, other, seq.tokens, draft.ids[:i])
+                logits = logits / options["temperature"]
+                if "top_k" in options:
+                    logits = logits.masked_fill(logits < logits.topk(2).values[-1], -torch.inf)
+                law = torch.zeros(V, dtype=torch.float64)
+                law[ids_of(made)] = torch.softmax(logits, -1)
+                torch.testing.assert_close(draft.q[i], law)
+
+    @pytest.mark.parametrize("top_k", [0, 3])
+    @pytest.mark.parametrize("shape", ["tree", "comb"])
+    def test_q_of_a_drawn_sibling_is_what_its_elders_left(self, shape: str, top_k: int) -> None:
+        target, other = toy(), toy()
+        for seed in range(5):
+            drafter = eagle_drafter(V, 3, shape=shape, width=3, nodes=8)
+            made = drafter.runtime.head
+            params = SamplingParams(max_tokens=30, seed=seed, temperature=0.7, top_k=top_k)
+            seq = Sequence(PROMPTS[2], params)
+            step([seq], target, drafter, RULES["rejection"], 0)
+            draft = drafter.propose([seq], [3])
+            assert draft.q is not None
+            assert max(draft.depths) == 3
+            assert len(draft) == 8 or top_k
+            for nodes in draft.children(0).values():
+                path = draft.ancestors(0, draft.parents[nodes[0]])
+                logits = logits_by_hand(made, other, seq.tokens, [draft.ids[i] for i in path])
+                if top_k:
+                    logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
+                law = torch.zeros(V, dtype=torch.float64)
+                law[ids_of(made)] = torch.softmax(logits / 0.7, -1)
+                for node in nodes:
+                    torch.testing.assert_close(draft.q[node], law / law.sum())
+                    law[draft.ids[node]] = 0
+
+    @pytest.mark.parametrize("shape", ["tree", "comb"])
+    def test_siblings_are_drawn_from_their_laws(self, shape: str) -> None:
+        """G-test on the first two children of the root, n = 4000, fails at p < 1e-6: a law that is 7 % off in
+        total variation is found 98 times of 100."""
+        target, n = toy(), 4_000
+        drafter = eagle_drafter(V, 3, shape=shape, width=2, nodes=2)
+        params = SamplingParams(max_tokens=30, temperature=1.0)
+        seq = Sequence(PROMPTS[0], params)
+        step([seq], target, drafter, RULES["rejection"], 0)
+        known = drafter.rows[seq]
+        first = drafter.propose([seq], [1])
+        assert first.q is not None
+        law = first.q[0].tolist()
+        true = features(target, seq.tokens, drafter.taps)[:-1]
+        seqs = []
+        for i in range(n):
+            other = Sequence(PROMPTS[0], params, stream=Stream(i))
+            other.tokens, other.kv_len = seq.tokens, seq.kv_len
+            drafter.rows._rows[other.id] = eagle_rows.Rows(known.begin, 0, [true])
+            seqs.append(other)
+        draft = drafter.propose(seqs, [1] * n)
+        pairs = Counter((draft.ids[i], draft.ids[i + 1]) for i in range(0, 2 * n, 2))
+        wanted = {
+            (a, b): law[a] * law[b] / (1 - law[a]) for a in range(V) for b in range(V) if a != b and law[a] * law[b]
+        }
+        p = g_test(pairs, wanted)
+        assert p >= LEVEL, f"p = {p:.1e}"
+
+    def test_how_many_children_are_drawn_is_decided_before_they_are(self) -> None:
+        """Fault F: a shape that depends on the tokens of the same level would prune siblings by their q."""
+        target, shapes = toy(), set()
+        for seed in range(40):
+            drafter = eagle_drafter(
+                V, 3, shape="tree", width=3, nodes=3, costs=CostCurve((1, 2, 3, 4), (1.0, 1.2, 1.6, 1.9))
+            )
+            seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=30, seed=seed, temperature=1.0))
+            step([seq], target, drafter, RULES["rejection"], 0)
+            seq.tokens[-1] = 1  # whatever was drawn: the same text for every seed
+            shapes.add(len(drafter.propose([seq], [1])))
+        assert len(shapes) == 1
+
+    @pytest.mark.parametrize("sampled", [True, False])
+    @pytest.mark.parametrize("shape", ["tree", "comb"])
+    def test_text_from_trees_has_the_targets_law(self, shape: str, sampled: bool) -> None:
+        """G-test on the joint law of the first three tokens, n = 2000, fails at p < 1e-6."""
+        target, n = ToyTarget(3, order=2, seed=2, sharpness=1.0), 2000
+        prompt, params = [0, 1, 2], SamplingParams(temperature=1.0, max_tokens=4)
+        made = config(3, 3, target=3)
+        options = EagleDraftConfig(shape=shape, width=2, nodes=4, sampled=sampled)
+        drafter = EagleDrafter(TorchEagle(head(made)), 3, options)
+        seqs = sample(LLM(target, drafter, draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
+        p = g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(target), prompt, params))
+        assert p >= LEVEL, f"p = {p:.1e}"
+
+    @pytest.mark.parametrize("shape", ["chain", "comb", "tree"])
+    def test_what_a_sequence_draws_does_not_depend_on_its_company(self, shape: str) -> None:
+        """A cut law beside a bare softmax beside greedy: the three are drafted in different ways."""
+        each = ({"temperature": 1.0, "top_k": 3}, {"temperature": 0.8}, {"temperature": 0.0})
+
+        def proposed(members: list[int]) -> list[list[Any]]:
+            target, recorder = toy(), Recorder(eagle_drafter(V, 3, shape=shape, width=3, nodes=9), V)
+            seqs = [Sequence(PROMPTS[i], SamplingParams(max_tokens=40, seed=7 + i, **each[i])) for i in members]
+            for turn in range(8):
+                step(seqs, target, recorder, RULES["rejection"], 3 if turn else 0)
+            return [recorder.proposed[seq.id] for seq in seqs]
+
+        for i, together in enumerate(proposed([0, 1, 2])):
+            (alone,) = proposed([i])
+            assert sum(len(guesses) for guesses, _, _ in alone) >= 7 * 3
+            for (guesses, parents, q), (own_guesses, own_parents, own_q) in zip(together, alone, strict=True):
+                assert (guesses, parents) == (own_guesses, own_parents)
+                if each[i]["temperature"]:
+                    torch.testing.assert_close(torch.tensor(q), torch.tensor(own_q), rtol=1e-9, atol=1e-12)
+
+    @pytest.mark.parametrize("shape", ["chain", "comb"])
+    def test_q_is_the_law_of_the_draw_in_float64_and_a_chain_ends_where_the_one_call_picked_another(
+        self, shape: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The head runs in float32. Its second pick is made to fall on the other side of a near tie: what the draw in
+        float64 says stays, and nothing behind it, which was computed behind another token."""
+        target, seed = toy(), 11
+        seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=30, seed=seed, temperature=0.8))
+
+        def drafted(wrong: bool) -> tuple[Draft, Tensor]:
+            made = config(3, V, target=V, draft_vocab=V - 1)
+            drafter = EagleDrafter(TorchEagle(head(made, 3).float()), V, EagleDraftConfig(shape=shape, width=1))
+            call, returned = drafter.runtime.chains, list[Tensor]()
+
+            def picks(*arguments: Any) -> tuple[Tensor, Tensor]:
+                drawn, logits = call(*arguments)
+                returned.append(logits)
+                if wrong:
+                    drawn = torch.stack((drawn[0], (drawn[1] + 1) % (V - 1), *drawn[2:]))
+                return drawn, logits
+
+            monkeypatch.setattr(drafter.runtime, "chains", picks)
+            drafter.rows._rows[seq.id] = eagle_rows.Rows(0, 0, [features(toy(), seq.tokens, drafter.taps)[:-1]])
+            draft = drafter.propose([seq], [4])
+            ids = drafter.runtime.ids
+            raw = torch.full((4, V), -torch.inf, dtype=torch.float64)
+            raw[:, ids] = returned[0][:, 0].double()
+            return draft, raw
+
+        step([seq], target, eagle_drafter(V, 3), RULES["rejection"], 0)
+        whole, raw = drafted(wrong=False)
+        assert returned_float32(raw)
+        noise = -np.log(-np.log(Stream(seed).uniforms(DRAFT, len(seq.tokens), 4 * V).reshape(4, V)))
+        assert whole.ids == (raw / 0.8 + torch.from_numpy(noise)).argmax(-1).tolist()
+        assert whole.q is not None
+        assert torch.equal(whole.q, torch.softmax(raw / 0.8, -1))
+        cut, same = drafted(wrong=True)
+        assert torch.equal(same, raw)
+        assert cut.ids == whole.ids[:2]
+        assert cut.q is not None
+        assert torch.equal(cut.q, whole.q[:2])
+
+
+class TestControl:
+    def test_confidence_ends_a_chain_behind_the_guess_that_fell_short(self) -> None:
+        target = toy()
+        lengths = set()
+        for temperature, top_k in ((0.0, 0), (1.0, 0), (1.0, 4)):
+            for seed in range(12):
+                drafter = eagle_drafter(V, 3, control="confidence", threshold=0.25)
+                seq = Sequence(
+                    PROMPTS[2], SamplingParams(max_tokens=30, seed=seed, temperature=temperature, top_k=top_k)
+                )
+                step([seq], target, drafter, RULES["rejection"], 0)
+                draft = drafter.propose([seq], [6])
+                made = drafter.runtime.head
+                stands = 1.0
+                for i, token in enumerate(draft.ids):
+                    assert stands >= 0.25
+                    law = torch.softmax(logits_by_hand(made, toy(), seq.tokens, draft.ids[:i]), -1)
+                    stands *= float(law[ids_of(made).index(token)])
+                assert stands < 0.25 or len(draft) == 6
+                lengths.add(len(draft))
+        assert len(lengths) > 1
+
+    @pytest.mark.parametrize("shape", ["tree", "comb"])
+    def test_a_tree_takes_as_many_nodes_as_pay(self, shape: str) -> None:
+        target = toy()
+        sizes = []
+        for step_cost in (0.001, 0.1, 10.0):
+            drafter = eagle_drafter(V, 3, shape=shape, width=3, nodes=12, costs=CostCurve.flat(step_cost))
+            seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=30))
+            step([seq], target, drafter, RULES["rejection"], 0)
+            sizes.append(len(drafter.propose([seq], [4])))
+        assert sizes[0] == 12
+        assert sizes[0] > sizes[1] > sizes[2] == 0
+
+
+# --- making it -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    """A tiny Llama in float64: 4 layers of width 24, 40 ids."""
+    return tiny_decoder()
+
+
+@functools.cache
+def tiny_decoder(executor: str = "torch", dtype: str = "float64", **changes: Any) -> Decoder:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {
+        "vocab_size": 40, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+        "initializer_range": 0.25, "eos_token_id": None,
+    }  # fmt: skip
+    state = torch.random.get_rng_state()
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(LlamaConfig(**shape | changes)).eval()
+    torch.random.set_rng_state(state)
+    return Decoder.from_module(model, executor, dtype)
+
+
+def head_for(version: int = 3, **changes: Any) -> EagleHead:
+    options: dict[str, Any] = {"decoder": {"hidden_size": 24}, **changes}
+    if version == 3:
+        options = {"draft_vocab": 30, "taps": (1, 2, 4), **options}
+    return head(config(version, 40, target=24, **options), spread=0.3)
+
+
+class TestMaking:
+    @pytest.mark.parametrize("executor", ["torch", "openvino"])
+    @pytest.mark.parametrize("version", [1, 3])
+    def test_a_head_in_a_folder_drafts_for_its_target_where_the_target_runs(
+        self, tmp_path: Path, executor: str, version: int
+    ) -> None:
+        save_eagle(head_for(version), tmp_path, torch.float64)
+        target = tiny_decoder(executor, "float64" if executor == "torch" else "float32")
+        drafter = make_drafter("eagle" if version == 1 else "eagle3", target, head=tmp_path)
+        assert isinstance(drafter, EagleDrafter)
+        assert drafter.runtime.name == executor
+        assert drafter.taps == ((-1,) if version == 1 else (1, 2, 4))
+        prompts = [[1, 2, 3, 4], [7, 8], list(range(20))]
+        params = SamplingParams(max_tokens=24)
+        plain = LLM(target).generate(prompts, params)
+        for options in ({}, {"shape": "comb"}, {"shape": "tree", "width": 3, "nodes": 8}):
+            llm = LLM(target, make_drafter(drafter.name, target, head=tmp_path, **options))
+            done = llm.generate(prompts, params)
+            assert [c.token_ids for c in done] == [c.token_ids for c in plain]
+            assert all(c.stats.drafter_faults == 0 and c.stats.proposed > 0 for c in done)
+
+    def test_both_executors_guess_the_same(self, tmp_path: Path) -> None:
+        save_eagle(head_for(3), tmp_path, torch.float64)
+        proposed = []
+        for executor, dtype in (("torch", "float64"), ("openvino", "float32")):
+            for options in ({"shape": "comb"}, {"shape": "tree", "width": 3, "nodes": 8}):
+                target = tiny_decoder(executor, dtype)
+                recorder = Recorder(make_drafter("eagle3", target, head=tmp_path, **options), 40)
+                seqs = [Sequence(p, SamplingParams(max_tokens=20)) for p in ([1, 2, 3, 4], [7, 8])]
+                for turn in range(5):
+                    step(seqs, target, recorder, RULES["rejection"], 3 if turn else 0)
+                proposed.append([[r[:2] for r in recorder.proposed[seq.id]] for seq in seqs])
+        assert proposed[0] == proposed[2]
+        assert proposed[1] == proposed[3]
+
+    def test_a_head_of_the_other_kind_is_run_as_what_it_is_with_one_warning(
+        self, tmp_path: Path, decoder: Decoder, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        save_eagle(head_for(3), tmp_path / "three", torch.float64)
+        save_eagle(head_for(1), tmp_path / "one", torch.float64)
+        for asked, folder, kind in (("eagle", "three", "eagle3"), ("eagle3", "one", "eagle")):
+            caplog.clear()
+            with caplog.at_level(logging.WARNING):
+                assert make_drafter(asked, decoder, head=tmp_path / folder).name == kind
+            assert [kind in r.message and "run as what it is" in r.message for r in caplog.records] == [True]
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            make(decoder, head=tmp_path / "one")
+            make_eagle3(decoder, head=tmp_path / "three")
+        assert not caplog.records
+
+    @pytest.mark.parametrize(
+        ("changes", "values"),
+        [
+            ({"target_hidden": 32}, ("32", "24")),
+            ({"decoder": {"vocab_size": 50, "hidden_size": 24}}, ("50", "40")),
+            ({"taps": (1, 2, 9)}, ("[9]", "0..4")),
+            ({"decoder": {"hidden_size": 16}}, ("16", "24")),
+        ],
+        ids=["hidden size", "vocabulary", "taps", "width without an embedding"],
+    )
+    def test_a_head_for_another_target_is_refused_with_both_values(
+        self, decoder: Decoder, changes: dict[str, Any], values: tuple[str, str]
+    ) -> None:
+        made = EagleHead(head_for(3, **changes).config)
+        with pytest.raises(PairError) as refused:
+            make_eagle3(decoder, head=made)
+        assert all(value in str(refused.value) for value in values)
+
+    def test_ids_that_the_target_lacks_are_never_guessed(self, decoder: Decoder) -> None:
+        """Vocabularies padded to different widths: the head's last id has no logit in the target."""
+        target = tiny_decoder(vocab_size=400)
+        made = head(config(3, 402, target=24, draft_vocab=402, own_embedding=True, taps=(1, 2, 4)))
+        drafter = make_eagle3(target, head=made)
+        assert drafter.runtime.ids.tolist() == list(range(400))
+
+    def test_a_target_that_lends_nothing_is_refused_by_name(self) -> None:
+        with pytest.raises(PairError, match="ToyTarget"):
+            make(toy(), head=head_for(1))
+
+    def test_options_are_checked(self) -> None:
+        for options in (
+            {"width": 0},
+            {"nodes": 10_000},
+            {"sampled": 2},
+            {"control": "gian"},
+            {"costs": 3},
+            {"shape": "bush"},
+        ):
+            with pytest.raises(ParameterError):
+                EagleDraftConfig(**options)  # type: ignore[arg-type]
+        with pytest.raises(ParameterError, match="did you mean 'width'"):
+            EagleDraftConfig(widht=2)  # type: ignore[call-arg]
+        assert issubclass(EagleDraftConfig, Strict)
+
+    def test_the_targets_costs_can_be_measured(self, decoder: Decoder) -> None:
+        drafter = make_eagle3(decoder, head=head_for(3), shape="tree", width=2, costs="measured")
+        assert isinstance(drafter.config.costs, CostCurve)

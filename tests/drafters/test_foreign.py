@@ -1,0 +1,151 @@
+"""Every drafter of the registry as a member of a stack: the round goes on with a draft that another one made, or with
+its own among others' guesses. It must keep its state right by the tokens that came."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence as Seq
+
+import pytest
+import torch
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.step import step
+from slipstream.core.verify import RULES
+from slipstream.drafters.base import Drafter
+from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.hybrid import HybridConfig, HybridDrafter
+from slipstream.drafters.registry import DRAFTERS, make_drafter
+from slipstream.targets.base import Target, TargetOut
+from tests.drafters.conformance import Case, check_laws
+from tests.drafters.test_conformance import MAKERS, V, target
+from tests.end_to_end.exact import Oracle
+
+LENGTH = 40
+
+
+def maker(name: str) -> Callable[[Target], Drafter]:
+    return MAKERS.get(name, lambda target: make_drafter(name, target))
+
+
+class Stranger:
+    """Guesses a random tree, drawn from its own numbers: chains, branches, sampled laws or none, window nodes without a
+    vote. Half of the guesses are the target's own, so that paths of every length stand."""
+
+    name = "stranger"
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, seed: int):
+        self.rng, self.oracle = random.Random(seed), Oracle(target())
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        tokens, parents, votes, splits = list[int](), list[int](), list[bool](), [0]
+        for seq, depth in zip(seqs, budget, strict=True):
+            start, depths, texts = len(tokens), list[int](), list[list[int]]()
+            for _ in range(self.rng.randrange(6) if depth else 0):
+                above = [-1, *(i for i, d in enumerate(depths) if d < depth)]
+                parent = self.rng.choice(above[-2:])
+                text = seq.tokens if parent < 0 else texts[parent]
+                right = self.rng.random() < 0.5
+                token = self.oracle.greedy(text, 1)[0] if right else self.rng.randrange(V)
+                tokens.append(token)
+                parents.append(parent)
+                votes.append(self.rng.random() < 0.9)
+                depths.append(1 if parent < 0 else depths[parent] + 1)
+                texts.append([*text, token])
+            splits.append(start + len(depths))
+        # Laws of all guesses, or none: the greedy text does not depend on them, but members may look.
+        laws = torch.full((len(tokens), V), 1 / V, dtype=torch.float64) if self.rng.random() < 0.5 else None
+        some = votes if self.rng.random() < 0.5 else None
+        return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits, laws, some)
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        pass
+
+    def release(self, seq_id: int) -> None:
+        pass
+
+
+class Usurper:
+    """Asks a drafter and goes on with a stranger's draft in its place (now and then it does not even ask)."""
+
+    def __init__(self, drafter: Drafter, stranger: Drafter, own: float):
+        self.drafter, self.stranger, self.own = drafter, stranger, own
+        self.name, self.taps, self.rng, self.used = drafter.name, drafter.taps, random.Random(1), 0
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        draft = None
+        if self.rng.random() < 0.8:
+            draft = self.drafter.propose(seqs, budget)
+            draft.check(budget, V, MAX_NODES)
+            check_laws(draft, [seq.params.greedy for seq in seqs])
+        if draft is not None and self.rng.random() < self.own:
+            self.used += 1
+            return draft
+        return self.stranger.propose(seqs, budget)
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        self.drafter.observe(seqs, draft, out, verdict)
+
+    def release(self, seq_id: int) -> None:
+        self.drafter.release(seq_id)
+
+
+@pytest.mark.parametrize("own", [0.0, 0.3])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_copes_with_drafts_that_it_did_not_make(name: str, own: float) -> None:
+    """No exception, well-formed drafts, and the target's own text, at temperature 0 and above it."""
+    toy = target()
+    drafter = Usurper(maker(name)(toy), Stranger(7), own)
+    prompts = Case(target, maker(name)).prompts(4)
+    params = [SamplingParams(temperature=float(b == 3), max_tokens=LENGTH, seed=b) for b in range(4)]
+    seqs = [Sequence(prompt, p) for prompt, p in zip(prompts, params, strict=True)]
+    active = list(seqs)
+    while active:
+        step(active, toy, drafter, RULES["rejection"], 4)
+        active = [seq for seq in active if not seq.finish]
+    truth = Oracle(target())
+    assert [seq.output for seq in seqs[:3]] == [truth.greedy(prompt, LENGTH) for prompt in prompts[:3]]
+    assert sum(seq.stats.accepted for seq in seqs) > 10, "paths of the stranger stood"
+    if own:
+        assert drafter.used
+
+
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in ("hybrid", "bandit")])
+def test_gives_the_targets_text_as_a_member_of_a_stack(name: str) -> None:
+    """Beside a lookup that overrides it now and then and hangs guesses beside its own otherwise."""
+    for min_match in (2, 99):
+        toy = target()
+        members = [make_drafter("ngram", toy, row_cost=0.0), maker(name)(toy)]
+        stack = HybridDrafter(members, V, HybridConfig(min_match=min_match, beside=3))
+        prompts = Case(target, maker(name)).prompts(4)
+        seqs = [Sequence(prompt, SamplingParams(max_tokens=LENGTH)) for prompt in prompts]
+        active = list(seqs)
+        while active:
+            step(active, toy, stack, RULES["rejection"], 5)
+            active = [seq for seq in active if not seq.finish]
+        truth = Oracle(target())
+        assert [seq.output for seq in seqs] == [truth.greedy(prompt, LENGTH) for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ("model", "layerskip", "medusa", "eagle", "eagle3") if name in DRAFTERS]
+)
+def test_what_it_knows_of_a_text_does_not_depend_on_who_drafted_it(name: str) -> None:
+    """After rounds of strangers' drafts it guesses what it guesses after plain decoding of the same text: a head that
+    kept the features of a wrong node, or lost a token of its KV, would not."""
+    prompt, guesses = Case(target, maker(name)).prompts(3)[2], []
+    for stranger in (True, False):
+        toy = target()
+        drafter = maker(name)(toy)
+        seq = Sequence(prompt, SamplingParams(max_tokens=200))
+        driver = Usurper(drafter, Stranger(7), own=0.2) if stranger else None
+        while len(seq.output) < LENGTH:
+            most = min(4, LENGTH - 1 - len(seq.output))  # both end at the same text
+            step([seq], toy, driver or drafter, RULES["rejection"], most if stranger else 0)
+        made = drafter.propose([seq], [4])
+        guesses.append((seq.output, made.ids, list(made.parents)))
+    assert guesses[0] == guesses[1]
+    assert guesses[0][1], "it guessed something"

@@ -1,0 +1,292 @@
+"""Stacked drafters: who is asked, what is taken, and that nothing of it shows in the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+
+import pytest
+import torch
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.verify import RULES
+from slipstream.drafters.base import Drafter
+from slipstream.drafters.hybrid import HybridConfig, HybridDrafter, Lookup, members_of
+from slipstream.drafters.model import ModelDrafter
+from slipstream.drafters.ngram import NgramConfig, NgramDrafter
+from slipstream.drafters.registry import DRAFTERS, make_drafter
+from slipstream.drafters.scripted import RandomDrafter
+from slipstream.errors import ParameterError, RuleError
+from slipstream.llm import LLM
+from slipstream.targets.base import TargetOut
+from slipstream.targets.toy import ToyTarget
+from tests.drafters.conformance import LENGTH, Case, Conformance
+from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law
+from tests.end_to_end.sampling import sample
+
+V = 5
+LOOKUPS = [name for name in ("ngram", "suffix", "sam") if name in DRAFTERS]
+
+
+def target() -> ToyTarget:
+    return ToyTarget(V, order=3, seed=21, sharpness=1.5)
+
+
+def other() -> ToyTarget:
+    return ToyTarget(V, order=2, seed=22, sharpness=1.0)
+
+
+class Fixed:
+    """Proposes one chain, as deep as it may; `rests` makes it a lookup with that length of match. Notes its calls."""
+
+    name = "fixed"
+
+    def __init__(self, chain: Seq[int], q: float | None = None, taps: tuple[int, ...] = ()):
+        self.chain, self.q, self.taps = list(chain), q, taps
+        self.asked: list[list[int]] = []
+        self.seen: list[Draft] = []
+        self.released: list[int] = []
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        self.asked.append(list(budget))
+        rows = [self.chain[:depth] for depth in budget]
+        laws = None
+        if self.q is not None:
+            flat = [t for row in rows for t in row]
+            laws = torch.full((len(flat), V), (1 - self.q) / (V - 1), dtype=torch.float64)
+            laws[range(len(flat)), flat] = self.q
+        return Draft.chains(rows, laws)
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        self.seen.append(draft)
+
+    def release(self, seq_id: int) -> None:
+        self.released.append(seq_id)
+
+
+class Found(Fixed):
+    """A lookup: `matches` by the sequence's number of tokens."""
+
+    def __init__(self, chain: Seq[int], matches: dict[int, int]):
+        super().__init__(chain)
+        self.matches, self.lengths = matches, dict[int, int]()
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        self.lengths |= {seq.id: len(seq.tokens) for seq in seqs}
+        return super().propose(seqs, budget)
+
+    def match(self, seq_id: int) -> int:
+        return self.matches[self.lengths[seq_id]]
+
+
+def hybrid(*members: Drafter, **options: int) -> HybridDrafter:
+    return HybridDrafter(members, V, HybridConfig(**options))
+
+
+def test_a_long_match_overrides_the_neural_draft_which_is_then_not_run() -> None:
+    lookup, neural = Found([1, 2, 3], {2: 4}), Fixed([4, 4])
+    made = hybrid(lookup, neural).propose([Sequence([0, 0])], [3])
+    assert made.ids == [1, 2, 3]
+    assert made.is_chain
+    assert neural.asked == []
+
+
+def test_a_short_match_hangs_beside_the_neural_draft() -> None:
+    lookup, neural = Found([1, 2, 3], {2: 3}), Fixed([1, 4], q=0.6)
+    made = hybrid(lookup, neural, beside=1).propose([Sequence([0, 0], SamplingParams(temperature=1.0))], [3])
+    assert made.ids == [1, 4, 2], "the first guess is shared, one more is added"
+    assert list(made.parents) == [-1, 0, 0]
+    assert made.q is not None
+    assert made.q[2].tolist() == [0, 0, 1, 0, 0]
+    alone = hybrid(lookup, neural, beside=0).propose([Sequence([0, 0])], [3])
+    assert alone.ids == [1, 4]
+
+
+def test_each_sequence_of_a_batch_is_decided_on_its_own() -> None:
+    lookup, neural = Found([1, 2], {2: 9, 3: 1}), Fixed([4])
+    made = hybrid(lookup, neural).propose([Sequence([0] * 2), Sequence([0] * 3), Sequence([0] * 2)], [2, 2, 0])
+    assert [made.ids[made.splits[b] : made.splits[b + 1]] for b in range(3)] == [[1, 2], [4, 1, 2], []]
+    assert neural.asked == [[0, 2, 0]]
+
+
+def test_a_lookup_stands_in_where_the_neural_drafter_has_no_guess() -> None:
+    made = hybrid(Found([1, 2], {1: 1}), Found([3], {1: 1}), Fixed([])).propose([Sequence([0])], [2])
+    assert made.ids == [1, 2, 3]
+    assert list(made.parents) == [-1, 0, -1]
+
+
+def test_a_neural_draft_goes_no_deeper_than_its_own_limit() -> None:
+    neural = Fixed([1] * 9)
+    assert len(hybrid(neural, neural=3).propose([Sequence([0])], [9])) == 3
+    assert neural.asked == [[3]]
+
+
+def test_every_member_observes_the_real_draft_and_is_told_of_the_end() -> None:
+    first, second = Found([1], {1: 9}), Fixed([4])
+    both = hybrid(first, second)
+    seq = Sequence([0])
+    draft = both.propose([seq], [1])
+    verdict = Verdict([[0]], [2], [None], [False])
+    seq.advance(verdict, draft, 0)
+    both.observe([seq], draft, TargetOut(torch.zeros(2, V)), verdict)
+    both.release(seq.id)
+    assert first.seen == second.seen == [draft]
+    assert first.released == second.released == [seq.id]
+
+
+def test_taps_are_those_of_all_members_each_once() -> None:
+    assert hybrid(Fixed([], taps=(2, 7)), Fixed([], taps=(7, -1)), Fixed([])).taps == (2, 7, -1)
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookups_know_the_length_of_their_match(name: str) -> None:
+    lookup = make_drafter(name, ToyTarget(32))
+    assert isinstance(lookup, Lookup)
+    seq = Sequence([9, 1, 2, 3, 4, 5, 8, 2, 3, 4])
+    assert lookup.propose([seq], [2]).ids[:1] == [5]
+    assert lookup.match(seq.id) == 3
+    assert lookup.match(10**9) == 0
+    assert not isinstance(make_drafter("model", target(), model=other()), Lookup)
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookups_judge_their_own_guesses_whoever_was_verified(name: str) -> None:
+    """What another drafter's guesses did is no witness of the lookup's: right guesses that were never verified count
+    as right, and wrong guesses as wrong although every verified one stood."""
+
+    def depth_after(run: list[int]) -> int:
+        lookup = make_drafter(name, ToyTarget(32))
+        seq = Sequence([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3], SamplingParams(max_tokens=1000))
+        for _ in range(40):
+            seq.tokens[11:] = []
+            lookup.propose([seq], [4])
+            foreign = Draft.chains([run[:-1]])
+            verdict = Verdict([[*range(len(run) - 1)]], run[-1:], [None], [False])
+            seq.advance(verdict, foreign, 0)
+            lookup.observe([seq], foreign, TargetOut(torch.zeros(len(run), 32)), verdict)
+        fresh = Sequence([*seq.tokens[:11]])
+        fresh.id = seq.id
+        state = lookup._states[seq.id]  # type: ignore[attr-defined]
+        return int(state.odds.depth(lookup.match(seq.id)))  # type: ignore[attr-defined]
+
+    assert depth_after([4, 5, 6]) > 20
+    assert depth_after([9, 9, 9]) <= 1
+
+
+# --- end to end ---------------------------------------------------------------------------------------------------
+
+
+MIXED: Callable[[], HybridDrafter] = lambda: HybridDrafter(  # noqa: E731
+    [NgramDrafter(NgramConfig(row_cost=0.0)), ModelDrafter(other(), V)], V, HybridConfig(min_match=99, beside=3)
+)
+"""Never overrides, so that every draft with a match mixes sampled guesses and point masses."""
+
+
+class TestMixedDrafts(Conformance):
+    @pytest.fixture
+    def case(self) -> Case:
+        return Case(target, lambda _: MIXED())
+
+    def test_sampled_text_has_the_targets_law(self, case: Case) -> None:
+        """G-test on the joint law of the first three tokens, n = 10000, fails at p < 1e-6; both kinds of guesses stand
+        in it often."""
+        n, prompt, params = 10_000, [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
+        drafter = Mixing(MIXED())
+        seqs = sample(LLM(target(), drafter, draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
+        p = g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(target()), prompt, params))
+        assert p >= LEVEL, f"p = {p:.1e}"
+        assert drafter.mixed > n / 2
+
+
+class Mixing:
+    """Counts the sequences whose draft has point masses beside sampled guesses."""
+
+    def __init__(self, drafter: HybridDrafter):
+        self.drafter, self.name, self.taps, self.mixed = drafter, drafter.name, drafter.taps, 0
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        draft = self.drafter.propose(seqs, budget)
+        if draft.q is not None:
+            one_hot = (draft.q.amax(-1) == 1).tolist()
+            self.mixed += sum(len({one_hot[i] for i in draft.nodes(b)}) == 2 for b in range(len(seqs)))
+        return draft
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        self.drafter.observe(seqs, draft, out, verdict)
+
+    def release(self, seq_id: int) -> None:
+        self.drafter.release(seq_id)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_under_coupled_does_not_depend_on_the_stack(temperature: float) -> None:
+    params, prompts = SamplingParams(temperature=temperature, max_tokens=40, seed=3), [[1, 2, 1, 2, 1], [3]]
+    texts = []
+    for drafter in (None, "ngram", ModelDrafter(other(), V), MIXED(), [NgramDrafter(), ModelDrafter(other(), V)]):
+        llm = LLM(target(), drafter, rule="coupled", draft_tokens=5)
+        texts.append([done.token_ids for done in llm.generate(prompts, params)])
+    assert all(text == texts[0] for text in texts)
+
+
+def test_block_takes_the_stack_without_branches_and_refuses_it_with_them() -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=30, seed=1)
+    with pytest.raises(RuleError, match="tree"):
+        LLM(target(), MIXED(), rule="block").generate([0, 1, 2, 0, 1, 2, 0], params)
+    stack = HybridDrafter([NgramDrafter(), ModelDrafter(other(), V)], V, HybridConfig(beside=0))
+    done = LLM(target(), stack, rule="block").generate([0, 1, 2, 0, 1, 2, 0], params)[0]
+    assert done.stats.proposed
+    assert not done.stats.drafter_faults
+
+
+def test_each_members_kv_is_right_when_others_drafted() -> None:
+    """`ToyTarget` checks the KV slots of the draft model at every run; alternating members leave it gaps."""
+    alternating = Found([0, 1, 2, 3], {n: 9 * (n // 3 % 2) for n in range(100)})
+    stack = HybridDrafter([alternating, ModelDrafter(other(), V)], V, HybridConfig(beside=2))
+    done = LLM(target(), stack, draft_tokens=4).generate([0, 1], SamplingParams(max_tokens=80))[0]
+    assert done.token_ids == Oracle(target()).greedy([0, 1], 80)
+    assert not done.stats.drafter_faults
+
+
+# --- making -------------------------------------------------------------------------------------------------------
+
+
+def test_members_are_drafters_names_or_pairs() -> None:
+    given = RandomDrafter(V)
+    made = members_of(target(), [given, "ngram", ("ngram", {"max_ngram": 2})], None)
+    assert made[0] is given
+    assert isinstance(made[2], NgramDrafter)
+    assert made[2].config.max_ngram == 2
+    assert [m.name for m in members_of(target(), "ngram,none", None)] == ["ngram", "none"]
+
+
+def test_without_members_it_is_lookup_before_what_ships_for_the_target() -> None:
+    names = [m.name for m in members_of(target(), None, None)]
+    assert names in (["suffix"], ["ngram"])
+    assert [m.name for m in members_of(target(), None, other())] == [*names, "model"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_match": 0}, "min_match"),
+        ({"beside": -1}, "beside"),
+        ({"neural": 0}, "neural"),
+        ({"besides": 1}, "did you mean 'beside'"),
+        ({"members": []}, "no members"),
+        ({"members": ["ngran"]}, "did you mean 'ngram'"),
+        ({"members": [("ngram", {"max_ngran": 1})]}, "did you mean 'max_ngram'"),
+        ({"members": [3]}, "3 is no drafter"),
+        ({"members": ["ngram"], "model": ToyTarget()}, "both given"),
+    ],
+)
+def test_bad_options_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        make_drafter("hybrid", target(), **options)
+
+
+def test_rules_see_the_stack_as_one_drafter() -> None:
+    for rule in ("rejection", "coupled", "greedy"):
+        assert RULES[rule].lossless
+        done = LLM(target(), MIXED(), rule=rule).generate([0, 1, 0, 1, 0], SamplingParams(max_tokens=LENGTH))[0]
+        assert done.token_ids == Oracle(target()).greedy([0, 1, 0, 1, 0], LENGTH)

@@ -1,0 +1,213 @@
+"""LayerSkip on real (tiny) decoders: the conformance suite, one cache for both, the choice of the exit, the warning."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import random
+
+import pytest
+import torch
+import transformers
+
+from slipstream import LLM, SamplingParams
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.sequence import Sequence
+from slipstream.core.warp import warp
+from slipstream.drafters.layerskip import JUDGED, LayerSkipConfig, LayerSkipDrafter
+from slipstream.drafters.registry import make_drafter
+from slipstream.errors import ParameterError
+from slipstream.lab.theory import speedup
+from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.exits import Exit, measure_exits
+from slipstream.targets.toy import ToyTarget
+from tests.drafters.conformance import Case, Conformance
+
+V, LAYERS = 12, 4
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1]]
+
+
+@functools.cache
+def module(late: float) -> transformers.LlamaForCausalLM:
+    """A tiny model whose layers from the third on add `late` times what they would: the smaller, the better its exits
+    agree with the whole."""
+    torch.manual_seed(5)
+    config = transformers.LlamaConfig(
+        vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3, pad_token_id=None, bos_token_id=None,
+        eos_token_id=None,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for layer in model.model.layers[2:]:
+            layer.self_attn.o_proj.weight.mul_(late)
+            layer.mlp.down_proj.weight.mul_(late)
+    return model
+
+
+def target(late: float = 0.4, executor: str = "torch", chunk: int = 512) -> Decoder:
+    dtype = "float32" if executor == "openvino" else "float64"
+    return Decoder.from_module(module(late), executor, dtype, chunk=chunk)
+
+
+def drafter(of: Decoder, exit: int | str = 2, **options: object) -> LayerSkipDrafter:
+    return LayerSkipDrafter(of, LayerSkipConfig(exit, **options))  # type: ignore[arg-type]
+
+
+@functools.cache
+def shared() -> Decoder:
+    return target()
+
+
+class TestConformance(Conformance):
+    @pytest.fixture(params=["fixed", "confidence"])
+    def case(self, request: pytest.FixtureRequest) -> Case:
+        # One decoder for all: every sequence has an id of its own.
+        return Case(shared, lambda of: drafter(of, control=request.param))  # type: ignore[arg-type]
+
+    def test_sampled_text_has_the_targets_law(self, case: Case) -> None:
+        pytest.skip("test_conformance.py holds the drafter's law on a toy, tests/targets/test_ahead.py the logits")
+
+
+@pytest.mark.parametrize("executor", ["torch", "openvino"])
+@pytest.mark.parametrize("chunk", [512, 4])
+def test_greedy_text_is_that_of_plain_decoding_and_guesses_stand(executor: str, chunk: int) -> None:
+    if importlib.util.find_spec(executor) is None:
+        pytest.skip(f"{executor} is not installed")
+    of = target(executor=executor, chunk=chunk)
+    params = SamplingParams(max_tokens=30)
+    prompts = [*PROMPTS, [3] * 11]
+    plain = LLM(of).generate(prompts, params)
+    done = LLM(of, drafter(of), draft_tokens=3, max_batch=3).generate(prompts, params)
+    assert [c.token_ids for c in done] == [c.token_ids for c in plain]
+    assert sum(c.stats.drafter_faults for c in done) == 0
+    assert sum(c.stats.accepted for c in done) > 20
+    assert not of._ahead._leads
+
+
+@pytest.mark.parametrize("executor", ["torch", "openvino"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_KV_after_every_round_is_that_of_a_fresh_prefill(executor: str, temperature: float) -> None:
+    """Random verdicts, thrown-away drafts, ragged budgets, some sequences not drafted for."""
+    if importlib.util.find_spec(executor) is None:
+        pytest.skip(f"{executor} is not installed")
+    of, rng = target(executor=executor), random.Random(1)
+    mine = drafter(of)
+    seqs = [Sequence(p, SamplingParams(temperature=temperature, max_tokens=200, seed=1)) for p in PROMPTS]
+    for turn in range(10):
+        draft = mine.propose(seqs, [rng.randrange(5) if seq.kv_len else 0 for seq in seqs])
+        if turn % 4 == 3:
+            draft = Draft.empty(len(seqs))
+        out = of.run(seqs, draft, mine.taps)
+        kept = [rng.randint(0, draft.splits[b + 1] - draft.splits[b]) for b in range(len(seqs))]
+        verdict = Verdict([list(range(n)) for n in kept], [rng.randrange(V) for _ in seqs], [None] * 3, [False] * 3)
+        of.commit(seqs, verdict.path)
+        for b, seq in enumerate(seqs):
+            seq.advance(verdict, draft, b)
+        mine.observe(seqs, draft, out, verdict)
+        for seq in seqs:
+            fresh = Sequence(seq.tokens[: seq.kv_len])
+            of.run([fresh], Draft.empty(1))
+            want = of.executor.kv(fresh.id, seq.kv_len)
+            bound = 1e-4 if executor == "openvino" else 1e-12
+            torch.testing.assert_close(of.executor.kv(seq.id, seq.kv_len), want, rtol=bound, atol=bound)
+            of.release(fresh.id)
+
+
+def test_q_is_the_warped_law_of_the_exit() -> None:
+    of = target()
+    params = SamplingParams(temperature=0.7, top_k=4, seed=3)
+    seq = Sequence([1, 2, 3], params)
+    draft = drafter(of).propose([seq], [3])
+    assert draft.q is not None
+    whole = of.run([Sequence([1, 2, 3])], Draft.chains([draft.ids]), layers=(0, 2)).logits
+    torch.testing.assert_close(draft.q, warp(whole[:-1], params))
+
+
+def test_every_exit_agrees_the_more_the_later_it_is_and_auto_takes_what_promises_most(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    of = target(0.15)
+    with caplog.at_level(logging.INFO, logger="slipstream"):
+        mine = drafter(of, "auto")
+    assert [e.layers for e in mine.found] == [1, 2, 3]
+    assert mine.found[2].agreement > mine.found[0].agreement
+    assert all(0 < e.cost <= 1 for e in mine.found)
+    best = max(mine.found, key=lambda e: e.speedup)
+    assert (mine.exit, mine.longest) == (best.layers, best.gamma)
+    assert any(f"leaves after {best.layers} of 4 layers" in r.message for r in caplog.records)
+    seq = Sequence([1, 2, 3])
+    of.run([seq], Draft.empty(1))
+    of.commit([seq], [[]])
+    seq.kv_len, seq.tokens = 3, [1, 2, 3, 4]
+    assert len(mine.propose([seq], [9])) == best.gamma
+    of.release(seq.id)
+    assert not of.executor._kv  # type: ignore[attr-defined]  measuring has left nothing behind
+
+
+def test_agreement_is_the_share_of_equal_first_choices_on_the_given_text() -> None:
+    of, text = target(), [1, 5, 2, 7, 7, 3, 0, 11]
+    whole = of.run([Sequence(text[:1])], Draft.chains([text[1:]])).logits.argmax(-1)
+    for found in measure_exits(of, text):
+        early = of.run([Sequence(text[:1])], Draft.chains([text[1:]]), layers=(0, found.layers)).logits.argmax(-1)
+        assert found.agreement == pytest.approx(float((early == whole).double().mean()))
+
+
+def test_the_promise_of_an_exit_is_the_closed_form_at_its_best_length() -> None:
+    found = Exit(layers=5, agreement=0.9, cost=0.1)
+    assert found.gamma == max(range(1, 40), key=lambda gamma: speedup(0.9, gamma, 0.1))
+    assert found.speedup == pytest.approx(speedup(0.9, found.gamma, 0.1))
+    assert Exit(layers=5, agreement=0.3, cost=0.6).gamma == 1  # none pays: the least
+
+
+def test_measuring_lets_go_of_the_slices_it_compiled() -> None:
+    pytest.importorskip("openvino")
+    of = target(executor="openvino")
+    measure_exits(of)
+    assert set(of.executor._programs) == {(0, LAYERS)}  # type: ignore[attr-defined]
+
+
+def test_a_target_that_was_not_trained_for_it_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    of = target(3.0)
+    prompts = [[t] for t in range(V)]
+    params = SamplingParams(max_tokens=2 * JUDGED // V)
+    plain = LLM(of).generate(prompts, params)
+    with caplog.at_level(logging.WARNING, logger="slipstream"):
+        done = LLM(of, drafter(of, 3)).generate(prompts, params)
+        LLM(of, drafter(of, 3)).generate(prompts[:1], params)  # too few guesses to know
+    assert [c.token_ids for c in done] == [c.token_ids for c in plain]
+    told = [r.message for r in caplog.records if "layerskip will be slower" in r.message]
+    assert len(told) == 1
+    assert "after 3 of 4 layers" in told[0]
+    assert "75 % of a step" in told[0]
+
+
+def test_auto_warns_at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    found = [Exit(layers=1, agreement=0.1, cost=0.4), Exit(layers=2, agreement=0.35, cost=0.6)]
+    monkeypatch.setattr("slipstream.targets.exits.measure_exits", lambda target, text: found)
+    with caplog.at_level(logging.WARNING, logger="slipstream"):
+        assert drafter(target(), "auto").exit == 2
+    assert ["35 %" in r.message and "60 %" in r.message for r in caplog.records] == [True]
+
+
+def test_what_cannot_leave_early_is_refused() -> None:
+    with pytest.raises(ParameterError, match="ToyTarget"):
+        make_drafter("layerskip", ToyTarget())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"exit": 4}, "exit is 4, the target has 4 layers"),
+        ({"exit": 0}, "exit"),
+        ({"exit": "early"}, "exit"),
+        ({"longest": 0}, "longest"),
+        ({"text": [1]}, "at least 2"),
+        ({"control": "sometimes"}, "control"),
+        ({"exits": 2}, "did you mean 'exit'"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        make_drafter("layerskip", shared(), **options)

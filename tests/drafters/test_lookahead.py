@@ -1,0 +1,228 @@
+"""Lookahead: what each cell of the window sees, how the window moves, what enters the pool, when it rests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.step import step
+from slipstream.core.verify import RULES
+from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.lookahead import REST, TRIAL, LookaheadConfig, LookaheadDrafter, Patience, Pool
+from slipstream.errors import ParameterError, RuleError
+from slipstream.llm import LLM
+from slipstream.targets.base import TargetOut
+from slipstream.targets.toy import ToyTarget
+from tests.end_to_end.exact import Oracle
+
+
+def drafter(**options: object) -> LookaheadDrafter:
+    return LookaheadDrafter(LookaheadConfig(**{"row_cost": 0.0, **options}))  # type: ignore[arg-type]
+
+
+def window_of(made: LookaheadDrafter, seq: Sequence, levels: list[list[int]]) -> Draft:
+    """What is drafted with this window and an empty pool."""
+    made.propose([seq], [1])
+    made._states[seq.id].levels = levels
+    return made.propose([seq], [20])
+
+
+def test_the_window_is_the_tree_of_the_docstring() -> None:
+    """W = 3, N = 4. (0,i) hang in a chain, (l,i) below (l-1,i); nothing votes."""
+    made = window_of(drafter(window=3, ngram=4, from_text=False), Sequence([9]), [[1, 2, 3], [4, 5, 6], [7, 8, 0]])
+    assert made.ids == [1, 2, 3, 4, 5, 6, 7, 8, 0]
+    assert list(made.parents) == [-1, 0, 1, 0, 1, 2, 3, 4, 5]
+    assert made.depths == [1, 2, 3, 2, 3, 4, 3, 4, 5]
+    assert list(made.votes or ()) == [False] * 9
+
+
+def test_a_cell_sees_level_0_up_to_its_column_then_its_own_column() -> None:
+    """2402.02057, section 3.1: the mask of the window, as sets of ancestors."""
+    W, N = 4, 5
+    levels = [[10 * level + i for i in range(W)] for level in range(N - 1)]
+    made = window_of(drafter(window=W, ngram=N, from_text=False), Sequence([99]), levels)
+    for level in range(N - 1):
+        for i in range(W):
+            seen = [made.ids[node] for node in made.ancestors(0, level * W + i)]
+            assert seen == [*range(i + 1), *(10 * above + i for above in range(1, level + 1))]
+            assert made.depths[level * W + i] == level + i + 1, "the place of the token that the cell guesses"
+
+
+def told(made: LookaheadDrafter, seq: Sequence, draft: Draft, path: list[int], following: int, says: dict) -> None:
+    """One round in which the target says says[node] behind each node."""
+    logits = torch.zeros(len(draft) + 1, 100, dtype=torch.float64)
+    for node, token in says.items():
+        logits[1 + node, token] = 1.0
+    verdict = Verdict([path], [following], [None], [False])
+    seq.advance(verdict, draft, 0)
+    made.observe([seq], draft, TargetOut(logits), verdict)
+
+
+def test_a_full_window_makes_n_grams_and_keeps_its_place() -> None:
+    made, seq = drafter(window=3, ngram=3, from_text=False), Sequence([9])
+    draft = window_of(made, seq, [[1, 2, 3], [4, 5, 6]])
+    told(made, seq, draft, [], 50, {3: 11, 4: 12, 5: 13})
+    state = made._states[seq.id]
+    assert state.levels == [[4, 5, 6], [11, 12, 13]]
+    assert [state.pool.tails(t) for t in (1, 2, 3, 4)] == [[(4, 11)], [(5, 12)], [(6, 13)], []]
+
+
+def test_where_guesses_stood_columns_go_on_the_left() -> None:
+    made, seq = drafter(window=3, ngram=3, from_text=False), Sequence([9])
+    made.propose([seq], [1])
+    made._states[seq.id].pool.add([9, 20, 21])
+    draft = window_of(made, seq, [[1, 2, 3], [4, 5, 6]])
+    assert draft.ids[:2] == [20, 21]
+    assert list(draft.votes or ())[:3] == [True, True, False]
+    told(made, seq, draft, [0, 1], 50, {5: 11, 6: 12, 7: 13})
+    levels = made._states[seq.id].levels
+    assert [level[:1] for level in levels] == [[6], [13]]
+    assert all(len(level) == 3 and set(level[1:]) <= set(seq.tokens) for level in levels), "filled up from the text"
+
+
+def test_the_window_fills_level_by_level() -> None:
+    """A new level stands one place further than the window's own, so at first a column goes every round."""
+    made, seq = drafter(window=3, ngram=4, from_text=False), Sequence([9])
+    draft = window_of(made, seq, [[1, 2, 3]])
+    told(made, seq, draft, [], 9, {0: 11, 1: 12, 2: 13})
+    levels = made._states[seq.id].levels
+    assert [level[:2] for level in levels] == [[2, 3], [12, 13]]
+    assert len(made._states[seq.id].pool) == 0
+
+
+def test_without_its_rows_the_window_only_moves() -> None:
+    """The round went on with another draft: nothing was said about the window."""
+    made, seq = drafter(window=3, ngram=3, from_text=False), Sequence([9])
+    window_of(made, seq, [[1, 2, 3], [4, 5, 6]])
+    told(made, seq, Draft.empty(1), [], 50, {})
+    assert [level[:2] for level in made._states[seq.id].levels] == [[2, 3], [5, 6]]
+    window_of(made, seq, [[1, 2, 3], [4, 5, 6]])
+    told(made, seq, Draft.chains([[7, 8]]), [0], 50, {})
+    assert [level[:1] for level in made._states[seq.id].levels] == [[3], [6]]
+
+
+def test_no_cell_lies_deeper_than_the_budget() -> None:
+    made, seq = drafter(window=4, ngram=4, from_text=False), Sequence([1])
+    for depth in range(1, 12):
+        window_of(made, seq, [[1] * 4, [2] * 4, [3] * 4])
+        draft = made.propose([seq], [depth])
+        draft.check([depth], 100, MAX_NODES)
+        assert len(draft) == 3 * max(0, min(4, depth - 2))
+
+
+def test_guesses_that_begin_alike_are_one_branch_and_the_latest_stands_first() -> None:
+    made, seq = drafter(window=1, ngram=4, guesses=3, from_text=False), Sequence([5])
+    made.propose([seq], [1])
+    pool = made._states[seq.id].pool
+    for gram in ([5, 8, 8, 8], [5, 1, 2, 3], [5, 1, 2, 4], [5, 6, 6, 6]):
+        pool.add(gram)
+    draft = made.propose([seq], [3])
+    votes = list(draft.votes or [True] * len(draft))
+    assert [t for t, v in zip(draft.ids, votes, strict=True) if v] == [6, 6, 6, 1, 2, 4, 3]
+    assert list(draft.parents)[:7] == [-1, 0, 1, -1, 3, 4, 4]
+
+
+def test_the_pool_is_bounded_and_keeps_what_came_last() -> None:
+    pool = Pool(tokens=3, guesses=2)
+    for gram in ([1, 10], [1, 11], [1, 10], [1, 12], [2, 20], [3, 30], [1, 13], [4, 40]):
+        pool.add(gram)
+    assert pool.tails(1) == [(13,), (12,)]
+    assert pool.tails(2) == []
+    assert pool.tails(4) == [(40,)]
+    assert len(pool) == 4
+
+
+def test_the_text_itself_fills_the_pool() -> None:
+    seq = Sequence([1, 2, 3, 4, 1])
+    draft = drafter(window=1, ngram=3).propose([seq], [2])
+    assert draft.ids[:2] == [2, 3]
+    assert len(draft.ids) == 3, "and one cell"
+    assert drafter(window=1, ngram=3, from_text=False).propose([seq], [2]).ids[1:] == []
+
+
+def test_jacobi_n_grams_alone_are_right_where_the_law_sees_one_token() -> None:
+    """The window finds what the model says without having said it: no n-gram of the text is given."""
+    target = ToyTarget(12, order=1, seed=4)
+    options = {"from_text": False, "row_cost": 0.0, "window": 6}
+    llm = LLM(target, "lookahead", draft_tokens=10, draft_options=options)
+    done = llm.generate([1, 2, 3], SamplingParams(max_tokens=200, seed=1))[0]
+    assert done.token_ids == Oracle(ToyTarget(12, order=1, seed=4)).greedy([1, 2, 3], 200)
+    assert done.stats.mean_acceptance_length is not None
+    assert done.stats.mean_acceptance_length > 2
+
+
+def test_cells_of_the_window_are_not_counted_as_guesses() -> None:
+    target = ToyTarget(64, order=1, seed=1, sharpness=0.1)
+    options = {"from_text": False, "row_cost": 0.0}
+    llm = LLM(target, "lookahead", draft_tokens=8, draft_options=options)
+    stats = llm.generate([1, 2, 3], SamplingParams(temperature=1.0, max_tokens=40, seed=1))[0].stats
+    assert stats.proposed / stats.rounds < 4
+
+
+def test_it_rests_where_it_does_not_pay_each_time_longer() -> None:
+    patience, rests, resting = Patience(0.05), [], 0
+    for _ in range(600):
+        if patience.resting():
+            resting += 1
+        else:
+            if resting:
+                rests.append(resting)
+            resting = 0
+            patience.learn(20, 0)
+    assert rests[:3] == [REST, 2 * REST, 4 * REST]
+    patience = Patience(0.05)
+    for n in range(200):
+        assert not patience.resting()
+        assert patience.proven == (n >= TRIAL)
+        patience.learn(20, 2)
+    assert not any(Patience(0.0).resting() for _ in range(10))
+
+
+def test_rule_block_refuses_it() -> None:
+    llm = LLM(ToyTarget(), "lookahead", draft_tokens=8, rule="block")
+    with pytest.raises(RuleError, match="tree"):
+        llm.generate([1, 2, 3, 1, 2], SamplingParams(temperature=1.0, max_tokens=40, seed=1))
+
+
+@pytest.mark.parametrize("options", [{}, {"row_cost": 0.0}, {"ngram": 2}, {"window": 1, "guesses": 1}], ids=str)
+def test_every_output_length_up_to_and_beyond_the_draft_length(options: dict[str, object]) -> None:
+    truth, prompt = Oracle(ToyTarget(4, order=2, seed=3)), [0, 1, 2, 0, 1, 2, 0]
+    for n in range(1, 10):
+        llm = LLM(ToyTarget(4, order=2, seed=3), "lookahead", draft_tokens=7, draft_options=options)
+        done = llm.generate([prompt] * 2, SamplingParams(max_tokens=n))
+        assert [d.token_ids for d in done] == [truth.greedy(prompt, n)] * 2
+
+
+def test_draft_trees_are_well_formed_over_a_long_text() -> None:
+    target, made = ToyTarget(6, order=2, seed=5), drafter(window=4, ngram=3, guesses=4)
+    seqs = [Sequence([1, 2, 3], SamplingParams(temperature=t, max_tokens=80, seed=1)) for t in (0.0, 1.0)]
+    while any(not seq.finish for seq in seqs):
+        active = [seq for seq in seqs if not seq.finish]
+        step(active, target, made, RULES["rejection"], 6)
+        made.propose(active, [min(5, max(0, seq.room - 1)) for seq in active]).check([5] * len(active), 6, MAX_NODES)
+        for seq in active:
+            for below in made.propose([seq], [5]).children(0).values():
+                assert below
+    assert seqs[0].output == Oracle(ToyTarget(6, order=2, seed=5)).greedy([1, 2, 3], 80)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 0},
+        {"ngram": 1},
+        {"guesses": 0},
+        {"pool": 0},
+        {"row_cost": -1.0},
+        {"from_text": 1},
+        {"window": 100, "ngram": 5},
+    ],
+    ids=str,
+)
+def test_impossible_values_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ParameterError) as caught:
+        LookaheadConfig(**options)  # type: ignore[arg-type]
+    assert any(name in str(caught.value) for name in options)

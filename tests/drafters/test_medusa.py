@@ -1,0 +1,436 @@
+"""The Medusa drafter: which row the heads read, what each head's guess is about, shapes, laws and controls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.core.costs import CostCurve
+from slipstream.core.draft import Draft
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.step import step
+from slipstream.core.trees import optimal_tree
+from slipstream.core.verify import RULES
+from slipstream.core.warp import warp
+from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter, assumed
+from slipstream.drafters.registry import make_drafter
+from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
+from slipstream.heads.medusa import MedusaConfig, MedusaHeads
+from slipstream.heads.medusa_format import save_medusa
+from slipstream.llm import LLM
+from slipstream.targets.base import TargetOut
+from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.toy import ToyTarget
+from tests.checkpoints import Tiny
+from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law
+from tests.end_to_end.sampling import sample
+from tests.heads.medusa_tiny import medusa_drafter, tiny_heads
+
+V = 7
+ACCURACIES = ((0.5, 0.2, 0.1), (0.4, 0.2, 0.1), (0.3, 0.2, 0.1))
+
+
+class Counting(ToyTarget):
+    """Says 0, 1, 2, ... modulo V: its hidden state, the row of logits, is a one-hot of the token that comes next."""
+
+    def _row(self, tokens: tuple[int, ...]) -> int:
+        row = super()._row(tokens)
+        self._table[row] = 9.0 * np.eye(self.vocab_size)[(tokens[-1] + 1) % self.vocab_size]
+        return row
+
+
+def knowing(heads: int = 3, rank: int = 0) -> MedusaHeads:
+    """Heads for `Counting` whose candidate of that rank is right: head k at token t guesses t + 2 + k."""
+    made = MedusaHeads(MedusaConfig(heads, 1, V, V)).double().requires_grad_(False)
+    for k in range(heads):
+        for t in range(V):  # the hidden state of token t - 1 is the one-hot of t
+            made.lm_heads[k, (t + 1 + k) % V, t] = 1.0  # type: ignore[index]
+            for better in range(rank):
+                made.lm_heads[k, (t + 3 + k + better) % V, t] = 2.0 + better  # type: ignore[index]
+    return made
+
+
+def counting(heads: MedusaHeads, **options: Any) -> MedusaDrafter:
+    return MedusaDrafter(heads, V, MedusaDraftConfig(**options))
+
+
+# --- the row that is read and the place that is guessed ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "chain"}, {"mode": "sampled"}, {"tree": "2,2,1"}, {"accuracies": ACCURACIES, "nodes": 9}]
+)
+@pytest.mark.parametrize("draft_tokens", [1, 2, 3, 8])
+def test_heads_that_know_the_text_are_always_right(options: dict[str, Any], draft_tokens: int) -> None:
+    """Off by one row or one place, and not one guess would stand."""
+    llm = LLM(Counting(V), counting(knowing(), **options), draft_tokens=draft_tokens, max_batch=2)
+    for prompt, done in zip(
+        [[3], [0, 4, 1]], llm.generate([[3], [0, 4, 1]], SamplingParams(max_tokens=25)), strict=True
+    ):
+        assert done.token_ids == [(prompt[-1] + 1 + i) % V for i in range(25)]
+        deep = min(draft_tokens, 3)
+        assert done.stats.rounds == 1 + -(-24 // (deep + 1))
+        assert done.stats.drafter_faults == 0
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_state_is_that_of_the_accepted_node_wherever_it_stands_in_the_tree(rank: int) -> None:
+    """The right candidate is a later sibling at every depth, so that the accepted nodes lie apart."""
+    llm = LLM(Counting(V), counting(knowing(rank=rank), tree="3,3,3"), draft_tokens=3)
+    done = llm.generate([[3]], SamplingParams(max_tokens=25))[0]
+    assert done.token_ids == [(4 + i) % V for i in range(25)]
+    assert done.stats.rounds == 1 + 6
+
+
+def test_outputs_that_the_target_overwrites_do_no_harm() -> None:
+    """Hidden states are valid until the next run: what is kept is a copy."""
+    target, drafter = Counting(V), counting(knowing(), mode="chain")
+    seq = Sequence([1, 2], SamplingParams(max_tokens=20))
+
+    class Reusing:
+        vocab_size, context, device = V, target.context, target.device
+        commit, release = target.commit, target.release
+        last: TargetOut | None = None
+
+        def run(self, seqs: Any, draft: Draft, taps: Any = ()) -> TargetOut:
+            if self.last is not None:
+                self.last.hidden[-1].zero_()
+            self.last = target.run(seqs, draft, taps)
+            return self.last
+
+    again = Reusing()
+    while not seq.finish:
+        step([seq], again, drafter, RULES["greedy"], 3)
+    assert seq.stats.accepted == seq.stats.proposed > 0
+
+
+def test_a_state_that_is_not_of_the_text_as_it_stands_is_not_used() -> None:
+    target, drafter = Counting(V), counting(knowing(), mode="chain")
+    seq = Sequence([1, 2], SamplingParams(max_tokens=20))
+    step([seq], target, drafter, RULES["greedy"], 3)
+    assert len(drafter.propose([seq], [3])) == 3
+    seq.tokens.append(5)  # a round that the drafter did not see
+    assert len(drafter.propose([seq], [3])) == 0
+    seq.tokens.pop()
+    drafter.release(seq.id)
+    assert len(drafter.propose([seq], [3])) == 0
+    assert not drafter._states
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+
+def begun(drafter: MedusaDrafter, prompts: list[list[int]], target: Any = None, **params: Any) -> list[Sequence]:
+    """Sequences after their prefill."""
+    seqs = [Sequence(p, SamplingParams(max_tokens=40, **params)) for p in prompts]
+    step(seqs, target or ToyTarget(V, seed=4), drafter, RULES["greedy" if not params else "rejection"], 0)
+    return seqs
+
+
+def test_the_tree_is_the_optimal_one_for_the_depth_that_is_left() -> None:
+    drafter = medusa_drafter(V, accuracies=(*ACCURACIES, (0.2, 0.1, 0.1)), nodes=7)
+    seqs = begun(drafter, [[1], [2, 3], [4], [5], [6]])
+    draft = drafter.propose(seqs, [1, 0, 2, 9, 3])
+    draft.check([1, 0, 2, 4, 3], V, 7)
+    for b, depth in enumerate([1, 0, 2, 4, 3]):
+        tree = optimal_tree((*ACCURACIES, (0.2, 0.1, 0.1)), 7 if depth else 0, depth)
+        own = slice(draft.splits[b], draft.splits[b + 1])
+        assert tuple(draft.parents[own]) == tree.parents
+        alone = drafter.propose([seqs[b]], [depth])
+        assert (alone.ids, tuple(alone.parents)) == (draft.ids[own], tree.parents)
+    assert draft.q is None
+
+
+def test_each_node_is_the_candidate_that_the_shape_names() -> None:
+    drafter = medusa_drafter(V, tree=[[0], [2], [2, 1], [2, 1, 0]])
+    (seq,) = begun(drafter, [[1, 2]])
+    hidden = drafter._states[seq.id][1]
+    best = drafter.heads(hidden[None])[0].argsort(-1, descending=True)  # [K, V]
+    draft = drafter.propose([seq], [8])
+    assert draft.ids == [int(best[0, 0]), int(best[0, 2]), int(best[1, 1]), int(best[2, 0])]
+    assert draft.parents == [-1, -1, 1, 2]
+    assert drafter.propose([seq], [1]).ids == draft.ids[:2]
+    assert drafter.propose([seq], [2]).ids == draft.ids[:3]
+
+
+def test_a_truncated_vocabulary_guesses_target_ids() -> None:
+    for mode in ("tree", "chain", "sampled"):
+        heads = tiny_heads(V, V, draft_vocab=3)
+        drafter = MedusaDrafter(heads, V, MedusaDraftConfig(mode=mode))
+        seqs = begun(drafter, [[1, 2], [3]], temperature=1.0, seed=1)
+        draft = drafter.propose(seqs, [3, 2])
+        draft.check([3, 2], V, 64)
+        assert set(draft.ids) <= set(heads.token_map.tolist())
+
+
+def test_the_size_follows_the_measured_accuracies_and_the_costs() -> None:
+    def nodes(costs: float | CostCurve, accuracies: Any = ACCURACIES) -> int:
+        heads = tiny_heads(V, V, accuracies=accuracies)
+        drafter = MedusaDrafter(heads, V, MedusaDraftConfig(costs=costs))
+        return len(drafter.propose(begun(drafter, [[1]]), [3]))
+
+    assert nodes(0.0) == 3 + 9 + 27  # all there are
+    assert nodes(0.6) == 0
+    assert 0 < nodes(0.2) < nodes(0.1) < nodes(0.01)
+    step_at_4 = CostCurve((1, 4, 5, 40), (1.0, 1.0, 2.0, 4.0))
+    assert nodes(step_at_4) == 3
+    assert nodes(0.1, ((0.01, 0.0, 0.0),) * 3) == 0
+
+
+def test_accuracies_nobody_measured_are_assumed() -> None:
+    drafter = medusa_drafter(V)
+    assert drafter._accuracies == assumed(4)
+    assert 4 <= len(drafter.propose(begun(drafter, [[1]]), [4])) <= 64
+
+
+# --- laws -------------------------------------------------------------------------------------------------------------
+
+
+def test_chosen_guesses_have_no_q_and_sampled_ones_have_theirs() -> None:
+    params = {"temperature": 0.8, "top_k": 4, "seed": 3}
+    for options in ({"mode": "chain"}, {"tree": "2,1"}, {"nodes": 5}):
+        drafter = medusa_drafter(V, **options)
+        assert drafter.propose(begun(drafter, [[1], [2]], **params), [3, 2]).q is None
+    drafter = medusa_drafter(V, mode="sampled")
+    seqs = begun(drafter, [[1], [2, 3]], **params)
+    draft = drafter.propose(seqs, [3, 2])
+    assert draft.q is not None
+    for b, seq in enumerate(seqs):
+        logits = drafter.heads(drafter._states[seq.id][1][None])[0]  # [K, V]
+        own = draft.q[draft.splits[b] : draft.splits[b + 1]]
+        torch.testing.assert_close(own, warp(logits, seq.params)[: len(own)])
+    assert medusa_drafter(V, mode="sampled").propose(begun(drafter, [[1]]), [3]).q is None
+
+
+def test_penalties_reach_the_heads_with_the_guesses_made_so_far() -> None:
+    drafter = medusa_drafter(V, mode="sampled")
+    (seq,) = begun(drafter, [[1, 2]], temperature=1.0, frequency_penalty=1.5, seed=2)
+    draft = drafter.propose([seq], [4])
+    logits = drafter.heads(drafter._states[seq.id][1][None])[0]
+    assert draft.q is not None
+    for i in range(4):
+        outputs = [[*seq.output, *draft.ids[:i]]]
+        torch.testing.assert_close(draft.q[i], warp(logits[i : i + 1], seq.params, [1, 2], outputs)[0])
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        ("rejection", {"mode": "sampled"}),
+        ("block", {"mode": "sampled", "control": "gain", "costs": 0.3}),
+        ("rejection", {"tree": "2,2", "control": "confidence", "threshold": 0.25}),
+    ],
+    ids=str,
+)
+def test_sampled_text_has_the_targets_law(rule: str, options: dict[str, Any]) -> None:
+    """G-test on the joint law of the first three tokens, n = 8000, fails at p < 1e-6."""
+    target, n = ToyTarget(5, order=2, seed=8, sharpness=1.2), 8_000
+    prompt, params = [0, 1, 2], SamplingParams(temperature=0.9, top_k=4, max_tokens=4)
+    drafter = medusa_drafter(5, **options)
+    seqs = sample(LLM(target, drafter, draft_tokens=2, rule=rule, max_batch=n), prompt, params, n, seed=11)
+    accepted, proposed = sum(s.stats.accepted for s in seqs), sum(s.stats.proposed for s in seqs)
+    assert 0.03 * proposed < accepted < 0.97 * proposed
+    assert not any(s.stats.drafter_faults for s in seqs)
+    p = g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(target), prompt, params))
+    assert p >= LEVEL, f"p = {p:.1e}"
+
+
+def test_power_a_first_choice_that_carries_a_law_as_its_q_is_caught() -> None:
+    class Biased(MedusaDrafter):
+        def propose(self, seqs: Any, budget: Any) -> Draft:
+            draft = super().propose(seqs, budget)
+            return draft if draft.q is None else replace(draft, tokens=draft.q.argmax(-1))
+
+    target, n = ToyTarget(5, order=2, seed=8, sharpness=1.2), 8_000
+    prompt, params = [0, 1, 2], SamplingParams(temperature=0.9, top_k=4, max_tokens=4)
+    drafter = Biased(tiny_heads(5, 5, 4, seed=5), 5, MedusaDraftConfig(mode="sampled"))
+    seqs = sample(LLM(target, drafter, draft_tokens=2, max_batch=n), prompt, params, n, seed=11)
+    assert g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(target), prompt, params)) < LEVEL
+
+
+@pytest.mark.parametrize("options", [{"mode": "sampled"}, {"nodes": 6}, {"tree": "2,2,1", "control": "gain"}], ids=str)
+def test_coupled_text_depends_on_target_and_seed_alone(options: dict[str, Any]) -> None:
+    params = [SamplingParams(temperature=1.0, max_tokens=20, seed=s) for s in range(3)]
+    prompts = [[1], [2, 3], [4, 5, 6]]
+    plain = LLM(ToyTarget(V, seed=4), rule="coupled").generate(prompts, params)
+    done = LLM(ToyTarget(V, seed=4), medusa_drafter(V, **options), rule="coupled").generate(prompts, params)
+    assert [d.token_ids for d in done] == [d.token_ids for d in plain]
+    assert not any(d.stats.drafter_faults for d in done)
+
+
+def test_typical_acceptance_keeps_more_and_is_greedy_at_temperature_zero() -> None:
+    prompts, target = [[1], [2, 3], [4, 5, 6]], ToyTarget(V, seed=4, sharpness=1.0)
+
+    def run(rule: str, temperature: float) -> Any:
+        params = [SamplingParams(temperature=temperature, max_tokens=60, seed=s) for s in range(3)]
+        return LLM(target, medusa_drafter(V, tree="3,2,1"), rule=rule).generate(prompts, params)
+
+    assert [d.token_ids for d in run("typical", 0.0)] == [d.token_ids for d in run("greedy", 0.0)]
+    lossy, exact = run("typical", 1.0), run("rejection", 1.0)
+    assert sum(d.stats.rounds for d in lossy) < sum(d.stats.rounds for d in exact)
+    assert {d.lossless for d in lossy} == {False}
+    assert {d.lossless for d in exact} == {True}
+
+
+# --- controls ---------------------------------------------------------------------------------------------------------
+
+
+class Sure(MedusaHeads):
+    """Heads that believe their first choice by so much, and their second half of that, whatever they see."""
+
+    def __init__(self, *first: float):
+        super().__init__(MedusaConfig(len(first), 1, V, V))
+        self.law = torch.full((len(first), V), 1e-6)
+        for k, p in enumerate(first):
+            self.law[k, 0], self.law[k, 1] = p, p / 2 if p < 0.6 else 1 - p
+            self.law[k, 2:] = (1 - self.law[k, :2].sum()) / (V - 2)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.law.log().expand(len(hidden), -1, -1)
+
+
+def drafted(heads: MedusaHeads, **options: Any) -> list[tuple[int, ...]]:
+    """Paths of ranks proposed at full depth."""
+    drafter = MedusaDrafter(heads, V, MedusaDraftConfig(**options))
+    draft = drafter.propose(begun(drafter, [[1]]), [8])
+    return [tuple(draft.ids[i] for i in draft.ancestors(0, n)) for n in range(len(draft))]
+
+
+def test_confidence_ends_a_draft_behind_the_guess_that_fell_short() -> None:
+    for mode in ("chain", "tree"):
+        options = {"mode": mode} | ({"tree": "1,1,1,1"} if mode == "tree" else {})
+        assert len(drafted(Sure(0.9, 0.5, 0.5, 0.5), control="confidence", threshold=0.4, **options)) == 3
+        assert len(drafted(Sure(0.9, 0.3, 0.5, 0.5), control="confidence", threshold=0.4, **options)) == 2
+        assert len(drafted(Sure(0.1, 0.9, 0.9, 0.9), control="confidence", threshold=0.4, **options)) == 1
+        assert len(drafted(Sure(0.1, 0.1, 0.1, 0.1), control="confidence", threshold=0.0, **options)) == 4
+
+
+def test_confidence_prunes_a_tree_branch_by_branch() -> None:
+    found = drafted(Sure(0.5, 0.5), tree="2,2", control="confidence", threshold=0.4)
+    assert set(found) == {(0,), (1,), (0, 0), (0, 1)}
+
+
+def test_gain_takes_the_nodes_that_are_worth_their_rows() -> None:
+    every = set(drafted(Sure(0.5, 0.5, 0.5), tree="2,2,2"))
+    assert set(drafted(Sure(0.5, 0.5, 0.5), tree="2,2,2", control="gain", costs=0.0)) == every
+    some = set(drafted(Sure(0.5, 0.5, 0.5), tree="2,2,2", control="gain", costs=0.1))
+    assert {(0,), (0, 0)} <= some < every
+    assert drafted(Sure(0.15, 0.15, 0.15), tree="2,2,2", control="gain", costs=0.2) == []
+    assert len(drafted(Sure(0.9, 0.9, 0.9), tree="2,2,2", control="gain", costs=0.2)) == 3
+    # Without a shape of one's own, the tree to choose from is larger than any that would pay.
+    assert len(drafted(Sure(0.5, 0.5, 0.5), control="gain", costs=0.0)) == 64
+
+
+# --- on a decoder -----------------------------------------------------------------------------------------------------
+
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("head")
+    save_medusa(tiny_heads(48, 320, 3, seed=2, accuracies=ACCURACIES).float(), folder)
+    return folder
+
+
+@pytest.mark.parametrize(("executor", "dtype"), [("torch", "float64"), ("openvino", "float32")])
+def test_a_head_named_by_its_folder_drafts_losslessly(tiny: Tiny, head: Path, executor: str, dtype: str) -> None:
+    pytest.importorskip(executor)
+    plain = LLM(tiny.target, executor="torch", dtype="float64", device="cpu")
+    wanted = [d.token_ids for d in plain.generate(PROMPTS, SamplingParams(max_tokens=24, ignore_eos=True))]
+    llm = LLM(tiny.target, head, executor=executor, dtype=dtype, device="cpu", draft_options={"nodes": 10})
+    assert llm.drafter.name == "medusa"
+    done = llm.generate(PROMPTS, SamplingParams(max_tokens=24, ignore_eos=True))
+    assert [d.token_ids for d in done] == wanted
+    assert all(d.stats.proposed > 0 and not d.stats.drafter_faults for d in done)
+
+
+def test_both_executors_propose_the_same(tiny: Tiny, head: Path) -> None:
+    pytest.importorskip("openvino")
+    proposed = []
+    for executor, kind in (("torch", MedusaHeads), ("openvino", object)):
+        target = Decoder.load(tiny.target, executor, torch.float32, "cpu")
+        drafter = make_drafter("medusa", target, head=head, nodes=8)
+        assert isinstance(drafter.heads, kind)
+        seqs = begun(drafter, PROMPTS, target)
+        drafts = [drafter.propose(seqs, budget) for budget in ([3, 3, 3], [1, 0, 2])]
+        proposed.append([(d.ids, list(d.parents), list(d.splits)) for d in drafts])
+    assert proposed[0] == proposed[1]
+
+
+def test_heads_that_borrow_the_targets_lm_head_guess_as_it_does(tiny: Tiny, tmp_path: Path) -> None:
+    """Untrained heads are the identity, so each says what the target says next."""
+    save_medusa(MedusaHeads(MedusaConfig(2, 1, 48, 320, own_lm_head=False)), tmp_path)
+    target = Decoder.load(tiny.target, "torch", torch.float64, "cpu")
+    drafter = make_drafter("medusa", target, head=tmp_path, mode="chain")
+    seqs = begun(drafter, PROMPTS, target)
+    assert drafter.propose(seqs, [2, 2, 2]).ids == [token for seq in seqs for token in [seq.tokens[-1]] * 2]
+
+
+def test_costs_can_be_measured_when_the_drafter_is_made(tiny: Tiny, head: Path) -> None:
+    target = Decoder.load(tiny.target, "torch", torch.float32, "cpu")
+    drafter = make_drafter("medusa", target, head=head, costs="measured")
+    assert len(drafter.costs.rows) > 2
+    assert drafter.costs.relative(32) >= 1
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_head_of_another_target_is_refused_at_load_with_both_values(tiny: Tiny, tmp_path: Path) -> None:
+    target = Decoder.load(tiny.target, "torch", torch.float32, "cpu")
+    save_medusa(tiny_heads(64, 320), tmp_path / "wide")
+    save_medusa(tiny_heads(48, 512), tmp_path / "long")
+    with pytest.raises(PairError, match="width 64, the target's have 48"):
+        make_drafter("medusa", target, head=tmp_path / "wide")
+    with pytest.raises(PairError, match="512 ids, the target has 320"):
+        make_drafter("medusa", target, head=tmp_path / "long")
+    with pytest.raises(CheckpointError, match="do not have"):
+        make_drafter("medusa", target, head=tiny.draft)
+    with pytest.raises(ParameterError, match="no medusa head ships"):
+        make_drafter("medusa", target)
+    with pytest.raises(PairError, match="ToyTarget"):
+        make_drafter("medusa", ToyTarget(V), head=tmp_path / "wide")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"mode": "trees"}, "did you mean 'tree'"),
+        ({"nodes": -1}, "nodes"),
+        ({"nodes": 1000}, "at most 256"),
+        ({"nodez": 4}, "did you mean 'nodes'"),
+        ({"tree": "2,x"}, "branches"),
+        ({"tree": "2,0"}, "branches"),
+        ({"tree": "1,1,1,1,1"}, "5 deep"),
+        ({"tree": "8"}, "ranks up to 7"),
+        ({"tree": "6,6,6"}, "258 nodes"),
+        ({"tree": []}, "0 nodes"),
+        ({"tree": [[0, 1]]}, "no parent"),
+        ({"tree": "2", "nodes": 4}, "one or the other"),
+        ({"costs": "guessed"}, "measured"),
+        ({"costs": -0.1}, "costs"),
+        ({"costs": "measured"}, "needs a target"),
+        ({"control": "sure"}, "control"),
+        ({"threshold": 1.0}, "threshold"),
+        ({"accuracies": ((0.5,),)}, "one row a head"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ParameterError, match=says):
+        medusa_drafter(V, **options)
+
+
+def test_accuracies_of_all_ranks_up_to_each_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"sums to 1\.3"):
+        MedusaDraftConfig(accuracies=((0.6, 0.7),))
+
+
+def test_a_tree_may_be_one_number() -> None:
+    assert MedusaDraftConfig(tree=3).fixed_tree() == MedusaDraftConfig(tree="3").fixed_tree()

@@ -1,0 +1,175 @@
+"""Token recycling: what the matrix learns, how a tree is filled from it, how large the tree is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.trees import Tree
+from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.recycling import ASSUMED, REMAKE, RecyclingConfig, RecyclingDrafter, Shape, _Plan
+from slipstream.errors import ParameterError
+from slipstream.llm import LLM
+from slipstream.targets.base import TargetOut
+from slipstream.targets.toy import ToyTarget
+from tests.end_to_end.exact import Oracle
+
+THE, CAT, DOG, CAR, SAT, RAN, IS = range(7)
+V = 7
+
+
+def matrix(rows: dict[int, list[int]], k: int = 3) -> np.ndarray:
+    known = np.full((V + 1, k), -1, dtype=np.int32)
+    for token, candidates in rows.items():
+        known[token, : len(candidates)] = candidates
+    return known
+
+
+def test_the_example_of_the_docstring() -> None:
+    known = matrix({THE: [CAT, DOG, CAR], CAT: [SAT, RAN, IS]})
+    plan = _Plan(Tree.of_paths([(0,), (1,), (0, 0), (0, 1)]))
+    assert plan.fill(known, THE) == ([CAT, DOG, SAT, RAN], [-1, -1, 0, 0])
+
+
+def test_places_for_which_nothing_is_known_are_left_out_with_all_below() -> None:
+    plan = _Plan(Tree.of_paths([(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 0, 0)]))
+    known = matrix({THE: [CAT, DOG], DOG: [RAN, IS], RAN: [THE]})
+    assert plan.fill(known, THE) == ([CAT, DOG, RAN, IS, THE], [-1, -1, 1, 1, 2])
+    assert plan.fill(known, SAT) == ([], [])
+    assert _Plan(Tree((), ())).fill(known, THE) == ([], [])
+
+
+def logits(*best: list[int]) -> TargetOut:
+    """Rows whose likeliest tokens are these, in order."""
+    out = torch.zeros(len(best), V, dtype=torch.float64)
+    for row, tokens in zip(out, best, strict=True):
+        for place, token in enumerate(tokens):
+            row[token] = 10.0 - place
+    return TargetOut(out)
+
+
+def test_every_row_that_ran_is_learnt_fallen_guesses_included_and_the_text_has_the_last_word() -> None:
+    """THE is pending, CAT stands, DOG and a second THE below it fall: rows of all four tokens are written; THE ran
+    twice, and keeps what was likely where it stood in the text."""
+    drafter = RecyclingDrafter(V, RecyclingConfig(candidates=2))
+    other, seq = Sequence([SAT, SAT]), Sequence([IS, THE])
+    drafter.propose([other, seq], [1, 1])
+    draft = Draft(torch.tensor([CAT, DOG, THE]), [-1, -1, 1], [0, 0, 3])
+    verdict = Verdict([[], [0]], [SAT, SAT], [None, None], [False, False])
+    for b, each in enumerate((other, seq)):
+        each.advance(verdict, draft, b)
+    drafter.observe([other, seq], draft, logits([SAT, IS], [CAT, CAR], [SAT, RAN], [RAN, IS], [DOG, DOG]), verdict)
+    known = drafter._states[seq.id].matrix
+    assert known[THE].tolist() == [CAT, CAR]
+    assert known[CAT].tolist() == [SAT, RAN]
+    assert known[DOG].tolist() == [RAN, IS]
+    assert (known[[CAR, SAT, RAN, IS, V]] == -1).all()
+    assert drafter._states[other.id].matrix[SAT].tolist() == [SAT, IS], "each request has its own"
+
+
+def test_requests_share_a_matrix_if_asked_to() -> None:
+    for shared, guesses in ((False, []), (True, [CAT])):
+        drafter = RecyclingDrafter(V, RecyclingConfig(nodes=1, shared=shared))
+        one = Sequence([THE])
+        drafter.propose([one], [1])
+        verdict = Verdict([[]], [CAT], [None], [False])
+        one.advance(verdict, Draft.empty(1), 0)
+        drafter.observe([one], Draft.empty(1), logits([CAT, DOG]), verdict)
+        drafter.release(one.id)
+        assert drafter.propose([Sequence([THE])], [1]).ids == guesses
+
+
+def test_the_tree_follows_what_is_counted() -> None:
+    """Where the second candidate is always right, the tree becomes a chain of second candidates; where none is, it
+    shrinks to nothing, and grows again when the first is right."""
+    shape = Shape(RecyclingConfig(nodes=8, max_draft=4))
+
+    def rounds(rank: int | None, n: int) -> Tree:
+        for _ in range(n):
+            shape.learn(rank)
+            shape.plan(4)
+        return shape._tree
+
+    assert rounds(1, 300).paths[:3] == ((1,), (1, 1), (1, 1, 1))
+    assert len(rounds(None, 600)) == 0
+    assert rounds(0, 200).paths[:2] == ((0,), (0, 0))
+
+
+def test_without_a_row_cost_the_tree_stays() -> None:
+    shape = Shape(RecyclingConfig(nodes=40, row_cost=0.0))
+    before = shape._tree
+    for _ in range(5 * REMAKE):
+        shape.learn(None)
+        shape.plan(6)
+    assert shape._tree is before
+    assert len(before) == 40
+    assert before.height <= 6
+
+
+def test_trees_keep_to_the_budget_and_are_well_formed() -> None:
+    target = ToyTarget(16, order=1, seed=1)
+    llm = LLM(target, "recycling", draft_tokens=6, draft_options={"row_cost": 0.0, "nodes": 60})
+    drafter = llm.drafter
+    seq = llm.sequence([1, 2, 3], SamplingParams(max_tokens=60))
+    for n, _ in enumerate(llm.decode([seq])):
+        if n > 4 and seq.room > 8:
+            for depth in range(1, 8):
+                made = drafter.propose([seq], [depth])
+                made.check([depth], 16, MAX_NODES)
+                assert max(made.depths) == min(depth, 6)
+                for below in made.children(0).values():
+                    tokens = [made.ids[i] for i in below]
+                    assert len(set(tokens)) == len(tokens)
+
+
+def test_a_law_of_one_token_is_guessed_right_once_it_was_met() -> None:
+    """A greedy text of a first-order law is a loop: from its second round on every guess of the first rank stands."""
+    target = ToyTarget(16, order=1, seed=2)
+    done = LLM(target, "recycling", draft_tokens=5).generate([1], SamplingParams(max_tokens=400))[0]
+    assert done.token_ids == Oracle(ToyTarget(16, order=1, seed=2)).greedy([1], 400)
+    assert done.stats.mean_acceptance_length is not None
+    assert done.stats.mean_acceptance_length > 5
+
+
+def test_rows_are_saved_where_no_candidate_is_ever_right() -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=500, seed=1)
+    done = LLM(ToyTarget(512, order=1, seed=1, sharpness=0.0), "recycling", draft_tokens=6).generate([1, 2], params)[0]
+    assert done.stats.proposed / done.stats.rounds < 1
+
+
+@pytest.mark.parametrize("options", [{}, {"row_cost": 0.0}, {"candidates": 1}, {"shared": True}], ids=str)
+def test_every_output_length_up_to_and_beyond_the_draft_length(options: dict[str, object]) -> None:
+    truth, prompt = Oracle(ToyTarget(4, order=2, seed=3)), [0, 1, 2, 0, 1, 2, 0]
+    for n in range(1, 10):
+        llm = LLM(ToyTarget(4, order=2, seed=3), "recycling", draft_tokens=7, draft_options=options)
+        done = llm.generate([prompt] * 2, SamplingParams(max_tokens=n))
+        assert [d.token_ids for d in done] == [truth.greedy(prompt, n)] * 2
+
+
+def test_a_sequence_that_is_not_drafted_for_costs_nothing() -> None:
+    drafter = RecyclingDrafter(8)
+    LLM(ToyTarget(), drafter).generate([1, 2, 1, 2], SamplingParams(max_tokens=8, draft_tokens=0))
+    assert not drafter._states
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"candidates": 0},
+        {"candidates": len(ASSUMED) + 1},
+        {"nodes": 0},
+        {"nodes": MAX_NODES + 1},
+        {"max_draft": 0},
+        {"row_cost": 1.5},
+        {"shared": "yes"},
+    ],
+    ids=str,
+)
+def test_impossible_values_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ParameterError) as caught:
+        RecyclingConfig(**options)  # type: ignore[arg-type]
+    assert any(name in str(caught.value) for name in options)

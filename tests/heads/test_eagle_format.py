@@ -1,0 +1,227 @@
+"""EAGLE checkpoints: every layout reads as the head that was written, and what is no such head is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from slipstream.errors import CheckpointError, ConfigError, LoadError, UnsupportedModelError
+from slipstream.heads.checkpoint import recognise
+from slipstream.heads.eagle import EagleHead
+from slipstream.heads.eagle_format import load_eagle, save_eagle
+from tests.heads.test_eagle_runtime import VARIANTS, Text, dense
+from tests.heads.tiny import config, head
+
+
+def logits(made: EagleHead) -> Tensor:
+    """Of a made-up text, [n, draft_vocab]."""
+    text = Text(made, 9)
+    hidden = made.fuse(list(text.features[:8].split(made.config.target_hidden, -1)))
+    _, x = dense(made, text.tokens[1:], hidden, torch.ones(8, 8).tril().bool(), list(range(8)))
+    return made.logits(x)
+
+
+def same_logits(found: EagleHead, wanted: EagleHead) -> None:
+    lent = wanted.borrowed
+    torch.testing.assert_close(
+        logits(found.double().borrow(lent.get("embedding"), lent.get("lm_head"))), logits(wanted), rtol=0, atol=0
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A head of version 3 on disk."""
+    save_eagle(head(VARIANTS["3"]), tmp_path, torch.float64)
+    return tmp_path
+
+
+def rewrite(folder: Path, tensors: Callable[[dict[str, Tensor]], Any] | None = None, **keys: Any) -> None:
+    """Change a checkpoint: `tensors` edits them in place; keys of config.json, None removes one."""
+    file, state = folder / "config.json", load_file(folder / "model.safetensors")
+    values = json.loads(file.read_text()) | keys
+    file.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+    if tensors:
+        tensors(state)
+        save_file(state, folder / "model.safetensors")
+
+
+class TestRoundTrip:
+    @pytest.mark.parametrize("kind", VARIANTS)
+    def test_logits_are_equal_after_writing_and_reading(self, tmp_path: Path, kind: str) -> None:
+        made = head(VARIANTS[kind], spread=0.4)
+        save_eagle(made, tmp_path, torch.float64, target="some/model")
+        found = load_eagle(tmp_path)
+        assert found.config == made.config
+        same_logits(found, made)
+        assert recognise(tmp_path) == ("eagle" if made.config.version == 1 else "eagle3")
+
+    def test_half_precision_is_the_default(self, tmp_path: Path) -> None:
+        save_eagle(head(VARIANTS["3"]), tmp_path)
+        state = load_file(tmp_path / "model.safetensors")
+        assert state["fc.weight"].dtype == torch.float16
+        assert state["d2t"].dtype == torch.int64
+        assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LlamaForCausalLMEagle3"]
+
+
+class TestLayouts:
+    def test_layers_0_for_midlayer(self, folder: Path) -> None:
+        def rename(state: dict[str, Tensor]) -> None:
+            for name in [n for n in state if n.startswith("midlayer.")]:
+                state[name.replace("midlayer.", "layers.0.")] = state.pop(name)
+
+        rewrite(folder, rename)
+        same_logits(load_eagle(folder), head(VARIANTS["3"]))
+
+    @pytest.mark.parametrize("kind", ["3", "3.1", "3, joined norm, own embedding"])
+    def test_speculators(self, tmp_path: Path, kind: str) -> None:
+        made = head(VARIANTS[kind])
+        save_eagle(made, tmp_path, torch.float64)
+        native = json.loads((tmp_path / "config.json").read_text())
+        own = ("draft_vocab_size", "target_hidden_size", "norm_before_residual", "fc_norm", "norm_output")
+        nested = {k: v for k, v in native.items() if k not in (*own, "eagle_config", "architectures")}
+        values = {k: native[k] for k in own} | {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "speculators_config": {"algorithm": "eagle3", "proposal_methods": [{"speculative_tokens": 3}]},
+            "eagle_aux_hidden_state_layer_ids": list(made.config.taps),
+            "transformer_layer_config": nested,
+        }
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        rewrite(tmp_path, lambda s: s.update({f"layers.0.{n[9:]}": s.pop(n) for n in list(s) if n[:9] == "midlayer."}))
+        found = load_eagle(tmp_path)
+        assert found.config == made.config
+        same_logits(found, made)
+
+    def test_taps_that_nobody_names_are_the_usual_three(self, folder: Path) -> None:
+        rewrite(folder, eagle_config=None)
+        assert load_eagle(folder, layers=12).config.taps == (2, 6, 9)
+        with pytest.raises(ConfigError, match="eagle_aux_hidden_state_layer_ids"):
+            load_eagle(folder)
+
+    def test_a_full_vocabulary_needs_no_maps(self, tmp_path: Path) -> None:
+        made = head(config(3, 40, target=6))
+        save_eagle(made, tmp_path, torch.float64)
+        rewrite(tmp_path, lambda s: [s.pop(n) for n in ("d2t", "t2d")], draft_vocab_size=None)
+        same_logits(load_eagle(tmp_path), made)
+
+    def test_t2d_follows_from_d2t(self, folder: Path) -> None:
+        rewrite(folder, lambda s: s.pop("t2d"))
+        assert torch.equal(load_eagle(folder).t2d, head(VARIANTS["3"]).t2d)
+
+    def test_buffers_and_the_targets_own_weights_are_passed_over(self, folder: Path) -> None:
+        rewrite(
+            folder, lambda s: s.update({"verifier_norm.weight": torch.ones(3), "rotary_emb.inv_freq": torch.ones(2)})
+        )
+        same_logits(load_eagle(folder), head(VARIANTS["3"]))
+
+
+class TestMaps:
+    def test_d2t_is_an_offset(self, folder: Path) -> None:
+        made = head(VARIANTS["3"])
+        d2t = load_file(folder / "model.safetensors")["d2t"]
+        assert (torch.arange(24) + d2t).tolist() == made.target_ids.tolist() == made.t2d.nonzero().flatten().tolist()
+        assert load_eagle(folder).target_ids.tolist() == made.target_ids.tolist()
+
+    def test_absolute_ids_in_d2t_are_refused_with_the_cure(self, folder: Path) -> None:
+        rewrite(folder, lambda s: s.update(d2t=s["d2t"] + torch.arange(24)))
+        with pytest.raises(CheckpointError, match=r"absolute ids.*subtract 0, 1, 2"):
+            load_eagle(folder)
+
+    @pytest.mark.parametrize("shift", [1, -30, 1000])
+    def test_maps_that_disagree_are_refused(self, folder: Path, shift: int) -> None:
+        rewrite(folder, lambda s: s["d2t"].__setitem__(slice(3, 6), shift))
+        with pytest.raises(CheckpointError, match="d2t and t2d"):
+            load_eagle(folder)
+
+
+class TestRefusals:
+    def test_tensors_that_are_missing_or_unknown_are_listed(self, folder: Path) -> None:
+        def damage(state: dict[str, Tensor]) -> None:
+            del state["midlayer.mlp.up_proj.weight"]
+            state["midlayer.self_attn.q_norm.weight"] = torch.ones(4)
+
+        rewrite(folder, damage)
+        with pytest.raises(CheckpointError, match=r"mlp\.up_proj\.weight.*self_attn\.q_norm\.weight"):
+            load_eagle(folder)
+
+    @pytest.mark.parametrize(
+        ("keys", "named"),
+        [
+            ({"hidden_size": 16}, "fc.weight"),
+            ({"intermediate_size": 13}, "gate_proj"),
+            ({"draft_vocab_size": 23}, "d2t"),
+            ({"vocab_size": 41}, "t2d"),
+            ({"target_hidden_size": 7}, "target_hidden_size"),
+        ],
+        ids=str,
+    )
+    def test_a_config_of_another_head_is_refused(self, folder: Path, keys: dict[str, int], named: str) -> None:
+        rewrite(folder, **keys)
+        with pytest.raises(CheckpointError, match=named):
+            load_eagle(folder)
+
+    @pytest.mark.parametrize(
+        ("keys", "error"),
+        [
+            ({"parallel_drafting": True}, UnsupportedModelError),
+            ({"eagle_config": {"use_aux_hidden_state": False}}, UnsupportedModelError),
+            ({"layer_types": ["sliding_attention"]}, UnsupportedModelError),
+            ({"hidden_act": "relu"}, UnsupportedModelError),
+            ({"num_hidden_layers": 2}, UnsupportedModelError),
+            ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "all"}}, ConfigError),
+            ({"draft_vocab_size": 41}, ConfigError),
+            ({"draft_vocab_size": "many"}, ConfigError),
+            ({"eagle_config": []}, ConfigError),
+        ],
+        ids=str,
+    )
+    def test_what_is_not_understood_is_refused(self, folder: Path, keys: dict[str, Any], error: type) -> None:
+        rewrite(folder, **keys)
+        with pytest.raises(error):
+            load_eagle(folder)
+
+    def test_a_pickle_is_refused_by_name(self, folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / "pytorch_model.bin").write_bytes(b"not read")
+        assert recognise(folder) == "eagle3"
+        with pytest.raises(CheckpointError, match=r"pickle.*pytorch_model\.bin"):
+            load_eagle(folder)
+
+    def test_a_truncated_file_and_numbers_that_are_not_finite_are_refused(self, folder: Path) -> None:
+        rewrite(folder, lambda s: s["fc.weight"].__setitem__(0, torch.nan))
+        with pytest.raises(CheckpointError, match=r"fc\.weight.*NaN"):
+            load_eagle(folder)
+        file = folder / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:200])
+        with pytest.raises(CheckpointError, match="truncated"):
+            load_eagle(folder)
+
+    def test_an_ordinary_model_is_no_head(self, folder: Path) -> None:
+        rewrite(folder, lambda s: [s.pop(n) for n in ("fc.weight", "midlayer.hidden_norm.weight")], architectures=None)
+        assert recognise(folder) is None
+        with pytest.raises(CheckpointError, match="no EAGLE head"):
+            load_eagle(folder)
+
+    def test_nothing_to_recognise_is_no_error(self, tmp_path: Path) -> None:
+        assert recognise(tmp_path) is None
+        assert recognise(tmp_path / "nowhere") is None
+        with pytest.raises(LoadError):
+            load_eagle(tmp_path)
+
+
+def test_the_version_is_seen_in_the_tensors_whatever_the_config_calls_it(tmp_path: Path) -> None:
+    save_eagle(head(VARIANTS["3"]), tmp_path / "three", torch.float64)
+    rewrite(tmp_path / "three", architectures=["LlamaForCausalLMEagle"])
+    save_eagle(head(VARIANTS["1"]), tmp_path / "one", torch.float64)
+    rewrite(tmp_path / "one", architectures=["LlamaForCausalLMEagle3"])
+    assert recognise(tmp_path / "three") == "eagle3"
+    assert recognise(tmp_path / "one") == "eagle"
+    same_logits(load_eagle(tmp_path / "three"), head(VARIANTS["3"]))
+    same_logits(load_eagle(tmp_path / "one"), head(VARIANTS["1"]))

@@ -1,0 +1,238 @@
+"""EAGLE heads at run time: torch against a dense recomputation without any cache, OpenVINO against torch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream.heads.eagle import EagleConfig, EagleHead
+from slipstream.heads.eagle_runtime import EagleRuntime
+from slipstream.heads.eagle_torch import TorchEagle
+from slipstream.targets.decoder.executor import Batch
+from slipstream.training.eagle3 import chain_states
+from tests.heads.tiny import config, head
+
+V, TARGET = 40, 6
+SHORT = {"draft_vocab": 24}
+VARIANTS: dict[str, EagleConfig] = {
+    "3": config(3, V, target=TARGET, **SHORT),
+    "3, norm before residual": config(3, V, target=TARGET, norm_before_residual=True, **SHORT),
+    "3.1": config(3, V, target=TARGET, fc_norm=True, norm_output=True, **SHORT),
+    "3, joined norm, own embedding": config(3, V, target=TARGET, norm_before_fc=True, own_embedding=True, **SHORT),
+    "3, biases": config(3, V, target=TARGET, decoder={"qkv_bias": True, "o_bias": True, "mlp_bias": True}, **SHORT),
+    "1": config(1, V, target=8),
+    "1, two layers, bias": config(1, V, target=8, fc_bias=True, decoder={"layers": 2, "windows": (None, None)}),
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def made(request: pytest.FixtureRequest) -> EagleHead:
+    return head(VARIANTS[request.param], spread=0.4)
+
+
+class Text:
+    """A made-up text: tokens and the target's states, true rows 0..n-2."""
+
+    def __init__(self, made: EagleHead, n: int, seed: int = 0):
+        generator = torch.Generator().manual_seed(seed)
+        width = len(made.config.taps) * made.config.target_hidden
+        self.tokens = torch.randint(made.config.decoder.vocab_size, (n,), generator=generator).tolist()
+        self.features = torch.randn(n, width, generator=generator, dtype=torch.float64)
+
+
+def rotary(made: EagleHead) -> tuple[Tensor, Tensor]:
+    """cos and sin of positions 0..255, float64 [256, 1, D]."""
+    inv_freq, scale = made.config.decoder.rope()
+    angles = torch.outer(torch.arange(256, dtype=torch.float64), inv_freq)
+    angles = torch.cat((angles, angles), -1)[:, None]
+    return angles.cos() * scale, angles.sin() * scale
+
+
+def dense(made: EagleHead, tokens: list[int], hidden: Tensor, sees: Tensor, positions: list[int]) -> Any:
+    """(next features, what logits reads) of rows that see each other by `sees` [n, n], with no cache at all."""
+    cos, sin = rotary(made)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        scores = torch.einsum("nhd,mhd->hnm", q, k) * q.shape[-1] ** -0.5
+        return torch.einsum("hnm,mhd->nhd", scores.masked_fill(~sees, -torch.inf).softmax(-1), v)
+
+    return made(torch.tensor(tokens), hidden, (cos[positions], sin[positions]), attend)
+
+
+def true_batch(texts: list[Text], first: list[int], last: list[int]) -> tuple[Batch, Tensor]:
+    """True rows first..last-1 of each text."""
+    splits, tokens, positions = [0], [], []
+    for text, a, b in zip(texts, first, last, strict=True):
+        tokens += text.tokens[a + 1 : b + 1]
+        positions += range(a, b)
+        splits.append(len(tokens))
+    batch = Batch(
+        range(len(texts)), torch.tensor(tokens), positions, splits, first, [None] * len(texts),
+        [s - 1 for s in splits[1:]], [256] * len(texts),
+    )  # fmt: skip
+    return batch, torch.cat([t.features[a:b] for t, a, b in zip(texts, first, last, strict=True)])
+
+
+def chain_by_hand(made: EagleHead, text: Text, rows: int, steps: int, picks: Callable[[Tensor, int], int]) -> list[Any]:
+    """Draft token by token, everything recomputed densely each time: [(draft id, logits [draft_vocab])]."""
+    ids = torch.arange(V) if made.config.version == 1 else made.target_ids
+    tokens = text.tokens[1 : rows + 1]
+    hidden = made.fuse(list(text.features[:rows].split(made.config.target_hidden, -1)))
+    out = []
+    for j in range(steps):
+        n = len(tokens)
+        after, x = dense(made, tokens, hidden, torch.ones(n, n).tril().bool(), list(range(n)))
+        logits = made.logits(x[-1])
+        out.append((picks(logits, j), logits))
+        tokens = [*tokens, int(ids[out[-1][0]])]
+        hidden = torch.cat((hidden, after[-1:]))
+    return out
+
+
+def openvino(made: EagleHead) -> EagleRuntime:
+    from slipstream.heads.eagle_openvino import OpenVinoEagle
+
+    return OpenVinoEagle(made)
+
+
+RUNTIMES = {"torch": (TorchEagle, 1e-10), "openvino": (openvino, 2e-5)}
+
+
+@pytest.fixture(params=RUNTIMES)
+def run(request: pytest.FixtureRequest, made: EagleHead) -> tuple[EagleRuntime, float]:
+    make, tolerance = RUNTIMES[request.param]
+    return make(made), tolerance
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
+    assert found.shape == wanted.shape
+    error = float((found.double() - wanted).abs().max() / wanted.abs().max())
+    assert error <= tolerance, f"differs by {error:.1e} of the largest value"
+
+
+def test_a_chain_in_one_call_equals_one_recomputed_token_by_token(
+    made: EagleHead, run: tuple[EagleRuntime, float]
+) -> None:
+    """Ragged: one sequence is new, one has rows in the cache, and one has own rows of an earlier draft there."""
+    runtime, tolerance = run
+    texts = [Text(made, n, seed) for seed, n in enumerate((7, 12, 9))]
+    for done in ([0, 5, 4], [0, 9, 6]):
+        batch, features = true_batch(texts, [0, 0, 0], [max(1, d) for d in done])
+        runtime.chains(batch, features, 3)
+    batch, features = true_batch(texts, [0, 9, 6], [6, 11, 8])
+    tokens, logits = runtime.chains(batch, features, 4)
+    for b, rows in enumerate((6, 11, 8)):
+        wanted = chain_by_hand(made, texts[b], rows, 4, lambda x, j: int(x.argmax()))
+        assert tokens[:, b].tolist() == [token for token, _ in wanted]
+        close(logits[:, b], torch.stack([x for _, x in wanted]), tolerance)
+
+
+def test_noise_and_temperature_choose_as_gumbel_max_does(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:
+    runtime, tolerance = run
+    texts = [Text(made, n, seed) for seed, n in enumerate((5, 8))]
+    heat = [0.5, 2.0]
+    noise = -(-torch.rand(3, 2, made.config.draft_vocab, dtype=torch.float64).log()).log()
+    batch, features = true_batch(texts, [0, 0], [4, 7])
+    tokens, logits = runtime.chains(batch, features, 3, 1 / torch.tensor(heat, dtype=torch.float64), noise)
+    for b, rows in enumerate((4, 7)):
+        wanted = chain_by_hand(made, texts[b], rows, 3, lambda x, j, b=b: int((x / heat[b] + noise[j, b]).argmax()))
+        assert tokens[:, b].tolist() == [token for token, _ in wanted]
+        close(logits[:, b], torch.stack([x for _, x in wanted]), tolerance)
+
+
+def test_a_tree_of_own_rows_equals_each_of_its_paths(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:
+    """Own rows of two sequences, one a tree, one a chain, behind true rows that are in the cache."""
+    runtime, tolerance = run
+    rng = random.Random(0)
+    texts = [Text(made, n, seed) for seed, n in enumerate((6, 9))]
+    batch, features = true_batch(texts, [0, 0], [5, 8])
+    runtime.extend(batch, features)
+    parents = [[-1, -1, 0, 0, 1, 3], [-1, 0, 1]]
+    tokens = [[rng.randrange(V) for _ in p] for p in parents]
+    generator = torch.Generator().manual_seed(5)
+    own = [torch.randn(len(p), made.config.hidden_size, generator=generator, dtype=torch.float64) for p in parents]
+    tree = torch.zeros(6, 6, dtype=torch.bool)
+    depths = []
+    for i, parent in enumerate(parents[0]):
+        tree[i] = tree[parent] if parent >= 0 else tree[i]
+        tree[i, i] = True
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    rows = Batch(
+        (0, 1), torch.tensor(tokens[0] + tokens[1]), [5 + d for d in depths] + [8, 9, 10], (0, 6, 9), (5, 8),
+        (tree, None), (1, 3, 4, 5, 8), (64, 64),
+    )  # fmt: skip
+    found_hidden, found = runtime.extend(rows, torch.cat(own), own=True)
+    for at, (b, node) in enumerate(((0, 1), (0, 3), (0, 4), (0, 5), (1, 2))):
+        path = [node]
+        while parents[b][path[0]] >= 0:
+            path.insert(0, parents[b][path[0]])
+        past = 5 if b == 0 else 8
+        fused = made.fuse(list(texts[b].features[:past].split(made.config.target_hidden, -1)))
+        n = past + len(path)
+        after, x = dense(
+            made, texts[b].tokens[1 : past + 1] + [tokens[b][i] for i in path], torch.cat((fused, own[b][path])),
+            torch.ones(n, n).tril().bool(), list(range(n)),
+        )  # fmt: skip
+        close(found_hidden[at : at + 1], after[-1:], tolerance)
+        close(found[at : at + 1], made.logits(x[-1:]), tolerance)
+
+
+def test_the_cache_holds_what_true_features_give_whatever_was_drafted_in_between(
+    made: EagleHead, run: tuple[EagleRuntime, float]
+) -> None:
+    """R23: none of the head's own states are left behind."""
+    runtime, tolerance = run
+    text = Text(made, 30)
+    batch, features = true_batch([text], [0], [4])
+    runtime.chains(batch, features, 5)
+    at = 4
+    for new in (1, 3, 6, 2):
+        batch, features = true_batch([text], [at], [at + new])
+        runtime.chains(batch, features, 5)
+        at += new
+    found = runtime.kv(0, at)
+    runtime.release(0)
+    batch, features = true_batch([text], [0], [at])
+    runtime.extend(batch, features)
+    close(found, runtime.kv(0, at).double(), tolerance)
+
+
+def test_a_released_sequence_starts_afresh(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:
+    runtime, _ = run
+    text = Text(made, 8)
+    batch, features = true_batch([text], [0], [7])
+    first = runtime.chains(batch, features, 3)[1].clone()
+    runtime.release(0)
+    runtime.release(99)
+    torch.testing.assert_close(runtime.chains(batch, features, 3)[1], first)
+
+
+@pytest.mark.parametrize("kind", ["3", "3.1"])
+def test_what_is_trained_is_what_runs(kind: str) -> None:
+    """Logits of training-time test at the chain that starts at row i are those of a chain drafted behind row i."""
+    made, steps = head(VARIANTS[kind], spread=0.4), 3
+    text = Text(made, 12)
+    taps = [t[None] for t in text.features.split(TARGET, -1)]
+    trained = chain_states(made, torch.tensor([text.tokens]), taps, rotary(made), steps)
+    runtime = TorchEagle(made)
+    for i in range(12 - steps):
+        # the chain is fed the tokens of the text, as training feeds it
+        batch, features = true_batch([text], [0], [i + 1])
+        hidden, logits = runtime.extend(batch, features)
+        for j in range(steps):
+            torch.testing.assert_close(
+                logits[0], made.logits(trained[j][0, i]), rtol=1e-5, atol=1e-5
+            )  # training sums in float32
+            row = replace(
+                batch, tokens=torch.tensor(text.tokens[i + j + 2 : i + j + 3]), positions=[i + 1 + j], splits=(0, 1),
+                past=[i + 1 + j], select=[0],
+            ) if i + j + 2 < 12 else None  # fmt: skip
+            if row is not None:
+                hidden, logits = runtime.extend(row, hidden, own=True)

@@ -1,0 +1,93 @@
+"""Tiny EAGLE heads in float64: random ones, and one that is always right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
+from slipstream.heads.eagle import EagleConfig, EagleHead
+from slipstream.heads.eagle_torch import TorchEagle
+from slipstream.targets.decoder.config import DecoderConfig
+from slipstream.targets.toy import ToyTarget
+
+
+def config(version: int = 3, vocab: int = 5, width: int = 8, target: int = 5, **changes: Any) -> EagleConfig:
+    """`changes` to `EagleConfig`; those of the decoder go in as `decoder={...}`."""
+    decoder = DecoderConfig(
+        model_type="llama",
+        vocab_size=vocab,
+        hidden_size=width,
+        layers=1,
+        heads=4,
+        kv_heads=2,
+        head_dim=4,
+        intermediate_size=12,
+        context=256,
+        norm_eps=1e-5,
+        rope_parameters={"rope_theta": 10000.0, "rope_type": "default"},
+        windows=(None,),
+    )
+    decoder = replace(decoder, **changes.pop("decoder", {}))
+    taps = (-1,) if version == 1 else (0, 1, 2)
+    made = EagleConfig(version, decoder, taps, target, vocab)
+    return replace(made, **changes)
+
+
+def head(config: EagleConfig, seed: int = 0, spread: float = 0.6, embedding: Tensor | None = None) -> EagleHead:
+    """A random head, in float64; what it borrows is random too unless given. Of a draft vocabulary, every other id."""
+    generator = torch.Generator().manual_seed(seed)
+    made = EagleHead(config).double().eval().requires_grad_(False)
+    for name, parameter in made.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.copy_(1 + 0.2 * noise if "norm" in name else spread * noise)
+    vocab = config.decoder.vocab_size
+    if config.version == 3 and config.draft_vocab < vocab:
+        made.select_vocabulary(torch.randperm(vocab, generator=generator)[: config.draft_vocab].sort().values)
+    if embedding is None:
+        embedding = torch.randn(vocab, config.hidden_size, generator=generator, dtype=torch.float64)
+    lm_head = torch.randn(vocab, config.hidden_size, generator=generator, dtype=torch.float64)
+    return made.borrow(None if config.own_embedding else embedding, lm_head if config.version == 1 else None)
+
+
+def eagle_drafter(vocab: int = 5, version: int = 3, seed: int = 3, **options: Any) -> EagleDrafter:
+    """A drafter with a random head for a `ToyTarget` of `vocab` ids; that of version 3 guesses all ids but one."""
+    made = config(version, vocab, target=vocab, draft_vocab=vocab if version == 1 else vocab - 1)
+    if version == 1:  # the target's hidden state is its row of logits
+        made = config(version, vocab, width=vocab, target=vocab)
+    return EagleDrafter(TorchEagle(head(made, seed)), vocab, EagleDraftConfig(**options))
+
+
+def knowing_head(target: ToyTarget, eps: float = 1e-12) -> EagleHead:
+    """A head of version 3 that is always right about a `ToyTarget` of order 1, whose law depends on the last token
+    alone: its logits are the target's own, at every step of a draft.
+
+    Embeddings are one-hot beside a constant, from which queries and keys are made that see only their own place. The
+    residual stream of a row is then the one-hot of its token: attention adds it and takes the last step's away.
+    """
+    vocab = target.vocab_size
+    width, dim = vocab + 1, vocab + vocab % 2
+    made = config(
+        3, vocab, width=width, target=vocab,
+        decoder={
+            "heads": 1, "kv_heads": 1, "head_dim": dim, "norm_eps": eps,
+            "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
+        },
+    )  # fmt: skip
+    out = EagleHead(made).double().eval().requires_grad_(False)
+    for name, parameter in out.named_parameters():
+        parameter.fill_(1.0 if "norm" in name else 0.0)
+    attention = out.midlayer.self_attn
+    scale = (2 / width) ** 0.5  # of a normed embedding: two ones among `width` values
+    for part in (attention.q_proj, attention.k_proj):
+        part.weight[:2, vocab] = 100.0
+    for t in range(vocab):
+        attention.v_proj.weight[t, t] = scale
+        attention.v_proj.weight[t, width + t] = -(width**-0.5)
+        attention.o_proj.weight[t, t] = 1.0
+        out.lm_head.weight[:, t] = target.logits([t]) / width**0.5
+    embedding = torch.cat((torch.eye(vocab, dtype=torch.float64), torch.ones(vocab, 1, dtype=torch.float64)), 1)
+    return out.borrow(embedding)

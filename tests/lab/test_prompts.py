@@ -1,0 +1,126 @@
+"""Prompt files: every format, and one clear error for each way they can be wrong."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from slipstream.errors import ParameterError, PromptError
+from slipstream.lab.prompts import entries, in_turns, load, surprises
+from slipstream.llm import LLM
+from tests.checkpoints import Tiny
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Tiny) -> LLM:
+    return LLM(tiny.target, executor="torch", dtype="float64", device="cpu")
+
+
+def lines(path, *rows):
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_spec_bench_files(tmp_path, llm):
+    rows = [
+        {"question_id": 81, "category": "writing", "turns": ["Write a poem.", "Shorter."]},
+        {"question_id": 111, "category": "math", "turns": ["1 + 1?"]},
+        {"question_id": 82, "category": "writing", "turns": ["Write a letter."]},
+    ]
+    path = lines(tmp_path / "question.jsonl", *rows)
+    found = entries(path)
+    assert [(e.text, e.category, e.name, e.request) for e in found] == [
+        ("Write a poem.", "writing", "81", True),
+        ("1 + 1?", "math", "111", True),
+        ("Write a letter.", "writing", "82", True),
+    ]
+    made = load(llm, path)
+    assert made.as_dict()["categories"] == {"writing": 2, "math": 1}
+    assert made.prompts[0].ids == llm.chat_prompt("Write a poem.")
+    assert load(llm, path, categories=["math"]).categories == ["math"]
+
+
+def test_human_eval_json_lines_and_text(tmp_path):
+    path = lines(tmp_path / "HumanEval.jsonl", {"task_id": "HumanEval/0", "prompt": "def f():\n", "test": "x"})
+    assert [(e.category, e.name, e.request) for e in entries(path)] == [("HumanEval", "HumanEval/0", False)]
+    path = lines(tmp_path / "own.jsonl", {"prompt": "a b"}, "", {"text": "c d", "category": "news"})
+    assert [(e.text, e.category, e.name) for e in entries(path)] == [("a b", "own", "1"), ("c d", "news", "3")]
+    path = lines(tmp_path / "a.txt", "first one", "", "second one")
+    assert [e.text for e in entries(path)] == ["first one", "second one"]
+    path = lines(tmp_path / "b.txt", "---", "first", "", "  still", "---", "second", "---")
+    assert [e.text for e in entries(path)] == ["first\n\n  still", "second"]
+
+
+def test_the_prompts_that_ship(llm):
+    made = load(llm, "code,edit", 4)
+    assert made.categories == ["code", "code", "edit", "edit"]
+    assert made.source == "code,edit"
+    assert all(0 < len(p.ids) < llm.target.context for p in made.prompts)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["{"], r"bad\.jsonl, line 1, is not JSON"),
+        ([{"prompt": "fine"}, '{"prompt": "broken'], r"line 2, is not JSON"),
+        ([{"question": "?"}], r"line 1, holds no prompt; it has 'question'"),
+        ([{"prompt": "  "}], r"line 1, holds no prompt"),
+        ([{"turns": []}], r"line 1, holds no prompt"),
+        (["3"], r"line 1, is a int"),
+        ([""], "holds no prompt"),
+    ],
+)
+def test_malformed_files(tmp_path, rows, said):
+    with pytest.raises(PromptError, match=said):
+        entries(lines(tmp_path / "bad.jsonl", *rows))
+
+
+def test_names_that_are_wrong(tmp_path, llm):
+    with pytest.raises(PromptError, match="no prompt file 'codes'"):
+        entries("codes")
+    (tmp_path / "x.txt").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(PromptError, match="cannot be read"):
+        entries(str(tmp_path / "x.txt"))
+    with pytest.raises(ParameterError, match="did you mean 'edit'"):
+        load(llm, categories=["edti"])
+    with pytest.raises(ParameterError, match="did you mean 'chat'"):
+        load(llm, template="chatt")
+
+
+def test_categories_take_turns_where_there_are_too_many(tmp_path):
+    kinds = ["a"] * 5 + ["b"] + ["c"] * 3
+    found = entries(lines(tmp_path / "x.jsonl", *({"prompt": f"p{i}", "category": k} for i, k in enumerate(kinds))))
+    assert [e.category for e in in_turns(found, 6)] == ["a", "a", "a", "b", "c", "c"]
+    assert [e.text for e in in_turns(found, None)] == [e.text for e in found]
+    assert len(in_turns(found, 99)) == 9
+
+
+def test_repeated_prompts_are_left_out_and_said_to_be(tmp_path, llm):
+    path = lines(tmp_path / "x.txt", "one and the same", "another", "one and the same")
+    made = load(llm, path)
+    assert len(made.prompts) == 2
+    assert any("1 of 3 prompts were repetitions" in warning for warning in made.warnings)
+
+
+def test_prompts_longer_than_the_context_are_left_out(tmp_path, llm):
+    made = load(llm, lines(tmp_path / "x.txt", "word " * 400, "short one"))
+    assert len(made.prompts) == 1
+    assert any("do not fit into the context" in warning for warning in made.warnings)
+    with pytest.raises(PromptError, match="no prompt of"):
+        load(llm, lines(tmp_path / "y.txt", "word " * 400))
+
+
+def test_random_tokens_are_told_from_text():
+    """By the embedded target, which knows Python and nothing of noise."""
+    from slipstream.lab.prompts import Prompt, PromptSet
+
+    llm = LLM("embedded")
+    text = load(llm, "code", 2)
+    assert text.warnings == []
+    rng = random.Random(0)
+    noise = Prompt([rng.randrange(llm.target.vocab_size) for _ in range(60)], "noise", "1")
+    found = surprises(llm, PromptSet("x", [*text.prompts, noise], ""))
+    assert len(found) == 1
+    assert "1 of 3 prompts look like random tokens" in found[0]

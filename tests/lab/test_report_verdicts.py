@@ -1,0 +1,67 @@
+"""Pages of verify, doctor and tune, also of runs that were interrupted."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.core.params import SamplingParams
+from slipstream.drafters.scripted import RandomDrafter
+from slipstream.lab.bench import Contender
+from slipstream.lab.doctor import DoctorConfig, doctor
+from slipstream.lab.prompts import Prompt, PromptSet
+from slipstream.lab.report import page, section
+from slipstream.lab.results import Result
+from slipstream.lab.tune import TuneConfig, tune
+from slipstream.lab.verify import VerifyConfig, verify
+from slipstream.llm import LLM
+from slipstream.targets.toy import ToyTarget
+
+PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one <b>"), Prompt([3, 4, 0], "a", "$x$")], "0")
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Result]:
+    llm = LLM(ToyTarget(vocab=5, sharpness=1.0), RandomDrafter(5), draft_tokens=3)
+    blind = Contender("blind", RandomDrafter(5, sampled=False), 3)
+    config = VerifyConfig(params=SamplingParams(max_tokens=12), samples=300, batch=300)
+    return {
+        "verify": verify(llm, PROMPTS, config),
+        "doctor": doctor(llm, blind, PROMPTS, DoctorConfig(tokens=8, rounds=1)),
+        "tune": tune(llm, [blind], PROMPTS, TuneConfig(tokens=8, rounds=1, confirm=1)),
+    }
+
+
+def test_one_page_of_all_three(results):
+    made = page(list(results.values()))
+    for part in ("No bug found in random", "Why is it slow?", "Which drafter, and how far?", "one &lt;b&gt;"):
+        assert part in made
+    assert "<b>" not in made.split("<main>")[1].replace("one <b>", "", 0)
+
+
+def test_the_tables_say_what_was_found(results):
+    rows = section(results["verify"]).tables[0].rows
+    assert [row[1] for row in rows] == ["identical", "identical"]
+    gone = section(results["doctor"]).tables[0].rows
+    assert gone[0][0] == "as it is"
+    assert len(gone) == 5
+    raced = section(results["tune"]).tables[0].rows
+    assert raced[0][0].startswith("blind, K=")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "said"),
+    [
+        ("doctor", {"prompts": {}, "arms": []}, "Too little was measured"),
+        ("tune", {"drafters": [], "raced": [], "choice": None, "configs": None}, "Nothing was confirmed"),
+        (
+            "verify",
+            {"control": None, "greedy": [], "coupled": [], "law": [], "verdict": "ok"},
+            "0 of 0 texts identical",
+        ),
+    ],
+)
+def test_interrupted_runs_have_a_page_too(kind, data, said):
+    settings = {"drafter": "x", "draft_tokens": 3, "rule": "rejection"}
+    made = page([Result(kind, settings, {}, data)])
+    assert said in made
+    assert "the run was interrupted" in made.lower()

@@ -1,0 +1,150 @@
+"""docs/tutorial.md: its snippets print what it shows, its commands are commands, its numbers come from the script."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpt2_pair, tutorial
+from benchmarks.tutorial import MEASURED, STILL, TUTORIAL
+from benchmarks.tutorial_kit import Kit
+from slipstream import LLM, SamplingParams
+from slipstream.cli.main import app, canonical
+
+ROOT = TUTORIAL.parents[1]
+TEXT = TUTORIAL.read_text(encoding="utf-8")
+FIGURES = {name: body for _, name, body, _ in tutorial.FIGURE.findall(TEXT)}
+SNIPPETS = tutorial.snippets(TEXT)
+COMMANDS = [
+    line for fence in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL) for line in fence.splitlines() if line.strip()
+]
+OURS = list(dict.fromkeys(line for line in COMMANDS if line.startswith("slipstream ")))
+REMAKE = "run `make figures FIGURES=--still`"
+
+
+class LoadedError(Exception):
+    """Everything was understood, and the weights would be read now."""
+
+
+@pytest.mark.parametrize(("code", "shown"), SNIPPETS, ids=range(len(SNIPPETS)))
+def test_a_snippet_prints_what_the_tutorial_shows(code: str, shown: str) -> None:
+    assert tutorial.run_snippet(code) == shown, REMAKE
+
+
+def test_every_python_snippet_shows_its_output() -> None:
+    assert len(SNIPPETS) == TEXT.count("```python\n") >= 8
+    assert all(shown.strip() for _, shown in SNIPPETS)
+
+
+def test_the_round_that_is_taught_takes_twenty_lines() -> None:
+    body = next(code for code, _ in SNIPPETS if "def one_round" in code)
+    lines = [line for line in body[body.index("def laws") : body.index("\ntext =")].splitlines() if line.strip()]
+    assert len(lines) <= 20
+
+
+@pytest.mark.parametrize("command", OURS)
+def test_a_command_is_understood_up_to_loading(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All options are parsed and checked by the commands themselves; those that load nothing run to their end."""
+
+    def loaded(*_: object, **__: object) -> None:
+        raise LoadedError
+
+    monkeypatch.setattr("slipstream.llm.LLM.__init__", loaded)
+    monkeypatch.setattr("slipstream.cli.train.start", loaded)
+    monkeypatch.chdir(tmp_path)
+    words = canonical(shlex.split(command)[1:])
+    try:
+        code = app(args=words, prog_name="slipstream", standalone_mode=False)
+    except LoadedError:
+        return
+    assert not code
+    assert words[0] in {"pairs", "drafters", "simulate"}
+    assert capsys.readouterr().out.strip()
+
+
+def test_other_commands_exist() -> None:
+    rules = (ROOT / "Makefile").read_text() + (ROOT / "benchmarks" / "make.mk").read_text()
+    targets = set(re.findall(r"^([\w-]+):", rules, re.MULTILINE))
+    for command in COMMANDS:
+        words = shlex.split(command)
+        if words[0] == "make":
+            assert set(words[1:]) <= targets
+        elif command not in OURS:
+            assert words[:2] == ["python", "-m"]
+            assert ROOT.joinpath(*words[2].split(".")).with_suffix(".py").is_file()
+    for command in re.findall(r"`make ([\w-]+)`", TEXT):
+        assert command in targets
+
+
+def test_the_blocks_are_those_that_the_script_makes() -> None:
+    assert sorted(FIGURES) == sorted(tutorial.BLOCKS)
+    assert TEXT.count("<!-- figure:") == TEXT.count("<!-- /figure -->") == len(FIGURES)
+    assert all(body.strip() for body in FIGURES.values()), "run `make figures`"
+
+
+@pytest.mark.parametrize("name", STILL)
+def test_a_computed_block_is_up_to_date(name: str, tmp_path: Path) -> None:
+    assert FIGURES[name].strip() == STILL[name](Kit(tmp_path, tmp_path)).strip(), REMAKE
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_measured_block_shows_its_command(name: str) -> None:
+    if name not in ("origin", "three-lengths"):  # of all of them; of the run above
+        assert "```sh\n" in FIGURES[name]
+
+
+def test_the_figures_are_there_small_and_used() -> None:
+    folder = TUTORIAL.parent / "figures"
+    shown = set(re.findall(r"\]\(figures/([\w-]+\.svg)\)", TEXT))
+    assert shown == {path.name for path in folder.glob("*.svg")}
+    for name in shown:
+        text = (folder / name).read_text(encoding="utf-8")
+        assert ET.fromstring(text).tag.endswith("svg")
+        assert len(text) < 80_000
+
+
+def test_links_lead_somewhere() -> None:
+    heads = re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+    for place in re.findall(r"\]\(([^)]+)\)", TEXT):
+        assert place[1:] in anchors if place.startswith("#") else (TUTORIAL.parent / place).is_file(), place
+
+
+def test_no_measured_number_stands_in_the_prose() -> None:
+    """Outside of code and of what the script wrote, numbers with a unit or a decimal are quotations or papers."""
+    prose = re.sub(r"```.*?```", "", tutorial.FIGURE.sub("", TEXT), flags=re.DOTALL)
+    prose = re.sub(r'"[^"\n]*"|`[^`]*`|arXiv \d+\.\d+', "", prose)
+    assert re.findall(r"\d+\.\d+|\d+ ?%|\d+ ?(?:ms|tokens/s|times|x)\b", prose) == []
+
+
+def test_a_block_is_replaced_and_nothing_else() -> None:
+    text = "a\n<!-- figure:one -->\nold\n<!-- /figure -->\nb\n<!-- figure:two -->\n<!-- /figure -->\n"
+    made = tutorial.with_figure(text, "two", "new \\1\n")
+    assert made == text.replace("two -->\n", "two -->\nnew \\1\n")
+    assert tutorial.with_figure(made, "one", "old") == made
+
+
+def test_an_output_is_replaced_by_what_is_printed() -> None:
+    text = '```python\nprint("new")\n```\n\n<!-- output -->\n```text\nold\n```\n<!-- /output -->\n'
+    assert tutorial.with_outputs(text) == text.replace("old", "new")
+
+
+def test_a_command_that_fails_stops_the_script(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="returned non-zero"):
+        Kit(tmp_path, tmp_path).run("slipstream drafters nobody")
+
+
+def test_the_pair_with_the_shapes_of_gpt2_agrees_now_and_then(tmp_path: Path) -> None:
+    target, draft = gpt2_pair.make(tmp_path, layers=4, width=64, vocabulary=4200)
+    exact = {"executor": "torch", "dtype": "float64"}
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    fast = LLM(target, draft, draft_tokens=2, **exact).generate("import os\n", params)[0]
+    assert fast.token_ids == LLM(target, **exact).generate("import os\n", params)[0].token_ids
+    assert 0 < fast.stats.accepted < fast.stats.proposed
+    assert len(set(fast.token_ids)) > 4  # no loop of one token

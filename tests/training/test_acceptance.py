@@ -1,0 +1,112 @@
+"""What training predicts and what decoding measures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams
+from slipstream.core.stats import SpecStats
+from slipstream.targets.decoder.model import Decoder
+from slipstream.training.acceptance import (
+    HeldOutText,
+    Written,
+    chances,
+    expected_rounds,
+    load_texts,
+    save_texts,
+)
+from slipstream.training.draft_objective import DraftOptions
+from slipstream.training.eagle3_objective import EagleOptions
+from slipstream.training.medusa import MedusaOptions
+from slipstream.training.run import prepare
+from tests.training.tiny import run_config
+
+K = 3
+METHODS: dict[str, tuple[Any, dict[str, dict[str, Any]]]] = {
+    "medusa": (MedusaOptions(heads=K), {"greedy": {"mode": "chain"}, "sampled": {"mode": "sampled"}}),
+    "eagle3": (EagleOptions(steps=K, draft_vocab=40), {"greedy": {}, "sampled": {}}),
+    "draft": (
+        DraftOptions(hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate=48, depth=K),
+        {"greedy": {}, "sampled": {}},
+    ),
+}
+"""Options of training, and of the drafter when it decodes chains."""
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_simulated_acceptance_length_is_what_decoding_measures(
+    kind: str, tiny_target: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    options, drafter = METHODS[kind]
+    config = run_config(kind, options, tiny_target, tiny_data, tmp_path / "run")
+    run = prepare(replace(config, texts=48, text_tokens=60, temperatures=(0.0, 1.0)), say=lambda text: None)
+    figures = run.train(say=lambda text: None)
+    llm = LLM(
+        Decoder.load(tiny_target, "torch", "float32", threads=1), draft_tokens=K, max_batch=64,
+    )  # fmt: skip
+    made = str(config.loop.out / "final")
+    for held in run.texts:
+        mode = drafter["greedy" if held.temperature == 0 else "sampled"]
+        llm.use(made, **mode)
+        prompts = [t.tokens[: t.prompt] for t in held.texts]
+        # Other draws than those that wrote the texts: the simulation must predict, not repeat.
+        params = [
+            SamplingParams(temperature=held.temperature, max_tokens=60, seed=1000 + i) for i in range(len(prompts))
+        ]
+        total = sum((c.stats for c in llm.generate(prompts, params)), SpecStats())
+        measured = total.mean_acceptance_length
+        simulated = figures[f"tau@{held.temperature:g}"]
+        assert measured is not None
+        assert measured > 1.15, "a head that is never right would prove nothing"
+        assert simulated == pytest.approx(measured, rel=0.05)
+        if held.temperature == 0:
+            assert simulated == pytest.approx(measured, rel=0.01)  # no chance is left: only rounding
+
+
+def test_rounds_are_counted_as_decoding_counts_them() -> None:
+    """A worked example: five new tokens behind a prompt of two, two guesses a round."""
+    text = Written([9, 9, 1, 2, 3, 4, 5], prompt=2, limit=7)
+    # Prefill writes token 2. From there both guesses stand: 3, 4 and the target's own 5; then 6 needs no guess.
+    chance = torch.zeros(7, 2)
+    chance[2] = torch.tensor([1.0, 1.0])
+    assert expected_rounds(chance, text) == 3.0
+    # Guesses of the round behind token 3 never matter, since it is never the last known one.
+    chance[3] = torch.tensor([1.0, 1.0])
+    assert expected_rounds(chance, text) == 3.0
+    # With a first guess that stands half the time: 1 + (half: 3 -> 6, with both of 3's guesses standing) ...
+    chance[2] = torch.tensor([0.5, 1.0])
+    # 2 -> 5 (both stand) -> 6, or 2 -> 3 -> 6 (both of 3's stand): two rounds after prefill either way.
+    assert expected_rounds(chance, text) == 3.0
+    chance[3] = torch.tensor([0.5, 0.0])  # now 3 -> 5 -> 6 half the time, 3 -> 4 -> ... the other half
+    assert expected_rounds(chance, text) == pytest.approx(1 + 1 + 0.5 * (1 + 1) + 0.5 * (1 - 0.0) + 0.5 * 0.5)
+
+
+def test_a_text_that_ended_early_has_no_rounds_behind_its_end() -> None:
+    ended = Written([9, 9, 1, 2, 0], prompt=2, limit=50)
+    chance = torch.ones(5, 8)
+    assert expected_rounds(chance, ended) == 2.0  # prefill, and one round whose guesses reach the end
+
+
+def test_chances_are_the_acceptance_probabilities_given_the_text() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, p = torch.randn(2, 6, generator=generator), torch.randn(2, 6, generator=generator)
+    # Summed over what the target may say, they must give sum_x min(p, q), the acceptance rate.
+    laws = [(x.double() / 0.7).softmax(-1) for x in (q, p)]
+    rate = torch.zeros(2, dtype=torch.float64)
+    for token in range(6):
+        rate += laws[1][:, token] * chances(q, p, torch.full((2,), token), 0.7)
+    assert torch.allclose(rate, torch.minimum(*laws).sum(-1))
+    assert chances(q, p, q.argmax(-1), 0.0).tolist() == [1.0, 1.0]
+    assert chances(q[:, :3], p, torch.tensor([5, 1]), 0.7, torch.tensor([-1, 1]))[0] == 0.0  # an id it cannot guess
+
+
+def test_texts_are_kept_as_they_were_written(tmp_path: Path) -> None:
+    held = HeldOutText([Written([1, 2, 3], 1, 9), Written([4, 5], 1, 9)], 0.8)
+    save_texts(tmp_path / "t.npz", held)
+    assert load_texts(tmp_path / "t.npz") == held
+    assert held.tokens.tolist() == [[1, 2, 3], [4, 5, 0]]

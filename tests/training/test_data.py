@@ -1,0 +1,222 @@
+"""What `--data` takes, and what it refuses before any work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from slipstream.errors import DataError, TrainingError
+from slipstream.training.data import Encoder, check_sources, prepare_data
+from slipstream.training.documents import Document, read_source
+from slipstream.training.packing import Stream, write_masked, write_stream
+from slipstream.zoo.tokenizer import save_tokenizer, train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    """A byte-level tokenizer with the embedded models' chat template."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    made: Tokenizer = train_tokenizer(["def f(x):\n    return x + 1\n"] * 3, 300)
+    save_tokenizer(made, folder, 128)
+    return Encoder(AutoTokenizer.from_pretrained(folder), eos=0)
+
+
+def lines(*records: Any) -> str:
+    return "".join(json.dumps(r) + "\n" for r in records)
+
+
+BAD: dict[str, tuple[str, bytes | None, str]] = {
+    "empty": ("a.txt", b"", "is empty"),
+    "blank": ("a.txt", b" \n\n ", "holds no text"),
+    "missing": ("a.txt", None, "does not exist"),
+    "binary": ("a.txt", b"abc\0def", "not text: byte 3 is zero"),
+    "latin-1": ("a.txt", b"caf\xe9 au lait", "not UTF-8 text: byte 3 is 0xe9"),
+    "packed": ("a.parquet", b"PAR1", "format that is not read"),
+    "stream without starts": ("a.bin", b"\1\0", "a.starts.npy"),
+    "not JSON": ("a.jsonl", b'{"text": "x"}\n{"text": \n', "line 2: not JSON"),
+    "no field": ("a.jsonl", b'{"text": "x"}\n\n{"txet": "y"}\n', "line 3: none of the fields.*'txet'"),
+    "a number": ("a.jsonl", b'{"text": 3}\n', "line 1: text is int"),
+    "a list": ("a.jsonl", b"[1]\n", "line 1: a list"),
+    "no role": ("a.jsonl", b'{"messages": [{"role": "robot", "content": "x"}]}\n', "turn 1: the role is 'robot'"),
+    "no turns": ("a.jsonl", b'{"messages": []}\n', "conversation is empty"),
+    "one object": ("a.json", b'{"text": "x"}', "one JSON dict"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_data_is_refused_before_any_work(name: str, encoder: Encoder, tmp_path: Path) -> None:
+    file, content, message = BAD[name]
+    if content is not None:
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        check_sources([str(tmp_path / file)], encoder.tokenizer)
+
+
+def test_no_data_and_empty_folders_are_refused(encoder: Encoder, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no training data"):
+        check_sources([], encoder.tokenizer)
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
+    with pytest.raises(DataError, match="holds no text files"):
+        check_sources([str(tmp_path)], encoder.tokenizer)
+
+
+def test_a_misspelt_corpus_gets_a_suggestion(encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="did you mean 'corpus'"):
+        check_sources(["corpsu"], encoder.tokenizer)
+
+
+def test_text_needs_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hello")
+    with pytest.raises(DataError, match="has no tokenizer"):
+        check_sources([str(tmp_path / "a.txt")], None)
+
+
+@pytest.mark.parametrize("length", [64, 4096])
+def test_data_that_fills_no_window_is_refused(length: int, encoder: Encoder, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x = 1\n" * 12)
+    with pytest.raises(DataError, match=f"too short: .* tokens.*window of {length + 1}"):
+        prepare_data(tmp_path / "data", [str(tmp_path / "a.txt")], encoder, 300, length)
+
+
+def test_a_stream_of_another_tokenizer_is_refused(encoder: Encoder, tmp_path: Path) -> None:
+    write_stream(tmp_path / "a.bin", [[5, 300, 7] * 50], eos=0)
+    with pytest.raises(DataError, match=r"holds id 300, the target's vocabulary is 0\.\.299"):
+        prepare_data(tmp_path / "data", [str(tmp_path / "a.bin")], encoder, 300, 16)
+
+
+def test_every_kind_of_record_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        lines(
+            {"text": "plain\u2028still plain"},
+            {"prompt": "ask", "completion": "say"},
+            {"conversations": [{"from": "human", "value": "ask"}, {"from": "gpt", "value": "say"}]},
+        )
+    )
+    plain, pair, talk = read_source(str(path))
+    assert (plain.text, plain.answer) == ("plain\u2028still plain", None)
+    assert (pair.text, pair.answer) == ("ask", "say")
+    assert talk.turns == ({"role": "user", "content": "ask"}, {"role": "assistant", "content": "say"})
+    whole = tmp_path / "b.json"
+    whole.write_text(json.dumps([{"text": "one"}, {"text": "two"}]))
+    assert [d.text for d in read_source(str(whole))] == ["one", "two"]
+
+
+def test_folders_are_read_in_order_without_hidden_files(tmp_path: Path) -> None:
+    for name in ("b.py", "a.md", ".git/x.py", "sub/c.jsonl", "d.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(lines({"text": "c"}) if name.endswith("jsonl") else name)
+    assert [d.key for d in read_source(str(tmp_path))] == ["a.md", "b.py", "sub/c.jsonl:1"]
+
+
+def decoded(encoder: Encoder, ids: list[int], mask: list[bool] | None) -> str:
+    assert mask is not None
+    return encoder.tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if m])  # type: ignore[no-any-return]
+
+
+def test_answers_of_conversations_are_marked(encoder: Encoder) -> None:
+    turns = tuple(
+        {"role": role, "content": said}
+        for role, said in (("system", "s"), ("user", "ask"), ("assistant", "say"), ("user", "go"), ("assistant", "on"))
+    )
+    talk, pair = Document("t", turns=turns), Document("p", "ask", "say")
+    made = [marked for _, marked in encoder.encode([talk, Document("x", "def f"), pair])]
+    whole = encoder.tokenizer.decode(made[0][0])
+    assert whole == encoder.tokenizer.apply_chat_template(list(turns), tokenize=False)
+    assert decoded(encoder, *made[0]) == "say<|end|>\non<|end|>\n"
+    assert made[1][1] is None
+    assert decoded(encoder, *made[2]) == "say<|end|>\n"
+
+
+def test_special_tokens_in_text_stay_text(encoder: Encoder) -> None:
+    [(_, (ids, _))] = encoder.encode([Document("x", "<|endoftext|>")])
+    assert 0 not in ids
+    assert encoder.tokenizer.decode(ids) == "<|endoftext|>"
+
+
+def test_conversations_need_a_template(encoder: Encoder) -> None:
+    class Bare:
+        chat_template = None
+
+        def __call__(self, texts: list[str], **_: Any) -> dict[str, Any]:
+            return {"input_ids": [[ord(c) for c in t] for t in texts]}
+
+    bare = Encoder(Bare(), None)
+    with pytest.raises(DataError, match="no chat template"):
+        list(bare.encode([Document("t", turns=({"role": "user", "content": "x"},))]))
+    [(_, (ids, mask))] = bare.encode([Document("p", "ab", "cd")])
+    assert (ids, mask) == ([97, 98, 99, 100], [False, False, True, True])
+
+
+def write_texts(folder: Path, write: Callable[[int], str], count: int = 60) -> Path:
+    folder.mkdir()
+    for i in range(count):
+        (folder / f"{i:03}.txt").write_text(write(i))
+    return folder
+
+
+def test_the_split_is_by_document_and_repeats(encoder: Encoder, tmp_path: Path) -> None:
+    source = write_texts(tmp_path / "texts", lambda i: f"value_{i} = {i}\n" * 8)
+    first = prepare_data(tmp_path / "one", [str(source)], encoder, 300, 32, heldout=0.2)
+    again = prepare_data(tmp_path / "two", [str(source)], encoder, 300, 32, heldout=0.2)
+    assert first.train[0].tokens.tolist() == again.train[0].tokens.tolist()
+    assert first.heldout[0].tokens.tolist() == again.heldout[0].tokens.tolist()
+
+    def documents(stream: Stream) -> set[tuple[int, ...]]:
+        return {tuple(ids) for ids, _ in stream.documents()}
+
+    assert len(documents(first.train[0])) + len(documents(first.heldout[0])) == 60
+    assert not documents(first.train[0]) & documents(first.heldout[0])
+    assert 0.05 < len(documents(first.heldout[0])) / 60 < 0.4
+
+
+def test_one_long_document_is_split_at_its_end(encoder: Encoder, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"v{i} = {i}\n" for i in range(200)))
+    made = prepare_data(tmp_path / "data", [str(tmp_path / "a.txt")], encoder, 300, 64)
+    whole = encoder.tokenizer((tmp_path / "a.txt").read_text())["input_ids"]
+    cut = [t for t in made.train[0].tokens.tolist() if t] + [t for t in made.heldout[0].tokens.tolist() if t]
+    assert cut == whole
+    assert len(made.heldout[0].tokens) > 64
+
+
+def test_changed_data_is_refused_in_the_same_folder(encoder: Encoder, tmp_path: Path) -> None:
+    source = write_texts(tmp_path / "texts", lambda i: f"value_{i} = {i}\n" * 8)
+    prepare_data(tmp_path / "data", [str(source)], encoder, 300, 32)
+    prepare_data(tmp_path / "data", [str(source)], encoder, 300, 32)
+    (source / "060.txt").write_text("more")
+    with pytest.raises(TrainingError, match="made of other data: sources differ"):
+        prepare_data(tmp_path / "data", [str(source)], encoder, 300, 32)
+
+
+def test_wide_vocabularies_and_masks_survive_the_disk(tmp_path: Path) -> None:
+    documents: list[tuple[list[int], list[bool] | None]] = [
+        ([70000, 5, 6], [False, True, True]),
+        ([7], None),
+        ([8, 9], [True, False]),
+    ]
+    write_masked(tmp_path / "s.bin", documents, 151_000, vocab_size=152_000)
+    stream = Stream.open(tmp_path / "s.bin", whole=False)
+    assert stream.tokens.dtype == np.uint32
+    assert stream.tokens.tolist() == [70000, 5, 6, 151_000, 7, 151_000, 8, 9, 151_000]
+    assert stream.mask is not None
+    # The closing end of text belongs to an answer that reaches it.
+    assert stream.mask.tolist() == [0, 1, 1, 1, 0, 0, 1, 0, 0]
+    assert stream.masks([0], 4).tolist() == [[False, True, True, True, False]]
+    write_masked(tmp_path / "s.bin", [([1, 2], None)], 0)
+    assert Stream.open(tmp_path / "s.bin", whole=False).mask is None
+
+
+def test_a_cut_stream_is_refused(tmp_path: Path) -> None:
+    write_stream(tmp_path / "s.bin", [[1, 2, 3]], eos=0)
+    (tmp_path / "s.bin").write_bytes(b"\1\0")
+    with pytest.raises(Exception, match="has 2 bytes"):
+        Stream.open(tmp_path / "s.bin", whole=False)

@@ -1,0 +1,100 @@
+"""Training-time test: chains unrolled side by side are the chains that drafting makes one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream.heads.eagle import EagleConfig, EagleHead, rotary_tables
+from slipstream.targets.decoder.config import DecoderConfig
+from slipstream.training import eagle3
+from slipstream.training.eagle3 import chain_losses, chain_states
+from slipstream.training.eagle3_objective import most_frequent, token_counts
+from slipstream.training.losses import Aims, law_losses
+from slipstream.training.packing import Stream, write_stream
+
+STEPS, T, V, DV, D = 3, 14, 20, 12, 16
+DECODER = DecoderConfig(
+    model_type="llama", vocab_size=V, hidden_size=D, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=24,
+    context=64, norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 100.0}, windows=(None,),
+)  # fmt: skip
+
+
+@pytest.fixture
+def head() -> EagleHead:
+    torch.manual_seed(0)
+    made = EagleHead(EagleConfig(3, DECODER, (1, 2), D, DV)).double()
+    for p in made.parameters():
+        torch.nn.init.normal_(p, 0.0, 0.4)
+    made.select_vocabulary(torch.arange(DV) + torch.arange(DV) // 2)
+    return made.borrow(torch.randn(V, D, dtype=torch.float64))
+
+
+def inputs() -> tuple[Tensor, list[Tensor]]:
+    rng = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, V, (2, T), generator=rng)
+    return tokens, [torch.randn(2, T, D, generator=rng, dtype=torch.float64) for _ in range(2)]
+
+
+def drafted(head: EagleHead, tokens: Tensor, taps: list[Tensor], start: int) -> list[Tensor]:
+    """One chain as drafting runs it: the true rows 0..start in one call, then one row a step, with a growing cache."""
+    cos, sin = (x.double() for x in rotary_tables(DECODER, 64))
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # [n, H, D]
+        past = sum(len(x) for x in keys)
+        keys.append(k)
+        values.append(v)
+        every_k, every_v = torch.cat(keys).expand(-1, 2, -1), torch.cat(values).expand(-1, 2, -1)
+        scores = torch.einsum("nhd,mhd->hnm", q, every_k) * 8**-0.5
+        seen = torch.arange(past + len(q)) <= past + torch.arange(len(q))[:, None]
+        return torch.einsum("hnm,mhd->nhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), every_v)
+
+    rows = start + 1
+    hidden = head.fuse([tap[:rows] for tap in taps])
+    hidden, x = head(tokens[1 : rows + 1], hidden, (cos[:rows], sin[:rows]), attend)
+    out = [x[-1]]
+    for j in range(1, STEPS):
+        at = slice(start + j, start + j + 1)
+        hidden, x = head(tokens[start + 1 + j : start + 2 + j], hidden[-1:], (cos[at], sin[at]), attend)
+        out.append(x[-1])
+    return out
+
+
+def test_side_by_side_is_one_by_one(head: EagleHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eagle3, "BLOCK", 4)  # several blocks of queries, the last one shorter
+    tokens, taps = inputs()
+    rotary = rotary_tables(DECODER, 64)
+    states = chain_states(head, tokens, taps, (rotary[0].double(), rotary[1].double()), STEPS)
+    for b in range(2):
+        for start in (0, 1, 5, T - STEPS - 1):
+            alone = drafted(head, tokens[b], [tap[b] for tap in taps], start)
+            for j in range(STEPS):
+                # The softmax is in float32 on purpose.
+                assert torch.allclose(states[j][b, start], alone[j], atol=1e-4), (b, start, j)
+
+
+def test_the_common_loss_is_the_loss_of_the_chains(head: EagleHead) -> None:
+    rng = torch.Generator().manual_seed(2)
+    final, table = torch.randn(2, T, D, generator=rng), torch.randn(V, D, generator=rng)
+    states = [torch.randn(2, T - STEPS, D, generator=rng) for _ in range(STEPS)]
+    head = head.float()
+    known = torch.ones(2, T, dtype=torch.bool)
+    short = [x[:, :-1] for x in states]  # the common loss also needs the token behind the last law
+    expected = chain_losses(head, short, final @ table.T)
+    own = Aims(final, table[head.target_ids], torch.zeros(2, T, dtype=torch.int64), known, 1)
+    _, each = law_losses("kl", torch.stack(short), head.lm_head.weight[None], own, [1.0] * STEPS)
+    assert each.tolist() == pytest.approx([x.item() for x in expected], rel=1e-4)
+
+
+def test_the_draft_vocabulary_is_what_the_data_uses_most(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    write_stream(tmp_path / "a.bin", [[5] * 6 + [7] * 3 + [9]], eos=None)
+    write_stream(tmp_path / "b.bin", [[3] * 50 + [7] * 50], eos=None)
+    streams = [Stream.open(tmp_path / f"{name}.bin", whole=False) for name in "ab"]
+    counts = token_counts(streams, (0.9, 0.1), 12)
+    assert counts.sum() == pytest.approx(1.0)
+    assert counts[5] == pytest.approx(0.54)
+    assert counts[7] == pytest.approx(0.27 + 0.05)
+    assert most_frequent(counts, 3, always=(0,)).tolist() == [0, 5, 7]

@@ -1,0 +1,330 @@
+"""A run of any objective: it learns, repeats, resumes, survives interruption, and exports what decoding loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from slipstream import LLM, SamplingParams
+from slipstream.errors import ParameterError, TrainingError
+from slipstream.targets.decoder.config import DecoderConfig
+from slipstream.targets.decoder.model import Decoder
+from slipstream.training import checkpoint, features
+from slipstream.training.draft_objective import DraftOptions
+from slipstream.training.eagle3_objective import EagleOptions, layers_read
+from slipstream.training.layerskip_objective import LayerSkipOptions
+from slipstream.training.loop import Loop
+from slipstream.training.medusa import MedusaOptions
+from slipstream.training.run import Run, RunConfig, prepare
+from tests.targets.families import make
+from tests.training.tiny import run_config
+
+OPTIONS: dict[str, Any] = {
+    "medusa": MedusaOptions(heads=2),
+    "eagle3": EagleOptions(steps=2, draft_vocab=40, intermediate=32),
+    "draft": DraftOptions(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate=32, depth=2),
+    "layerskip": LayerSkipOptions(exit=1, depth=2),
+}
+RATES = {"medusa": 1e-2, "eagle3": 5e-3, "draft": 1e-2, "layerskip": 2e-3}
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def small(kind: str, target: Path, data: Path, out: Path, **loop: Any) -> RunConfig:
+    """Few texts and few steps: for what does not depend on how good the head is."""
+    config = run_config(kind, OPTIONS[kind], target, data, out, **({"budget_tokens": 8 * 256} | loop))
+    return replace(config, texts=2, text_tokens=6, temperatures=(0.0,))
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    return load_file(run.config.loop.checkpoint)
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_an_objective_learns(kind: str, tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
+    config = run_config(kind, OPTIONS[kind], tiny_target, tiny_data, tmp_path, budget_tokens=40 * 256, lr=RATES[kind])
+    run = prepare(replace(config, texts=8, text_tokens=24), say=quiet)
+    figures = run.train(say=quiet)
+    first = next(e for e in map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines()) if "heldout" in e)
+    before = first["heldout"]
+    name = "loss_exit" if kind == "layerskip" else "loss"
+    assert figures[name] < 0.9 * before[name]
+    assert figures["tau@0"] > before["tau@0"] + 0.05
+    assert figures["tau@0.8"] > before["tau@0.8"]
+    assert (tmp_path / "final" / "model.safetensors").is_file()
+    card = (tmp_path / "final" / "README.md").read_text()
+    assert "simulated acceptance length, greedy" in card
+    assert "texts.bin" in card
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_same_seed_same_weights_and_a_resumed_run_equals_an_uninterrupted_one(
+    kind: str, tiny_target: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    def trained(out: str, **loop: Any) -> dict[str, torch.Tensor]:
+        run = prepare(small(kind, tiny_target, tiny_data, tmp_path / out, **loop), say=quiet)
+        run.loop.run()
+        return weights(run)
+
+    whole = trained("whole")
+    assert same(whole, trained("again"))
+    trained("parts", max_steps=3)
+    assert same(whole, trained("parts", resume=True))
+    assert not same(whole, trained("other", seed=1))
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_both_optimisers_resume(optimiser: str, tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
+    def trained(out: str, **loop: Any) -> dict[str, torch.Tensor]:
+        run = prepare(small("eagle3", tiny_target, tiny_data, tmp_path / out, optimiser=optimiser, **loop), say=quiet)
+        run.loop.run()
+        return weights(run)
+
+    whole = trained("whole", micro_rows=4)
+    trained("parts", max_steps=5, micro_rows=4)
+    assert same(whole, trained("parts", resume=True, micro_rows=4))
+
+
+def test_a_signal_saves_and_stops(
+    tiny_target: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Loop.step
+
+    def step(self: Loop) -> Any:
+        if self.progress.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self)
+
+    monkeypatch.setattr(Loop, "step", step)
+    config = small("medusa", tiny_target, tiny_data, tmp_path)
+    prepare(config, say=quiet).loop.run()
+    monkeypatch.undo()
+    again = prepare(replace(config, loop=replace(config.loop, resume=True)), say=quiet)
+    assert again.loop.progress.step == 4
+    again.loop.run()
+    whole = prepare(small("medusa", tiny_target, tiny_data, tmp_path / "whole"), say=quiet)
+    whole.loop.run()
+    assert same(weights(again), weights(whole))
+
+
+@pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), SafetensorError("I/O error")])
+def test_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on(
+    fault: Exception, tiny_target: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    config = small("medusa", tiny_target, tiny_data, tmp_path, save_minutes=1e-9)
+    run = prepare(config, say=quiet)
+    original, saves = checkpoint.save_file, []
+
+    def save_file(tensors: Any, path: Path, **more: Any) -> None:
+        saves.append(run.loop.progress.step)
+        if run.loop.progress.step > 3:
+            path.write_bytes(b"half of it")
+            raise fault
+        original(tensors, path, **more)
+
+    monkeypatch.setattr(checkpoint, "save_file", save_file)
+    with pytest.raises(TrainingError, match=r"could not be written.*the checkpoint written before is still there"):
+        run.loop.run()
+    assert saves[-1] == 8, "the run went on to its end"
+    assert "step 4: the checkpoint" in capsys.readouterr().out
+    assert not list(tmp_path.glob("*.tmp"))
+    monkeypatch.undo()
+    again = prepare(replace(config, loop=replace(config.loop, resume=True)), say=quiet)
+    assert again.loop.progress.step == 3, "at most the steps since the last checkpoint are lost"
+
+
+def test_a_run_is_not_overwritten_nor_resumed_as_another(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
+    config = small("medusa", tiny_target, tiny_data, tmp_path)
+    prepare(config, say=quiet).loop.run()
+    with pytest.raises(TrainingError, match="holds a run already"):
+        prepare(config, say=quiet)
+
+    def resumed(config: RunConfig, **loop: Any) -> None:
+        prepare(replace(config, loop=replace(config.loop, resume=True, **loop)), say=quiet)
+
+    with pytest.raises(TrainingError, match="length was 32, now it is 16"):
+        resumed(config, length=16)
+    with pytest.raises(TrainingError, match="holds a run of 'medusa', not 'eagle3'"):
+        resumed(small("eagle3", tiny_target, tiny_data, tmp_path))
+    with pytest.raises(TrainingError, match=r"options was .*'heads': 2"):
+        resumed(replace(config, options=MedusaOptions(heads=3)))
+    with pytest.raises(TrainingError, match="no checkpoint"):
+        resumed(small("medusa", tiny_target, tiny_data, tmp_path / "nowhere"))
+    config.loop.checkpoint.write_bytes(b"no safetensors")
+    with pytest.raises(TrainingError, match="is not a checkpoint"):
+        resumed(config)
+
+
+def test_an_unwritable_folder_is_refused_first(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    config = small("medusa", Path("no/such/target"), tiny_data, tmp_path / "file" / "out")
+    with pytest.raises(TrainingError, match="cannot be written"):
+        prepare(config, say=quiet)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"length": 200}, "context holds 128"),
+        ({"shares": (0.5, 0.5)}, "2 shares for 1 sources"),
+        ({"budget_minutes": 1.0}, "exactly one budget"),
+        ({"optimiser": "adma"}, "did you mean 'adamw'"),
+        ({"rows": 8, "micro_rows": 3}, "multiple of micro_rows=3"),
+        ({"lr": -1.0}, "lr is -1.0"),
+        ({"device": "tpu9"}, "device is 'tpu9'"),
+    ],
+)
+def test_impossible_settings_are_refused(
+    change: dict[str, Any], message: str, tiny_target: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ParameterError, match=message):
+        prepare(small("medusa", tiny_target, tiny_data, tmp_path, **change), say=quiet)
+
+
+def test_cached_states_train_the_same_and_are_made_once(
+    tiny_target: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streamed = prepare(small("eagle3", tiny_target, tiny_data, tmp_path / "streamed"), say=quiet)
+    streamed.train(say=quiet)
+    config = replace(small("eagle3", tiny_target, tiny_data, tmp_path / "cached"), cache_hidden=True)
+    cached = prepare(config, say=quiet)
+    assert cached.estimate().cache == sum(c.nbytes(32) for c in cached.loop.caches.values()) > 0
+    cached.train(say=quiet)
+    a, b = weights(streamed), weights(cached)
+    close = [float((a[n] - b[n]).abs().max()) for n in a if n.startswith("weights.") and a[n].is_floating_point()]
+    assert max(close) < 0.02, "float16 rounds the states, and nothing else differs"
+    assert not any(c.missing() for c in cached.loop.caches.values())
+    size = sum(f.stat().st_size for f in (tmp_path / "cached" / "states").rglob("*.safetensors"))
+    assert size == pytest.approx(cached.estimate().cache, rel=0.1)
+
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("states were made again")
+
+    again = prepare(replace(config, loop=replace(config.loop, resume=True, budget_tokens=10 * 256)), say=quiet)
+    monkeypatch.setattr(features.Teacher, "read", refuse)
+    again.loop.step()
+
+
+def test_a_disk_without_room_is_refused_before_states_are_made(
+    tiny_target: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features.shutil, "disk_usage", lambda path: SimpleNamespace(free=5000))
+    run = prepare(replace(small("medusa", tiny_target, tiny_data, tmp_path), cache_hidden=True), say=quiet)
+    with pytest.raises(TrainingError, match=r"the hidden states take .* GiB free"):
+        run.train(say=quiet)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_the_estimate_changes_nothing(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
+    plain = prepare(small("draft", tiny_target, tiny_data, tmp_path / "plain"), say=quiet)
+    plain.loop.run()
+    asked = prepare(small("draft", tiny_target, tiny_data, tmp_path / "asked"), say=quiet)
+    found = asked.estimate()
+    assert found.parameters == sum(p.numel() for p in asked.loop.objective.module.parameters())
+    assert found.seconds == pytest.approx(8 * 256 / found.step_rate)
+    assert any("memory" in line for line in found.lines())
+    assert any("disk" in line for line in found.lines())
+    asked.loop.run()
+    assert same(weights(plain), weights(asked))
+
+
+def test_the_targets_own_text_is_regenerated_in_shards_that_resume(
+    tiny_target: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    from slipstream.training import regenerate as module
+    from slipstream.training.packing import Stream
+
+    llm = LLM(Decoder.load(tiny_target, "torch", threads=1), max_batch=16)
+    source = Stream.open(tiny_data, whole=False)
+    config = module.RegenerateConfig(tokens=200, new_tokens=10, prompt_tokens=(4, 12), shard=8, seed=3)
+    whole = Stream.open(module.regenerate(llm, [source], tmp_path / "a", config, 48), whole=True)
+    assert whole.mask is not None
+    assert int(whole.mask.sum()) >= 200
+
+    class Stopped(Exception):
+        pass
+
+    def stop(done: int, total: int) -> None:
+        if done > 100:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        module.regenerate(llm, [source], tmp_path / "b", config, 48, stop)
+    parts = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "b").glob("*.bin")}
+    assert parts
+    resumed = Stream.open(module.regenerate(llm, [source], tmp_path / "b", config, 48), whole=True)
+    assert resumed.tokens.tolist() == whole.tokens.tolist()
+    assert not list((tmp_path / "b").glob("regenerated-*"))
+    # The answers are what the target says: greedy ones are repeated by greedy decoding.
+    _, mask = next(iter(whole.documents()))
+    assert mask is not None
+    assert mask == sorted(mask), "a prompt, then its answer"
+
+
+def test_regenerated_text_becomes_a_source_of_its_own_weight(
+    tiny_target: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    config = small("medusa", tiny_target, tiny_data, tmp_path, answers_only=True)
+    run = prepare(replace(config, regenerate=400, regenerate_tokens=12, regenerate_share=0.25), say=quiet)
+    assert run.loop.orders.shares.tolist() == [0.75, 0.25]
+    chosen = [("1", 0)]
+    window = run.loop.window(chosen)
+    assert 0 < int(window.counts.sum()) < window.counts.numel(), "prompts do not count, answers do"
+    run.loop.step()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen3", "mistral-window"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "draft", "layerskip"])
+def test_other_kinds_of_targets_can_be_trained_for(kind: str, family: str, tiny_data: Path, tmp_path: Path) -> None:
+    target = make(family, tmp_path / "target")
+    config = small(kind, target, tiny_data, tmp_path / "run", budget_tokens=2 * 256)
+    prepare(config, say=quiet).train(say=quiet)
+    made = tmp_path / "run" / "final"
+    if kind == "layerskip":
+        assert DecoderConfig.load(made).layers == DecoderConfig.load(target).layers
+        Decoder.load(made, "torch")
+        return
+    prompt, params = [5, 9, 30, 7], SamplingParams(max_tokens=12)
+    llm = LLM(Decoder.load(target, "torch", "float64"), draft_tokens=2)
+    plain = llm.generate([prompt], params)[0].token_ids
+    llm.use(made)
+    assert llm.generate([prompt], params)[0].token_ids == plain
+
+
+def test_a_draft_goes_on_from_a_checkpoint(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
+    config = small("draft", tiny_target, tiny_data, tmp_path)
+    options = DraftOptions(start=str(tiny_target), depth=2)
+    run = prepare(replace(config, options=options), say=quiet)
+    assert run.loop.evaluate()["loss"] == pytest.approx(0.0, abs=1e-3), "the target itself has its own laws"
+    other = make("llama", tmp_path / "other")
+    with pytest.raises(Exception, match="96 ids, the target 48"):
+        prepare(replace(config, options=DraftOptions(start=str(other))), say=quiet)
+
+
+def test_taps_of_small_targets_are_different_layers() -> None:
+    assert [layers_read(n) for n in (1, 2, 3, 4, 8, 32)] == [(1,), (1,), (1, 2), (1, 2, 3), (2, 4, 5), (2, 16, 29)]
+
+
+def test_layerskip_says_what_differs_from_the_original(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
+    run = prepare(small("layerskip", tiny_target, tiny_data, tmp_path), say=quiet)
+    found = run.loop.evaluate()
+    assert found["agree_original"] == pytest.approx(1.0, abs=0.01)
+    assert found["loss_last"] == pytest.approx(0.0, abs=1e-3)
+    assert found["loss_exit"] > 0.1

@@ -1,0 +1,67 @@
+"""A tiny target that has learned something, made in seconds: what every objective is tested on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipstream.training.compact import CompactLlama, ModelShape
+from slipstream.training.packing import write_stream
+from slipstream.training.run import RunConfig
+from slipstream.training.settings import LoopConfig
+from slipstream.training.trainable import save_model
+
+VOCAB = 48
+SHAPE = ModelShape(
+    vocab_size=VOCAB, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+    intermediate_size=64, max_position_embeddings=128,
+)  # fmt: skip
+
+
+def texts(rng: np.random.Generator, count: int, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """[count, length] ids of an order-2 source: from two ids follow one likely and three less likely ones. 0 is the
+    end of a text, and 1 never comes."""
+    ids = rng.integers(2, VOCAB, (count, length))
+    steps = np.array((0, 1, 5, 11))[np.searchsorted((0.7, 0.85, 0.95), rng.random((count, length)))]
+    for t in range(2, length):
+        ids[:, t] = 2 + (5 * (ids[:, t - 2] % 6) + 7 * ids[:, t - 1] + steps[:, t]) % (VOCAB - 2)
+    return ids
+
+
+def write_data(path: Path, documents: int = 160, length: int = 60, seed: int = 0) -> Path:
+    write_stream(path, texts(np.random.default_rng(seed), documents, length).tolist(), eos=0)
+    return path
+
+
+def train_target(folder: Path, steps: int = 120) -> Path:
+    """A target that has seen such texts, saved as a folder."""
+    rng = np.random.default_rng(1)
+    model = CompactLlama(SHAPE)
+    model.initialise(torch.Generator().manual_seed(0))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95))
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = 1e-2 * min(1.0, (step + 1) / 10) * (1 - step / steps)
+        batch = torch.from_numpy(texts(rng, 16, 49))
+        loss = model.loss(model.hidden(batch[:, :-1])[-1], batch[:, 1:])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        optimiser.zero_grad()
+    save_model(model, folder, None, [0])
+    return folder
+
+
+def run_config(kind: str, options: Any, target: Path, data: Path, out: Path, **loop: Any) -> RunConfig:
+    """A run of some 60 steps of 256 tokens, in float32 on one thread."""
+    base = LoopConfig(
+        out=out, budget_tokens=60 * 256, length=32, rows=8, lr=1e-2, warmup_steps=5, bf16=False, threads=1,
+        eval_steps=0, eval_rows=8,
+    )  # fmt: skip
+    return RunConfig(
+        kind=kind, target=str(target), data=(str(data),), options=options, loop=replace(base, **loop), executor="torch",
+        heldout_share=0.1, texts=16, text_prompt=8, text_tokens=40,
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""The heads that ship with the embedded target still guess as well as on the day they were put there (R23): a changed
+norm, shift or tap does not crash, it halves the acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import pytest
+
+from slipstream import LLM, SamplingParams, zoo
+from slipstream.core.stats import SpecStats
+
+EAGLE3 = {1: 1.895, 3: 3.429, 5: 4.645}
+"""Mean acceptance length for each draft length, over three prompts of 96 tokens, greedy."""
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("embedded", draft="eagle3", threads=1)
+
+
+def prompts(llm: LLM) -> list[list[int]]:
+    code, edit = zoo.prompts("code"), zoo.prompts("edit")
+    return [*(llm.tokenizer.encode(each["prompt"]) for each in code[:2]), llm.chat_prompt(edit[0]["prompt"])]
+
+
+def measured(llm: LLM, prompts: Seq[list[int]], tokens: int) -> SpecStats:
+    done = llm.generate(prompts, SamplingParams(max_tokens=tokens))
+    return sum((c.stats for c in done[1:]), done[0].stats)
+
+
+@pytest.mark.parametrize("k", EAGLE3)
+def test_the_eagle3_head_reaches_its_acceptance_length(llm: LLM, k: int) -> None:
+    """Greedy, so only near ties in float32 can move it: 4 % of slack."""
+    llm.use("eagle3")
+    llm.draft_tokens = k
+    stats = measured(llm, prompts(llm), 96)
+    assert llm.drafter.name == "eagle3"
+    assert stats.drafter_faults == 0
+    assert stats.mean_acceptance_length is not None
+    assert stats.mean_acceptance_length >= 0.96 * EAGLE3[k]
+
+
+def test_the_eagle3_head_by_its_folder_and_below_a_suffix_drafter(llm: LLM) -> None:
+    llm.draft_tokens = 5
+    alone = None
+    for draft, name in ((str(zoo.head_dir("eagle3", zoo.target_dir())), "eagle3"), (["suffix", "eagle3"], "hybrid")):
+        llm.use(draft)
+        stats = measured(llm, prompts(llm)[:2], 48)
+        assert llm.drafter.name == name
+        assert stats.drafter_faults == 0
+        alone = stats.mean_acceptance_length if alone is None else alone
+        assert stats.mean_acceptance_length >= 0.9 * alone > 3
