@@ -21,7 +21,7 @@ from slipstream import zoo
 from slipstream.lab.bench import BenchConfig, Contender, bench
 from slipstream.lab.prompts import Prompt, PromptSet, load
 from slipstream.lab.results import Result
-from slipstream.llm import LLM
+from slipstream.llm import LLM, as_target
 
 Arm = dict[str, Any]
 
@@ -50,21 +50,18 @@ def contenders(only: Seq[str] = ()) -> list[Contender]:
         found.append(Contender("eagle3 tree", "eagle3", 5, {"shape": "tree", "nodes": 12}))
         found.append(Contender("suffix+eagle3", ["suffix", "eagle3"], 16))
     found.append(Contender("suffix+model", stack, 16))
-    found.append(Contender("bandit", "bandit", 16, {"members": ["suffix"], "model": model}))
+    found.append(Contender("bandit", "bandit", 16, {"model": model}))
     return [each for each in found if not only or each.label in only]
 
 
 def controlled(only: Seq[str] = ()) -> list[Contender]:
     """Each single drafter as the one member of a bandit, which may draft nothing."""
+    draft = as_target(zoo.draft_dir(), threads=THREADS)
     out = []
-    for each in contenders():
-        if each.label not in SINGLES or (only and each.label not in only):
-            continue
-        if each.label == "model":
-            options: dict[str, Any] = {"members": [], "model": each.drafter}
-        else:
-            options = {"members": [(each.drafter, each.options)]}
-        out.append(Contender(each.label, "bandit", each.draft_tokens, options))
+    for each in contenders(only):
+        if each.label in SINGLES:
+            member = ("model", {"model": draft}) if each.label == "model" else (each.drafter, each.options)
+            out.append(Contender(each.label, "bandit", each.draft_tokens, {"members": [member]}))
     return out
 
 
@@ -88,7 +85,7 @@ def measure(options: argparse.Namespace) -> dict[str, Result]:
             return bench(llm, arms, prompts, config)
 
     common: dict[str, Any] = {"rounds": options.rounds, "seconds": 60 * options.minutes}
-    longest: dict[str, Any] = {"tokens": 128, "sampling": {"ignore_eos": True}}
+    longest: dict[str, Any] = {"tokens": 96, "sampling": {"ignore_eos": True}}
     found = {
         "mix": run(
             "code and edits",
@@ -100,14 +97,14 @@ def measure(options: argparse.Namespace) -> dict[str, Result]:
             "random tokens",
             controlled(options.only),
             random_prompts(llm, 6),
-            BenchConfig(**longest, **common, temperatures=(1.0,)),
+            BenchConfig(**longest | {"tokens": 64}, **common, temperatures=(1.0,)),
         ),
     }
     if options.humaneval is not None:
         found["humaneval"] = run(
             "HumanEval",
             contenders(options.only),
-            load(llm, str(options.humaneval), 12),
+            load(llm, str(options.humaneval), 8),
             BenchConfig(**longest, **common),
         )
     return found
@@ -187,7 +184,7 @@ def markdown(found: dict[str, Result]) -> str:
         "Speed-ups are over plain decoding of the same run, with 95 % bootstrap intervals over prompts and rounds. tau "
         "counts the bonus token. Shares: draft, target, verify, host.",
         "",
-        f"{source['date']}, commit {source['commit']}; {machine}.",
+        f"{source['date']}, commit {source['commit']}; {machine['cpu']}, {machine['cores']} cores, {THREADS} threads.",
         "",
         "    python -m benchmarks.drafters " + " ".join(sys.argv[1:]),
     ]
@@ -221,9 +218,9 @@ def table(arms: Seq[Arm], kinds: Seq[str]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drafters", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=4, help="timed passes over the prompts by each drafter")
+    parser.add_argument("--rounds", type=int, default=3, help="timed passes over the prompts by each drafter")
     parser.add_argument("--minutes", type=float, default=4, help="of each run: begin no further pass after so long")
-    parser.add_argument("--prompts", type=int, default=14, help="code and edit prompts together")
+    parser.add_argument("--prompts", type=int, default=10, help="code and edit prompts together")
     parser.add_argument("--humaneval", type=Path, help="HumanEval.jsonl")
     parser.add_argument("--only", nargs="+", default=(), help="labels of drafters")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")

@@ -22,7 +22,9 @@ CAPTIONS = {
     "time-split": "Shares of wall time: drafting, the target's passes, verification, the rest of a step, and what lies "
     "between steps.",
 }
-BENCH_RESULTS = ROOT / "benchmarks" / "results" / "bench.json"
+PEER_RESULTS = ROOT / "benchmarks" / "results" / "peers.json"
+WEIGHTS = ("llamacpp", "llamacpp_f16", "llamacpp_q8", "llamacpp_q4", "plain", "int8")
+"""Contenders of `make side-by-side` that differ in their weights alone."""
 
 
 def prices(kit: Kit) -> str:
@@ -268,19 +270,21 @@ def tracker(kit: Kit) -> str:
 
 
 def weights(kit: Kit) -> str:
-    """From the results of `make bench`: what that run did not measure is said to be missing."""
-    found = json.loads(BENCH_RESULTS.read_text("utf-8")) if BENCH_RESULTS.exists() else {"contenders": []}
-    gguf = [c for c in found["contenders"] if "llama.cpp" in c["label"]]
-    own = [c for c in found["contenders"] if c["key"] in ("plain", "int8")]
+    """From the results of `make side-by-side`: what that run did not measure is said to be missing."""
+    command = fence("make peer-llamacpp\nmake side-by-side")
+    if not PEER_RESULTS.exists():
+        return block(command, "Not measured yet: the figures will come from `benchmarks/results/peers.json`.")
+    found = json.loads(PEER_RESULTS.read_text("utf-8"))
+    known = {row["key"]: row for row in found["contenders"]}
     body = [
-        [c["label"], c["prompts"], f"{s['median']:.0f} ({s['q1']:.0f} to {s['q3']:.0f})"]
-        for c in (*own, *gguf)
-        for s in (c["tokens_per_second"],)
+        [known[key]["label"], *(f"{known[key][kind]['median']:.0f}" for kind in ("code", "edit"))]
+        for key in WEIGHTS
+        if key in known
     ]
-    missing = "" if gguf else "The GGUF side is not measured yet: these results hold no llama.cpp run."
-    made = rows(["contender", "prompts", "tokens/s, median (quartiles)"], body, (0, 1)) if body else ""
-    when = f"*`benchmarks/results/bench.json`, {found['provenance']['date'][:10]}.*" if body else ""
-    return block(fence("make peers\nmake bench"), made, when, missing)
+    missing = [f"{key}: {found['skipped'].get(key, 'not part of that run')}" for key in WEIGHTS if key not in known]
+    when = f"*Plain decoding; `benchmarks/results/peers.json`, {found['provenance']['date'][:10]}.*"
+    lacking = f"Not measured: {'; '.join(missing)}." if missing else ""
+    return block(command, rows(["weights", "code, tokens/s", "edits, tokens/s"], body), when, lacking)
 
 
 def load(kit: Kit) -> str:

@@ -105,15 +105,18 @@ def test_a_short_match_hangs_beside_the_neural_draft() -> None:
 
 def test_each_sequence_of_a_batch_is_decided_on_its_own() -> None:
     lookup, neural = Found([1, 2], {2: 9, 3: 1}), Fixed([4])
-    made = hybrid(lookup, neural).propose([Sequence([0] * 2), Sequence([0] * 3), Sequence([0] * 2)], [2, 2, 0])
+    stack = hybrid(lookup, neural, beside=4)
+    made = stack.propose([Sequence([0] * 2), Sequence([0] * 3), Sequence([0] * 2)], [2, 2, 0])
     assert [made.ids[made.splits[b] : made.splits[b + 1]] for b in range(3)] == [[1, 2], [4, 1, 2], []]
     assert neural.asked == [[0, 2, 0]]
 
 
 def test_a_lookup_stands_in_where_the_neural_drafter_has_no_guess() -> None:
-    made = hybrid(Found([1, 2], {1: 1}), Found([3], {1: 1}), Fixed([])).propose([Sequence([0])], [2])
+    lookups = Found([1, 2], {1: 1}), Found([3], {1: 1})
+    made = hybrid(*lookups, Fixed([]), beside=4).propose([Sequence([0])], [2])
     assert made.ids == [1, 2, 3]
     assert list(made.parents) == [-1, 0, -1]
+    assert hybrid(*lookups, Fixed([]), beside=0).propose([Sequence([0])], [2]).ids == [1, 2]
 
 
 def test_a_neural_draft_goes_no_deeper_than_its_own_limit() -> None:
