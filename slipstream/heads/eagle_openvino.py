@@ -35,10 +35,7 @@ from slipstream.targets.decoder.openvino_graph import (
     take,
 )
 from slipstream.targets.decoder.openvino_paged import PagedCache, probe
-from slipstream.targets.decoder.openvino_program import Program, core
-
-_KEPT = 4
-"""Unrolled graphs kept at a time; each packs the weights of the head for itself."""
+from slipstream.targets.decoder.openvino_program import Program, core, unrolled_kept
 
 
 class OpenVinoEagle:
@@ -83,7 +80,7 @@ class OpenVinoEagle:
             raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
         program = self._chains.pop(steps, None)
         if program is None:
-            if len(self._chains) >= _KEPT:
+            if len(self._chains) >= unrolled_kept(self._constants.matmul_bytes):
                 del self._chains[next(iter(self._chains))]  # the least recently used
             program = self._compile(_chain_graph(self.config, self._constants, self.ids, steps))
         self._chains[steps] = program  # now the most recently used

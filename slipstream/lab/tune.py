@@ -73,11 +73,19 @@ def candidates(labels: Seq[str], facts: Seq[Measured]) -> list[Candidate]:
     """Every drafter at every length that was recorded or is shorter, best first. A tree is cut to the depths of its
     length with as many guesses a level as were recorded."""
     found = [
-        Candidate(i, label, k, m.prediction(k).speedup)
+        Candidate(i, label, k, predicted(m, k))
         for i, (label, m) in enumerate(zip(labels, facts, strict=True))
         for k in range(1, m.draft_tokens + 1)
     ]
     return sorted(found, key=lambda c: (-c.predicted, c.draft_tokens))
+
+
+def predicted(m: Measured, draft_tokens: int) -> float:
+    """Speed-up at a draft length: the closed form, levelled to what the recording itself came to at its own length. The
+    form takes a row to cost what it costs among rounds of equal width; in decoding the widths change, and caches are
+    colder, by the same share at every length."""
+    form = m.prediction(draft_tokens).speedup
+    return form if m.speedup is None else form * m.speedup[0] / m.prediction(m.draft_tokens).speedup
 
 
 def shortlist(found: Seq[Candidate], most: int) -> list[Candidate]:
@@ -215,7 +223,7 @@ class _Tuning:
     def data(self) -> dict[str, Any]:
         """What is known so far."""
         table = [
-            {"label": c.label, "measured": asdict(m), "predicted": [m.prediction(k).speedup for k in _lengths(m)]}
+            {"label": c.label, "measured": asdict(m), "predicted": [predicted(m, k) for k in _lengths(m)]}
             for c, m in zip(self.contenders, self.facts, strict=False)
         ]
         raced: list[dict[str, Any]] = [

@@ -385,7 +385,10 @@ class TestUnrolled:
         drawn = executor.unrolled(chain(0, 0, [3, 4]), 2, torch.zeros(1), noise).tokens  # heat 0: only the noise counts
         assert drawn.flatten().tolist() == [5, 5]
 
-    def test_the_graphs_used_last_are_kept(self, build: Callable[..., OpenVinoExecutor]) -> None:
+    def test_the_graphs_used_last_are_kept(
+        self, build: Callable[..., OpenVinoExecutor], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("slipstream.targets.decoder.openvino_executor.unrolled_kept", lambda weight_bytes: 4)
         executor = build("gpt2")
         for steps in (1, 2, 3, 1, 4, 1, 5):
             before = executor._unrolled.get((steps, None))
@@ -486,3 +489,12 @@ def test_the_graph_is_fused(llama: OpenVinoExecutor) -> None:
     assert kinds.count("PagedAttention") == kinds.count("RoPE") == 3
     assert kinds.count("RMS") == 7
     assert kinds.count("FullyConnected") == 5 * 3 + 1  # qkv, o, gate, up, down; the head
+
+
+def test_draft_lengths_tried_in_turns_are_compiled_once() -> None:
+    """Nine lengths of a small model all stay; of a large one only as many as there is room for."""
+    from slipstream.targets.decoder.openvino_program import unrolled_kept
+
+    assert unrolled_kept(10 << 20) >= 9
+    assert unrolled_kept(4 << 30) == 4
+    assert unrolled_kept(1) == 16

@@ -25,13 +25,10 @@ from slipstream.targets.decoder.executor import Batch, Output, Unrolled
 from slipstream.targets.decoder.openvino_constants import Constants
 from slipstream.targets.decoder.openvino_graph import Graph, forward_graph, unrolled_graph
 from slipstream.targets.decoder.openvino_paged import PROPERTIES, PagedCache, probe
-from slipstream.targets.decoder.openvino_program import Program, core
+from slipstream.targets.decoder.openvino_program import Program, core, unrolled_kept
 
 _ONE_THREAD_BYTES = 4 << 20
 """Below this many bytes of weights a pass, handing work to a second thread costs more than it saves (measured)."""
-
-_KEPT_UNROLLED = 4
-"""Unrolled graphs kept at a time; each packs the weights of the (small) model for itself."""
 
 
 class OpenVinoExecutor:
@@ -135,7 +132,7 @@ class OpenVinoExecutor:
         key = (steps, exit)
         program = self._unrolled.pop(key, None)
         if program is None:
-            if len(self._unrolled) >= _KEPT_UNROLLED:
+            if len(self._unrolled) >= unrolled_kept(self._constants.matmul_bytes):
                 del self._unrolled[next(iter(self._unrolled))]  # the least recently used
             program = self._compile(unrolled_graph(self.config, self._constants, steps, exit))
         self._unrolled[key] = program  # now the most recently used

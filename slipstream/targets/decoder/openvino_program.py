@@ -24,6 +24,13 @@ _KEPT_ROWS = 64
 """Memory is kept for inputs and outputs of up to this many rows; for more (prefill) it is made for the call."""
 
 
+def unrolled_kept(weight_bytes: int) -> int:
+    """How many unrolled graphs to keep of a model whose weights take so many bytes, since each packs them for itself:
+    as many as 256 MiB hold, 4 at least, 16 at most. Compiling one takes longer than many rounds, so whoever tries
+    several draft lengths in turns must find them all again."""
+    return max(4, min(16, (256 << 20) // max(1, weight_bytes)))
+
+
 @functools.cache
 def core() -> ov.Core:
     return ov.Core()
