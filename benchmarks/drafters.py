@@ -33,24 +33,22 @@ SINGLES = (*LOOKUPS, "recycling", "lookahead", "model", "medusa", "eagle3", "eag
 def contenders(only: Seq[str] = ()) -> list[Contender]:
     """The drafters at the settings that suit the embedded target on a CPU; those whose head does not ship are left
     out. `only`: labels."""
-    model = str(zoo.draft_dir())
     found = [
         *(Contender(name, name, 16) for name in LOOKUPS),
         Contender("recycling", "recycling", 8),
         Contender("lookahead", "lookahead", 8),
-        Contender("model", model, 5),
+        Contender("model", "embedded", 5),
         Contender("layerskip", "layerskip", 2, {"exit": 5}),
     ]
     if shipped("medusa"):
         found.append(Contender("medusa", "medusa", 5))
-    stack: list[Any] = ["suffix", model]
     if shipped("eagle3"):
         found.append(Contender("eagle3", "eagle3", 5))
         found.append(Contender("eagle3 comb", "eagle3", 5, {"shape": "comb", "nodes": 8}))
         found.append(Contender("eagle3 tree", "eagle3", 5, {"shape": "tree", "nodes": 12}))
         found.append(Contender("suffix+eagle3", ["suffix", "eagle3"], 16))
-    found.append(Contender("suffix+model", stack, 16))
-    found.append(Contender("bandit", "bandit", 16, {"model": model}))
+    found.append(Contender("suffix+model", ["suffix", "embedded"], 16))
+    found.append(Contender("bandit", "bandit", 16, {"model": "embedded"}))
     return [each for each in found if not only or each.label in only]
 
 
