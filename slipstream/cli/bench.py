@@ -62,10 +62,7 @@ def bench(
     contenders = models.contenders()
     if not contenders:
         raise ParameterError("there is no drafter to measure", fix="name one: --drafter ngram")
-    if out is not None:
-        from slipstream.lab.results import check_writable
-
-        check_writable(out)
+    writable(out)
     llm = load(models.one("none"), quiet=as_json)
     from slipstream.lab import bench as lab, prompts as texts
 
@@ -75,6 +72,24 @@ def bench(
         result, code = unfinished(lambda: lab.bench(llm, contenders, chosen, config, out, advance))
     finish(result, out, as_json, show)
     raise typer.Exit(code or (1 if any(arm["texts"] == "BUG" for arm in result.data["arms"]) else 0))
+
+
+def writable(*paths: Path | None) -> None:
+    """Raise ResultError, before anything is measured, unless every file that was named can be written."""
+    from slipstream.lab.results import check_writable
+
+    for path in paths:
+        if path is not None:
+            check_writable(path)
+
+
+def publish(result: Result, page: Path | None) -> None:
+    """Write the page of a result, if one was asked for."""
+    if page is not None:
+        from slipstream.lab.report import write_page
+
+        write_page([result], page)
+        render.line(f"wrote {page}")
 
 
 def unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:

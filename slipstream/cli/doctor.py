@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.bench import finish, unfinished
+from slipstream.cli.bench import finish, publish, unfinished, writable
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.engine import load, on
 from slipstream.cli.options import SamplingOptions, grouped
@@ -50,11 +50,8 @@ def doctor(
             f"{len(contenders)} drafters were named, one is examined", fix="name one: --drafter model; A+B stacks two"
         )
     from slipstream.lab import doctor as lab, prompts as texts
-    from slipstream.lab.results import check_writable
 
-    for path in (out, page):
-        if path is not None:
-            check_writable(path)
+    writable(out, page)
     llm = load(models.one("none"), quiet=as_json)
     chosen = texts.load(llm, prompts, count, template=template)
     patient = contenders[0]
@@ -65,11 +62,7 @@ def doctor(
     with render.progress("measuring, in turns", lab.steps(llm, chosen, config)) as advance:
         result, code = unfinished(lambda: lab.doctor(llm, patient, chosen, config, out, advance))
     finish(result, out, as_json, show)
-    if page is not None:
-        from slipstream.lab.report import write_page
-
-        write_page([result], page)
-        render.line(f"wrote {page}")
+    publish(result, page)
     raise typer.Exit(code)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.bench import finish, named_rows, unfinished
+from slipstream.cli.bench import finish, named_rows, publish, unfinished, writable
 from slipstream.cli.contenders import LabModels, contender, literal, values_of
 from slipstream.cli.engine import load, on
 from slipstream.cli.options import DTYPES, grouped, number, one_of
@@ -92,11 +92,8 @@ def sweep(
         temperatures=tuple(axes["temperature"]), batches=tuple(axes["batch"]),
     )  # fmt: skip
     from slipstream.lab import prompts as texts, sweep as lab
-    from slipstream.lab.results import check_writable
 
-    for path in (out, page):
-        if path is not None:
-            check_writable(path)
+    writable(out, page)
     engines = {
         dtype: load(models.one("none", dtype=dtype, draft_tokens=None), quiet=as_json) for dtype in models.dtypes
     }
@@ -109,11 +106,7 @@ def sweep(
     with render.progress("measuring, in turns", lab.steps(settings, llm, chosen, config)) as advance:
         result, code = unfinished(lambda: lab.sweep(engines, settings, axes, chosen, config, out, advance))
     finish(result, out, as_json, show)
-    if page is not None:
-        from slipstream.lab.report import write_page
-
-        write_page([result], page)
-        render.line(f"wrote {page}")
+    publish(result, page)
     raise typer.Exit(code or (1 if any(point["texts"] == "BUG" for point in result.data["arms"]) else 0))
 
 

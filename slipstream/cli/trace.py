@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from slipstream.cli import render
-from slipstream.cli.bench import finish, unfinished
+from slipstream.cli.bench import finish, publish, unfinished, writable
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.engine import load, on
 from slipstream.cli.options import SamplingOptions, grouped
@@ -40,11 +40,8 @@ def trace(
     if len(contenders) != 1 and (models.drafter or models.drafters):
         raise ParameterError(f"{len(contenders)} drafters were named, one is traced", fix="name one; A+B stacks two")
     from slipstream.lab import prompts as texts, trace as lab
-    from slipstream.lab.results import check_writable
 
-    for path in (out, page):
-        if path is not None:
-            check_writable(path)
+    writable(out, page)
     llm = load(models.one("none"), quiet=as_json)
     if prompt is None:
         shipped = texts.entries(kind)
@@ -67,11 +64,7 @@ def trace(
 
         result, code = unfinished(lambda: lab.trace(llm, traced, ids, params, out, moved, name))
     finish(result, out, as_json, show)
-    if page is not None:
-        from slipstream.lab.report import write_page
-
-        write_page([result], page)
-        render.line(f"wrote {page}")
+    publish(result, page)
     raise typer.Exit(code)
 
 

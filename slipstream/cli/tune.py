@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.bench import finish, named_rows, unfinished
+from slipstream.cli.bench import finish, named_rows, publish, unfinished, writable
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.engine import load, on
 from slipstream.cli.options import SamplingOptions, grouped
@@ -82,11 +82,9 @@ def tune(
     if not contenders:
         raise ParameterError("there is no drafter to choose from", fix="name some: --drafters model,ngram")
     from slipstream.lab import prompts as texts, tune as lab
-    from slipstream.lab.results import check_writable, write_text
+    from slipstream.lab.results import write_text
 
-    for path in (write, out, page):
-        if path is not None:
-            check_writable(path)
+    writable(write, out, page)
     llm = load(models.one("none"), quiet=as_json)
     chosen = texts.load(llm, prompts, count, template=template)
     names = ", ".join(c.label for c in contenders)
@@ -102,11 +100,7 @@ def tune(
     if write is not None and configs is not None:
         write_text(write, json.dumps(configs["slipstream"], indent=1) + "\n")
         render.line(f'wrote {write}; `slipstream generate --config {write} "..."` uses it')
-    if page is not None:
-        from slipstream.lab.report import write_page
-
-        write_page([result], page)
-        render.line(f"wrote {page}")
+    publish(result, page)
     raise typer.Exit(code)
 
 

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from slipstream.cli import render
-from slipstream.cli.bench import finish, named_rows, unfinished
+from slipstream.cli.bench import finish, named_rows, publish, unfinished, writable
 from slipstream.cli.engine import banner, load
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
 
@@ -48,22 +48,15 @@ def verify(
         length=first, level=level, seed=sampling.seed or 0,
     )  # fmt: skip
     from slipstream.lab import prompts as texts, verify as lab
-    from slipstream.lab.results import check_writable
 
-    for path in (out, page):
-        if path is not None:
-            check_writable(path)
+    writable(out, page)
     llm = load(models, quiet=as_json)
     chosen = texts.load(llm, prompts, count, template=template)
     render.line(f"verify: {len(chosen.prompts)} prompts of {chosen.source}; {banner(llm, models)}")
     with render.progress("checking", lab.steps(chosen, config)) as advance:
         result, code = unfinished(lambda: lab.verify(llm, chosen, config, out, advance, models.method))
     finish(result, out, as_json, show)
-    if page is not None:
-        from slipstream.lab.report import write_page
-
-        write_page([result], page)
-        render.line(f"wrote {page}")
+    publish(result, page)
     raise typer.Exit(code or (1 if result.data["verdict"] == "BUG" else 0))
 
 

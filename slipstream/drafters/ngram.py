@@ -30,6 +30,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.lookups import LookupDrafter, LookupState
 from slipstream.drafters.odds import Odds
 from slipstream.errors import ParameterError
 from slipstream.targets.base import Target, TargetOut
@@ -190,22 +191,19 @@ class NgramStore:
 
 
 @dataclass
-class _State:
+class _State(LookupState):
     store: NgramStore
-    odds: Odds
-    match: int = 0  # length of the match that the last draft began with
 
 
-class NgramDrafter:
+class NgramDrafter(LookupDrafter[_State]):
     """device: where the target wants its draft tokens."""
 
     name = "ngram"
-    taps: tuple[int, ...] = ()
 
     def __init__(self, config: NgramConfig | None = None, device: torch.device | str = "cpu"):
+        super().__init__()
         self.config = config or NgramConfig()
         self.device = device
-        self._states: dict[int, _State] = {}
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         tokens: list[int] = []
@@ -216,32 +214,19 @@ class NgramDrafter:
                 self._grow(self._state(seq), seq.tokens, min(depth, self.config.max_draft), tokens, parents)
             splits.append(len(tokens))
         draft = Draft(torch.tensor(tokens, dtype=torch.int64, device=self.device), parents, splits)
-        for b, seq in enumerate(seqs):
-            if draft.nodes(b):
-                state = self._states[seq.id]
-                state.odds.try_out(state.match, draft, b)
-        return draft
+        return self._tried(seqs, draft)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        for b, seq in enumerate(seqs):
-            if seq.id in self._states:
-                self._states[seq.id].odds.judge(verdict.run(draft, b))
+        super().observe(seqs, draft, out, verdict)
         if self.config.fillers:
             self._fill(seqs, draft, out, verdict)
-
-    def match(self, seq_id: int) -> int:
-        """See `hybrid.Lookup`."""
-        return self._states[seq_id].match if seq_id in self._states else 0
-
-    def release(self, seq_id: int) -> None:
-        self._states.pop(seq_id, None)
 
     def _state(self, seq: Sequence) -> _State:
         """The state of a sequence, up to date with its tokens. Made when first needed: a sequence for which
         speculation is off costs nothing."""
         state = self._states.get(seq.id)
         if state is None:
-            state = _State(NgramStore(self.config), Odds(self.config.row_cost, self.config.max_ngram))
+            state = _State(NgramStore(self.config), odds=Odds(self.config.row_cost, self.config.max_ngram))
             self._states[seq.id] = state
         state.store.index(seq.tokens)
         return state

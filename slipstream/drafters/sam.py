@@ -24,13 +24,14 @@ from typing import Any
 
 import torch
 
-from slipstream.core.draft import Draft, Verdict
+from slipstream.core.draft import Draft
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.lookups import LookupDrafter, LookupState
 from slipstream.drafters.odds import Odds
 from slipstream.errors import ParameterError
-from slipstream.targets.base import Target, TargetOut
+from slipstream.targets.base import Target
 
 END = -1  # stands in the corpus where a document ends
 REFRESH = 8  # at each token, so many of the strings that end there learn that this is their latest occurrence
@@ -213,52 +214,32 @@ class History:
 
 
 @dataclass
-class _State:
+class _State(LookupState):
     history: History
-    odds: Odds
-    match: int = 0  # length of the match that the last draft began with
 
 
-class SamDrafter:
+class SamDrafter(LookupDrafter[_State]):
     """device: where the target wants its draft tokens."""
 
     name = "sam"
-    taps: tuple[int, ...] = ()
 
     def __init__(self, config: SamConfig | None = None, device: torch.device | str = "cpu"):
+        super().__init__()
         self.config = config or SamConfig()
         self.device = device
         self.corpus = Corpus(self.config.corpus) if self.config.corpus else None
-        self._states: dict[int, _State] = {}
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depths = [min(depth, self.config.max_draft) for depth in budget]
         rows = [self._copy(seq, depth) if depth > 0 else [] for seq, depth in zip(seqs, depths, strict=True)]
-        draft = Draft.chains(rows, device=self.device)
-        for b, seq in enumerate(seqs):
-            if draft.nodes(b):
-                state = self._states[seq.id]
-                state.odds.try_out(state.match, draft, b)
-        return draft
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        for b, seq in enumerate(seqs):
-            if seq.id in self._states:
-                self._states[seq.id].odds.judge(verdict.run(draft, b))
-
-    def match(self, seq_id: int) -> int:
-        """See `hybrid.Lookup`."""
-        return self._states[seq_id].match if seq_id in self._states else 0
-
-    def release(self, seq_id: int) -> None:
-        self._states.pop(seq_id, None)
+        return self._tried(seqs, Draft.chains(rows, device=self.device))
 
     def _copy(self, seq: Sequence, depth: int) -> list[int]:
         """Up to `depth` guesses for one sequence. Its state is made when first needed: a sequence for which speculation
         is off costs nothing."""
         config, state = self.config, self._states.get(seq.id)
         if state is None:
-            state = _State(History(config, self.corpus), Odds(config.row_cost, RECORDS))
+            state = _State(History(config, self.corpus), odds=Odds(config.row_cost, RECORDS))
             self._states[seq.id] = state
         history, text = state.history, seq.tokens
         history.extend(text)

@@ -30,14 +30,15 @@ from typing import Any
 
 import torch
 
-from slipstream.core.draft import Draft, Verdict
+from slipstream.core.draft import Draft
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.lookups import LookupDrafter, LookupState
 from slipstream.drafters.odds import Odds
 from slipstream.drafters.suffix_tree import END, FANOUT, Node, Store, SuffixTree
 from slipstream.errors import ParameterError
-from slipstream.targets.base import Target, TargetOut
+from slipstream.targets.base import Target
 
 RECORDS = 16  # longer matches share one record of how guesses fared
 
@@ -167,29 +168,26 @@ def _path(tokens: Seq[int], parents: Seq[int], node: int) -> list[int]:
 
 
 @dataclass
-class _State:
+class _State(LookupState):
     seq: Sequence
     store: Store
-    odds: Odds
     indexed: int = 0  # tokens of the sequence that are in the store
-    match: int = 0  # length of the match that the last draft began with
 
     def update(self) -> None:
         self.store.extend(self.seq.tokens[self.indexed :])
         self.indexed = len(self.seq.tokens)
 
 
-class SuffixDrafter:
+class SuffixDrafter(LookupDrafter[_State]):
     """device: where the target wants its draft tokens."""
 
     name = "suffix"
-    taps: tuple[int, ...] = ()
 
     def __init__(self, config: SuffixConfig | None = None, device: torch.device | str = "cpu"):
+        super().__init__()
         self.config = config or SuffixConfig()
         self.device = device
         self.past = Store(self.config.max_depth, self.config.past_tokens)
-        self._states: dict[int, _State] = {}
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         tokens: list[int] = []
@@ -204,23 +202,11 @@ class SuffixDrafter:
                 parents += best.parents
             splits.append(len(tokens))
         draft = Draft(torch.tensor(tokens, dtype=torch.int64, device=self.device), parents, splits)
-        for b, seq in enumerate(seqs):
-            if draft.nodes(b):
-                state = self._states[seq.id]
-                state.odds.try_out(state.match, draft, b)
-        return draft
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        for b, seq in enumerate(seqs):
-            if seq.id in self._states:
-                self._states[seq.id].odds.judge(verdict.run(draft, b))
-
-    def match(self, seq_id: int) -> int:
-        """See `hybrid.Lookup`."""
-        return self._states[seq_id].match if seq_id in self._states else 0
+        return self._tried(seqs, draft)
 
     def release(self, seq_id: int) -> None:
-        state = self._states.pop(seq_id, None)
+        state = self._states.get(seq_id)
+        super().release(seq_id)
         if state is not None and self.config.across and state.seq.finish:
             self.past.extend(state.seq.tokens if self.config.past_prompts else state.seq.output)
             self.past.young.close()
@@ -231,7 +217,7 @@ class SuffixDrafter:
         state = self._states.get(seq.id)
         if state is None:
             config = self.config
-            state = _State(seq, Store(config.max_depth, config.max_tokens), Odds(config.row_cost, RECORDS))
+            state = _State(seq, Store(config.max_depth, config.max_tokens), odds=Odds(config.row_cost, RECORDS))
             self._states[seq.id] = state
         state.update()
         return state
