@@ -12,6 +12,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence, TokenLogprob
 from slipstream.core.stats import PHASES
 from slipstream.core.stop import stop
+from slipstream.core.threads import host_threads
 from slipstream.core.verify import RULES, Rule, follow, verify
 from slipstream.core.warp import first_maxima, laws
 from slipstream.drafters.base import Drafter
@@ -24,6 +25,11 @@ def step(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draf
     Plain decoding is this function with a drafter that never guesses, and prefill is its first call: the prompt
     is pending and nothing is drafted.
     """
+    with host_threads(getattr(target, "host_threads", None)):
+        return _step(seqs, target, drafter, rule, draft_tokens)
+
+
+def _step(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draft_tokens: int) -> Verdict:
     began = perf_counter()
     draft = drafter.propose(seqs, [budget(seq, draft_tokens) for seq in seqs])
     drafted = perf_counter()

@@ -39,7 +39,7 @@ from slipstream.drafters.base import Drafter
 from slipstream.drafters.costs import measure_draft_costs
 from slipstream.drafters.hybrid import Lookup, Member, joint_taps, members_of
 from slipstream.drafters.merge import Part, merge
-from slipstream.drafters.odds import Reach, fared
+from slipstream.drafters.odds import SURPRISE, Reach, fared
 from slipstream.errors import ParameterError
 from slipstream.targets.base import Target, TargetOut
 from slipstream.targets.costs import measure_costs
@@ -47,6 +47,7 @@ from slipstream.targets.costs import measure_costs
 MATCHES = 7  # records of a lookup: matches of 0, 1, 2-3, 4-7, ... tokens
 FIRST_REST = 2  # rounds
 DEEPEST = 16  # deeper guesses share one record
+LASTING = 512  # rounds that the record of all requests reaches back
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,11 @@ class BanditConfig(Strict):
     weight      how many guesses that is worth.
     memory      rounds that a record reaches back: the weight of a round falls by 1/e in so many.
     longest_rest  most rounds that a drafter waits for its next chance.
-    carry       most guesses of earlier requests that count towards the prior; 0 keeps requests independent of each
-                other.
-    beside      most guesses of a lookup that hang beside a neural draft, as in `hybrid`, if they pay at all; 0 for the
-                rule "block", which takes no branches.
+    carry       how many rounds what other requests taught is worth when a request begins, its rests included. With 0
+                requests are independent of each other; otherwise a sampled text, though of the same law, depends on
+                them besides its seed (under the rule `coupled` it does not). 16 suits requests of one kind.
+    beside      most guesses of a lookup that hang beside a neural draft, as in `hybrid`, if they pay at all. The rule
+                "block" takes no branches.
     batch       sequences that are usually decoded together: rows then cost what they cost beside so many.
     """
 
@@ -71,7 +73,7 @@ class BanditConfig(Strict):
     memory: int = 32
     longest_rest: int = 64
     carry: float = 0.0
-    beside: int = 3
+    beside: int = 0
     batch: int = 1
 
     def __post_init__(self) -> None:
@@ -159,7 +161,7 @@ class BanditDrafter:
         if missing:
             raise ParameterError(f"draft costs of {', '.join(missing)} are missing", fix="only a lookup can do without")
         self.costs, self.draft_costs = costs, tuple(draft_costs)
-        self._past = [[0.0, 0.0] for _ in members]  # guesses that stood and that were judged, in earlier requests
+        self._past = [_Record(self._reaches(m, LASTING, 0.0)) for m in range(len(members))]  # of all requests
         self._states: dict[int, _State] = {}
 
     # --- choosing ------------------------------------------------------------------------------------------------
@@ -208,9 +210,9 @@ class BanditDrafter:
             assert arm.member is not None
             record = state.records[arm.member]
             if arm.member == best.member:
-                record.resting, record.rest = 0, FIRST_REST
+                self._rests(arm.member, record, 0, FIRST_REST)
             elif self._best_case(record, arm.member, greedy, budget) > best.rate:
-                record.resting += 1
+                self._rests(arm.member, record, record.resting + 1, record.rest)
                 if due is None and record.resting > record.rest:
                     due = arm
         if due is None:
@@ -272,13 +274,18 @@ class BanditDrafter:
             if m in self.neural:  # what it was asked for and had no guess for counts as wrong: no token came of it
                 fell = fell or stood < min(guess.asked, len(run))
             if stood or fell:
-                record.reaches[_bucket(guess.match)].learn(stood, fell)
-                self._remember(m, stood, fell)
+                for known in (record, self._past[m]):
+                    known.reaches[_bucket(guess.match)].learn(stood, fell)
             if state.probed == m:
-                record.resting = 0
-                better = stood and state.hopeless
-                record.rest = FIRST_REST if better else min(max(2 * record.rest, FIRST_REST), self.config.longest_rest)
+                longer = min(max(2 * record.rest, FIRST_REST), self.config.longest_rest)
+                self._rests(m, record, 0, FIRST_REST if stood and state.hopeless else longer)
         state.made.clear()
+
+    def _rests(self, m: int, record: _Record, resting: int, rest: int) -> None:
+        """Of a neural member: rounds since its last chance, and until the next. What a request begins with is what the
+        last one had come to."""
+        for known in (record, self._past[m]):
+            known.resting, known.rest = resting, rest
 
     def _note(self, state: _State, m: int, seq: Sequence, guess: _Guess) -> None:
         """Keep what a member proposed until the text shows how it fared."""
@@ -304,19 +311,17 @@ class BanditDrafter:
         return state
 
     def _record(self, m: int) -> _Record:
-        config, (stood, judged) = self.config, self._past[m]
-        prior = (config.prior * config.weight + stood) / (config.weight + judged)
-        fade = 1 - 1 / config.memory
-        count = MATCHES if m in self.lookups else 1
-        return _Record([Reach(DEEPEST, prior, config.weight, fade) for _ in range(count)])
+        """Of a sequence that begins: with what the others have taught."""
+        record, past, carry = _Record(self._reaches(m, self.config.memory, SURPRISE)), self._past[m], self.config.carry
+        if carry:
+            record.rest, record.resting = past.rest, past.resting
+            for own, theirs in zip(record.reaches, past.reaches, strict=True):
+                own.inherit(theirs, carry)
+        return record
 
-    def _remember(self, m: int, stood: int, fell: bool) -> None:
-        """For the prior of later requests."""
-        past, most = self._past[m], self.config.carry
-        judged = stood + fell
-        if most and judged:
-            keep = max(0.0, 1 - judged / most)
-            past[0], past[1] = past[0] * keep + min(stood, most), past[1] * keep + min(judged, most)
+    def _reaches(self, m: int, memory: int, surprise: float) -> list[Reach]:
+        c, count = self.config, MATCHES if m in self.lookups else 1
+        return [Reach(DEEPEST, c.prior, c.weight, 1 - 1 / memory, surprise) for _ in range(count)]
 
 
 def _rate(arm: _Arm) -> float:

@@ -11,6 +11,13 @@ and what the lookup found may hang beside it:
          ran(0) ── away(1)          tokens  = [ran, away, sat, .]
          sat(2) ── .(3)             parents = [ -1,    0,  -1, 2]    q of nodes 2 and 3: point masses
 
+Where a neural chain ends, the lookup is asked once more, for what followed those words before: the model finds the way
+into a passage that repeats, the lookup knows how it goes on.
+
+    ... the cat sat . a             model: the, cat       lookup behind it, match of 2: sat, .
+
+         the ── cat ── sat ── .     q of the last two: point masses
+
 Every member observes every round with the draft that was really verified, whoever made it, and keeps its state right
 by the tokens that came. See `merge` for why the joint draft is as exact as its parts.
 """
@@ -24,7 +31,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.params import Strict, check_integer
+from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.merge import Part, merge
@@ -42,22 +49,41 @@ class Lookup(Drafter, Protocol):
         ...
 
 
+@runtime_checkable
+class Continuing(Protocol):
+    """A lookup that can also be asked what follows guesses."""
+
+    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+        """Up to `depth` guesses for what follows the sequence and then `guesses`, somebody else's; and the length of
+        the match that they rest on. Only asked of a sequence that was proposed for in this round."""
+        ...
+
+
 @dataclass(frozen=True)
 class HybridConfig(Strict):
-    """min_match  a lookup whose match is at least so long overrides every drafter behind it.
-    neural     deepest guess of a neural draft, whose cost grows with its depth; a lookup may use the whole budget.
-    beside     most guesses of the shorter matches that hang beside the neural draft; 0 drops them, which was the faster
-               on the embedded models. With branches the draft is a tree, which the rule "block" does not take.
+    """min_match     a lookup whose match is at least so long overrides every drafter behind it.
+    neural        deepest guess of a neural draft, whose cost grows with its depth; a lookup may use the whole budget.
+    beyond        most guesses of a lookup behind the end of a neural chain, within the budget; 0 for none.
+    beyond_match  shortest match that these rest on.
+    beside        most guesses of the shorter matches that hang beside the neural draft; 0 drops them, which was the
+                  faster on the embedded models. With branches the draft is a tree, which "block" does not take.
+    start         a neural drafter that has not read a sequence yet is started only while the sequence is at most so
+                  many times as long as what may still be generated: reading it has to pay for itself.
     """
 
-    min_match: int = 4
-    neural: int = 5
+    min_match: int = 2
+    neural: int = 3
+    beyond: int = 6
+    beyond_match: int = 3
     beside: int = 0
+    start: float = 4.0
 
     def __post_init__(self) -> None:
-        check_integer("min_match", self.min_match, 1)
-        check_integer("neural", self.neural, 1)
-        check_integer("beside", self.beside, 0)
+        for name in ("min_match", "neural", "beyond_match"):
+            check_integer(name, getattr(self, name), 1)
+        for name in ("beyond", "beside"):
+            check_integer(name, getattr(self, name), 0)
+        check_number("start", self.start, 0.0, float("inf"))
 
 
 class HybridDrafter:
@@ -78,33 +104,65 @@ class HybridDrafter:
         self.members, self.vocab_size, self.device = tuple(members), vocab_size, device
         self.config = config or HybridConfig()
         self.taps = joint_taps(members)
+        self._lookups = {id(member): member for member in members if isinstance(member, Lookup)}
+        self._continuing = {id(member): member for member in members if isinstance(member, Continuing)}
+        self._started: set[int] = set()  # sequences that a neural member has read
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depth = list(budget)  # 0 once a sequence has its draft
         parts: list[list[Part]] = [[] for _ in seqs]
+        asked: list[Continuing] = []
         for member in self.members:
             if not any(depth):
                 break
-            lookup = member if isinstance(member, Lookup) else None
-            draft = member.propose(seqs, depth if lookup else [min(d, self.config.neural) for d in depth])
+            lookup = self._lookups.get(id(member))
+            draft = member.propose(seqs, depth if lookup else self._neural(seqs, depth))
             for b, seq in enumerate(seqs):
                 if not draft.nodes(b):
                     continue
                 if lookup is None:
                     parts[b].insert(0, Part(draft))
+                    parts[b] += self._beyond(seq, draft, b, budget[b], asked)
                     depth[b] = 0
                 elif lookup.match(seq.id) >= self.config.min_match:
                     parts[b] = [Part(draft)]
                     depth[b] = 0
                 else:  # the base unless a neural draft comes, then beside it
                     parts[b].append(Part(draft, nodes=self.config.beside))
+            if id(member) in self._continuing:
+                asked.append(self._continuing[id(member)])
         return merge(seqs, parts, self.vocab_size, self.device)
+
+    def _neural(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[int]:
+        """How deep a neural member is asked to draft for each sequence."""
+        deep = [min(d, self.config.neural) for d in depth]
+        for b, seq in enumerate(seqs):
+            if seq.id not in self._started and len(seq.tokens) > self.config.start * seq.room:
+                deep[b] = 0
+            elif deep[b]:
+                self._started.add(seq.id)
+        return deep
+
+    def _beyond(self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Continuing]) -> list[Part]:
+        """What a lookup knows to follow the neural chain of sequence b, that chain before it; nothing behind trees."""
+        chain = draft.ids[draft.splits[b] : draft.splits[b + 1]]
+        depth = min(self.config.beyond, budget - len(chain))
+        if depth <= 0 or any(draft.depths[i] != n for n, i in enumerate(draft.nodes(b), start=1)):
+            return []
+        for lookup in lookups:
+            more, match = lookup.behind(seq, chain, depth)
+            if more and match >= self.config.beyond_match:
+                rows: list[list[int]] = [[] for _ in range(len(draft.splits) - 1)]
+                rows[b] = [*chain, *more]
+                return [Part(Draft.chains(rows, device=self.device))]
+        return []
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         for member in self.members:
             member.observe(seqs, draft, out, verdict)
 
     def release(self, seq_id: int) -> None:
+        self._started.discard(seq_id)
         for member in self.members:
             member.release(seq_id)
 

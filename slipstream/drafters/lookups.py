@@ -45,6 +45,11 @@ class LookupDrafter(Generic[S]):
         """See `hybrid.Lookup`."""
         return self._states[seq_id].match if seq_id in self._states else 0
 
+    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+        """Up to `depth` guesses for what follows the sequence *and then* `guesses`, somebody else's; and the length of
+        the match they rest on. The sequence must have been proposed for in this round."""
+        raise NotImplementedError
+
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)
 

@@ -28,6 +28,8 @@ log = logging.getLogger("slipstream")
 
 TREES = ("topk", "sampled")
 
+_FEW = 16  # pending tokens
+
 
 @dataclass(frozen=True)
 class ModelDraftConfig(Strict):
@@ -140,6 +142,7 @@ class ModelDrafter:
             if len(shadow.pending) > getattr(self.model, "chunk", 2**31):  # a long prompt is first run in pieces
                 self.extend([seq], [[]])
                 shadow.kv_len -= 1
+            shadow.kv_len = max(0, shadow.kv_len - _again(len(shadow.pending)))
         made: tuple[Tensor, Tensor] = self.model.chains(shadows, steps, inv_temperature, noise)  # type: ignore[attr-defined]
         return made
 
@@ -199,6 +202,13 @@ class ModelDrafter:
                 len(seq.tokens),
             )
         return max(0, min(depth, room))
+
+
+def _again(pending: int) -> int:
+    """How many tokens to run once more in front of so many pending ones. A round leaves one or two pending, as its last
+    guess fell or stood, and a runtime that prepares its kernels anew whenever the number of rows changes would do so
+    nearly every round; a few rows more cost less. So their number is made a power of two."""
+    return (1 << max(1, (pending - 1).bit_length())) - pending if pending <= _FEW else 0
 
 
 def make(target: Target, *, model: Target, **options: Any) -> ModelDrafter:

@@ -216,6 +216,20 @@ class NgramDrafter(LookupDrafter[_State]):
         draft = Draft(torch.tensor(tokens, dtype=torch.int64, device=self.device), parents, splits)
         return self._tried(seqs, draft)
 
+    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+        """See `LookupDrafter.behind`."""
+        state = self._states[seq.id]
+        found = state.store.followers(seq.tokens, guesses, 1)
+        if not found:
+            return [], 0
+        token, position, match = found[0]
+        depth = min(depth, self.config.max_draft, state.odds.depth(match))
+        if not depth:
+            return [], match
+        path = [*guesses, token]
+        state.store.extend(seq.tokens, path, position, len(guesses) + depth)
+        return path[len(guesses) :], match
+
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         super().observe(seqs, draft, out, verdict)
         if self.config.fillers:

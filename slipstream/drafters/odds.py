@@ -76,15 +76,15 @@ class Reach:
     stood at the rate of all depths together, and that rate beside `weight` guesses at the rate `prior`.
 
     Texts change abruptly (prose, then a quotation), so besides fading the record is begun anew where first guesses
-    fall, or stand, so many times in a row as its own estimate gives a chance of less than `SURPRISE`; the rounds of
+    fall, or stand, so many times in a row as its own estimate gives a chance of less than `surprise`; the rounds of
     that streak are kept.
 
     deepest  deeper guesses share one record.
     fade     weight that the record keeps with each round.
     """
 
-    def __init__(self, deepest: int, prior: float, weight: float, fade: float):
-        self.prior, self.weight, self.fade = prior, weight, fade
+    def __init__(self, deepest: int, prior: float, weight: float, fade: float, surprise: float = SURPRISE):
+        self.prior, self.weight, self.fade, self.surprise = prior, weight, fade, surprise
         self.judged = [0.0] * deepest  # [i] rounds whose guess i + 1 was judged: all before it stood
         self.stood = [0.0] * deepest
         self.streak = 0  # rounds in a row whose first guess stood; negative: fell
@@ -94,7 +94,7 @@ class Reach:
         if stood or fell:
             self.streak = max(self.streak, 0) + 1 if stood else min(self.streak, 0) - 1
             usual = self.stands(1)[0]
-            if (usual if stood else 1 - usual) ** abs(self.streak) < SURPRISE:
+            if (usual if stood else 1 - usual) ** abs(self.streak) < self.surprise:
                 before = abs(self.streak) - 1
                 self.judged = [float(before), *[0.0] * (len(self.judged) - 1)]
                 self.stood = [float(before) if stood else 0.0, *[0.0] * (len(self.stood) - 1)]
@@ -106,6 +106,12 @@ class Reach:
             self.stood[min(i, last)] += 1
         if fell:
             self.judged[min(stood, last)] += 1
+
+    def inherit(self, past: Reach, rounds: float) -> None:
+        """Begin with what another record has learnt, as if it had been learnt in so many rounds at most."""
+        share = min(1.0, rounds / max(past.judged[0], 1e-9))
+        self.judged = [count * share for count in past.judged]
+        self.stood = [count * share for count in past.stood]
 
     @property
     def rate(self) -> float:

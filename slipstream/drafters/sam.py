@@ -212,6 +212,16 @@ class History:
             return self.old.match, self.old.place
         return self.young.match, self.young.place
 
+    def longest_behind(self, guesses: Seq[int]) -> tuple[int, int]:
+        """The same of the sequence and then `guesses`, which are not added."""
+        young = self.young
+        state, match = young.advance(max(young.link[young.last], 0), young.match, guesses)
+        if self.old:
+            there, longer = self.old.automaton.advance(self.old.state, self.old.match, guesses)
+            if longer > match:
+                return longer, self.old.automaton.follow[there]
+        return match, young.follow[state]
+
 
 @dataclass
 class _State(LookupState):
@@ -249,16 +259,35 @@ class SamDrafter(LookupDrafter[_State]):
         if match < config.min_match:
             return []
         state.match = match
-        depth = min(depth, max(1, int(config.spec_factor * match)), state.odds.depth(match))
-        copied = text[place : place + depth]
+        depth = self._depth(state, match, depth)
         if text is seq.tokens:
-            overrun = 0
-            while len(copied) < depth:  # behind the last token stand the guesses: a loop in the text is followed round
-                copied.append(copied[overrun])
-                overrun += 1
-        elif END in copied:
-            del copied[copied.index(END) :]
-        return copied
+            return copied(text, (), place, depth)
+        found = text[place : place + depth]
+        return found[: found.index(END)] if END in found else found
+
+    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+        """See `LookupDrafter.behind`; of the request's own text alone."""
+        state = self._states[seq.id]
+        match, place = state.history.longest_behind(guesses)
+        if match < self.config.min_match:
+            return [], match
+        return copied(seq.tokens, guesses, place, self._depth(state, match, depth)), match
+
+    def _depth(self, state: _State, match: int, depth: int) -> int:
+        """How much to copy behind a match, `depth` at most."""
+        config = self.config
+        return min(depth, config.max_draft, max(1, int(config.spec_factor * match)), state.odds.depth(match))
+
+
+def copied(text: Seq[int], guesses: Seq[int], place: int, count: int) -> list[int]:
+    """`count` tokens from `place` on, of the text, the guesses behind it, and behind these what is copied: a loop is
+    followed round."""
+    found, behind = list(text[place : place + count]), [*guesses]
+    at = max(place - len(text), 0)
+    while len(found) < count:
+        found.append(behind[at] if at < len(behind) else found[at - len(behind)])
+        at += 1
+    return found
 
 
 def make(target: Target, **options: Any) -> SamDrafter:

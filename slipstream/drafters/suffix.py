@@ -204,6 +204,11 @@ class SuffixDrafter(LookupDrafter[_State]):
         draft = Draft(torch.tensor(tokens, dtype=torch.int64, device=self.device), parents, splits)
         return self._tried(seqs, draft)
 
+    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+        """See `LookupDrafter.behind`; the likeliest chain."""
+        best = self._best(self._states[seq.id], min(depth, self.config.max_draft), guesses, 1)
+        return list(best.tokens), best.match
+
     def release(self, seq_id: int) -> None:
         state = self._states.get(seq_id)
         super().release(seq_id)
@@ -222,18 +227,19 @@ class SuffixDrafter(LookupDrafter[_State]):
         state.update()
         return state
 
-    def _best(self, state: _State, depth: int) -> Guesses:
-        """What follows the longest match in the request's own store, or in that of all requests if it scores higher."""
+    def _best(self, state: _State, depth: int, ahead: Seq[int] = (), branches: int = 0) -> Guesses:
+        """What follows the longest match in the request's own store, or in that of all requests if it scores higher.
+        ahead: tokens taken to stand behind the text; branches: 0 for those configured."""
         config, best = self.config, Guesses()
-        tail = state.seq.tokens[-config.max_depth :]
+        tail = [*state.seq.tokens[-config.max_depth :], *ahead][-config.max_depth :]
         for store in (state.store, self.past) if config.across else (state.store,):
-            own = store is state.store
+            own = store is state.store and not ahead
             tree, match, where = store.longest(tail, own)
             if match >= config.min_match:
                 nodes = max(1, min(depth, int(config.spec_factor * match + config.spec_offset)))
                 deepest = min(nodes, state.odds.depth(match))
                 latest = own and tree is store.young
-                made = grow(tree, match, where, nodes, deepest, config.branches, config.min_prob, latest)
+                made = grow(tree, match, where, nodes, deepest, branches or config.branches, config.min_prob, latest)
                 if made.score > best.score:
                     best = made
         return best

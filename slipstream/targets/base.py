@@ -31,7 +31,11 @@ class TargetOut:
 
 @runtime_checkable
 class Target(Protocol):
-    """A model that scores a forest of guesses in one forward. Alone knows modules, masks, pages, kernels."""
+    """A model that scores a forest of guesses in one forward. Alone knows modules, masks, pages, kernels.
+
+    One whose forwards are not torch's may have `host_threads`, the most threads that torch should then use beside it
+    (see `core.threads`).
+    """
 
     vocab_size: int
     """Width V of the logits."""

@@ -12,6 +12,7 @@ from slipstream.core.costs import CostCurve
 from slipstream.core.draft import Draft
 from slipstream.core.params import check_integer
 from slipstream.core.sequence import Sequence
+from slipstream.core.threads import host_threads
 from slipstream.errors import ParameterError
 from slipstream.targets.base import Target
 
@@ -42,7 +43,8 @@ def measure_costs(target: Target, rows: Seq[int] = ROWS, past: int = 64, repeats
             for n in rows:
                 draft = Draft.chains([[i % target.vocab_size for i in range(n - 1)]], device=target.device)
                 began = perf_counter()
-                target.run([seq], draft)
+                with host_threads(getattr(target, "host_threads", None)):
+                    target.run([seq], draft)
                 if target.device.type == "cuda":
                     torch.cuda.synchronize(target.device)
                 if turn:  # the first turn binds buffers and packs weights

@@ -295,9 +295,9 @@ def test_an_offer_that_pays_hangs_beside_the_neural_draft_until_it_has_proven_wr
             drafter.observe([seq], draft, out, verdict)
         return counts
 
-    assert roots()[0] == 2
-    assert set(roots()[-20:-1]) == {1}
-    assert set(roots(beside=0)[:-1]) == {1}
+    assert roots(beside=3)[0] == 2
+    assert set(roots(beside=3)[-20:-1]) == {1}
+    assert set(roots()[:-1]) == {1}
 
 
 def test_rows_of_a_tree_are_paid_for() -> None:
@@ -326,18 +326,22 @@ def test_a_member_that_has_no_guess_is_not_asked_for_ever() -> None:
 
 
 def test_requests_are_independent_unless_experience_is_carried() -> None:
-    def first_depth(carry: float, script: Script) -> int:
+    def first_chance(carry: float, script: Script) -> tuple[int, int]:
+        """Of the third request: tokens before the member's first round, and the depth that it is asked for."""
         member = Priced(script, 0.1)
         llm = LLM(target(), bandit(member, carry=carry), draft_tokens=BUDGET)
         for _ in range(2):
             llm.generate(list(PROMPT), SamplingParams(max_tokens=60))
         before = len(member.asked)
-        llm.generate(list(PROMPT), SamplingParams(max_tokens=20))
-        return member.asked[before][1]
+        llm.generate(list(PROMPT), SamplingParams(max_tokens=60))
+        return member.asked[before]
 
-    fresh = first_depth(0.0, right)
-    assert first_depth(0.0, wrong) == fresh
-    assert first_depth(30.0, wrong) < fresh < first_depth(30.0, right)
+    at, depth = first_chance(0.0, right)
+    assert first_chance(0.0, wrong) == (at, depth)
+    later, shallow = first_chance(30.0, wrong)
+    assert later > at + 10, "it waits as long as it had come to wait"
+    assert shallow < depth
+    assert first_chance(30.0, right)[1] > depth
 
 
 def test_costs_of_a_batch_are_shared_costs() -> None:

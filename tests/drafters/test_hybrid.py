@@ -93,7 +93,7 @@ def test_a_long_match_overrides_the_neural_draft_which_is_then_not_run() -> None
 
 
 def test_a_short_match_hangs_beside_the_neural_draft() -> None:
-    lookup, neural = Found([1, 2, 3], {2: 3}), Fixed([1, 4], q=0.6)
+    lookup, neural = Found([1, 2, 3], {2: 1}), Fixed([1, 4], q=0.6)
     made = hybrid(lookup, neural, beside=1).propose([Sequence([0, 0], SamplingParams(temperature=1.0))], [3])
     assert made.ids == [1, 4, 2], "the first guess is shared, one more is added"
     assert list(made.parents) == [-1, 0, 0]
@@ -123,6 +123,67 @@ def test_a_neural_draft_goes_no_deeper_than_its_own_limit() -> None:
     neural = Fixed([1] * 9)
     assert len(hybrid(neural, neural=3).propose([Sequence([0])], [9])) == 3
     assert neural.asked == [[3]]
+
+
+class Knowing(Found):
+    """A lookup that always knows how to go on behind somebody else's guesses: a match of 3, then 7, 8, ..."""
+
+    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+        self.heard = list(guesses)
+        return [2, 3, 2, 3][:depth], 3
+
+
+def test_behind_a_neural_chain_the_lookup_goes_on_within_the_budget() -> None:
+    lookup, neural = Knowing([1], {2: 0}), Fixed([4, 4, 4], q=0.6)
+    seq = Sequence([0, 0], SamplingParams(temperature=1.0))
+    made = hybrid(lookup, neural, neural=2).propose([seq], [5])
+    assert lookup.heard == [4, 4]
+    assert made.ids == [4, 4, 2, 3, 2]
+    assert made.is_chain
+    assert made.q is not None
+    assert made.q.amax(-1).tolist() == pytest.approx([0.6, 0.6, 1, 1, 1])
+    for options, budget in (({"beyond": 0}, 5), ({"beyond_match": 4}, 5), ({}, 2)):
+        assert hybrid(lookup, neural, neural=2, **options).propose([seq], [budget]).ids == [4, 4]
+
+
+def test_nothing_goes_on_behind_a_tree() -> None:
+    class Tree(Fixed):
+        def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+            return Draft(torch.tensor([4, 3]), [-1, -1], [0, 2])
+
+    assert hybrid(Knowing([1], {2: 0}), Tree([])).propose([Sequence([0, 0])], [5]).ids == [4, 3]
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookups_know_what_follows_the_text_and_then_foreign_guesses(name: str) -> None:
+    lookup = make_drafter(name, ToyTarget(32))
+    seq = Sequence([9, 1, 2, 3, 4, 5, 8, 1])
+    lookup.propose([seq], [2])
+    assert lookup.behind(seq, [2, 3], 2) == ([4, 5], 3)
+    assert lookup.behind(seq, [7, 3], 2) == ([4, 5], 1), "a match within the guesses"
+    assert lookup.behind(seq, [6], 2)[0] == []
+    assert lookup.propose([seq], [1]).ids == [2], "nothing of it was learnt"
+
+
+@pytest.mark.parametrize("name", [n for n in LOOKUPS if n != "suffix"])
+def test_a_loop_that_begins_in_foreign_guesses_is_followed_round(name: str) -> None:
+    lookup = make_drafter(name, ToyTarget(32), row_cost=0.0)
+    seq = Sequence([9, 9, 1, 2, 3, 1, 2])
+    lookup.propose([seq], [2])
+    assert lookup.behind(seq, [3, 1], 5)[0] == [2, 3, 1, 2, 3]
+
+
+def test_a_neural_member_is_not_started_for_a_text_that_is_about_to_end() -> None:
+    neural = Fixed([4, 4])
+    stack = hybrid(neural, start=4.0)
+    late = Sequence([0] * 9, SamplingParams(max_tokens=2))
+    assert stack.propose([late], [1]).ids == []
+    seq = Sequence([0] * 8, SamplingParams(max_tokens=2))
+    assert stack.propose([seq], [1]).ids == [4]
+    seq.tokens.append(4)
+    assert stack.propose([seq], [1]).ids == [4], "once it runs, it goes on"
+    stack.release(seq.id)
+    assert stack.propose([seq], [1]).ids == []
 
 
 def test_every_member_observes_the_real_draft_and_is_told_of_the_end() -> None:
@@ -197,6 +258,29 @@ class TestMixedDrafts(Conformance):
         n, prompt, params = 10_000, [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
         drafter = Mixing(MIXED())
         seqs = sample(LLM(target(), drafter, draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
+        p = g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(target()), prompt, params))
+        assert p >= LEVEL, f"p = {p:.1e}"
+        assert drafter.mixed > n / 2
+
+
+class TestContinuedDrafts(Conformance):
+    """A neural guess, and behind it what the lookup knows of it."""
+
+    @staticmethod
+    def stack() -> HybridDrafter:
+        lookup = NgramDrafter(NgramConfig(row_cost=0.0))
+        config = HybridConfig(min_match=99, neural=1, beyond=3, beyond_match=1)
+        return HybridDrafter([lookup, ModelDrafter(other(), V)], V, config)
+
+    @pytest.fixture
+    def case(self) -> Case:
+        return Case(target, lambda _: self.stack())
+
+    def test_sampled_text_has_the_targets_law(self, case: Case) -> None:
+        """As above. Whether a draft goes on, and how, depends on what was drawn: on guesses that are verified."""
+        n, prompt, params = 10_000, [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
+        drafter = Mixing(self.stack())
+        seqs = sample(LLM(target(), drafter, draft_tokens=3, max_batch=n), prompt, params, n, seed=7)
         p = g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(target()), prompt, params))
         assert p >= LEVEL, f"p = {p:.1e}"
         assert drafter.mixed > n / 2

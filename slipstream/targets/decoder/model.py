@@ -56,6 +56,7 @@ class Decoder:
         self.device: torch.device = executor.device
         self._ahead = Ahead(executor)
         self.eos_ids = frozenset(executor.config.eos_ids)
+        self.host_threads = 1 if executor.name == "openvino" else None  # see `core.threads`
 
     @staticmethod
     def load(

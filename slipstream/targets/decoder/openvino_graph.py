@@ -119,8 +119,15 @@ class Builder:
         second = op.add(op.multiply(b, cos), op.multiply(a, sin))
         return op.concat([first, second], -1)
 
-    def attend(self, x: Node, layer: int, turns: tuple[Node, Node] | None, meta: Mapping[str, Node]) -> Node:
-        """Attention of layer `layer` over its normed input: [M, d] -> [M, d]."""
+    def attend(
+        self,
+        x: Node,
+        layer: int,
+        turns: tuple[Node, Node] | None,
+        meta: Mapping[str, Node],
+        select: Node | None = None,
+    ) -> Node:
+        """Attention of layer `layer` over its normed input: [M, d] -> [M, d], or [R, d] for the rows `select` [R]."""
         c, name = self.config, f"{layer}."
         heads, kv, size = c.heads, c.kv_heads, c.head_dim
         qkv = self.linear(x, name + "qkv")  # [M, (H + 2 Hk) D]
@@ -147,7 +154,7 @@ class Builder:
             self._caches[layer] = caches(layer)
             self.parameters.extend(self._caches[layer])
         y = attention(q, k, v, self._caches[layer], meta, kv, size, c.windows[layer] or 0)  # [M, H D]
-        return self.linear(y, name + "o")
+        return self.linear(y if select is None else take(y, select), name + "o")
 
     def activate(self, x: Node) -> Node:
         kind = self.config.activation
@@ -194,11 +201,15 @@ class Builder:
         positions: Node,
         meta: Mapping[str, Node],
         stream: dict[int, Node] | None = None,
+        select: Node | None = None,
     ) -> Node:
-        """Layers first..last-1 on the residual stream [M, d]; `stream` gains it as it is after each layer."""
+        """Layers first..last-1 on the residual stream [M, d]; `stream` gains it as it is after each layer. With
+        `select` [R] the last layer makes every row's keys and values and goes on with these rows alone: [R, d]."""
         turns = self.turns(positions)
         for i in range(first, last):
-            h = op.add(h, self.attend(self.norm(h, f"{i}.norm1"), i, turns, meta))
+            rows = select if i == last - 1 else None
+            y = self.attend(self.norm(h, f"{i}.norm1"), i, turns, meta, rows)
+            h = op.add(h if rows is None else take(h, rows), y)
             h = op.add(h, self.mlp(self.norm(h, f"{i}.norm2"), i))
             if stream is not None:
                 stream[i + 1] = h
@@ -225,12 +236,12 @@ def forward_graph(config: DecoderConfig, constants: Constants, first: int, last:
         h.validate_and_infer_types()
     select = b.parameter("select", 1, np.int64)
     stream = {first: h}
-    h = b.layers(h, first, last, positions, b.meta(), stream)
-    if -1 in taps:
+    if (first, last) == (0, config.layers) and not {-1, last} & set(taps):  # of a prompt, one row in hundreds is wanted
+        normed = b.norm(b.layers(h, first, last, positions, b.meta(), stream, select), "norm")
+    else:
+        h = b.layers(h, first, last, positions, b.meta(), stream)
         stream[-1] = b.norm(h, "norm")
         normed = take(stream[-1], select)
-    else:
-        normed = b.norm(take(h, select), "norm")
     outputs = {"logits": b.logits(normed)} | {f"tap.{t}": stream[t] for t in taps}
     if (first, last) != (0, config.layers):
         outputs["hidden"] = h
@@ -288,14 +299,16 @@ def unrolled_graph(config: DecoderConfig, constants: Constants, steps: int, exit
     token: Node = None
     for j in range(steps if exit is None else steps + 1):
         if j == 0:
-            h = b.layers(b.embed(ids, positions), 0, depth, positions, meta)
-            stream.append(h)
-            h = take(h, select)
+            h = b.layers(b.embed(ids, positions), 0, depth, positions, meta, select=select if exit is None else None)
+            if exit is not None:
+                stream.append(h)
+                h = take(h, select)
         else:
             place = op.add(place, ints(1))
             later = one_longer(later)
             h = b.layers(b.embed(token, place), 0, depth, place, later)
-            stream.append(op.unsqueeze(h, ints([0])))
+            if exit is not None:
+                stream.append(op.unsqueeze(h, ints([0])))
         if j == steps:
             break
         logits = b.logits(b.norm(h, "norm"))  # [B, V]

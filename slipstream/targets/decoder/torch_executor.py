@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slipstream.core.threads import all_threads
 from slipstream.errors import ParameterError, TargetError
 from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.executor import Batch, Output
@@ -125,6 +126,7 @@ class TorchExecutor:
 
     # --- the contract --------------------------------------------------------------------------------------
 
+    @all_threads()
     @torch.inference_mode()
     def forward(
         self,
