@@ -70,9 +70,11 @@ def contenders(only: Seq[str] = ()) -> list[Contender]:
 
 
 def controlled(only: Seq[str] = ()) -> list[Contender]:
-    """Each single drafter as the one member of a bandit, which may draft nothing."""
+    """Each single drafter as the one member of a bandit, which may draft nothing. Texts are short here, and a chance
+    for a neural member costs the reading of a prompt: hence the long rests."""
+    control = {"carry": CARRY, "longest_rest": 256}
     return [
-        Contender(c.label, "bandit", c.draft_tokens, {"members": [(c.drafter, c.options)], "carry": CARRY})
+        Contender(c.label, "bandit", c.draft_tokens, {"members": [(c.drafter, c.options)], **control})
         for c in contenders(only)
         if c.label in SINGLES
     ]

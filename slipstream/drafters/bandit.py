@@ -11,7 +11,7 @@ An offer is cut where its next depth no longer pays.
 
 A neural drafter that is not used shows nothing of itself. It begins with the benefit of the doubt (`prior`) and is
 given a round now and then: after 2 rounds of rest, and after twice as many each time that it does not come out ahead
-(after 2 again if a guess stood of which nobody expected it).
+(as many again if a guess stood of which nobody expected it).
 So n rounds spend about log2(n) on it, and a text that changes is noticed. With one member this is nothing but an
 off-switch with a choice of length: any drafter "under its own control".
 
@@ -127,6 +127,7 @@ class _State:
     found: list[_Arm] = field(default_factory=list)  # what lookups have to offer, each cut where it pays
     probed: int | None = None  # member that was given a chance
     hopeless: bool = False  # it was not expected to beat plain decoding
+    wide: bool = False  # the last round verified guesses
 
 
 class BanditDrafter:
@@ -161,6 +162,7 @@ class BanditDrafter:
         if missing:
             raise ParameterError(f"draft costs of {', '.join(missing)} are missing", fix="only a lookup can do without")
         self.costs, self.draft_costs = costs, tuple(draft_costs)
+        self._jump = jump(costs, self.config.batch)
         self._past = [_Record(self._reaches(m, LASTING, 0.0)) for m in range(len(members))]  # of all requests
         self._states: dict[int, _State] = {}
 
@@ -211,7 +213,7 @@ class BanditDrafter:
             record = state.records[arm.member]
             if arm.member == best.member:
                 self._rests(arm.member, record, 0, FIRST_REST)
-            elif self._best_case(record, arm.member, greedy, budget) > best.rate:
+            elif self._best_case(state, arm.member, greedy, budget) > best.rate:
                 self._rests(arm.member, record, record.resting + 1, record.rest)
                 if due is None and record.resting > record.rest:
                     due = arm
@@ -225,12 +227,12 @@ class BanditDrafter:
         record = state.records[m]
         lengths = self._lengths(budget)
         tokens = [1.0, *accumulate(record.reaches[0].stands(lengths[-1]), initial=1.0)][1:]
-        rates = [_Arm(tokens[k] / self._time(record, m, greedy, k), m, k) for k in lengths]
+        rates = [_Arm(tokens[k] / self._time(state, m, greedy, k), m, k) for k in lengths]
         return max(rates, key=_rate)
 
-    def _best_case(self, record: _Record, m: int, greedy: bool, budget: int) -> float:
+    def _best_case(self, state: _State, m: int, greedy: bool, budget: int) -> float:
         """The member's rate if every guess stood."""
-        return max((1 + k) / self._time(record, m, greedy, k) for k in self._lengths(budget))
+        return max((1 + k) / self._time(state, m, greedy, k) for k in self._lengths(budget))
 
     def _best_cut(self, state: _State, m: int) -> _Arm:
         """How deep to follow what a lookup found."""
@@ -238,20 +240,23 @@ class BanditDrafter:
         depths = [guess.draft.depths[i] for i in guess.draft.nodes(guess.b)]
         reach = state.records[m].reaches[_bucket(guess.match)]
         best, tokens, nodes = _Arm(1.0), 1.0, 0
+        back = 0.0 if state.wide else self._jump
         for depth, stands in enumerate(reach.stands(max(depths, default=0)), start=1):
             tokens += stands
             nodes += depths.count(depth)
-            best = max(best, _Arm(tokens / self._rows(nodes), m, depth), key=_rate)
+            best = max(best, _Arm(tokens / (self._rows(nodes) + back), m, depth), key=_rate)
         return best
 
     def _lengths(self, budget: int) -> list[int]:
         return sorted({min(length, budget) for length in self.config.lengths})
 
-    def _time(self, record: _Record, m: int, greedy: bool, k: int) -> float:
-        """Drafting and verifying k deep, in plain steps."""
+    def _time(self, state: _State, m: int, greedy: bool, k: int) -> float:
+        """Drafting and verifying k deep, in plain steps: the number of rows changes there and back, unless the last
+        round drafted, too."""
         costs = self.draft_costs[m]
         assert costs is not None
-        return costs[0 if greedy else 1](k) / self.costs(self.config.batch) + self._rows(k * record.width)
+        rows = self._rows(k * state.records[m].width) + (-self._jump if state.wide else self._jump)
+        return costs[0 if greedy else 1](k) / self.costs(self.config.batch) + rows
 
     def _rows(self, nodes: float) -> float:
         """Verifying so many guesses a sequence, in plain steps."""
@@ -262,7 +267,10 @@ class BanditDrafter:
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         for b, seq in enumerate(seqs):
             state = self._states.get(seq.id)
-            if state is not None and state.made:
+            if state is None:
+                continue
+            state.wide = bool(draft.nodes(b))
+            if state.made:
                 self._learn(state, verdict.run(draft, b))
         for member in self.members:
             member.observe(seqs, draft, out, verdict)
@@ -277,8 +285,8 @@ class BanditDrafter:
                 for known in (record, self._past[m]):
                     known.reaches[_bucket(guess.match)].learn(stood, fell)
             if state.probed == m:
-                longer = min(max(2 * record.rest, FIRST_REST), self.config.longest_rest)
-                self._rests(m, record, 0, FIRST_REST if stood and state.hopeless else longer)
+                rest = record.rest if stood and state.hopeless else 2 * record.rest
+                self._rests(m, record, 0, min(max(rest, FIRST_REST), self.config.longest_rest))
         state.made.clear()
 
     def _rests(self, m: int, record: _Record, resting: int, rest: int) -> None:
@@ -322,6 +330,13 @@ class BanditDrafter:
     def _reaches(self, m: int, memory: int, surprise: float) -> list[Reach]:
         c, count = self.config, MATCHES if m in self.lookups else 1
         return [Reach(DEEPEST, c.prior, c.weight, 1 - 1 / memory, surprise) for _ in range(count)]
+
+
+def jump(costs: CostCurve, batch: int) -> float:
+    """What the first guess costs beyond any further one, in plain steps: where the number of rows changes, a runtime
+    may prepare its kernels anew. Going back to plain decoding costs as much again."""
+    first, second = costs(2 * batch) - costs(batch), costs(3 * batch) - costs(2 * batch)
+    return max(0.0, first - second) / costs(batch)
 
 
 def _rate(arm: _Arm) -> float:

@@ -54,6 +54,19 @@ def test_the_curve_is_that_of_the_forwards_without_their_first_turn(clock: Clock
     assert curve.seconds == (11.0, 14.0, 26.0)
 
 
+def test_more_rows_bear_what_changing_their_number_costs_and_one_row_does_not(clock: Clock) -> None:
+    class Preparing(Charging):
+        before = 0
+
+        def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
+            rows = len(seqs) + len(draft)
+            self.clock.now += 0.0 if rows == self.before else 5.0
+            self.before = rows
+            return super().run(seqs, draft, taps)
+
+    assert measure_costs(Preparing(clock, vocab=8), (1, 4, 16)).seconds == (11.0, 19.0, 31.0)
+
+
 def test_nothing_is_left_behind_and_running_sequences_go_on() -> None:
     target = ToyTarget(8)
     seq = Sequence([1, 2, 3], SamplingParams(max_tokens=12))
