@@ -35,8 +35,9 @@ SINGLES = (
     "medusa", "eagle3", "eagle3 comb", "eagle3 tree", "layerskip",
 )  # fmt: skip
 """Labels of the drafters that a hybrid is compared with."""
-HYBRID = "ngram+model"
-"""The hybrid that is held against them, at both temperatures."""
+HYBRID = "suffix+model"
+"""The hybrid that is held against them, at both temperatures: a lookup before the draft model, as `hybrid` has them if
+it is only given a model."""
 
 
 @functools.cache
