@@ -6,6 +6,7 @@ whether its guesses were right is judged by the text that came, whoever drafted 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -27,7 +28,7 @@ class LookupState:
 S = TypeVar("S", bound=LookupState)
 
 
-class LookupDrafter(Generic[S]):
+class LookupDrafter(ABC, Generic[S]):
     """Everything of a lookup but the looking up. A state is made by `propose` when first needed: a sequence for which
     speculation is off costs nothing."""
 
@@ -45,10 +46,10 @@ class LookupDrafter(Generic[S]):
         """See `hybrid.Lookup`."""
         return self._states[seq_id].match if seq_id in self._states else 0
 
+    @abstractmethod
     def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
         """Up to `depth` guesses for what follows the sequence *and then* `guesses`, somebody else's; and the length of
         the match they rest on. The sequence must have been proposed for in this round."""
-        raise NotImplementedError
 
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)

@@ -35,7 +35,7 @@ from slipstream.targets.decoder.openvino_graph import (
     take,
 )
 from slipstream.targets.decoder.openvino_paged import PagedCache, probe
-from slipstream.targets.decoder.openvino_program import Program, core, unrolled_kept
+from slipstream.targets.decoder.openvino_program import Program, core, kept, unrolled_kept
 
 
 class OpenVinoEagle:
@@ -78,21 +78,15 @@ class OpenVinoEagle:
     ) -> tuple[Tensor, Tensor]:
         if steps < 1:
             raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
-        program = self._chains.pop(steps, None)
-        if program is None:
-            if len(self._chains) >= unrolled_kept(self._constants.matmul_bytes):
-                del self._chains[next(iter(self._chains))]  # the least recently used
-            program = self._compile(_chain_graph(self.config, self._constants, self.ids, steps))
-        self._chains[steps] = program  # now the most recently used
+        program = kept(
+            self._chains,
+            steps,
+            unrolled_kept(self._constants.matmul_bytes),
+            lambda: self._compile(_chain_graph(self.config, self._constants, self.ids, steps)),
+        )
         count, vocab = len(batch.seq_ids), self.config.draft_vocab
         self._feed(program, batch, features, steps - 1)
-        program.feed("single_begins", range(count + 1))
-        heat = program.bind("inv_temperature", (count,))
-        heat.fill_(1.0) if inv_temperature is None else heat.copy_(inv_temperature)
-        if noise is None:
-            program.bind("noise", (steps, 1, 1)).zero_()
-        else:
-            program.bind("noise", tuple(noise.shape)).copy_(noise)
+        program.feed_draws(steps, count, inv_temperature, noise)
         tokens, logits = program.bind("tokens", (steps, count)), program.bind("logits", (steps, count, vocab))
         program.infer()
         return tokens, logits

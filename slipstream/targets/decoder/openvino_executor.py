@@ -25,7 +25,7 @@ from slipstream.targets.decoder.executor import Batch, Output, Unrolled
 from slipstream.targets.decoder.openvino_constants import Constants
 from slipstream.targets.decoder.openvino_graph import Graph, forward_graph, unrolled_graph
 from slipstream.targets.decoder.openvino_paged import PROPERTIES, PagedCache, probe
-from slipstream.targets.decoder.openvino_program import Program, core, unrolled_kept
+from slipstream.targets.decoder.openvino_program import Program, core, kept, unrolled_kept
 
 _ONE_THREAD_BYTES = 4 << 20
 """Below this many bytes of weights a pass, handing work to a second thread costs more than it saves (measured)."""
@@ -129,24 +129,17 @@ class OpenVinoExecutor:
             raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
         if exit is not None and not 1 <= exit <= self.config.layers:
             raise TargetError(f"an exit after {exit} layers was asked of a model with {self.config.layers}")
-        key = (steps, exit)
-        program = self._unrolled.pop(key, None)
-        if program is None:
-            if len(self._unrolled) >= unrolled_kept(self._constants.matmul_bytes):
-                del self._unrolled[next(iter(self._unrolled))]  # the least recently used
-            program = self._compile(unrolled_graph(self.config, self._constants, steps, exit))
-        self._unrolled[key] = program  # now the most recently used
+        program = kept(
+            self._unrolled,
+            (steps, exit),
+            unrolled_kept(self._constants.matmul_bytes),
+            lambda: self._compile(unrolled_graph(self.config, self._constants, steps, exit)),
+        )
         count, vocab, width = len(batch.seq_ids), self.config.vocab_size, self.config.hidden_size
         program.feed_batch(self._cache, batch, steps - (exit is None))
         program.bind("ids", (batch.splits[-1],)).copy_(batch.tokens)
         program.feed("select", [s - 1 for s in batch.splits[1:]])
-        program.feed("single_begins", range(count + 1))
-        heat = program.bind("inv_temperature", (count,))
-        heat.fill_(1.0) if inv_temperature is None else heat.copy_(inv_temperature)
-        if noise is None:
-            program.bind("noise", (steps, 1, 1)).zero_()
-        else:
-            program.bind("noise", tuple(noise.shape)).copy_(noise)
+        program.feed_draws(steps, count, inv_temperature, noise)
         tokens, logits = program.bind("tokens", (steps, count)), program.bind("logits", (steps, count, vocab))
         if exit is not None:
             program.bind("hidden", (batch.splits[-1], width))

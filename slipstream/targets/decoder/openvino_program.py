@@ -6,8 +6,8 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence as Seq
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence as Seq
+from typing import Any, TypeVar
 
 import numpy as np
 import openvino as ov
@@ -20,6 +20,8 @@ from slipstream.targets.decoder.openvino_constants import Constants
 from slipstream.targets.decoder.openvino_graph import Graph
 from slipstream.targets.decoder.openvino_paged import PagedCache
 
+Key = TypeVar("Key", bound=Hashable)
+
 _KEPT_ROWS = 64
 """Memory is kept for inputs and outputs of up to this many rows; for more (prefill) it is made for the call."""
 
@@ -29,6 +31,17 @@ def unrolled_kept(weight_bytes: int) -> int:
     as many as 256 MiB hold, 4 at least, 16 at most. Compiling one takes longer than many rounds, so whoever tries
     several draft lengths in turns must find them all again."""
     return max(4, min(16, (256 << 20) // max(1, weight_bytes)))
+
+
+def kept(programs: dict[Key, Program], key: Key, most: int, make: Callable[[], Program]) -> Program:
+    """The program of `key`, made if it is not there; of all, the `most` that were used last stay."""
+    program = programs.pop(key, None)
+    if program is None:
+        if len(programs) >= most:
+            del programs[next(iter(programs))]  # the least recently used
+        program = make()
+    programs[key] = program  # now the most recently used
+    return program
 
 
 @functools.cache
@@ -162,6 +175,17 @@ class Program:
             self.feed("qq_bias", ())
             self.feed("qq_bias_begins", (0,) * (len(splits)))
         self.feed_cache(cache, batch.seq_ids)
+
+    def feed_draws(self, steps: int, count: int, inv_temperature: Tensor | None, noise: Tensor | None) -> None:
+        """What an unrolled graph draws by, for `count` sequences: inv_temperature [B], None is 1; noise [K, B, V], None
+        is 0."""
+        self.feed("single_begins", range(count + 1))
+        heat = self.bind("inv_temperature", (count,))
+        heat.fill_(1.0) if inv_temperature is None else heat.copy_(inv_temperature)
+        if noise is None:
+            self.bind("noise", (steps, 1, 1)).zero_()
+        else:
+            self.bind("noise", tuple(noise.shape)).copy_(noise)
 
     def feed_cache(self, cache: PagedCache, seq_ids: Seq[int]) -> None:
         """Bind the cache tensors if they have grown, and the block tables if they or the batch have changed."""
