@@ -22,13 +22,11 @@ from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.model_tree import Ran, grow, stood
 from slipstream.errors import ParameterError, did_you_mean
-from slipstream.targets.base import Target, TargetOut
+from slipstream.targets.base import FEW_ROWS, Target, TargetOut
 
 log = logging.getLogger("slipstream")
 
 TREES = ("topk", "sampled")
-
-_FEW = 16  # pending tokens
 
 
 @dataclass(frozen=True)
@@ -205,10 +203,10 @@ class ModelDrafter:
 
 
 def _again(pending: int) -> int:
-    """How many tokens to run once more in front of so many pending ones. A round leaves one or two pending, as its last
-    guess fell or stood, and a runtime that prepares its kernels anew whenever the number of rows changes would do so
-    nearly every round; a few rows more cost less. So their number is made a power of two."""
-    return (1 << max(1, (pending - 1).bit_length())) - pending if pending <= _FEW else 0
+    """How many tokens to run once more in front of so many pending ones. A round leaves one or two pending, or as many
+    as a lookup found meanwhile; a runtime that prepares its kernels anew whenever the number of rows changes would do
+    so nearly every round, while a few rows more cost little. So only few numbers are used."""
+    return next((few - pending for few in FEW_ROWS if pending <= few), 0)
 
 
 def make(target: Target, *, model: Target, **options: Any) -> ModelDrafter:

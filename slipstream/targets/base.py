@@ -12,6 +12,9 @@ from torch import Tensor
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 
+FEW_ROWS = (2, 8, 16)
+"""Numbers of pending tokens for which an executor may keep a graph each, and to which a drafter brings its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class TargetOut:

@@ -3,6 +3,7 @@ and buffers that are bound once. What every executor must do is in the conforman
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib.util
 import itertools
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from slipstream.errors import LoadError, ParameterError, TargetError, UnsupportedModelError
 from slipstream.targets.decoder.config import DecoderConfig
-from slipstream.targets.decoder.executor import Batch, Executor
+from slipstream.targets.decoder.executor import Batch, Executor, Unrolled
 from slipstream.targets.decoder.torch_executor import TorchExecutor
 from slipstream.targets.decoder.weights import load_weights
 from tests.targets.families import FAMILIES, VOCAB, Reference
@@ -391,10 +392,40 @@ class TestUnrolled:
         monkeypatch.setattr("slipstream.targets.decoder.openvino_executor.unrolled_kept", lambda weight_bytes: 4)
         executor = build("gpt2")
         for steps in (1, 2, 3, 1, 4, 1, 5):
-            before = executor._unrolled.get((steps, None))
-            assert executor.unrolled(chain(0, 0, [3, 4]), steps).tokens.shape == (steps, 1)
-            assert before in (None, executor._unrolled[steps, None])
-        assert set(executor._unrolled) == {(1, None), (3, None), (4, None), (5, None)}
+            before = executor._unrolled.get((steps, None, 0, 0))
+            assert executor.unrolled(chain(0, 0, [3, 4, 5]), steps).tokens.shape == (steps, 1)
+            assert before in (None, executor._unrolled[steps, None, 0, 0])
+        assert {steps for steps, *_ in executor._unrolled} == {1, 3, 4, 5}
+
+    @pytest.mark.parametrize("sampled", [False, True])
+    @pytest.mark.parametrize("exit", [None, 2])
+    def test_a_graph_for_a_fixed_number_of_rows_says_what_the_general_one_says(
+        self, build: Callable[..., OpenVinoExecutor], monkeypatch: pytest.MonkeyPatch, sampled: bool, exit: int | None
+    ) -> None:
+        """Over blocks that fill up and a cache that grows; beyond the usual numbers of rows there is no such graph."""
+        executor = build("llama")
+        noise = torch.rand(3, 1, VOCAB, generator=torch.Generator().manual_seed(3)) if sampled else None
+        text = tokens(75)
+
+        def chains() -> list[Unrolled]:
+            made = []
+            for rows, past in ((2, 0), (2, 29), (8, 31), (16, 59), (3, 10), (2, 60)):
+                executor.forward(chain(0, 0, text, select=[0]))  # drafts write over what follows
+                out = executor.unrolled(chain(0, past, text[past : past + rows]), 3, None, noise, exit)
+                made.append(copy.deepcopy(out))
+            return made
+
+        fixed = chains()
+        assert {rows for _, _, rows, _ in executor._unrolled} == {0, 2, 8, 16}
+        executor._unrolled.clear()
+        monkeypatch.setattr("slipstream.targets.decoder.openvino_executor._FIXED_BYTES", 0)
+        for mine, general in zip(fixed, chains(), strict=True):
+            assert torch.equal(mine.tokens, general.tokens)
+            near(mine.logits, general.logits)
+            if exit is not None:
+                near(mine.hidden, general.hidden)
+                near(mine.later, general.later)
+        assert {rows for _, _, rows, _ in executor._unrolled} == {0}
 
     def test_each_sequence_has_its_own_temperature(self, build: Callable[..., OpenVinoExecutor]) -> None:
         executor = build("llama")
@@ -497,4 +528,4 @@ def test_draft_lengths_tried_in_turns_are_compiled_once() -> None:
 
     assert unrolled_kept(10 << 20) >= 9
     assert unrolled_kept(4 << 30) == 4
-    assert unrolled_kept(1) == 16
+    assert unrolled_kept(1) == 32

@@ -20,15 +20,20 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import ParameterError, TargetError
+from slipstream.targets.base import FEW_ROWS
 from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.executor import Batch, Output, Unrolled
 from slipstream.targets.decoder.openvino_constants import Constants
-from slipstream.targets.decoder.openvino_graph import Graph, forward_graph, unrolled_graph
+from slipstream.targets.decoder.openvino_graph import Graph, for_one_sequence, forward_graph, unrolled_graph
 from slipstream.targets.decoder.openvino_paged import PROPERTIES, PagedCache, probe
 from slipstream.targets.decoder.openvino_program import Program, core, kept, unrolled_kept
 
 _ONE_THREAD_BYTES = 4 << 20
 """Below this many bytes of weights a pass, handing work to a second thread costs more than it saves (measured)."""
+
+_FIXED_BYTES = 16 << 20
+"""Up to so many bytes of weights an unrolled graph is small enough to have another one for each usual number of pending
+rows."""
 
 
 class OpenVinoExecutor:
@@ -70,7 +75,7 @@ class OpenVinoExecutor:
         self._properties = properties(self._constants.matmul_bytes, threads)
         self._cache = PagedCache(config.layers, config.kv_heads, config.head_dim)
         self._programs: dict[tuple[int, int], tuple[Program, frozenset[int]]] = {}
-        self._unrolled: dict[tuple[int, int | None], Program] = {}  # (steps, exit)
+        self._unrolled: dict[tuple[int, int | None, int, int], Program] = {}  # steps, exit, fixed rows, noise's width
         self._windows = [w for w in config.windows if w]
 
     # --- one pass -------------------------------------------------------------------------------------------------
@@ -129,20 +134,28 @@ class OpenVinoExecutor:
             raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
         if exit is not None and not 1 <= exit <= self.config.layers:
             raise TargetError(f"an exit after {exit} layers was asked of a model with {self.config.layers}")
+        rows, weights = batch.splits[-1], self._constants.matmul_bytes
+        fixed = len(batch.seq_ids) == 1 and rows in FEW_ROWS and weights <= _FIXED_BYTES
+        noisy = (steps, 1, 1 if noise is None else noise.shape[-1])
+
+        def graph() -> Graph:
+            made = unrolled_graph(self.config, self._constants, steps, exit)
+            return for_one_sequence(made, rows, noisy) if fixed else made
+
         program = kept(
             self._unrolled,
-            (steps, exit),
-            unrolled_kept(self._constants.matmul_bytes),
-            lambda: self._compile(unrolled_graph(self.config, self._constants, steps, exit)),
+            (steps, exit, rows if fixed else 0, noisy[-1] if fixed else 0),
+            unrolled_kept(weights),
+            lambda: self._compile(graph()),
         )
         count, vocab, width = len(batch.seq_ids), self.config.vocab_size, self.config.hidden_size
         program.feed_batch(self._cache, batch, steps - (exit is None))
-        program.bind("ids", (batch.splits[-1],)).copy_(batch.tokens)
+        program.bind("ids", (rows,)).copy_(batch.tokens)
         program.feed("select", [s - 1 for s in batch.splits[1:]])
         program.feed_draws(steps, count, inv_temperature, noise)
         tokens, logits = program.bind("tokens", (steps, count)), program.bind("logits", (steps, count, vocab))
         if exit is not None:
-            program.bind("hidden", (batch.splits[-1], width))
+            program.bind("hidden", (rows, width))
             program.bind("later", (steps, count, width))
         program.infer()
         if exit is None:

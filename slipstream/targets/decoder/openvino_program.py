@@ -28,9 +28,9 @@ _KEPT_ROWS = 64
 
 def unrolled_kept(weight_bytes: int) -> int:
     """How many unrolled graphs to keep of a model whose weights take so many bytes, since each packs them for itself:
-    as many as 256 MiB hold, 4 at least, 16 at most. Compiling one takes longer than many rounds, so whoever tries
+    as many as 256 MiB hold, 4 at least, 32 at most. Compiling one takes longer than many rounds, so whoever tries
     several draft lengths in turns must find them all again."""
-    return max(4, min(16, (256 << 20) // max(1, weight_bytes)))
+    return max(4, min(32, (256 << 20) // max(1, weight_bytes)))
 
 
 def kept(programs: dict[Key, Program], key: Key, most: int, make: Callable[[], Program]) -> Program:
