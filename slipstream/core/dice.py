@@ -29,31 +29,33 @@ class Dice:
     a batch.
     """
 
-    def __init__(self, streams: Seq[Stream], positions: Seq[int], counts: Seq[int], device: torch.device | str = "cpu"):
+    def __init__(self, streams: Seq[Stream], positions: Seq[int], counts: Seq[int]):
         self._streams, self._positions, self._counts = streams, positions, counts
-        self._device = torch.device(device)
-        self._columns: Tensor | None = None  # [1 + max(counts), B]; row 0 serves `choose`
+        self._columns: Tensor | None = None  # [B, 1 + max(counts)]; column 0 serves `choose`
         self._turn = 0
 
-    def _uniforms(self, row: int) -> Tensor:
+    def _uniforms(self, column: int) -> Tensor:
+        """[B], on the host."""
         if self._columns is None:
-            columns = np.zeros((1 + max(self._counts), len(self._streams)))
-            for b, (stream, position, count) in enumerate(
-                zip(self._streams, self._positions, self._counts, strict=True)
-            ):
-                columns[: 1 + count, b] = stream.uniforms(VERIFY, position, 1 + count)
-            self._columns = torch.from_numpy(columns).to(self._device, non_blocking=True)
-        return self._columns[row]
+            each = [
+                stream.uniforms(VERIFY, position, 1 + count)
+                for stream, position, count in zip(self._streams, self._positions, self._counts, strict=True)
+            ]
+            if len({*self._counts}) > 1:
+                longest = 1 + max(self._counts)
+                each = [np.pad(row, (0, longest - len(row))) for row in each]
+            self._columns = torch.from_numpy(np.stack(each))
+        return self._columns[:, column]
 
     def accept(self, probability: Tensor) -> Tensor:
         """[B] -> bool [B]: True with the given probability; values above 1 are certain, 0 and NaN never happen
         (the test is strict: a uniform of exactly 0 does not accept an impossible token)."""
         self._turn += 1
-        return self._uniforms(self._turn) < probability
+        return self._uniforms(self._turn).to(probability.device) < probability
 
     def choose(self, law: Tensor) -> Tensor:
         """[B, V] (rows sum to 1) -> int64 [B]: a token of each row, by inversion of its distribution function."""
-        return invert(law, self._uniforms(0))
+        return invert(law, self._uniforms(0).to(law.device))
 
     def pick(self, law: Tensor, owner: Seq[int], depth: Seq[int]) -> Tensor:
         """[R, V] -> int64 [R]: argmax(log law + noise), the noise of row r being that of position
@@ -66,13 +68,13 @@ class Dice:
 
 
 def invert(law: Tensor, u: Tensor) -> Tensor:
-    """Inverse-CDF sampling: law [B, V], u [B] in [0, 1) -> int64 [B].
+    """Inverse-CDF sampling: law [B, V], u [B] in [0, 1) -> int64 [B], the first token whose cumulated law exceeds u.
 
     The cumulative sum is divided by its own end, so that it ends in exactly 1 and no token of probability zero,
     behind the last possible one included, can be drawn.
     """
     total = law.cumsum(-1)  # [B, V]
-    return (total / total[:, -1:] <= u[:, None]).sum(-1)
+    return torch.searchsorted(total / total[:, -1:], u[:, None].contiguous(), right=True)[:, 0]
 
 
 def guess(law: Tensor, seqs: Seq[Sequence], depth: int) -> Tensor:

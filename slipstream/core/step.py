@@ -67,7 +67,7 @@ def decide(seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule) 
     need not even be made."""
     if rule.lossless and all(seq.params.argmax_only for seq in seqs):
         return follow(draft, first_maxima(logits))
-    return verify(draft, laws(logits, seqs, draft), exact(rule, seqs), dice(seqs, draft, logits.device))
+    return verify(draft, laws(logits, seqs, draft), exact(rule, seqs), dice(seqs, draft))
 
 
 def exact(rule: Rule, seqs: Seq[Sequence]) -> Rule:
@@ -75,9 +75,9 @@ def exact(rule: Rule, seqs: Seq[Sequence]) -> Rule:
     return RULES["greedy"] if rule.lossless and all(seq.params.greedy for seq in seqs) else rule
 
 
-def dice(seqs: Seq[Sequence], draft: Draft, device: torch.device) -> Dice:
+def dice(seqs: Seq[Sequence], draft: Draft) -> Dice:
     counts = [draft.splits[b + 1] - draft.splits[b] for b in range(len(seqs))]
-    return Dice([seq.random for seq in seqs], [len(seq.tokens) for seq in seqs], counts, device)
+    return Dice([seq.random for seq in seqs], [len(seq.tokens) for seq in seqs], counts)
 
 
 def record(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:

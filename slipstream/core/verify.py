@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -101,53 +100,69 @@ def _follow(draft: Draft, picks: Seq[int]) -> Decision:
 
 
 def rejection(draft: Draft, law: Tensor, dice: Dice) -> Decision:
-    """All sequences walk their trees in lockstep: each turn tries one guess of each."""
-    B, device = draft.batch, law.device
-    roots = torch.tensor([draft.splits[b] + b for b in range(B)], device=device)  # [B]
-    shift = torch.arange(1, B + 1, device=device)  # [B] node i of sequence b has its law in row i + shift[b]
-    first, child, sibling = _links(draft, device)
-    p = law[roots]  # [B, V] law of the next token where each sequence stands, given its rejections so far
-    guess = first  # [B] the node on trial, -1 when none is left
-    stood = []  # per turn [B]: the node that was accepted, or -1
-    for _ in range(max(draft.splits[b + 1] - draft.splits[b] for b in range(B))):
-        live = guess >= 0  # [B]
-        if device.type == "cpu" and not bool(live.any()):  # elsewhere the look would cost a synchronisation
-            break
-        node = guess.clamp(min=0)  # [B]
-        x = draft.tokens[node][:, None]  # [B, 1]
-        p_x = p.gather(1, x)[:, 0]  # [B]
-        if draft.q is None:
-            stands = live & dice.accept(p_x)
-            residual = p.scatter(1, x, 0.0)  # [B, V]
-        else:
-            q = draft.q[node]  # [B, V]
-            stands = live & dice.accept(p_x / q.gather(1, x)[:, 0])
-            residual = (p - q).clamp(min=0)
-        stood.append(torch.where(stands, guess, -1))
-        p = torch.where(stands[:, None], law[node + shift], torch.where(live[:, None], _normalise(residual, p), p))
-        guess = torch.where(stands, child[node], torch.where(live, sibling[node], -1))
-    following = dice.choose(p)  # [B]
-    columns = torch.stack([following, *stood], 1).tolist()  # the one synchronisation
-    paths = [[i - draft.splits[b] for i in column[1:] if i >= 0] for b, column in enumerate(columns)]
-    return paths, [column[0] for column in columns]
+    """All sequences walk down their trees in turns: each turn tries one guess of each.
+
+    A guess that stands moves its sequence on to another law and changes none. So the chances of all guesses that are
+    the first to be tried where they hang are looked up at once, and whole laws are touched where a guess fell, and
+    nowhere else: once for a chain, whatever its length.
+    """
+    B = draft.batch
+    trees = [draft.children(b) for b in range(B)]
+    first = _first_chances(draft, law)  # [N]
+    paths: list[list[int]] = [[] for _ in range(B)]
+    p = [law[draft.splits[b] + b] for b in range(B)]  # [V] each: law where a sequence stands, given what fell there
+    untried = [iter(tree.get(-1, ())) for tree in trees]  # guesses that hang there
+    trial = {b: node for b in range(B) if (node := next(untried[b], None)) is not None}
+    chances = {b: first[draft.splits[b] + node] for b, node in trial.items()}
+    while trial:
+        probability = torch.tensor([chances.get(b, 0.0) for b in range(B)], dtype=law.dtype)  # [B]
+        stands = dice.accept(probability).tolist()
+        fell = {b: node for b, node in trial.items() if not stands[b]}
+        for b, node in trial.items():
+            if stands[b]:
+                paths[b].append(node)
+                p[b] = law[draft.splits[b] + b + 1 + node]
+                untried[b] = iter(trees[b].get(node, ()))
+        if fell:
+            packed = [draft.splits[b] + node for b, node in fell.items()]
+            for b, rest in zip(fell, _without(draft, torch.stack([p[b] for b in fell]), packed), strict=True):
+                p[b] = rest
+        trial = {b: node for b in trial if (node := next(untried[b], None)) is not None}
+        chances = {b: first[draft.splits[b] + node] for b, node in trial.items() if b not in fell}
+        again = [b for b in trial if b in fell]
+        if again:
+            packed = [draft.splits[b] + trial[b] for b in again]
+            left = torch.stack([p[b] for b in again])  # [F, V]
+            chances |= zip(again, _chances(draft, left, packed).tolist(), strict=True)
+    following = dice.choose(torch.stack(p) if len(draft) else law).tolist()
+    return paths, following
 
 
-def _links(draft: Draft, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The forest as linked lists of packed nodes, -1 for none: first child of each root [B], first child of each
-    node [N], next sibling of each node [N]. Nodes without a vote are not on any list."""
-    B, N = draft.batch, len(draft)
-    first, child, sibling = [-1] * B, [-1] * N, [-1] * N
-    for b in range(B):
-        start = draft.splits[b]
-        for parent, below in draft.children(b).items():
-            if parent < 0:
-                first[b] = start + below[0]
-            else:
-                child[start + parent] = start + below[0]
-            for left, right in pairwise(below):
-                sibling[start + left] = start + right
-    links = torch.tensor(first + child + sibling, dtype=torch.int64, device=device)
-    return links[:B], links[B : B + N], links[B + N :]
+def _first_chances(draft: Draft, law: Tensor) -> list[float]:
+    """min(1, p/q) of each packed node, but for the minimum, should it be the first that is tried below its parent."""
+    if not len(draft):
+        return []
+    above = [draft.splits[b] + b + 1 + draft.parents[i] for b in range(draft.batch) for i in draft.nodes(b)]
+    p_x = law[torch.tensor(above, device=law.device), draft.tokens]  # [N]
+    if draft.q is not None:
+        p_x = p_x / draft.q.gather(1, draft.tokens[:, None])[:, 0]
+    return p_x.tolist()  # type: ignore[no-any-return]
+
+
+def _chances(draft: Draft, p: Tensor, packed: Seq[int]) -> Tensor:
+    """p/q of the packed nodes under the laws p [F, V]: [F]."""
+    node = torch.tensor(packed, device=p.device)
+    x = draft.tokens[node][:, None]  # [F, 1]
+    p_x = p.gather(1, x)[:, 0]
+    return p_x if draft.q is None else p_x / draft.q[node].gather(1, x)[:, 0]
+
+
+def _without(draft: Draft, p: Tensor, packed: Seq[int]) -> Tensor:
+    """norm((p - q)+) for the laws p [F, V] and the packed nodes that fell there: [F, V]."""
+    node = torch.tensor(packed, device=p.device)
+    if draft.q is None:
+        return _normalise(p.scatter(1, draft.tokens[node][:, None], 0.0), p)
+    return _normalise((p - draft.q[node]).clamp_(min=0), p)
 
 
 def _normalise(mass: Tensor, otherwise: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ The law is float64 whatever the logits are: p and q are then compared, and sampl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -69,8 +70,8 @@ def first_maxima(logits: Tensor) -> list[int]:
 
 
 def _check(sample: Tensor) -> None:
-    # A NaN, or a row of -inf only, makes the whole softmax row NaN and the maximum NaN or -inf.
-    if not bool(torch.isfinite(sample).all()):
+    # A NaN, or a row of -inf only, makes the whole softmax row NaN and the maximum NaN or -inf; so is then the sum.
+    if not math.isfinite(float(sample.double().sum())):
         raise TargetError(
             "logits are NaN, or every token is forbidden, at some position",
             why="no law can be made of them",

@@ -128,6 +128,7 @@ class _State:
     probed: int | None = None  # member that was given a chance
     hopeless: bool = False  # it was not expected to beat plain decoding
     wide: bool = False  # the last round verified guesses
+    outlook: dict[tuple[int, bool], list[tuple[_Arm, float]]] = field(default_factory=dict)  # see `_outlook`
 
 
 class BanditDrafter:
@@ -199,8 +200,8 @@ class BanditDrafter:
 
     def _choose(self, state: _State, greedy: bool, budget: int) -> _Arm:
         """The arm of the best rate, or a neural member whose turn it is to show itself."""
-        neural = [self._best_length(state, m, greedy, budget) for m in self.neural]
-        best = max([_Arm(1.0), *neural], key=_rate)  # among equals the first, which is none
+        neural = self._outlook(state, greedy, budget)
+        best = max([_Arm(1.0), *(arm for arm, _ in neural)], key=_rate)  # among equals the first, which is none
         cuts = [self._best_cut(state, m) for m in self.lookups]
         state.found = [arm for arm in cuts if arm.member is not None]
         found = max(state.found, key=_rate, default=best)
@@ -208,12 +209,12 @@ class BanditDrafter:
         if found.rate > best.rate:
             return found  # nobody else is given a chance: it would cost the most here
         due = None
-        for arm in neural:
+        for arm, best_case in neural:
             assert arm.member is not None
             record = state.records[arm.member]
             if arm.member == best.member:
                 self._rests(arm.member, record, 0, FIRST_REST)
-            elif self._best_case(state, arm.member, greedy, budget) > best.rate:
+            elif best_case > best.rate:
                 self._rests(arm.member, record, record.resting + 1, record.rest)
                 if due is None and record.resting > record.rest:
                     due = arm
@@ -221,6 +222,18 @@ class BanditDrafter:
             return best
         state.probed, state.hopeless = due.member, due.rate <= 1
         return due
+
+    def _outlook(self, state: _State, greedy: bool, budget: int) -> list[tuple[_Arm, float]]:
+        """Of each neural member the best length, and its rate if every guess stood. Worked out anew only where
+        something was learnt: where nobody helps most rounds are plain, and they should cost what plain rounds cost."""
+        key = min(budget, self.config.lengths[-1]), state.wide
+        found = state.outlook.get(key)
+        if found is None:
+            found = state.outlook[key] = [
+                (self._best_length(state, m, greedy, budget), self._best_case(state, m, greedy, budget))
+                for m in self.neural
+            ]
+        return found
 
     def _best_length(self, state: _State, m: int, greedy: bool, budget: int) -> _Arm:
         """The best of a neural member's lengths, none being no choice here."""
@@ -237,18 +250,21 @@ class BanditDrafter:
     def _best_cut(self, state: _State, m: int) -> _Arm:
         """How deep to follow what a lookup found."""
         guess = state.made[m]
+        if not guess.draft.nodes(guess.b):
+            return _Arm(1.0)
         depths = [guess.draft.depths[i] for i in guess.draft.nodes(guess.b)]
         reach = state.records[m].reaches[_bucket(guess.match)]
         best, tokens, nodes = _Arm(1.0), 1.0, 0
         back = 0.0 if state.wide else self._jump
-        for depth, stands in enumerate(reach.stands(max(depths, default=0)), start=1):
+        for depth, stands in enumerate(reach.stands(max(depths)), start=1):
             tokens += stands
             nodes += depths.count(depth)
             best = max(best, _Arm(tokens / (self._rows(nodes) + back), m, depth), key=_rate)
         return best
 
     def _lengths(self, budget: int) -> list[int]:
-        return sorted({min(length, budget) for length in self.config.lengths})
+        """Those within the budget, uncut: a draft model has a compiled graph for each, none for what lies between."""
+        return [length for length in self.config.lengths if length <= budget]
 
     def _time(self, state: _State, m: int, greedy: bool, k: int) -> float:
         """Drafting and verifying k deep, in plain steps: the number of rows changes there and back, unless the last
@@ -276,6 +292,7 @@ class BanditDrafter:
             member.observe(seqs, draft, out, verdict)
 
     def _learn(self, state: _State, run: list[int]) -> None:
+        state.outlook.clear()
         for m, guess in state.made.items():
             record = state.records[m]
             stood, fell = fared(guess.draft, guess.b, run)
@@ -302,6 +319,7 @@ class BanditDrafter:
         if isinstance(member, Lookup):
             guess.match = member.match(seq.id)
         elif nodes:
+            state.outlook.clear()
             width = len(nodes) / max(guess.draft.depths[i] for i in nodes)
             state.records[m].width += (width - state.records[m].width) / 4
 

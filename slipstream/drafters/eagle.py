@@ -230,19 +230,26 @@ class EagleDrafter:
         return Draft(packed, parents, splits, joint(tokens, laws, self.vocab_size))
 
 
-def make(target: Target, *, head: str | Path | EagleHead | None = None, **options: Any) -> EagleDrafter:
+def make(
+    target: Target, *, head: str | Path | EagleHead | None = None, quantize: str | None = None, **options: Any
+) -> EagleDrafter:
     """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the one that
-    ships for this target. options: as in `EagleDraftConfig`, and costs="measured" measures the target here. Raises the
-    families of LoadError and PairError."""
-    return _make(target, head, "eagle", options)
+    ships for this target. quantize: "int8" for the head's weights, where OpenVINO runs it: what is guessed may change,
+    what the target says does not. options: as in `EagleDraftConfig`, and costs="measured" measures the target here.
+    Raises ParameterError and the families of LoadError and PairError."""
+    return _make(target, head, quantize, "eagle", options)
 
 
-def make_eagle3(target: Target, *, head: str | Path | EagleHead | None = None, **options: Any) -> EagleDrafter:
+def make_eagle3(
+    target: Target, *, head: str | Path | EagleHead | None = None, quantize: str | None = None, **options: Any
+) -> EagleDrafter:
     """As `make`, asked for by the name "eagle3"."""
-    return _make(target, head, "eagle3", options)
+    return _make(target, head, quantize, "eagle3", options)
 
 
-def _make(target: Target, head: str | Path | EagleHead | None, asked: str, options: dict[str, Any]) -> EagleDrafter:
+def _make(
+    target: Target, head: str | Path | EagleHead | None, quantize: str | None, asked: str, options: dict[str, Any]
+) -> EagleDrafter:
     measured = options.get("costs") == "measured"
     config = EagleDraftConfig(**options | ({"costs": None} if measured else {}))
     host = host_of(target)
@@ -259,7 +266,7 @@ def _make(target: Target, head: str | Path | EagleHead | None, asked: str, optio
 
         config = replace(config, costs=measure_costs(target))
     executor = getattr(target, "executor", None)
-    runtime = runtime_for(fit(loaded, host), host, getattr(executor, "threads", None))
+    runtime = runtime_for(fit(loaded, host), host, getattr(executor, "threads", None), quantize)
     drafter = EagleDrafter(runtime, host.vocab_size, config)
     if drafter.name != asked:
         log.warning("the head %s is of the kind %r, not %r: it is run as what it is", head, drafter.name, asked)

@@ -38,6 +38,8 @@ class Part:
 
 def merge(seqs: Seq[Sequence], parts: Seq[Seq[Part]], vocab_size: int, device: torch.device | str = "cpu") -> Draft:
     """One draft for all sequences: parts[b] are what sequence b takes, the base first."""
+    if not any(parts):
+        return Draft.empty(len(seqs), device)
     whole = {id(own[0].draft): own[0].draft for own in parts if len(own) == 1}
     if len(whole) == 1:
         draft = next(iter(whole.values()))

@@ -39,18 +39,24 @@ from slipstream.targets.decoder.openvino_program import Program, core, kept, unr
 
 
 class OpenVinoEagle:
-    """head: with the target's weights borrowed; any float dtype, computed in float32. Not needed afterwards. threads,
-    cache_dir as in `OpenVinoExecutor`. See `EagleRuntime`. Raises UnsupportedModelError where this runtime cannot run
-    the head, and LoadError."""
+    """head: with the target's weights borrowed; any float dtype, computed in float32. Not needed afterwards.
+    threads, cache_dir, quantize: as in `OpenVinoExecutor`. See `EagleRuntime`. Raises UnsupportedModelError where this
+    runtime cannot run the head, and LoadError."""
 
     name = "openvino"
 
-    def __init__(self, head: EagleHead, threads: int | None = None, cache_dir: str | Path | None = None):
+    def __init__(
+        self,
+        head: EagleHead,
+        threads: int | None = None,
+        cache_dir: str | Path | None = None,
+        quantize: str | None = None,
+    ):
         c = head.config.decoder
         probe(core(), c.heads, c.kv_heads, c.head_dim)
         self.config, self.device = head.config, torch.device("cpu")
         self.ids = target_ids(head).cpu()
-        self._constants = Constants(c, _weights(head), None, cache_folder(cache_dir), _plan(head))
+        self._constants = Constants(c, _weights(head), quantize, cache_folder(cache_dir), _plan(head, quantize))
         self._constants.evict()
         self._properties = properties(self._constants.matmul_bytes, threads)
         self._cache = PagedCache(c.layers, c.kv_heads, c.head_dim)
@@ -117,7 +123,7 @@ def _weights(head: EagleHead) -> dict[str, Tensor]:
     return borrowed | {n: t for n, t in head.state_dict().items() if t.is_floating_point()}
 
 
-def _plan(head: EagleHead) -> Plan:
+def _plan(head: EagleHead, quantize: str | None) -> Plan:
     """The head's constants, under the names by which `Builder` asks for a decoder's."""
     c, d = head.config, head.config.decoder
     plan: Plan = [("embed", ["embed_tokens.weight"], "lookup"), ("fc", ["fc.weight"], "matrix")]
@@ -149,6 +155,8 @@ def _plan(head: EagleHead) -> Plan:
     lent = head.borrowed
     if c.version == 3 or lent["lm_head"] is not lent.get("embedding"):  # else the embedding makes the logits
         plan.append(("head", ["lm_head.weight"], "matrix"))
+    elif quantize:
+        plan.append(("head", ["embed_tokens.weight"], "matrix"))
     return plan
 
 

@@ -31,20 +31,33 @@ class Rows:
 
     begin  position of the first row; 0 unless the sequence was first seen in its middle.
     done   rows whose keys and values are in the head's cache.
-    todo   features of the others, [n, taps * target_hidden] each.
+    todo   features of the others, [n, taps * target_hidden] each; `add` and `joined` alone touch it.
     """
 
     begin: int
     done: int = 0
+    pending: int = 0
     todo: list[Tensor] = field(default_factory=list)
-
-    @property
-    def pending(self) -> int:
-        return sum(map(len, self.todo))
 
     @property
     def end(self) -> int:
         return self.begin + self.done + self.pending
+
+    def add(self, features: Tensor) -> None:
+        """The next rows to be run."""
+        self.todo.append(features)
+        self.pending += len(features)
+
+    def joined(self) -> Tensor:
+        """Features of all pending rows, [pending, taps * target_hidden]."""
+        if len(self.todo) > 1:
+            self.todo = [torch.cat(self.todo)]
+        return self.todo[0]
+
+    def ran(self, count: int) -> None:
+        """The first `count` pending rows are in the cache now."""
+        rest = self.joined()[count:].clone() if count < self.pending else None
+        self.done, self.pending, self.todo = self.done + count, self.pending - count, [] if rest is None else [rest]
 
 
 class EagleRows:
@@ -78,7 +91,7 @@ class EagleRows:
         held = [self._rows[seq.id] for seq in seqs]
         for seq, rows in zip(seqs, held, strict=True):
             first, count = rows.begin + rows.done, rows.pending
-            joined = rows.todo[0] if len(rows.todo) == 1 else torch.cat(rows.todo)
+            joined = rows.joined()
             if most is not None and most < count:
                 joined, count = joined[:most], most
             features.append(joined)
@@ -128,29 +141,22 @@ class EagleRows:
         """The pending rows of these sequences are in the head's cache now."""
         for seq in seqs:
             rows = self._rows[seq.id]
-            rows.done, rows.todo = rows.done + rows.pending, []
+            rows.ran(rows.pending)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict, taps: Seq[int]) -> None:
         """Keep copies of the true features of every token that stands; see `Drafter.observe`."""
-        index: list[int] = []
-        watched: list[Sequence] = []
-        counts: list[int] = []  # new rows of each
         for b, seq in enumerate(seqs):
-            start, nodes = out.splits[b], draft.splits[b + 1] - draft.splits[b]
-            ran = out.splits[b + 1] - start - nodes  # pending tokens of the step
-            new = ran + len(verdict.path[b])
-            if self._follow(seq, seq.kv_len - new):
-                index += range(start, start + ran)
-                index += [start + ran + node for node in verdict.path[b]]
-                watched.append(seq)
-                counts.append(new)
-        if not watched:
-            return
-        picked = torch.tensor(index, device=out.hidden[taps[0]].device)
-        features = torch.cat([out.hidden[tap][picked] for tap in taps], -1)  # [M, taps * target_hidden], a copy
-        for seq, new_rows in zip(watched, features.split(counts), strict=True):
-            self._rows[seq.id].todo.append(new_rows)
-        self._catch_up(watched)
+            begin, nodes, path = out.splits[b], draft.splits[b + 1] - draft.splits[b], verdict.path[b]
+            end = out.splits[b + 1] - nodes  # behind the pending tokens of the step
+            new = end - begin + len(path)
+            if not self._follow(seq, seq.kv_len - new):
+                continue
+            which: slice | Tensor = slice(begin, begin + new)
+            if any(node != i for i, node in enumerate(path)):  # not the first of its nodes, in order
+                index = [*range(begin, end), *(end + node for node in path)]
+                which = torch.tensor(index, device=out.hidden[taps[0]].device)
+            self._rows[seq.id].add(torch.cat([out.hidden[tap][which] for tap in taps], -1))  # a copy, [new, W]
+            self._catch_up(seq)
 
     def _follow(self, seq: Sequence, first: int) -> bool:
         """Whether rows from position `first` on are wanted; makes `Rows` that end there."""
@@ -166,15 +172,13 @@ class EagleRows:
             self._rows[seq.id] = Rows(begin=first)
         return True
 
-    def _catch_up(self, seqs: Seq[Sequence]) -> None:
-        """Run long prompts now, piece by piece, so that their features need not be kept."""
-        for seq in seqs:
-            rows = self._rows[seq.id]
-            while rows.pending > CHUNK:
-                batch, features = self.pending([seq], CHUNK)
-                self.runtime.extend(batch, features)
-                rest = torch.cat(rows.todo)[CHUNK:].clone()
-                rows.done, rows.todo = rows.done + CHUNK, [rest]
+    def _catch_up(self, seq: Sequence) -> None:
+        """Run a long prompt now, piece by piece, so that its features need not be kept."""
+        rows = self._rows[seq.id]
+        while rows.pending > CHUNK:
+            batch, features = self.pending([seq], CHUNK)
+            self.runtime.extend(batch, features)
+            rows.ran(CHUNK)
 
     def release(self, seq_id: int) -> None:
         self._rows.pop(seq_id, None)

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.errors import UnsupportedModelError
+from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.heads.eagle import EagleConfig, EagleHead
 from slipstream.heads.host import Host
 from slipstream.targets.decoder.executor import Batch
@@ -67,15 +67,24 @@ def target_ids(head: EagleHead) -> Tensor:
     return head.target_ids
 
 
-def runtime_for(head: EagleHead, host: Host, threads: int | None = None) -> EagleRuntime:
-    """OpenVINO where it runs the target and the head is float32 on the CPU, else torch where the target is."""
+def runtime_for(head: EagleHead, host: Host, threads: int | None = None, quantize: str | None = None) -> EagleRuntime:
+    """OpenVINO where it runs the target and the head is float32 on the CPU, else torch where the target is. quantize:
+    None, or "int8" for the head's weights, with OpenVINO alone; raises ParameterError elsewhere."""
+    if quantize not in (None, "int8"):
+        raise ParameterError(f"quantize is {quantize!r}", fix="choose None or 'int8'")
     if host.executor == "openvino" and host.device.type == "cpu" and host.dtype == torch.float32:
         from slipstream.heads.eagle_openvino import OpenVinoEagle
 
         try:
-            return OpenVinoEagle(head, threads)
+            return OpenVinoEagle(head, threads, quantize=quantize)
         except UnsupportedModelError as error:
             log.warning("OpenVINO cannot run this head (%s): torch runs it instead, slower on a CPU", error)
+    if quantize:
+        raise ParameterError(
+            "quantize='int8' was asked of a head that torch runs",
+            why="only OpenVINO has the kernels",
+            fix="drop quantize, or run the target with executor='openvino'",
+        )
     from slipstream.heads.eagle_torch import TorchEagle
 
     return TorchEagle(head)

@@ -41,7 +41,7 @@ def test_accept_says_yes_with_the_given_probability(probability: float) -> None:
 
 def test_accept_is_certain_above_one_and_impossible_at_zero_and_nan() -> None:
     class Zero(Dice):
-        def _uniforms(self, row: int) -> torch.Tensor:
+        def _uniforms(self, column: int) -> torch.Tensor:
             return torch.zeros(6, dtype=torch.float64)
 
     probability = torch.tensor([0.0, math.nan, -1.0, 1e-300, 1.0, math.inf], dtype=torch.float64)

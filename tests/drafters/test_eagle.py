@@ -312,7 +312,8 @@ class TestLaws:
         for i in range(n):
             other = Sequence(PROMPTS[0], params, stream=Stream(i))
             other.tokens, other.kv_len = seq.tokens, seq.kv_len
-            drafter.rows._rows[other.id] = eagle_rows.Rows(known.begin, 0, [true])
+            drafter.rows._rows[other.id] = eagle_rows.Rows(known.begin)
+            drafter.rows._rows[other.id].add(true)
             seqs.append(other)
         draft = drafter.propose(seqs, [1] * n)
         pairs = Counter((draft.ids[i], draft.ids[i + 1]) for i in range(0, 2 * n, 2))
@@ -390,7 +391,8 @@ class TestLaws:
                 return drawn, logits
 
             monkeypatch.setattr(drafter.runtime, "chains", picks)
-            drafter.rows._rows[seq.id] = eagle_rows.Rows(0, 0, [features(toy(), seq.tokens, drafter.taps)[:-1]])
+            drafter.rows._rows[seq.id] = eagle_rows.Rows(0)
+            drafter.rows._rows[seq.id].add(features(toy(), seq.tokens, drafter.taps)[:-1])
             draft = drafter.propose([seq], [4])
             ids = drafter.runtime.ids
             raw = torch.full((4, V), -torch.inf, dtype=torch.float64)
@@ -572,6 +574,12 @@ class TestMaking:
         with pytest.raises(ParameterError, match="did you mean 'width'"):
             EagleDraftConfig(widht=2)  # type: ignore[call-arg]
         assert issubclass(EagleDraftConfig, Strict)
+
+    def test_int8_is_refused_where_torch_runs_the_head(self, decoder: Decoder) -> None:
+        with pytest.raises(ParameterError, match="quantize='int8' was asked of a head that torch runs"):
+            make_eagle3(decoder, head=head_for(3), quantize="int8")
+        with pytest.raises(ParameterError, match="quantize is 'int4'"):
+            make_eagle3(decoder, head=head_for(3), quantize="int4")
 
     def test_the_targets_costs_can_be_measured(self, decoder: Decoder) -> None:
         drafter = make_eagle3(decoder, head=head_for(3), shape="tree", width=2, costs="measured")

@@ -236,3 +236,16 @@ def test_what_is_trained_is_what_runs(kind: str) -> None:
             ) if i + j + 2 < 12 else None  # fmt: skip
             if row is not None:
                 hidden, logits = runtime.extend(row, hidden, own=True)
+
+
+def test_a_head_in_int8_is_near_the_one_in_float32_and_quicker_to_read(made: EagleHead) -> None:
+    """The first row of the logits differs by what rounding weights and activations to 8 bits allows."""
+    from slipstream.heads.eagle_openvino import OpenVinoEagle
+
+    text = Text(made, 9)
+    batch, features = true_batch([text], [0], [8])
+    runtimes = [OpenVinoEagle(made, quantize=quantize) for quantize in (None, "int8")]
+    exact, near = (runtime.chains(batch, features, 3)[1][0].clone() for runtime in runtimes)
+    close(near, exact.double(), 0.1)
+    assert not torch.equal(near, exact)
+    assert runtimes[1]._constants.matmul_bytes < 0.3 * runtimes[0]._constants.matmul_bytes

@@ -415,6 +415,9 @@ class TestUnrolled:
                 made.append(copy.deepcopy(out))
             return made
 
+        monkeypatch.setattr("slipstream.targets.decoder.openvino_executor._FIXED_AFTER", 1)
+        chains()
+        assert {rows for _, _, rows, _ in executor._unrolled} == {0, 2}  # two rows were asked for three times
         fixed = chains()
         assert {rows for _, _, rows, _ in executor._unrolled} == {0, 2, 8, 16}
         executor._unrolled.clear()

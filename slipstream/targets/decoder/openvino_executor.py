@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,10 @@ _ONE_THREAD_BYTES = 4 << 20
 
 _FIXED_BYTES = 16 << 20
 """Up to so many bytes of weights an unrolled graph is small enough to have another one for each usual number of pending
-rows."""
+rows..."""
+
+_FIXED_AFTER = 8
+"""... once it was asked for so many times: compiling one costs as much as it saves in hundreds of calls."""
 
 
 class OpenVinoExecutor:
@@ -76,6 +80,7 @@ class OpenVinoExecutor:
         self._cache = PagedCache(config.layers, config.kv_heads, config.head_dim)
         self._programs: dict[tuple[int, int], tuple[Program, frozenset[int]]] = {}
         self._unrolled: dict[tuple[int, int | None, int, int], Program] = {}  # steps, exit, fixed rows, noise's width
+        self._asked: Counter[tuple[int, int | None, int, int]] = Counter()  # for keys of `_unrolled`, before they were
         self._windows = [w for w in config.windows if w]
 
     # --- one pass -------------------------------------------------------------------------------------------------
@@ -134,20 +139,8 @@ class OpenVinoExecutor:
             raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
         if exit is not None and not 1 <= exit <= self.config.layers:
             raise TargetError(f"an exit after {exit} layers was asked of a model with {self.config.layers}")
-        rows, weights = batch.splits[-1], self._constants.matmul_bytes
-        fixed = len(batch.seq_ids) == 1 and rows in FEW_ROWS and weights <= _FIXED_BYTES
-        noisy = (steps, 1, 1 if noise is None else noise.shape[-1])
-
-        def graph() -> Graph:
-            made = unrolled_graph(self.config, self._constants, steps, exit)
-            return for_one_sequence(made, rows, noisy) if fixed else made
-
-        program = kept(
-            self._unrolled,
-            (steps, exit, rows if fixed else 0, noisy[-1] if fixed else 0),
-            unrolled_kept(weights),
-            lambda: self._compile(graph()),
-        )
+        rows = batch.splits[-1]
+        program = self._drafting(steps, exit, rows, 1 if noise is None else noise.shape[-1], len(batch.seq_ids))
         count, vocab, width = len(batch.seq_ids), self.config.vocab_size, self.config.hidden_size
         program.feed_batch(self._cache, batch, steps - (exit is None))
         program.bind("ids", (rows,)).copy_(batch.tokens)
@@ -161,6 +154,21 @@ class OpenVinoExecutor:
         if exit is None:
             return Unrolled(tokens, logits)
         return Unrolled(tokens, logits, program.bound("hidden"), program.bound("later"))
+
+    def _drafting(self, steps: int, exit: int | None, rows: int, noise: int, count: int) -> Program:
+        """The compiled draft of so many steps: the general one, or the one for just these pending rows and this width
+        of noise."""
+        weights, key = self._constants.matmul_bytes, (steps, exit, rows, noise)
+        fixed = count == 1 and rows in FEW_ROWS and weights <= _FIXED_BYTES
+        if fixed and key not in self._unrolled:
+            self._asked[key] += 1
+            fixed = self._asked[key] > _FIXED_AFTER
+
+        def make() -> Program:
+            graph = unrolled_graph(self.config, self._constants, steps, exit)
+            return self._compile(for_one_sequence(graph, rows, (steps, 1, noise)) if fixed else graph)
+
+        return kept(self._unrolled, key if fixed else (steps, exit, 0, 0), unrolled_kept(weights), make)
 
     def _program(self, first: int, last: int, taps: Seq[int]) -> Program:
         """The compiled slice with at least these taps."""
