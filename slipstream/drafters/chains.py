@@ -4,12 +4,13 @@ Each guess is drawn from the model's law, warped by the request's parameters, an
 et al. 2211.17192, section 2.3); at temperature 0 the guess is the argmax, a point mass.
 
 Where the model can decode several steps in one call, requests that ask for nothing but a temperature are drafted
-that way. The call picks each token by Gumbel-max in float32: argmax(logits / temperature + noise). The same pick is
-then made again on the host, in float64 and with the noise in float64, from the logits that the call returned. As long
-as both agree, and they differ about once in a million tokens, the chain is what float64 sampling would have drawn from
-q = softmax(logits / temperature); where they do not, the host's token is kept and the chain ends with it, since what
-follows was computed behind another. So q is exactly the law that each guess was drawn from, and where a chain ends
-depends on the noise of guesses that are kept, never on that of those behind.
+that way. The call picks each token in float32, by inversion of the cumulated softmax with one uniform a guess (under
+the rule `coupled` by Gumbel-max with the shared noise). The same pick is then made again on the host, in float64, from
+the logits that the call returned and the same numbers. As long as both agree, and they differ about once in a hundred
+thousand tokens, the chain is what float64 sampling would have drawn from q = softmax(logits / temperature); where they
+do not, the host's token is kept and the chain ends with it, since what follows was computed behind another. So q is
+exactly the law that each guess was drawn from, and where a chain ends depends on the numbers of guesses that are kept,
+never on those behind.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.core.dice import guess
+from slipstream.core.dice import guess, invert
 from slipstream.core.draft import Draft
+from slipstream.core.draws import COLD, Draws
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
@@ -45,9 +47,7 @@ class Source(Protocol):
         """Logits [R, V'] behind each sequence and its chain of guesses so far, which are of one length."""
         ...
 
-    def unroll(
-        self, seqs: Seq[Sequence], steps: int, inv_temperature: Tensor | None, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> tuple[Tensor, Tensor]:
         """`steps` tokens behind each sequence in one call, [K, R] with logits [K, R, V']; see `Decoder.chains`."""
         ...
 
@@ -78,7 +78,7 @@ class Chains:
         self.source, self.vocab_size, self.control = source, vocab_size, control
         self.sampled, self.weighed = sampled, weighed
         self._usual = 0  # steps of the last unrolled call
-        self._surplus: Tensor | None = None  # [V'], -inf for ids that the target does not have
+        self._vocab = vocab_size if source.width > vocab_size else None  # what padding lies behind
 
     def draft(self, seqs: Seq[Sequence], depth: Seq[int]) -> Draft:
         """A chain of at most depth[b] guesses for each sequence."""
@@ -89,13 +89,15 @@ class Chains:
     def draw(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Chain]:
         """The chains themselves, for whoever builds on them."""
         chains = [Chain() for _ in seqs]
-        # Which way a sequence is drafted may not depend on its company: the two draw with different numbers.
+        # Which way a sequence is drafted may not depend on its company: the two round differently.
         bare, other = list[int](), list[int]()
         for b, seq in enumerate(seqs):
             if depth[b] > 0:
                 (bare if self.source.unrolls and only_temperature(self._params(seq)) else other).append(b)
-        while bare:
-            bare = self._in_one_call(seqs, bare, depth, chains)
+        for coupled in (False, True):  # numbers of two kinds
+            alike = [b for b in bare if seqs[b].coupled == coupled]
+            while alike:
+                alike = self._in_one_call(seqs, alike, depth, chains)
         if other:
             self._token_by_token(seqs, other, depth, chains)
         return chains
@@ -111,22 +113,20 @@ class Chains:
         rows = [b for b in rows if b not in left]
         own = [seqs[b] for b in rows]
         each = [self._params(seq) for seq in own]
-        heat = noise = None
-        if not all(params.greedy for params in each):
-            heat = torch.tensor([1.0 if p.greedy else 1 / _heat(p) for p in each], dtype=torch.float64)
-            pairs = zip(own, each, strict=True)
-            noise = torch.stack([self._noise(seq, steps, p.greedy) for seq, p in pairs], 1)  # [K, R, V']
-        elif self.source.width > self.vocab_size:
-            noise = self._beyond().expand(steps, 1, -1)  # [K, 1, V']
-        drawn, logits = self.source.unroll(own, steps, heat, noise)
+        draws = self._draws(own, each, steps)
+        drawn, logits = self.source.unroll(own, steps, draws)
         tokens = drawn.T.tolist()  # [R][K]
         for r, b in enumerate(rows):
             most, chain, law = depth[b], tokens[r], None
             raw = logits[:most, r, : self.vocab_size]  # [K, V]
             if not each[r].greedy:
-                assert noise is not None
                 law = self._widen(warp(raw, each[r]))
-                again = (raw.double() / _heat(each[r]) + noise[:most, r, : self.vocab_size]).argmax(-1).tolist()
+                if draws.uniforms is not None:
+                    again = invert(law, draws.uniforms[:most, r].to(law.device)).tolist()
+                else:
+                    assert draws.noise is not None
+                    noise = draws.noise[:most, r, : self.vocab_size]
+                    again = (raw.double() / _heat(each[r]) + noise).argmax(-1).tolist()
                 most = next((n for n in range(1, most) if again[n - 1] != chain[n - 1]), most)
                 chain = again
             worth = law
@@ -152,27 +152,30 @@ class Chains:
         self._usual = steps
         return steps
 
-    def _noise(self, seq: Sequence, steps: int, greedy: bool) -> Tensor:
-        """Gumbel noise [K, V'] in float64, none for a greedy sequence; -inf forbids what the target does not have.
-        Under the rule `coupled` it is the noise that the target will use at the same positions. A guess's numbers
-        do not depend on how many steps there are."""
-        V, position = self.vocab_size, len(seq.tokens)
-        noise = np.full((steps, max(V, self.source.width)), -np.inf)
-        if greedy:
-            noise[:, :V] = 0.0
-        elif seq.coupled:
-            for j in range(steps):
-                noise[j, :V] = seq.random.gumbel(position + j, V)
-        else:
-            u = seq.random.uniforms(DRAFT, position, steps * V).reshape(steps, V)
-            noise[:, :V] = -np.log(-np.log(np.maximum(u, 1e-300)))
-        return torch.from_numpy(noise[:, : self.source.width]).to(self.source.device)
+    def _draws(self, seqs: Seq[Sequence], each: Seq[SamplingParams], steps: int) -> Draws:
+        """The numbers of a call; a guess's do not depend on how many steps there are, nor on how it is drafted: `guess`
+        uses the same. Under the rule `coupled`, the noise that the target will use at the same positions."""
+        if all(params.greedy for params in each):
+            return Draws(vocab=self._vocab)
+        coupled = seqs[0].coupled
+        cold = 1.0 if coupled else COLD  # for greedy ones among them, whose noise is 0
+        heat = torch.tensor([cold if p.greedy else 1 / _heat(p) for p in each], dtype=torch.float64)
+        if coupled:
+            noise = torch.stack([self._noise(seq, steps, p.greedy) for seq, p in zip(seqs, each, strict=True)], 1)
+            return Draws(heat, noise=noise, vocab=self._vocab)
+        columns = [
+            np.zeros(steps) if params.greedy else seq.random.uniforms(DRAFT, len(seq.tokens), steps)
+            for seq, params in zip(seqs, each, strict=True)
+        ]
+        return Draws(heat, torch.from_numpy(np.stack(columns, 1)), vocab=self._vocab)
 
-    def _beyond(self) -> Tensor:
-        if self._surplus is None:
-            self._surplus = torch.zeros(self.source.width, device=self.source.device)
-            self._surplus[self.vocab_size :] = -torch.inf
-        return self._surplus
+    def _noise(self, seq: Sequence, steps: int, greedy: bool) -> Tensor:
+        """Gumbel noise [K, V'] in float64, none for a greedy sequence."""
+        noise = np.zeros((steps, max(self.vocab_size, self.source.width)))
+        if not greedy:
+            for j in range(steps):
+                noise[j, : self.vocab_size] = seq.random.gumbel(len(seq.tokens) + j, self.vocab_size)
+        return torch.from_numpy(noise[:, : self.source.width]).to(self.source.device)
 
     def _token_by_token(self, seqs: Seq[Sequence], rows: list[int], depth: Seq[int], chains: Seq[Chain]) -> None:
         """One call of the model for each guess."""

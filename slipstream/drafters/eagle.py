@@ -26,6 +26,7 @@ from torch import Tensor
 
 from slipstream.core.costs import CostCurve
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.draws import Draws
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.chains import Chains, joint, laws_of, uncut
@@ -150,14 +151,13 @@ class EagleDrafter:
         self._state = [seq.id for seq in seqs], hidden
         return self._scattered(logits)
 
-    def unroll(
-        self, seqs: Seq[Sequence], steps: int, inv_temperature: Tensor | None, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens [K, R] and logits [K, R, V]."""
+    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Tokens [K, R] and logits [K, R, V]. Drawn by uniforms, draft ids are cumulated in their own order, which is
+        that of the target's ids wherever d2t never falls; elsewhere most chains end early, exact as ever."""
         batch, features = self.rows.pending(seqs)
-        if noise is not None and self._ids is not None:
-            noise = noise[..., self._ids]  # [K, R, draft_vocab]
-        drawn, logits = self.runtime.chains(batch, features, steps, inv_temperature, noise)
+        if draws.noise is not None and self._ids is not None:
+            draws = replace(draws, noise=draws.noise[..., self._ids])  # [K, R, draft_vocab]
+        drawn, logits = self.runtime.chains(batch, features, steps, draws)
         self.rows.ran(seqs)
         return drawn if self._ids is None else self._ids[drawn], self._scattered(logits)
 

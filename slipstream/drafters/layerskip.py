@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.draws import Draws
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.chains import Chains
@@ -127,11 +128,9 @@ class LayerSkipDrafter:
         """See `chains.Source`."""
         return self.target.ahead(seqs, chains, self.exit)  # type: ignore[no-any-return]
 
-    def unroll(
-        self, seqs: Seq[Sequence], steps: int, inv_temperature: Tensor | None, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> tuple[Tensor, Tensor]:
         """See `chains.Source`."""
-        return self.target.chains(seqs, steps, inv_temperature, noise, self.exit)  # type: ignore[no-any-return]
+        return self.target.chains(seqs, steps, draws, self.exit)  # type: ignore[no-any-return]
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         """The cache is the target's own. Only an exit that was not measured is watched, until it is known."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slipstream.core.costs import CostCurve
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.draws import Draws
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.chains import Chains
@@ -131,9 +132,7 @@ class ModelDrafter:
             shadow.kv_len = len(shadow.tokens)
         return logits
 
-    def unroll(
-        self, seqs: Seq[Sequence], steps: int, inv_temperature: Tensor | None, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> tuple[Tensor, Tensor]:
         """See `chains.Source`."""
         shadows = [self._shadows[seq.id] for seq in seqs]
         for seq, shadow in zip(seqs, shadows, strict=True):
@@ -141,7 +140,7 @@ class ModelDrafter:
                 self.extend([seq], [[]])
                 shadow.kv_len -= 1
             shadow.kv_len = max(0, shadow.kv_len - _again(len(shadow.pending)))
-        made: tuple[Tensor, Tensor] = self.model.chains(shadows, steps, inv_temperature, noise)  # type: ignore[attr-defined]
+        made: tuple[Tensor, Tensor] = self.model.chains(shadows, steps, draws)  # type: ignore[attr-defined]
         return made
 
     def _follow(self, seq: Sequence, guesses: Seq[int]) -> Sequence:

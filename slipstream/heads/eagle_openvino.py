@@ -18,6 +18,7 @@ import torch
 from openvino import opset13 as op
 from torch import Tensor
 
+from slipstream.core.draws import GREEDY, Draws
 from slipstream.errors import TargetError
 from slipstream.heads.eagle import EagleConfig, EagleHead
 from slipstream.heads.eagle_runtime import target_ids
@@ -28,7 +29,7 @@ from slipstream.targets.decoder.openvino_graph import (
     Builder,
     Graph,
     Node,
-    first_maximum,
+    Picks,
     ints,
     one_longer,
     single_rows,
@@ -61,7 +62,7 @@ class OpenVinoEagle:
         self._properties = properties(self._constants.matmul_bytes, threads)
         self._cache = PagedCache(c.layers, c.kv_heads, c.head_dim)
         self._rows: dict[bool, Program] = {}
-        self._chains: dict[int, Program] = {}
+        self._chains: dict[tuple[int, str], Program] = {}  # by steps and kind of `Draws`
 
     def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
         program = self._rows.get(own)
@@ -79,20 +80,19 @@ class OpenVinoEagle:
         batch: Batch,
         features: Tensor,
         steps: int,
-        inv_temperature: Tensor | None = None,
-        noise: Tensor | None = None,
+        draws: Draws = GREEDY,
     ) -> tuple[Tensor, Tensor]:
         if steps < 1:
             raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
         program = kept(
             self._chains,
-            steps,
+            (steps, draws.kind),
             unrolled_kept(self._constants.matmul_bytes),
-            lambda: self._compile(_chain_graph(self.config, self._constants, self.ids, steps)),
+            lambda: self._compile(_chain_graph(self.config, self._constants, self.ids, steps, draws.kind)),
         )
         count, vocab = len(batch.seq_ids), self.config.draft_vocab
         self._feed(program, batch, features, steps - 1)
-        program.feed_draws(steps, count, inv_temperature, noise)
+        program.feed_draws(count, draws)
         tokens, logits = program.bind("tokens", (steps, count)), program.bind("logits", (steps, count, vocab))
         program.infer()
         return tokens, logits
@@ -219,14 +219,13 @@ def _rows_graph(config: EagleConfig, constants: Constants, own: bool) -> Graph:
     return b.model({"hidden": hidden, "logits": b.logits(x)})
 
 
-def _chain_graph(config: EagleConfig, constants: Constants, target: Tensor, steps: int) -> Graph:
-    """`steps` passes in one graph, the first over the pending true rows: token_j = argmax(logits_j * inv_temperature +
-    noise_j). target: id of each draft id. Outputs: tokens [K, B] (draft ids) and raw logits [K, B, draft_vocab]."""
+def _chain_graph(config: EagleConfig, constants: Constants, target: Tensor, steps: int, kind: str) -> Graph:
+    """`steps` passes in one graph, the first over the pending true rows, tokens picked by `Draws` of this kind.
+    target: id of each draft id. Outputs: tokens [K, B] (draft ids) and raw logits [K, B, draft_vocab]."""
     b = _Builder(config, constants)
     ids, positions = b.parameter("ids", 1, np.int64), b.parameter("positions", 1, np.int64)
     select = b.parameter("select", 1, np.int64)
-    inv_temperature = op.unsqueeze(b.parameter("inv_temperature", 1, np.float32), ints([1]))  # [B, 1]
-    noise = b.parameter("noise", 3, np.float32)  # [K, B, draft_vocab]
+    picks = Picks(b, kind, config.draft_vocab, None)
     meta = b.meta()
     later = single_rows(b, meta)
     table = op.constant(target.numpy())  # [draft_vocab]
@@ -241,8 +240,7 @@ def _chain_graph(config: EagleConfig, constants: Constants, target: Tensor, step
             place, later = op.add(place, ints(1)), one_longer(later)
             hidden, x = b.step(take(table, token), hidden, place, later)
         logits = b.logits(x)  # [B, draft_vocab]
-        noisy = op.add(op.multiply(logits, inv_temperature), take(noise, ints(j)))
-        token = first_maximum(noisy, config.draft_vocab)  # [B]
+        token = picks.tokens(logits, j)  # [B]
         tokens.append(op.unsqueeze(token, ints([0])))
         scores.append(op.unsqueeze(logits, ints([0])))
     return b.model({"tokens": op.concat(tokens, 0), "logits": op.concat(scores, 0)})

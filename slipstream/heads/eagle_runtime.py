@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from slipstream.core.draws import GREEDY, Draws
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.heads.eagle import EagleConfig, EagleHead
 from slipstream.heads.host import Host
@@ -42,13 +43,11 @@ class EagleRuntime(Protocol):
         batch: Batch,
         features: Tensor,
         steps: int,
-        inv_temperature: Tensor | None = None,
-        noise: Tensor | None = None,
+        draws: Draws = GREEDY,
     ) -> tuple[Tensor, Tensor]:
-        """Run the pending true rows and draft `steps` tokens a sequence in one call, each
-        argmax(logits * inv_temperature + noise): with Gumbel noise [K, B, draft_vocab] and inv_temperature [B] an
-        exact sample of the softmax, without them the first maximum. Returns draft ids [K, B] and their raw logits
-        [K, B, draft_vocab], valid until the next call. KV is written for the pending rows and steps-1 own ones."""
+        """Run the pending true rows and draft `steps` tokens a sequence in one call, picked by `draws` over the draft
+        vocabulary. Returns draft ids [K, B] and their raw logits [K, B, draft_vocab], valid until the next call. KV is
+        written for the pending rows and steps-1 own ones."""
         ...
 
     def release(self, seq_id: int) -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slipstream.core.draws import GREEDY, Draws
 from slipstream.errors import TargetError
 from slipstream.heads.eagle import EagleHead, Rotary
 from slipstream.heads.eagle_runtime import target_ids
@@ -46,8 +47,7 @@ class TorchEagle:
         batch: Batch,
         features: Tensor,
         steps: int,
-        inv_temperature: Tensor | None = None,
-        noise: Tensor | None = None,
+        draws: Draws = GREEDY,
     ) -> tuple[Tensor, Tensor]:
         if steps < 1:
             raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
@@ -64,8 +64,7 @@ class TorchEagle:
                 hidden, x = self.head(self.ids[tokens[-1]], hidden, self._rotary(place + j), attend)
                 attend.advance()
             logits = self.head.logits(x)  # [B, draft_vocab]
-            noisy = logits if inv_temperature is None else logits * inv_temperature.to(logits)[:, None]
-            tokens.append((noisy if noise is None else noisy + noise[j].to(logits)).argmax(-1))
+            tokens.append(draws.pick(logits, j))
             scores.append(logits)
         return torch.stack(tokens), torch.stack(scores)
 

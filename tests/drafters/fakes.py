@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from slipstream.core.draws import GREEDY, Draws
 from slipstream.core.sequence import Sequence
 from slipstream.targets.toy import ToyTarget
 
@@ -28,19 +29,16 @@ class UnrolledToy(ToyTarget):
         self,
         seqs: Seq[Sequence],
         steps: int,
-        inv_temperature: Tensor | None = None,
-        noise: Tensor | None = None,
+        draws: Draws = GREEDY,
         exit: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         self.asked.add(steps)
-        heat = torch.ones(len(seqs)) if inv_temperature is None else inv_temperature.float()
-        noise = torch.zeros(steps, 1, 1) if noise is None else noise.float()
         texts = [list(seq.tokens) for seq in seqs]
         scores = []
         for j in range(steps):
             rows = [self._row(tuple(text[-self.order :])) for text in texts]
             scores.append(torch.from_numpy(self._table[rows]).float())  # [B, V]
-            for text, token in zip(texts, (scores[-1] * heat[:, None] + noise[j]).argmax(-1).tolist(), strict=True):
+            for text, token in zip(texts, draws.pick(scores[-1], j).tolist(), strict=True):
                 self.picks += 1
                 wrong = self.clumsy and self.picks % self.clumsy == 0
                 text.append((token + 1) % self.vocab_size if wrong else token)

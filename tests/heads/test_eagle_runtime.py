@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from slipstream.core.draws import COLD, Draws
 from slipstream.heads.eagle import EagleConfig, EagleHead
 from slipstream.heads.eagle_runtime import EagleRuntime
 from slipstream.heads.eagle_torch import TorchEagle
@@ -140,9 +141,27 @@ def test_noise_and_temperature_choose_as_gumbel_max_does(made: EagleHead, run: t
     heat = [0.5, 2.0]
     noise = -(-torch.rand(3, 2, made.config.draft_vocab, dtype=torch.float64).log()).log()
     batch, features = true_batch(texts, [0, 0], [4, 7])
-    tokens, logits = runtime.chains(batch, features, 3, 1 / torch.tensor(heat, dtype=torch.float64), noise)
+    tokens, logits = runtime.chains(batch, features, 3, Draws(1 / torch.tensor(heat, dtype=torch.float64), noise=noise))
     for b, rows in enumerate((4, 7)):
         wanted = chain_by_hand(made, texts[b], rows, 3, lambda x, j, b=b: int((x / heat[b] + noise[j, b]).argmax()))
+        assert tokens[:, b].tolist() == [token for token, _ in wanted]
+        close(logits[:, b], torch.stack([x for _, x in wanted]), tolerance)
+
+
+def test_uniforms_choose_by_inversion(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:
+    """One sequence is drawn, one greedy."""
+    runtime, tolerance = run
+    texts = [Text(made, n, seed) for seed, n in enumerate((5, 8))]
+    heat = torch.tensor([0.8, COLD], dtype=torch.float64)
+    uniforms = torch.tensor([[0.31, 0.0], [0.85, 0.0], [0.02, 0.0]], dtype=torch.float64)
+    batch, features = true_batch(texts, [0, 0], [4, 7])
+    tokens, logits = runtime.chains(batch, features, 3, Draws(heat, uniforms))
+    picks = [
+        lambda x, j: int((torch.softmax(x * 0.8, -1).cumsum(-1) <= uniforms[j, 0]).sum()),
+        lambda x, j: int(x.argmax()),
+    ]
+    for b, rows in enumerate((4, 7)):
+        wanted = chain_by_hand(made, texts[b], rows, 3, picks[b])
         assert tokens[:, b].tolist() == [token for token, _ in wanted]
         close(logits[:, b], torch.stack([x for _, x in wanted]), tolerance)
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from slipstream.core.draws import COLD, GREEDY, Draws
 from slipstream.errors import LoadError, ParameterError, TargetError, UnsupportedModelError
 from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.executor import Batch, Executor, Unrolled
@@ -27,7 +28,7 @@ if importlib.util.find_spec("openvino") is None:
 
 from slipstream.targets.decoder import openvino_paged
 from slipstream.targets.decoder.openvino_constants import Constants, quantise_rows
-from slipstream.targets.decoder.openvino_executor import OpenVinoExecutor
+from slipstream.targets.decoder.openvino_executor import OpenVinoExecutor, Unrolling
 
 Files = Callable[[str], Path]
 Ref = Callable[[str, torch.dtype], Reference]
@@ -333,31 +334,46 @@ class TestInt8:
 
 class TestUnrolled:
     def stepwise(
-        self, executor: OpenVinoExecutor, texts: list[list[int]], noise: Tensor, heat: float
+        self, executor: OpenVinoExecutor, texts: list[list[int]], steps: int, draws: list[Draws]
     ) -> tuple[Tensor, Tensor]:
-        """The same draft with a forward a step, from scratch."""
+        """The same draft with a forward a step, from scratch; draws: of each text alone."""
         tokens_, logits = [], []
         for b, text in enumerate(texts):
             ids, row = list(text), []
             executor.forward(chain(100 + b, 0, ids, select=[len(ids) - 1]))
-            for j in range(len(noise)):
+            for j in range(steps):
                 row.append(executor.forward(chain(100 + b, len(ids) - 1, ids[-1:])).logits[0].clone())
-                ids.append(int((row[-1] * heat + noise[j, b]).argmax()))
+                ids.append(int(draws[b].pick(row[-1][None], j)))
             tokens_.append(torch.tensor(ids[len(text) :]))
             logits.append(torch.stack(row))
         return torch.stack(tokens_, 1), torch.stack(logits, 1)
 
     @pytest.mark.parametrize("family", ["llama", "gpt2"])
-    @pytest.mark.parametrize("sampled", [False, True])
+    @pytest.mark.parametrize("kind", ["maximum", "uniforms", "noise"])
+    @pytest.mark.parametrize("vocab", [None, VOCAB - 5])
     def test_equals_one_forward_a_step(
-        self, family: str, sampled: bool, build: Callable[..., OpenVinoExecutor]
+        self, family: str, kind: str, vocab: int | None, build: Callable[..., OpenVinoExecutor]
     ) -> None:
         executor = build(family)
         texts = [tokens(30), tokens(41, seed=1), tokens(3, seed=2)]
-        noise = torch.zeros(4, 3, VOCAB)
-        if sampled:
-            noise = -(-torch.rand(noise.shape, generator=torch.Generator().manual_seed(3)).log()).log()
-        want = self.stepwise(executor, texts, noise, 0.7)
+        numbers = torch.rand(4, 3, VOCAB, generator=torch.Generator().manual_seed(3))
+        heat, noise = torch.tensor([0.7, 2.0, 0.1]), -(-numbers.log()).log()
+        draws = {
+            "maximum": Draws(vocab=vocab),
+            "uniforms": Draws(heat, numbers[..., 0], vocab=vocab),
+            "noise": Draws(heat, noise=noise, vocab=vocab),
+        }[kind]
+        each = [
+            Draws(
+                heat[b : b + 1],
+                None if draws.uniforms is None else numbers[:, b : b + 1, 0],
+                None if draws.noise is None else noise[:, b : b + 1],
+                vocab,
+            )
+            for b in range(3)
+        ]
+        want = self.stepwise(executor, texts, 4, each)
+        assert vocab is None or int(want[0].max()) < vocab
         for b, text in enumerate(texts):
             executor.forward(chain(b, 0, text[:-2], select=[0]))
         batch = Batch(
@@ -370,7 +386,7 @@ class TestUnrolled:
             select=[1, 3, 5],
             limit=[512] * 3,
         )
-        got = executor.unrolled(batch, 4, torch.full((3,), 0.7), noise if sampled else None)
+        got = executor.unrolled(batch, 4, draws)
         got_tokens, got_logits = got.tokens, got.logits
         assert torch.equal(got_tokens, want[0])
         near(got_logits, want[1])
@@ -379,11 +395,24 @@ class TestUnrolled:
             last = executor.forward(chain(b, len(ids) - 1, ids[-1:])).logits.clone()
             near(last, executor.forward(chain(50 + b, 0, ids, select=[len(ids) - 1])).logits)
 
+    def test_a_greedy_sequence_among_drawn_ones_has_its_first_maximum(
+        self, build: Callable[..., OpenVinoExecutor]
+    ) -> None:
+        """And a uniform next to 1, which rounding may put above the end of the cumulated law, names a token."""
+        executor = build("llama")
+        batch = Batch([0, 1], torch.tensor([3, 4]), [0, 0], [0, 1, 2], [0, 0], [None] * 2, [0, 1], [512] * 2)
+        top = 1 - torch.finfo(torch.float32).eps / 2
+        made = executor.unrolled(batch, 3, Draws(torch.tensor([COLD, 0.01]), torch.tensor([[0.0, top]] * 3)))
+        assert made.tokens[:, 0].tolist() == made.logits[:, 0].argmax(-1).tolist()
+        assert made.tokens[:, 1].tolist() == [VOCAB - 1] * 3
+
     def test_of_equal_scores_the_first_wins(self, build: Callable[..., OpenVinoExecutor]) -> None:
         executor = build("llama")
         noise = torch.full((2, 1, VOCAB), -1e9)
         noise[:, :, [5, 40, 41]] = 0.0
-        drawn = executor.unrolled(chain(0, 0, [3, 4]), 2, torch.zeros(1), noise).tokens  # heat 0: only the noise counts
+        drawn = executor.unrolled(
+            chain(0, 0, [3, 4]), 2, Draws(torch.zeros(1), noise=noise)
+        ).tokens  # only noise counts
         assert drawn.flatten().tolist() == [5, 5]
 
     def test_the_graphs_used_last_are_kept(
@@ -392,34 +421,36 @@ class TestUnrolled:
         monkeypatch.setattr("slipstream.targets.decoder.openvino_executor.unrolled_kept", lambda weight_bytes: 4)
         executor = build("gpt2")
         for steps in (1, 2, 3, 1, 4, 1, 5):
-            before = executor._unrolled.get((steps, None, 0, 0))
+            key = Unrolling(steps, None, "maximum", None)
+            before = executor._unrolled.get(key)
             assert executor.unrolled(chain(0, 0, [3, 4, 5]), steps).tokens.shape == (steps, 1)
-            assert before in (None, executor._unrolled[steps, None, 0, 0])
-        assert {steps for steps, *_ in executor._unrolled} == {1, 3, 4, 5}
+            assert before in (None, executor._unrolled[key])
+        assert {key.steps for key in executor._unrolled} == {1, 3, 4, 5}
 
-    @pytest.mark.parametrize("sampled", [False, True])
+    @pytest.mark.parametrize("kind", ["maximum", "uniforms", "noise"])
     @pytest.mark.parametrize("exit", [None, 2])
     def test_a_graph_for_a_fixed_number_of_rows_says_what_the_general_one_says(
-        self, build: Callable[..., OpenVinoExecutor], monkeypatch: pytest.MonkeyPatch, sampled: bool, exit: int | None
+        self, build: Callable[..., OpenVinoExecutor], monkeypatch: pytest.MonkeyPatch, kind: str, exit: int | None
     ) -> None:
         """Over blocks that fill up and a cache that grows; beyond the usual numbers of rows there is no such graph."""
         executor = build("llama")
-        noise = torch.rand(3, 1, VOCAB, generator=torch.Generator().manual_seed(3)) if sampled else None
+        numbers = torch.rand(3, 1, VOCAB, generator=torch.Generator().manual_seed(3))
+        draws = {"maximum": GREEDY, "uniforms": Draws(None, numbers[..., 0]), "noise": Draws(noise=numbers)}[kind]
         text = tokens(75)
 
         def chains() -> list[Unrolled]:
             made = []
             for rows, past in ((2, 0), (2, 29), (8, 31), (16, 59), (3, 10), (2, 60)):
                 executor.forward(chain(0, 0, text, select=[0]))  # drafts write over what follows
-                out = executor.unrolled(chain(0, past, text[past : past + rows]), 3, None, noise, exit)
+                out = executor.unrolled(chain(0, past, text[past : past + rows]), 3, draws, exit)
                 made.append(copy.deepcopy(out))
             return made
 
         monkeypatch.setattr("slipstream.targets.decoder.openvino_executor._FIXED_AFTER", 1)
         chains()
-        assert {rows for _, _, rows, _ in executor._unrolled} == {0, 2}  # two rows were asked for three times
+        assert {key.rows for key in executor._unrolled} == {0, 2}  # two rows were asked for three times
         fixed = chains()
-        assert {rows for _, _, rows, _ in executor._unrolled} == {0, 2, 8, 16}
+        assert {key.rows for key in executor._unrolled} == {0, 2, 8, 16}
         executor._unrolled.clear()
         monkeypatch.setattr("slipstream.targets.decoder.openvino_executor._FIXED_BYTES", 0)
         for mine, general in zip(fixed, chains(), strict=True):
@@ -428,14 +459,14 @@ class TestUnrolled:
             if exit is not None:
                 near(mine.hidden, general.hidden)
                 near(mine.later, general.later)
-        assert {rows for _, _, rows, _ in executor._unrolled} == {0}
+        assert {key.rows for key in executor._unrolled} == {0}
 
     def test_each_sequence_has_its_own_temperature(self, build: Callable[..., OpenVinoExecutor]) -> None:
         executor = build("llama")
         noise = torch.full((1, 1, VOCAB), 0.0)
         noise[:, :, 7] = 100.0
         batch = Batch([0, 1], torch.tensor([3, 4]), [0, 0], [0, 1, 2], [0, 0], [None] * 2, [0, 1], [512] * 2)
-        made = executor.unrolled(batch, 1, torch.tensor([0.0, 1e9]), noise)
+        made = executor.unrolled(batch, 1, Draws(torch.tensor([0.0, 1e9]), noise=noise))
         assert made.tokens.tolist() == [[7, int(made.logits[0, 1].argmax())]]
         assert int(made.logits[0, 1].argmax()) != 7
 
@@ -444,7 +475,7 @@ class TestUnrolled:
         best = int(executor.unrolled(chain(0, 0, [3, 4]), 1).tokens)
         noise = torch.zeros(1, 1, VOCAB)
         noise[:, :, best] = -torch.inf
-        made = executor.unrolled(chain(0, 0, [3, 4]), 1, None, noise)
+        made = executor.unrolled(chain(0, 0, [3, 4]), 1, Draws(noise=noise))
         assert int(made.tokens) == int((made.logits + noise).argmax()) != best
 
     def test_an_exit_returns_the_stream_of_every_token_and_writes_the_KV_of_its_layers(

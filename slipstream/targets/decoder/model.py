@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.core.draft import Draft
+from slipstream.core.draws import GREEDY, Draws
 from slipstream.core.sequence import Sequence
 from slipstream.errors import LoadError, ParameterError, TargetError, UnsupportedModelError
 from slipstream.targets.base import TargetOut
@@ -160,19 +161,18 @@ class Decoder:
         self,
         seqs: Seq[Sequence],
         steps: int,
-        inv_temperature: Tensor | None = None,
-        noise: Tensor | None = None,
+        draws: Draws = GREEDY,
         exit: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Decode `steps` tokens of each sequence in one call: tokens [K, B] and their logits [K, B, V], valid until
-        the next run. Each is the first maximum of logits * inv_temperature [B] + noise [K, B, V] (or what broadcasts
-        to that); None is 1 and 0. KV is written for the pending tokens, which must fit in one `chunk`, and for all but
-        the last of the new ones. What a small model costs is the number of calls, hence this; only where `unrolls`.
+        """Decode `steps` tokens of each sequence in one call, picked by `draws`: tokens [K, B] and their logits
+        [K, B, V], valid until the next run. KV is written for the pending tokens, which must fit in one `chunk`, and
+        for all but the last of the new ones. What a small model costs is the number of calls, hence this; only where
+        `unrolls`.
 
         exit  use the first so many layers only; the rows are run ahead, as by `ahead`, the last one too.
         """
         batch = batch_of(seqs, Draft.empty(len(seqs)), [seq.kv_len for seq in seqs], self.device, self.context)
-        made = self.executor.unrolled(batch, steps, inv_temperature, noise, exit)  # type: ignore[attr-defined]
+        made = self.executor.unrolled(batch, steps, draws, exit)  # type: ignore[attr-defined]
         for seq in seqs:
             self._ahead.drop(seq.id)
         if exit is not None:

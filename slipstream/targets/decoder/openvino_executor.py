@@ -14,12 +14,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence as Seq
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.core.draws import GREEDY, Draws
 from slipstream.errors import ParameterError, TargetError
 from slipstream.targets.base import FEW_ROWS
 from slipstream.targets.decoder.config import DecoderConfig
@@ -38,6 +39,17 @@ rows..."""
 
 _FIXED_AFTER = 8
 """... once it was asked for so many times: compiling one costs as much as it saves in hundreds of calls."""
+
+
+class Unrolling(NamedTuple):
+    """What an unrolled graph is made for: `Draws` of this kind and vocabulary, and so many pending rows (0: any) of one
+    sequence."""
+
+    steps: int
+    exit: int | None
+    kind: str
+    vocab: int | None
+    rows: int = 0
 
 
 class OpenVinoExecutor:
@@ -79,8 +91,8 @@ class OpenVinoExecutor:
         self._properties = properties(self._constants.matmul_bytes, threads)
         self._cache = PagedCache(config.layers, config.kv_heads, config.head_dim)
         self._programs: dict[tuple[int, int], tuple[Program, frozenset[int]]] = {}
-        self._unrolled: dict[tuple[int, int | None, int, int], Program] = {}  # steps, exit, fixed rows, noise's width
-        self._asked: Counter[tuple[int, int | None, int, int]] = Counter()  # for keys of `_unrolled`, before they were
+        self._unrolled: dict[Unrolling, Program] = {}
+        self._asked: Counter[Unrolling] = Counter()  # how often for one of fixed rows, before it was there
         self._windows = [w for w in config.windows if w]
 
     # --- one pass -------------------------------------------------------------------------------------------------
@@ -124,28 +136,25 @@ class OpenVinoExecutor:
         self,
         batch: Batch,
         steps: int,
-        inv_temperature: Tensor | None = None,
-        noise: Tensor | None = None,
+        draws: Draws = GREEDY,
         exit: int | None = None,
     ) -> Unrolled:
         """Draft `steps` tokens a sequence in one call.
 
-        Runs the pending tokens of the batch (chains), then one token at a time, each
-        argmax(logits * inv_temperature + noise): with Gumbel noise [K, B, V] a sample of the softmax, with none the
-        first maximum. inv_temperature: [B], None is 1. KV is written for the pending tokens and the first steps-1
-        drafted ones; with `exit`, in its layers only, for all of them.
+        Runs the pending tokens of the batch (chains), then one token at a time, each picked by `draws`. KV is written
+        for the pending tokens and the first steps-1 drafted ones; with `exit`, in its layers only, for all of them.
         """
         if steps < 1:
             raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
         if exit is not None and not 1 <= exit <= self.config.layers:
             raise TargetError(f"an exit after {exit} layers was asked of a model with {self.config.layers}")
         rows = batch.splits[-1]
-        program = self._drafting(steps, exit, rows, 1 if noise is None else noise.shape[-1], len(batch.seq_ids))
+        program = self._drafting(Unrolling(steps, exit, draws.kind, draws.vocab), rows, len(batch.seq_ids))
         count, vocab, width = len(batch.seq_ids), self.config.vocab_size, self.config.hidden_size
         program.feed_batch(self._cache, batch, steps - (exit is None))
         program.bind("ids", (rows,)).copy_(batch.tokens)
         program.feed("select", [s - 1 for s in batch.splits[1:]])
-        program.feed_draws(steps, count, inv_temperature, noise)
+        program.feed_draws(count, draws)
         tokens, logits = program.bind("tokens", (steps, count)), program.bind("logits", (steps, count, vocab))
         if exit is not None:
             program.bind("hidden", (rows, width))
@@ -155,20 +164,22 @@ class OpenVinoExecutor:
             return Unrolled(tokens, logits)
         return Unrolled(tokens, logits, program.bound("hidden"), program.bound("later"))
 
-    def _drafting(self, steps: int, exit: int | None, rows: int, noise: int, count: int) -> Program:
-        """The compiled draft of so many steps: the general one, or the one for just these pending rows and this width
-        of noise."""
-        weights, key = self._constants.matmul_bytes, (steps, exit, rows, noise)
-        fixed = count == 1 and rows in FEW_ROWS and weights <= _FIXED_BYTES
-        if fixed and key not in self._unrolled:
-            self._asked[key] += 1
-            fixed = self._asked[key] > _FIXED_AFTER
+    def _drafting(self, general: Unrolling, rows: int, count: int) -> Program:
+        """The compiled draft for `count` sequences with so many pending rows: the general one, or the one for just
+        these rows."""
+        weights, wanted = self._constants.matmul_bytes, general
+        if count == 1 and rows in FEW_ROWS and weights <= _FIXED_BYTES:
+            fixed = general._replace(rows=rows)
+            self._asked[fixed] += fixed not in self._unrolled
+            if self._asked[fixed] > _FIXED_AFTER:
+                wanted = fixed
 
         def make() -> Program:
-            graph = unrolled_graph(self.config, self._constants, steps, exit)
-            return self._compile(for_one_sequence(graph, rows, (steps, 1, noise)) if fixed else graph)
+            w = wanted
+            graph = unrolled_graph(self.config, self._constants, w.steps, w.exit, w.kind, w.vocab)
+            return self._compile(for_one_sequence(graph, rows, w.steps, self.config.vocab_size) if w.rows else graph)
 
-        return kept(self._unrolled, key if fixed else (steps, exit, 0, 0), unrolled_kept(weights), make)
+        return kept(self._unrolled, wanted, unrolled_kept(weights), make)
 
     def _program(self, first: int, last: int, taps: Seq[int]) -> Program:
         """The compiled slice with at least these taps."""

@@ -43,6 +43,13 @@ def take(rows: Node, index: Node) -> Node:
     return op.gather(rows, index, ints(0))
 
 
+def first_above(x: Node, u: Node, width: int) -> Node:
+    """Index of the first place where the cumulated softmax of a row exceeds u: [B, width], [B, 1] -> [B]."""
+    total = op.cum_sum(op.softmax(x, 1), ints(1))
+    passed = op.reduce_sum(op.convert(op.less_equal(total, u), np.int32), ints([1]), False)
+    return op.convert(op.minimum(passed, op.constant(np.array(width - 1, np.int32))), np.int64)
+
+
 def first_maximum(x: Node, width: int) -> Node:
     """Index of the first maximum of each row: [B, width] -> [B]. Three passes over the row, a third of what a stable
     top-1 costs here (a tenth for a vocabulary of 32,000)."""
@@ -220,6 +227,28 @@ class Builder:
         return self.linear(normed, self.constants.head)
 
 
+class Picks:
+    """`Draws` of one kind in a graph, over rows of `width` logits: its inputs, and the tokens of each step."""
+
+    def __init__(self, b: Builder, kind: str, width: int, vocab: int | None):
+        self.width, self.vocab = width, width if vocab is None else min(vocab, width)
+        if kind != "maximum":
+            self.heat = op.unsqueeze(b.parameter("inv_temperature", 1, np.float32), ints([1]))  # [B, 1]
+        self.uniforms = b.parameter("uniforms", 2, np.float32) if kind == "uniforms" else None  # [K, B]
+        self.noise = b.parameter("noise", 3, np.float32) if kind == "noise" else None  # [K, B, width]
+
+    def tokens(self, logits: Node, j: int) -> Node:
+        """[B, width] -> [B]."""
+        if self.noise is not None:
+            logits = op.add(op.multiply(logits, self.heat), take(self.noise, ints(j)))
+        if self.vocab < self.width:
+            logits = op.slice(logits, ints([0]), ints([self.vocab]), ints([1]), ints([1]))
+        if self.uniforms is not None:
+            u = op.unsqueeze(take(self.uniforms, ints(j)), ints([1]))  # [B, 1]
+            return first_above(op.multiply(logits, self.heat), u, self.vocab)
+        return first_maximum(logits, self.vocab)
+
+
 def forward_graph(config: DecoderConfig, constants: Constants, first: int, last: int, taps: Seq[int]) -> ov.Model:
     """One pass through layers first..last-1, from token ids if first is 0, else from `hidden` [M, d].
 
@@ -274,12 +303,19 @@ def _one() -> Node:
     return op.constant(np.array(1, np.int32))
 
 
-def unrolled_graph(config: DecoderConfig, constants: Constants, steps: int, exit: int | None = None) -> Graph:
-    """`steps` forwards in one graph, each feeding the next: token_j = argmax(logits_j * inv_temperature + noise_j).
+def unrolled_graph(
+    config: DecoderConfig,
+    constants: Constants,
+    steps: int,
+    exit: int | None = None,
+    kind: str = "maximum",
+    vocab: int | None = None,
+) -> Graph:
+    """`steps` forwards in one graph, each feeding the next with tokens picked by `Draws` of this kind and vocabulary.
 
     The first step runs the packed pending tokens [M]; `select` [B] names the last row of each sequence, whose
     logits count. Later steps run one token a sequence, on the same cache, whose order the tokens themselves impose.
-    Outputs: tokens [K, B] and logits [K, B, V] (raw, before temperature and noise).
+    Outputs: tokens [K, B] and logits [K, B, V] (raw, before the temperature).
 
     exit  run the first `exit` layers only, and the last token through them too; two more outputs then hold the
           residual stream there: hidden [M, d] of the pending tokens and later [K, B, d] of the new ones.
@@ -288,8 +324,7 @@ def unrolled_graph(config: DecoderConfig, constants: Constants, steps: int, exit
     b = Builder(config, constants)
     ids, positions = b.parameter("ids", 1, np.int64), b.parameter("positions", 1, np.int64)
     select = b.parameter("select", 1, np.int64)
-    inv_temperature = op.unsqueeze(b.parameter("inv_temperature", 1, np.float32), ints([1]))  # [B, 1]
-    noise = b.parameter("noise", 3, np.float32)  # [K, B, V]
+    picks = Picks(b, kind, config.vocab_size, vocab)
     meta = b.meta()
     later = single_rows(b, meta)
     place = take(positions, select)  # [B]
@@ -312,8 +347,7 @@ def unrolled_graph(config: DecoderConfig, constants: Constants, steps: int, exit
         if j == steps:
             break
         logits = b.logits(b.norm(h, "norm"))  # [B, V]
-        noisy = op.add(op.multiply(logits, inv_temperature), take(noise, ints(j)))
-        token = first_maximum(noisy, config.vocab_size)  # [B]
+        token = picks.tokens(logits, j)  # [B]
         tokens.append(op.unsqueeze(token, ints([0])))
         scores.append(op.unsqueeze(logits, ints([0])))
     outputs = {"tokens": op.concat(tokens, 0), "logits": op.concat(scores, 0)}
@@ -322,8 +356,9 @@ def unrolled_graph(config: DecoderConfig, constants: Constants, steps: int, exit
     return b.model(outputs)
 
 
-def for_one_sequence(graph: Graph, rows: int, noise: Seq[int]) -> Graph:
-    """An unrolled graph made to take one sequence with `rows` pending tokens, and noise of that shape, alone.
+def for_one_sequence(graph: Graph, rows: int, steps: int, width: int) -> Graph:
+    """An unrolled graph of so many steps, and logits of that width, made to take one sequence with `rows` pending
+    tokens alone.
 
     Where shapes are known beforehand the runtime need not derive them, nor ready its kernels, in every call. A small
     draft is made of operators more than of arithmetic, so its calls take a quarter less (measured). What grows with the
@@ -332,5 +367,7 @@ def for_one_sequence(graph: Graph, rows: int, noise: Seq[int]) -> Graph:
     lengths = {"ids": rows, "positions": rows, "select": 1, "inv_temperature": 1, "past_lens": 1, "qq_bias": 0}
     begins = ("subsequence_begins", "single_begins", "block_indices_begins", "qq_bias_begins")
     shapes = {name: [length] for name, length in lengths.items()} | {name: [2] for name in begins}
-    graph[0].reshape(shapes | {"noise": list(noise)})
+    shapes |= {"uniforms": [steps, 1], "noise": [steps, 1, width]}
+    there = {i.get_any_name() for i in graph[0].inputs}
+    graph[0].reshape({name: shape for name, shape in shapes.items() if name in there})
     return graph

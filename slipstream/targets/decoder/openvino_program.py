@@ -14,6 +14,7 @@ import openvino as ov
 import torch
 from torch import Tensor
 
+from slipstream.core.draws import Draws
 from slipstream.errors import TargetError
 from slipstream.targets.decoder.executor import Batch
 from slipstream.targets.decoder.openvino_constants import Constants
@@ -176,16 +177,16 @@ class Program:
             self.feed("qq_bias_begins", (0,) * (len(splits)))
         self.feed_cache(cache, batch.seq_ids)
 
-    def feed_draws(self, steps: int, count: int, inv_temperature: Tensor | None, noise: Tensor | None) -> None:
-        """What an unrolled graph draws by, for `count` sequences: inv_temperature [B], None is 1; noise [K, B, V], None
-        is 0."""
+    def feed_draws(self, count: int, draws: Draws) -> None:
+        """What an unrolled graph of this kind picks by, for `count` sequences."""
         self.feed("single_begins", range(count + 1))
+        if draws.kind == "maximum":
+            return
         heat = self.bind("inv_temperature", (count,))
-        heat.fill_(1.0) if inv_temperature is None else heat.copy_(inv_temperature)
-        if noise is None:
-            self.bind("noise", (steps, 1, 1)).zero_()
-        else:
-            self.bind("noise", tuple(noise.shape)).copy_(noise)
+        heat.fill_(1.0) if draws.inv_temperature is None else heat.copy_(draws.inv_temperature)
+        name, values = ("uniforms", draws.uniforms) if draws.noise is None else ("noise", draws.noise)
+        assert values is not None
+        self.bind(name, tuple(values.shape)).copy_(values)
 
     def feed_cache(self, cache: PagedCache, seq_ids: Seq[int]) -> None:
         """Bind the cache tensors if they have grown, and the block tables if they or the batch have changed."""
