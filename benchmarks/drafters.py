@@ -32,7 +32,7 @@ CARRY = 16.0
 """Rounds that the bandits' experience with other requests is worth: prompts of one kind follow one another here."""
 SINGLES = (
     *LOOKUPS, "recycling", "lookahead", "model", "model int8",
-    "medusa", "eagle3", "eagle3 comb", "eagle3 tree", "layerskip",
+    "medusa", "eagle3", "eagle3 int8", "eagle3 comb", "eagle3 tree", "layerskip",
 )  # fmt: skip
 """Labels of the drafters that a hybrid is compared with."""
 HYBRID = "suffix+model"
@@ -42,8 +42,9 @@ it is only given a model."""
 
 @functools.cache
 def draft(quantize: str | None) -> Target:
-    """The draft model that ships. In int8 it guesses as well and is read faster; the text is the target's anyway."""
-    return as_target(zoo.draft_dir(), threads=THREADS, quantize=quantize)
+    """The draft model that ships. In int8 it guesses as well and is read faster; the text is the target's anyway. So
+    small, it is left to choose between its threads and one."""
+    return as_target(zoo.draft_dir(), threads=None if quantize else THREADS, quantize=quantize)
 
 
 def contenders(only: Seq[str] = ()) -> list[Contender]:
@@ -61,10 +62,12 @@ def contenders(only: Seq[str] = ()) -> list[Contender]:
     if shipped("medusa"):
         found.append(Contender("medusa", "medusa", 5))
     if shipped("eagle3"):
+        small = {"quantize": "int8"}
         found.append(Contender("eagle3", "eagle3", 5))
-        found.append(Contender("eagle3 comb", "eagle3", 5, {"shape": "comb", "nodes": 8}))
-        found.append(Contender("eagle3 tree", "eagle3", 5, {"shape": "tree", "nodes": 12}))
-        found.append(Contender("suffix+eagle3", ["suffix", "eagle3"], 16))
+        found.append(Contender("eagle3 int8", "eagle3", 5, small))
+        found.append(Contender("eagle3 comb", "eagle3", 5, small | {"shape": "comb", "nodes": 8}))
+        found.append(Contender("eagle3 tree", "eagle3", 5, small | {"shape": "tree", "nodes": 12}))
+        found.append(Contender("suffix+eagle3", "hybrid", 16, {"members": ["suffix", ("eagle3", small)]}))
     found += [Contender(f"{name}+model", "hybrid", 16, {"members": [name, int8]}) for name in ("ngram", "suffix")]
     found.append(Contender("bandit", "bandit", 16, {"members": ["ngram", int8], "carry": CARRY}))
     return [each for each in found if not only or each.label in only]
@@ -147,7 +150,7 @@ def figures(found: dict[str, Result]) -> list[dict[str, Any]]:
 
     best = max((name for name, arm in greedy.items() if not arm["plain"]), key=lambda name: speed(greedy[name], "code"))
     row("best drafter against plain decoding, greedy, code", 2.5, speed(greedy[best], "code"), best)
-    chains = [name for name in ("eagle3", "eagle3 comb", "eagle3 tree") if name in greedy]
+    chains = [name for name in greedy if name.startswith("eagle3")]
     if chains:
         lengths = {n: greedy[n]["categories"]["code"]["mean_acceptance_length"] for n in chains}
         who = max(lengths, key=lambda n: lengths[n])

@@ -55,7 +55,7 @@ class SamConfig(Strict):
 
     min_match: int = 1
     max_draft: int = 16
-    spec_factor: float = 2.0
+    spec_factor: float = 4.0
     row_cost: float = 0.05
     max_tokens: int = 1 << 17
     corpus: Seq[Seq[int]] = field(default=(), repr=False)

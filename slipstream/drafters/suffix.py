@@ -66,7 +66,7 @@ class SuffixConfig(Strict):
     max_depth: int = 24
     min_match: int = 1
     max_draft: int = 16
-    spec_factor: float = 2.0
+    spec_factor: float = 4.0
     spec_offset: float = 0.0
     min_prob: float = 0.1
     branches: int = 1
