@@ -116,7 +116,9 @@ def measure(options: argparse.Namespace) -> dict[str, Result]:
             "random tokens",
             controlled(options.only),
             random_prompts(llm, 6),
-            BenchConfig(**longest | {"tokens": 64}, **common, temperatures=(1.0,)),
+            BenchConfig(  # twice the rounds: all that is looked for here is a few per cent
+                **longest | {"tokens": 64}, **common | {"rounds": 2 * options.rounds}, temperatures=(1.0,)
+            ),
         ),
     }
     if options.humaneval is not None:

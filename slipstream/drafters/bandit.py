@@ -57,6 +57,9 @@ class BanditConfig(Strict):
                 times in 10 and cost 0.05 to 0.2 of a plain step each.
     prior       rate at which guesses of a drafter are taken to stand before any was seen, in (0, 1).
     weight      how many guesses that is worth.
+    margin      by how much a neural member has to promise to be faster than plain decoding. What it promises rests on
+                few rounds and on costs measured beforehand, so one that is about even would be on half the
+                time, and lose.
     memory      rounds that a record reaches back: the weight of a round falls by 1/e in so many.
     longest_rest  most rounds that a drafter waits for its next chance.
     carry       how many rounds what other requests taught is worth when a request begins, its rests included. With 0
@@ -70,6 +73,7 @@ class BanditConfig(Strict):
     lengths: tuple[int, ...] = (1, 3, 5, 8)
     prior: float = 0.7
     weight: float = 4.0
+    margin: float = 0.03
     memory: int = 32
     longest_rest: int = 64
     carry: float = 0.0
@@ -82,6 +86,7 @@ class BanditConfig(Strict):
         check_number("prior", self.prior, 0.0, 1.0, open_low=True)
         check_number("weight", self.weight, 0.0, float("inf"), open_low=True)
         check_number("carry", self.carry, 0.0, float("inf"))
+        check_number("margin", self.margin, 0.0, float("inf"))
         for name, low in (("memory", 1), ("longest_rest", FIRST_REST), ("beside", 0), ("batch", 1)):
             check_integer(name, getattr(self, name), low)
 
@@ -201,7 +206,8 @@ class BanditDrafter:
     def _choose(self, state: _State, greedy: bool, budget: int) -> _Arm:
         """The arm of the best rate, or a neural member whose turn it is to show itself."""
         neural = self._outlook(state, greedy, budget)
-        best = max([_Arm(1.0), *(arm for arm, _ in neural)], key=_rate)  # among equals the first, which is none
+        least = 1 + self.config.margin
+        best = max([_Arm(1.0), *(arm for arm, _ in neural if arm.rate > least)], key=_rate)
         cuts = [self._best_cut(state, m) for m in self.lookups]
         state.found = [arm for arm in cuts if arm.member is not None]
         found = max(state.found, key=_rate, default=best)

@@ -450,7 +450,6 @@ class TestUnrolled:
         chains()
         assert {key.rows for key in executor._unrolled} == {0, 2}  # two rows were asked for three times
         fixed = chains()
-        assert {key.rows for key in executor._unrolled} == {0, 2, 8, 16}
         executor._unrolled.clear()
         monkeypatch.setattr("slipstream.targets.decoder.openvino_executor._FIXED_BYTES", 0)
         for mine, general in zip(fixed, chains(), strict=True):

@@ -34,8 +34,8 @@ _ONE_THREAD_BYTES = 4 << 20
 """Below this many bytes of weights a pass, handing work to a second thread costs more than it saves (measured)."""
 
 _FIXED_BYTES = 16 << 20
-"""Up to so many bytes of weights an unrolled graph is small enough to have another one for each usual number of pending
-rows..."""
+"""Up to so many bytes of weights an unrolled graph is small enough to have another one, for the pending rows that a
+round most often leaves..."""
 
 _FIXED_AFTER = 8
 """... once it was asked for so many times: compiling one costs as much as it saves in hundreds of calls."""
@@ -169,7 +169,7 @@ class OpenVinoExecutor:
         """The compiled draft for `count` sequences with so many pending rows: the general one, or the one for just
         these rows."""
         weights, wanted = self._constants.matmul_bytes, general
-        if count == 1 and rows in FEW_ROWS and weights <= _FIXED_BYTES:
+        if count == 1 and rows == FEW_ROWS[0] and weights <= _FIXED_BYTES:
             fixed = general._replace(rows=rows)
             self._asked[fixed] += fixed not in self._unrolled
             if self._asked[fixed] > _FIXED_AFTER:
