@@ -152,6 +152,7 @@ class _State:
     indexed: int = 0  # tokens of the sequence whose n-grams are in the pool
     drafted: list[int] | None = None  # tokens of the last draft
     columns: int = 0  # columns of the window that it ran
+    gained: int = 0  # tokens that the text has gained since the window was moved
 
 
 class LookaheadDrafter:
@@ -187,7 +188,7 @@ class LookaheadDrafter:
         return Draft(packed, parents, splits, votes=None if all(votes) else votes)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        told: list[tuple[int, _State, int]] = []  # sequences whose window was run: index, state, columns
+        told: list[tuple[Sequence, _State, int]] = []  # whose window was run, columns of it
         rows: list[int] = []
         for b, seq in enumerate(seqs):
             state = self._states.get(seq.id)
@@ -197,12 +198,14 @@ class LookaheadDrafter:
                 if ran:
                     state.patience.learn(len(draft.nodes(b)), verdict.accepted(b))
                 state.drafted, state.columns = None, 0
-                last = draft.splits[b + 1] + b + 1  # behind the last row of this sequence
-                rows += range(last - columns, last)  # the last level stands last
-                told.append((b, state, columns))
+                state.gained += len(verdict.path[b]) + 1
+                if columns:
+                    last = draft.splits[b + 1] + b + 1  # behind the last row of this sequence
+                    rows += range(last - columns, last)  # the last level stands last
+                    told.append((seq, state, columns))
         fresh = iter(out.logits[rows].argmax(-1).tolist() if rows else ())
-        for b, state, columns in told:
-            self._shift(state, seqs[b], len(verdict.path[b]) + 1, [next(fresh) for _ in range(columns)])
+        for seq, state, columns in told:
+            self._shift(state, seq, [next(fresh) for _ in range(columns)])
 
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)
@@ -216,6 +219,8 @@ class LookaheadDrafter:
             state.indexed = max(0, len(seq.tokens) - config.pool)
             self._fill(state, seq)
             self._states[seq.id] = state
+        elif state.gained:
+            self._shift(state, seq, [])
         if config.from_text:
             recent = seq.tokens[max(0, state.indexed - config.ngram + 1) :]
             for i in range(len(recent) - config.ngram + 1):
@@ -245,10 +250,10 @@ class LookaheadDrafter:
             else:
                 parents += (-1, *range(first, first + columns - 1))[:columns]
 
-    def _shift(self, state: _State, seq: Sequence, gained: int, new: list[int]) -> None:
-        """Move the window behind a text that gained so many tokens. new: what the target said behind the last level,
-        for the columns that were run, if any."""
-        levels = state.levels
+    def _shift(self, state: _State, seq: Sequence, new: list[int]) -> None:
+        """Move the window behind the text as it is now. new: what the target said behind the last level, for the
+        columns that were run, if any."""
+        levels, gained, state.gained = state.levels, state.gained, 0
         if new:
             levels = [*levels, new]
         if len(levels) == self.config.ngram:  # full: the first level goes, and the window has kept its place

@@ -94,14 +94,14 @@ def test_the_window_fills_level_by_level() -> None:
 
 
 def test_without_its_rows_the_window_only_moves() -> None:
-    """The round went on with another draft: nothing was said about the window."""
+    """The round went on with another draft: nothing was said about the window, which is moved when next asked for."""
     made, seq = drafter(window=3, ngram=3, from_text=False), Sequence([9])
     window_of(made, seq, [[1, 2, 3], [4, 5, 6]])
     told(made, seq, Draft.empty(1), [], 50, {})
-    assert [level[:2] for level in made._states[seq.id].levels] == [[2, 3], [5, 6]]
+    assert [level[:2] for level in made._state(seq).levels] == [[2, 3], [5, 6]]
     window_of(made, seq, [[1, 2, 3], [4, 5, 6]])
     told(made, seq, Draft.chains([[7, 8]]), [0], 50, {})
-    assert [level[:1] for level in made._states[seq.id].levels] == [[3], [6]]
+    assert [level[:1] for level in made._state(seq).levels] == [[3], [6]]
 
 
 def test_no_cell_lies_deeper_than_the_budget() -> None:

@@ -89,7 +89,7 @@ class OpenVinoExecutor:
         self._constants.evict()
         self.threads = threads  # as asked for
         self._properties = properties(self._constants.matmul_bytes, threads)
-        self._properties_wide = properties(_ONE_THREAD_BYTES, threads)  # where a prompt may be among the rows
+        self._wide = properties(_ONE_THREAD_BYTES, threads)
         self._cache = PagedCache(config.layers, config.kv_heads, config.head_dim)
         self._programs: dict[tuple[int, int], tuple[Program, frozenset[int]]] = {}
         self._unrolled: dict[Unrolling, Program] = {}
@@ -179,7 +179,7 @@ class OpenVinoExecutor:
             w = wanted
             graph = unrolled_graph(self.config, self._constants, w.steps, w.exit, w.kind, w.vocab)
             if not w.rows:
-                return self._compile(graph, self._properties_wide)
+                return self._compile(graph, wide=True)
             return self._compile(for_one_sequence(graph, rows, w.steps, self.config.vocab_size))
 
         return kept(self._unrolled, wanted, unrolled_kept(weights), make)
@@ -205,9 +205,10 @@ class OpenVinoExecutor:
         """Let go of what was compiled for slices of layers: each has packed weights of its own."""
         self._programs = {key: held for key, held in self._programs.items() if key == (0, self.config.layers)}
 
-    def _compile(self, graph: Graph, properties: Mapping[str, Any] | None = None) -> Program:
+    def _compile(self, graph: Graph, wide: bool = False) -> Program:
+        """wide: a prompt may be among the rows of a small model, too, and all threads are worth their waking."""
         self._constants.forget()
-        return Program(graph, properties or self._properties, self._constants)
+        return Program(graph, self._wide if wide else self._properties, self._constants)
 
     # --- trees beyond a sliding window ----------------------------------------------------------------------------
 
