@@ -327,7 +327,8 @@ class BanditDrafter:
         elif nodes:
             state.outlook.clear()
             width = len(nodes) / max(guess.draft.depths[i] for i in nodes)
-            state.records[m].width += (width - state.records[m].width) / 4
+            for known in (state.records[m], self._past[m]):
+                known.width += (width - known.width) / 4
 
     # --- state ---------------------------------------------------------------------------------------------------
 
@@ -346,7 +347,7 @@ class BanditDrafter:
         """Of a sequence that begins: with what the others have taught."""
         record, past, carry = _Record(self._reaches(m, self.config.memory, SURPRISE)), self._past[m], self.config.carry
         if carry:
-            record.rest, record.resting = past.rest, past.resting
+            record.rest, record.resting, record.width = past.rest, past.resting, past.width
             for own, theirs in zip(record.reaches, past.reaches, strict=True):
                 own.inherit(theirs, carry)
         return record

@@ -72,7 +72,7 @@ class HybridConfig(Strict):
     """
 
     min_match: int = 2
-    neural: int = 3
+    neural: int = 5
     beyond: int = 6
     beyond_match: int = 3
     beside: int = 0
