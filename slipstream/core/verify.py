@@ -108,7 +108,8 @@ def rejection(draft: Draft, law: Tensor, dice: Dice) -> Decision:
     """
     B = draft.batch
     trees = [draft.children(b) for b in range(B)]
-    first = _first_chances(draft, law)  # [N]
+    above = [draft.splits[b] + b + 1 + draft.parents[i] for b in range(B) for i in draft.nodes(b)]
+    first = _chances(draft, law, above, range(len(draft))) if len(draft) else []  # [N]
     paths: list[list[int]] = [[] for _ in range(B)]
     p = [law[draft.splits[b] + b] for b in range(B)]  # [V] each: law where a sequence stands, given what fell there
     untried = [iter(tree.get(-1, ())) for tree in trees]  # guesses that hang there
@@ -133,28 +134,17 @@ def rejection(draft: Draft, law: Tensor, dice: Dice) -> Decision:
         if again:
             packed = [draft.splits[b] + trial[b] for b in again]
             left = torch.stack([p[b] for b in again])  # [F, V]
-            chances |= zip(again, _chances(draft, left, packed).tolist(), strict=True)
+            chances |= zip(again, _chances(draft, left, range(len(again)), packed), strict=True)
     following = dice.choose(torch.stack(p) if len(draft) else law).tolist()
     return paths, following
 
 
-def _first_chances(draft: Draft, law: Tensor) -> list[float]:
-    """min(1, p/q) of each packed node, but for the minimum, should it be the first that is tried below its parent."""
-    if not len(draft):
-        return []
-    above = [draft.splits[b] + b + 1 + draft.parents[i] for b in range(draft.batch) for i in draft.nodes(b)]
-    p_x = law[torch.tensor(above, device=law.device), draft.tokens]  # [N]
-    if draft.q is not None:
-        p_x = p_x / draft.q.gather(1, draft.tokens[:, None])[:, 0]
-    return p_x.tolist()  # type: ignore[no-any-return]
-
-
-def _chances(draft: Draft, p: Tensor, packed: Seq[int]) -> Tensor:
-    """p/q of the packed nodes under the laws p [F, V]: [F]."""
-    node = torch.tensor(packed, device=p.device)
-    x = draft.tokens[node][:, None]  # [F, 1]
-    p_x = p.gather(1, x)[:, 0]
-    return p_x if draft.q is None else p_x / draft.q[node].gather(1, x)[:, 0]
+def _chances(draft: Draft, law: Tensor, rows: Seq[int], packed: Seq[int]) -> list[float]:
+    """p/q of packed nodes, each of which is tried under the law [V] in its row of `law`."""
+    node = torch.tensor(packed, device=law.device)
+    x = draft.tokens[node]
+    p_x = law[torch.tensor(rows, device=law.device), x]
+    return (p_x if draft.q is None else p_x / draft.q[node, x]).tolist()  # type: ignore[no-any-return]
 
 
 def _without(draft: Draft, p: Tensor, packed: Seq[int]) -> Tensor:

@@ -235,7 +235,7 @@ def make(
 ) -> EagleDrafter:
     """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the one that
     ships for this target. quantize: "int8" for the head's weights, where OpenVINO runs it: what is guessed may change,
-    what the target says does not. options: as in `EagleDraftConfig`, and costs="measured" measures the target here.
+    the law of the text does not. options: as in `EagleDraftConfig`, and costs="measured" measures the target here.
     Raises ParameterError and the families of LoadError and PairError."""
     return _make(target, head, quantize, "eagle", options)
 

@@ -31,7 +31,7 @@ class Rows:
 
     begin  position of the first row; 0 unless the sequence was first seen in its middle.
     done   rows whose keys and values are in the head's cache.
-    todo   features of the others, [n, taps * target_hidden] each; `add` and `joined` alone touch it.
+    todo   features of the others, [n, taps * target_hidden] each; `add`, `joined` and `ran` alone touch it.
     """
 
     begin: int

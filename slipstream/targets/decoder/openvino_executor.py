@@ -93,7 +93,7 @@ class OpenVinoExecutor:
         self._cache = PagedCache(config.layers, config.kv_heads, config.head_dim)
         self._programs: dict[tuple[int, int], tuple[Program, frozenset[int]]] = {}
         self._unrolled: dict[Unrolling, Program] = {}
-        self._asked: Counter[Unrolling] = Counter()  # how often for one of fixed rows, before it was there
+        self._asked: Counter[Unrolling] = Counter()  # how often for one of fixed rows
         self._windows = [w for w in config.windows if w]
 
     # --- one pass -------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class OpenVinoExecutor:
         weights, wanted = self._constants.matmul_bytes, general
         if count == 1 and rows == FEW_ROWS[0] and weights <= _FIXED_BYTES:
             fixed = general._replace(rows=rows)
-            self._asked[fixed] += fixed not in self._unrolled
+            self._asked[fixed] += 1
             if self._asked[fixed] > _FIXED_AFTER:
                 wanted = fixed
 
