@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from slipstream.core.random import DRAFT, VERIFY, Stream
@@ -31,11 +32,11 @@ class Dice:
 
     def __init__(self, streams: Seq[Stream], positions: Seq[int], counts: Seq[int]):
         self._streams, self._positions, self._counts = streams, positions, counts
-        self._columns: Tensor | None = None  # [B, 1 + max(counts)]; column 0 serves `choose`
+        self._columns: NDArray[np.float64] | None = None  # [B, 1 + max(counts)]; column 0 serves `choose`
         self._turn = 0
 
-    def _uniforms(self, column: int) -> Tensor:
-        """[B], on the host."""
+    def _uniforms(self, column: int) -> NDArray[np.float64]:
+        """[B]."""
         if self._columns is None:
             each = [
                 stream.uniforms(VERIFY, position, 1 + count)
@@ -44,18 +45,19 @@ class Dice:
             if len({*self._counts}) > 1:
                 longest = 1 + max(self._counts)
                 each = [np.pad(row, (0, longest - len(row))) for row in each]
-            self._columns = torch.from_numpy(np.stack(each))
+            self._columns = np.stack(each)
         return self._columns[:, column]
 
-    def accept(self, probability: Tensor) -> Tensor:
-        """[B] -> bool [B]: True with the given probability; values above 1 are certain, 0 and NaN never happen
-        (the test is strict: a uniform of exactly 0 does not accept an impossible token)."""
+    def accept(self, probability: Seq[float]) -> list[bool]:
+        """[B] -> [B]: True with the given probability; values above 1 are certain, 0 and NaN never happen (the test is
+        strict: a uniform of exactly 0 does not accept an impossible token). On the host, where trees are walked: a
+        number or two of each sequence are not worth a kernel."""
         self._turn += 1
-        return self._uniforms(self._turn).to(probability.device) < probability
+        return [u < p for u, p in zip(self._uniforms(self._turn).tolist(), probability, strict=True)]
 
     def choose(self, law: Tensor) -> Tensor:
         """[B, V] (rows sum to 1) -> int64 [B]: a token of each row, by inversion of its distribution function."""
-        return invert(law, self._uniforms(0).to(law.device))
+        return invert(law, torch.from_numpy(self._uniforms(0)).to(law.device))
 
     def pick(self, law: Tensor, owner: Seq[int], depth: Seq[int]) -> Tensor:
         """[R, V] -> int64 [R]: argmax(log law + noise), the noise of row r being that of position

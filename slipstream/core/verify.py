@@ -20,6 +20,7 @@ at `splits[b] + b`, and the row of packed node i at `i + b + 1`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 
@@ -116,8 +117,7 @@ def rejection(draft: Draft, law: Tensor, dice: Dice) -> Decision:
     trial = {b: node for b in range(B) if (node := next(untried[b], None)) is not None}
     chances = {b: first[draft.splits[b] + node] for b, node in trial.items()}
     while trial:
-        probability = torch.tensor([chances.get(b, 0.0) for b in range(B)], dtype=law.dtype)  # [B]
-        stands = dice.accept(probability).tolist()
+        stands = dice.accept([chances.get(b, 0.0) for b in range(B)])
         fell = {b: node for b, node in trial.items() if not stands[b]}
         for b, node in trial.items():
             if stands[b]:
@@ -141,18 +141,32 @@ def rejection(draft: Draft, law: Tensor, dice: Dice) -> Decision:
 
 def _chances(draft: Draft, law: Tensor, rows: Seq[int], packed: Seq[int]) -> list[float]:
     """p/q of packed nodes, each of which is tried under the law [V] in its row of `law`."""
-    node = torch.tensor(packed, device=law.device)
-    x = draft.tokens[node]
-    p_x = law[torch.tensor(rows, device=law.device), x]
-    return (p_x if draft.q is None else p_x / draft.q[node, x]).tolist()  # type: ignore[no-any-return]
+    x = [draft.ids[i] for i in packed]
+    p_x = _entries(law, rows, x)
+    if draft.q is None:
+        return p_x
+    # q of a guess that was drawn is not 0; where somebody hands in such a one all the same, inf or NaN as usual.
+    return [p / q if q else p * math.inf for p, q in zip(p_x, _entries(draft.q, packed, x), strict=True)]
+
+
+def _entries(table: Tensor, rows: Seq[int], columns: Seq[int]) -> list[float]:
+    """Single entries of a [R, V] table."""
+    if table.device.type == "cpu":  # numpy takes a third of the time
+        return table.numpy()[rows, columns].tolist()  # type: ignore[no-any-return]
+    index = torch.tensor([list(rows), list(columns)], device=table.device)
+    return table[index[0], index[1]].tolist()  # type: ignore[no-any-return]
 
 
 def _without(draft: Draft, p: Tensor, packed: Seq[int]) -> Tensor:
     """norm((p - q)+) for the laws p [F, V] and the packed nodes that fell there: [F, V]."""
-    node = torch.tensor(packed, device=p.device)
     if draft.q is None:
-        return _normalise(p.scatter(1, draft.tokens[node][:, None], 0.0), p)
-    return _normalise((p - draft.q[node]).clamp_(min=0), p)
+        return _normalise(p.scatter(1, _taken(draft.tokens, packed)[:, None], 0.0), p)
+    return _normalise((p - _taken(draft.q, packed)).clamp_(min=0), p)
+
+
+def _taken(table: Tensor, rows: Seq[int]) -> Tensor:
+    """table[rows]; of one row, which it mostly is, without a copy."""
+    return table[rows[0] : rows[0] + 1] if len(rows) == 1 else table[torch.tensor(rows, device=table.device)]
 
 
 def _normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
@@ -196,7 +210,7 @@ def block(draft: Draft, law: Tensor, dice: Dice) -> Decision:
         Z = residual.sum(-1)  # [B]
         # Z + 1 - w is 0 only where w is 1 and the next laws are equal: then the next guess stands for certain too.
         h = torch.where(more, torch.where(Z + 1 - w > 0, Z / (Z + 1 - w), 1.0), w)
-        stands = live & dice.accept(h)
+        stands = live & torch.tensor(dice.accept(h.tolist()), device=device)
         tau = torch.where(stands, i, tau)
         rest = torch.where(stands[:, None], residual, rest)
     following = dice.choose(_normalise(rest, P))

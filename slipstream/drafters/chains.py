@@ -214,7 +214,7 @@ class Chains:
         return torch.where(drawn < 1, drawn, plain).tolist()
 
     def _widen(self, law: Tensor) -> Tensor:
-        return torch.nn.functional.pad(law, (0, self.vocab_size - law.shape[1]))
+        return widened(law, self.vocab_size)
 
 
 def only_temperature(params: SamplingParams) -> bool:
@@ -232,8 +232,13 @@ def laws_of(
 ) -> Tensor:
     """`laws_after` over the target's vocabulary, float64 [R, V]. logits [R, V']: surplus ids are cut off before
     warping, missing ids have probability 0."""
-    law = laws_after(logits[:, :vocab_size], seqs, chains, params)
-    return torch.nn.functional.pad(law, (0, vocab_size - law.shape[1]))
+    return widened(laws_after(logits[:, :vocab_size], seqs, chains, params), vocab_size)
+
+
+def widened(law: Tensor, vocab_size: int) -> Tensor:
+    """[R, V'] -> [R, V]: ids that the drafter does not know have probability 0."""
+    missing = vocab_size - law.shape[1]
+    return torch.nn.functional.pad(law, (0, missing)) if missing else law
 
 
 def uncut(params: SamplingParams) -> SamplingParams:
@@ -254,7 +259,7 @@ def joint(chains: Seq[Seq[int]], laws: Seq[Tensor | None], vocab_size: int) -> T
             law = torch.zeros(len(chain), vocab_size, dtype=torch.float64, device=device)
             law[range(len(chain)), list(chain)] = 1.0
         parts.append(law)
-    return torch.cat(parts)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _heat(params: SamplingParams) -> float:

@@ -84,6 +84,12 @@ class _Chance:
         return any(self._drawn[id(draft)][draft.splits[b] : draft.splits[b + 1]])
 
 
+def _range(index: list[int]) -> slice | list[int]:
+    """The same rows as a slice where they lie one after another, as those of a chain do: copied at once."""
+    first, last = index[0], index[-1] + 1
+    return slice(first, last) if index == list(range(first, last)) else index
+
+
 class _Forest:
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -137,9 +143,13 @@ class _Forest:
         q = None
         if self.laws:
             q = torch.zeros(len(tokens), vocab_size, dtype=torch.float64, device=device)  # [N, V]
-            q.scatter_(1, tokens[:, None], 1.0)  # a point mass, unless a law follows
+            sure = set(range(len(tokens)))  # guesses without a law are point masses
             for source, nodes, here in self.laws.values():
                 assert source.q is not None
-                q[here] = source.q[nodes]
+                q[_range(here)] = source.q[_range(nodes)]
+                sure -= {*here}
+            if sure:
+                bare = torch.tensor(sorted(sure), device=device)
+                q[bare, tokens[bare]] = 1.0
         votes = None if all(self.votes) else self.votes
         return Draft(tokens, self.parents, self.splits, q, votes)

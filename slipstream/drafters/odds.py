@@ -31,8 +31,10 @@ class Odds:
 
     def __init__(self, row_cost: float, longest: int):
         self.row_cost = row_cost
-        self.judged = [0.0] * (longest + 1)  # by length of match; a guess behind one that fell was not judged
-        self.stood = [0.0] * (longest + 1)
+        # By length of match; a guess behind one that fell was not judged. The tokens of a match are its first record:
+        # each might have been a guess that stood.
+        self.judged = [float(match) for match in range(longest + 1)]
+        self.stood = [float(match) for match in range(longest + 1)]
         self.trial: tuple[int, Draft, int] | None = None
 
     def depth(self, match: int) -> int:

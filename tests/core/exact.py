@@ -74,10 +74,9 @@ class ExactDice(Dice):
         self.rule, self.rows = rule, rows
         self.walks = [Walk(tape) for tape in tapes]
 
-    def accept(self, probability: Tensor) -> Tensor:
-        assert probability.shape == (len(self.rows),)
-        assert probability.dtype == torch.float64
-        return torch.tensor([self._accept(b, x) for b, x in enumerate(probability.tolist())])
+    def accept(self, probability: Seq[float]) -> list[bool]:
+        assert len(probability) == len(self.rows)
+        return [self._accept(b, x) for b, x in enumerate(probability)]
 
     def _accept(self, b: int, x: float) -> bool:
         walk = self.walks[b]

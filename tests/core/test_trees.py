@@ -182,7 +182,7 @@ def k_seq(rho: Fraction) -> Rule:
     def decide(draft: Draft, laws: torch.Tensor, dice: Dice) -> Decision:
         assert draft.q is not None
         for i, x in enumerate(draft.ids):
-            if bool(dice.accept((laws[0, x] / (float(rho) * draft.q[i, x]))[None])):
+            if dice.accept([float(laws[0, x] / (float(rho) * draft.q[i, x]))]) == [True]:
                 return [[i]], dice.choose(laws[i + 1][None]).tolist()
         mass = (laws[0] - float(rho) * draft.q[0]).clamp(min=0)
         return [[]], dice.choose((mass / mass.sum())[None]).tolist()

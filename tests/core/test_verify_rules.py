@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -282,8 +283,8 @@ class Fixed(Dice):
         super().__init__([Stream(0)] * batch, [0] * batch, [0] * batch)
         self.u, self.batch = u, batch
 
-    def _uniforms(self, row: int) -> torch.Tensor:
-        return torch.full((self.batch,), self.u, dtype=torch.float64)
+    def _uniforms(self, row: int) -> np.ndarray:
+        return np.full(self.batch, self.u)
 
 
 def rows(*laws: list[float]) -> torch.Tensor:

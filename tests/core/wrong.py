@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from slipstream.core.dice import Dice
@@ -26,7 +25,7 @@ def chain_rule(name: str, decide: Decide) -> Rule:
         assert draft.q is not None
         for i, x in enumerate(draft.ids):
             accept, otherwise = decide(law[i], draft.q[i], x)
-            if not bool(dice.accept(torch.as_tensor(accept, dtype=torch.float64).reshape(1))):
+            if dice.accept([float(accept)]) == [False]:
                 mass = otherwise if otherwise.sum() > 0 else law[i]
                 return [list(range(i))], dice.choose((mass / mass.sum())[None]).tolist()
         return [list(range(len(draft)))], dice.choose(law[len(draft)][None]).tolist()
@@ -48,7 +47,7 @@ def frozen_p(draft: Draft, law: Tensor, dice: Dice) -> Decision:
     """Siblings are tried one after another, but p is not updated after a rejection."""
     assert draft.q is not None
     for i, x in enumerate(draft.ids):
-        if bool(dice.accept((law[0, x] / draft.q[i, x])[None])):
+        if dice.accept([float(law[0, x] / draft.q[i, x])]) == [True]:
             return [[i]], dice.choose(law[i + 1][None]).tolist()
     mass = residual(law[0], draft.q[-1])
     return [[]], dice.choose((mass / mass.sum())[None]).tolist()

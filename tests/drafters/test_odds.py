@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft
-from slipstream.drafters.odds import Odds, Reach, fared
+from slipstream.drafters.odds import FADE, Odds, Reach, fared
 
 
 def test_a_draft_fared_as_far_as_the_text_went_its_way() -> None:
@@ -28,12 +28,19 @@ def test_a_lookups_trial_is_judged_once() -> None:
     odds = Odds(0.05, longest=4)
     odds.try_out(3, Draft.chains([[1, 2, 3]]), 0)
     odds.judge([1, 2, 9])
-    assert (odds.stood[3], odds.judged[3]) == (2, 3)
+    assert (odds.stood[3], odds.judged[3]) == (3 * FADE**3 + 2, 3 * FADE**3 + 3)
     odds.judge([1, 2, 9])
-    assert (odds.stood[3], odds.judged[3]) == (2, 3)
+    assert (odds.stood[3], odds.judged[3]) == (3 * FADE**3 + 2, 3 * FADE**3 + 3)
     odds.try_out(99, Draft.chains([[1]]), 0)
     odds.judge([5])
-    assert (odds.stood[4], odds.judged[4]) == (0, 1), "longer matches share the last record"
+    assert (odds.stood[4], odds.judged[4]) == (4 * FADE, 4 * FADE + 1), "longer matches share the last record"
+
+
+def test_a_longer_match_is_trusted_deeper_before_anything_is_known() -> None:
+    """0.75^10 and 0.8^13 are the last powers of at least 0.05; (2 + 3) / (2 + 4) allows for 16."""
+    odds = Odds(0.05, longest=16)
+    assert [odds.depth(match) for match in (0, 1, 2)] == [10, 13, 16]
+    assert odds.depth(16) == odds.depth(40) > odds.depth(8) > 16
 
 
 def test_reach_begins_with_its_prior_and_learns_by_hand_computed_shares() -> None:

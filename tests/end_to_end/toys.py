@@ -102,7 +102,7 @@ def _chains(draft: Draft, law: Tensor, dice: Dice, ratio: bool, residual: bool) 
         x = draft.tokens[node][:, None]
         q = torch.zeros_like(p).scatter_(1, x, 1.0) if draft.q is None else draft.q[node]  # [B, V]
         p_x, q_x = p.gather(1, x)[:, 0], q.gather(1, x)[:, 0]
-        stands = alive & dice.accept(p_x / q_x if ratio else p_x)
+        stands = alive & torch.tensor(dice.accept((p_x / q_x if ratio else p_x).tolist()))
         left = (p - q).clamp(min=0)
         left = torch.where(left.sum(-1, keepdim=True) > 0, left / left.sum(-1, keepdim=True), p)
         fallen = left if residual else p

@@ -101,7 +101,7 @@ def wrong_rule(accept, otherwise) -> Rule:
             live = standing & (i < length)
             node = torch.where(live, start + i, 0)
             p, q, x = law[torch.where(live, row + i, 0)], draft.q[node], draft.tokens[node][:, None]
-            standing = live & dice.accept(accept(p.gather(1, x)[:, 0], q.gather(1, x)[:, 0]))
+            standing = live & torch.tensor(dice.accept(accept(p.gather(1, x)[:, 0], q.gather(1, x)[:, 0]).tolist()))
             stood += standing
             after = torch.where(standing[:, None], law[torch.where(live, row + i + 1, 0)], otherwise(p, q))
             mass = torch.where(live[:, None], after, mass)
