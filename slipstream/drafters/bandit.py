@@ -11,7 +11,7 @@ An offer is cut where its next depth no longer pays.
 
 A neural drafter that is not used shows nothing of itself. It begins with the benefit of the doubt (`prior`) and is
 given a round now and then: after 2 rounds of rest, and after twice as many each time that it does not come out ahead
-(as many again if a guess stood of which nobody expected it).
+(as many again if the round paid for itself and nobody expected it).
 So n rounds spend about log2(n) on it, and a text that changes is noticed. With one member this is nothing but an
 off-switch with a choice of length: any drafter "under its own control".
 
@@ -131,7 +131,7 @@ class _State:
     made: dict[int, _Guess] = field(default_factory=dict)  # by member, since the last observation
     found: list[_Arm] = field(default_factory=list)  # what lookups have to offer, each cut where it pays
     probed: int | None = None  # member that was given a chance
-    hopeless: bool = False  # it was not expected to beat plain decoding
+    price: float = 0.0  # of that round, in plain steps; infinite where it was expected to pay anyway
     wide: bool = False  # the last round verified guesses
     outlook: dict[tuple[int, bool], list[tuple[_Arm, float]]] = field(default_factory=dict)  # see `_outlook`
 
@@ -226,7 +226,9 @@ class BanditDrafter:
                     due = arm
         if due is None:
             return best
-        state.probed, state.hopeless = due.member, due.rate <= 1
+        assert due.member is not None
+        state.probed = due.member
+        state.price = self._time(state, due.member, greedy, due.depth) if due.rate <= 1 else float("inf")
         return due
 
     def _outlook(self, state: _State, greedy: bool, budget: int) -> list[tuple[_Arm, float]]:
@@ -308,7 +310,7 @@ class BanditDrafter:
                 for known in (record, self._past[m]):
                     known.reaches[_bucket(guess.match)].learn(stood, fell)
             if state.probed == m:
-                rest = record.rest if stood and state.hopeless else 2 * record.rest
+                rest = record.rest if 1 + stood > state.price else 2 * record.rest
                 self._rests(m, record, 0, min(max(rest, FIRST_REST), self.config.longest_rest))
         state.made.clear()
 
@@ -388,12 +390,17 @@ def make(
     """
     config = BanditConfig(**options)
     made = members_of(target, members, model)
+    costs = costs or measure_costs(target)
     if draft_costs is None:
-        draft_costs = [None if isinstance(member, Lookup) else _measured(target, member, config) for member in made]
+        draft_costs = [
+            None if isinstance(member, Lookup) else _measured(target, member, config, costs) for member in made
+        ]
     pairs = [(curve, curve) if isinstance(curve, CostCurve) else curve for curve in draft_costs]
-    return BanditDrafter(made, target.vocab_size, costs or measure_costs(target), pairs, config, target.device)
+    return BanditDrafter(made, target.vocab_size, costs, pairs, config, target.device)
 
 
-def _measured(target: Target, member: Drafter, config: BanditConfig) -> tuple[CostCurve, CostCurve]:
-    greedy, sampled = (measure_draft_costs(target, member, config.lengths, temperature=t) for t in (0.0, 1.0))
+def _measured(target: Target, member: Drafter, config: BanditConfig, costs: CostCurve) -> tuple[CostCurve, CostCurve]:
+    greedy, sampled = (
+        measure_draft_costs(target, member, config.lengths, temperature=t, costs=costs) for t in (0.0, 1.0)
+    )
     return greedy, sampled

@@ -344,6 +344,15 @@ def test_requests_are_independent_unless_experience_is_carried() -> None:
     assert first_chance(30.0, right)[1] > depth
 
 
+@pytest.mark.parametrize("salt", [0, 2000, 7000])
+def test_chances_grow_rare_where_guesses_stand_and_do_not_pay(salt: int) -> None:
+    """Six guesses in ten stand, but a draft of any length costs three plain steps: about 2.4 tokens for 4.4 steps. A
+    round in which one or two guesses stood has not paid, and the next rest is twice as long all the same."""
+    curve, member = CostCurve((1, 8), (3.0, 3.1)), Priced(planted(0.6, salt), 0.0)
+    speed(BanditDrafter([member], V, COSTS, [(curve, curve)]), [member], 600)
+    assert len(member.asked) <= 14
+
+
 def test_costs_of_a_batch_are_shared_costs() -> None:
     """Where rows are dear beside many sequences, what pays for one does not pay for eight."""
     curve = CostCurve((1, 8, 64), (1.0, 1.1, 8.8))
@@ -375,7 +384,7 @@ def test_sampled_guesses_are_judged_by_what_stood(monkeypatch: pytest.MonkeyPatc
     toy = ToyTarget(V, order=2, seed=3, sharpness=1.0)
     drafter = make_drafter(
         "bandit", toy, members=[("model", {"model": ToyTarget(V, order=1, seed=4, sharpness=0.5)})],
-        costs=CostCurve.flat(0.001), draft_costs=[CostCurve.flat(0.0001)], lengths=(1, 3), memory=10**6,
+        costs=CostCurve.flat(0.001), draft_costs=[linear(0.0001)], lengths=(1, 3), memory=10**6,
     )  # fmt: skip
     assert isinstance(drafter, BanditDrafter)
     seq = Sequence([1], SamplingParams(temperature=1.0, max_tokens=400, seed=1))

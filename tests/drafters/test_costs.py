@@ -4,6 +4,7 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
+from slipstream.core.costs import CostCurve
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.costs import measure_draft_costs
@@ -46,6 +47,12 @@ def test_draft_costs_are_those_of_proposing_and_observing(clock: Clock, temperat
     assert curve.seconds == (3.0, 7.0, 11.0)
     assert not target._slots
     assert len(drafter.released) == 1
+
+
+def test_what_the_target_takes_beyond_its_curve_counts_where_the_curve_is_known(clock: Clock) -> None:
+    """The toy charges rows + 10 a forward; the curve that is handed in says rows + 7."""
+    curve = measure_draft_costs(Charging(clock, vocab=8), Slow(clock), (1, 3), costs=CostCurve((1, 2), (8.0, 9.0)))
+    assert curve.seconds == (3.0 + 3.0, 7.0 + 3.0)
 
 
 def test_a_drafter_that_takes_no_time_still_has_a_curve(clock: Clock) -> None:
