@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -48,13 +48,8 @@ class Lookup(Drafter, Protocol):
         """How many of the sequence's last tokens had occurred before the guesses of its last draft."""
         ...
 
-
-@runtime_checkable
-class Continuing(Protocol):
-    """A lookup that can also be asked what follows guesses."""
-
     def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
-        """Up to `depth` guesses for what follows the sequence and then `guesses`, somebody else's; and the length of
+        """Up to `depth` guesses for what follows the sequence *and then* `guesses`, somebody else's; and the length of
         the match that they rest on. Only asked of a sequence that was proposed for in this round."""
         ...
 
@@ -104,18 +99,17 @@ class HybridDrafter:
         self.members, self.vocab_size, self.device = tuple(members), vocab_size, device
         self.config = config or HybridConfig()
         self.taps = joint_taps(members)
-        self._lookups = {id(member): member for member in members if isinstance(member, Lookup)}
-        self._continuing = {id(member): member for member in members if isinstance(member, Continuing)}
+        self._finds = tuple(isinstance(member, Lookup) for member in members)
         self._started: set[int] = set()  # sequences that a neural member has read
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depth = list(budget)  # 0 once a sequence has its draft
         parts: list[list[Part]] = [[] for _ in seqs]
-        asked: list[Continuing] = []
-        for member in self.members:
+        asked: list[Lookup] = []
+        for member, finds in zip(self.members, self._finds, strict=True):
             if not any(depth):
                 break
-            lookup = self._lookups.get(id(member))
+            lookup = cast(Lookup, member) if finds else None
             draft = member.propose(seqs, depth if lookup else self._neural(seqs, depth))
             for b, seq in enumerate(seqs):
                 if not draft.nodes(b):
@@ -129,8 +123,8 @@ class HybridDrafter:
                     depth[b] = 0
                 else:  # the base unless a neural draft comes, then beside it
                     parts[b].append(Part(draft, nodes=self.config.beside))
-            if id(member) in self._continuing:
-                asked.append(self._continuing[id(member)])
+            if lookup is not None:
+                asked.append(lookup)
         return merge(seqs, parts, self.vocab_size, self.device)
 
     def _neural(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[int]:
@@ -143,7 +137,7 @@ class HybridDrafter:
                 self._started.add(seq.id)
         return deep
 
-    def _beyond(self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Continuing]) -> list[Part]:
+    def _beyond(self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Lookup]) -> list[Part]:
         """What a lookup knows to follow the neural chain of sequence b, that chain before it; nothing behind trees."""
         chain = draft.ids[draft.splits[b] : draft.splits[b + 1]]
         depth = min(self.config.beyond, budget - len(chain))

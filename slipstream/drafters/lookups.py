@@ -48,8 +48,7 @@ class LookupDrafter(ABC, Generic[S]):
 
     @abstractmethod
     def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
-        """Up to `depth` guesses for what follows the sequence *and then* `guesses`, somebody else's; and the length of
-        the match they rest on. The sequence must have been proposed for in this round."""
+        """See `hybrid.Lookup`."""
 
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)

@@ -217,7 +217,7 @@ class NgramDrafter(LookupDrafter[_State]):
         return self._tried(seqs, draft)
 
     def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
-        """See `LookupDrafter.behind`."""
+        """See `hybrid.Lookup`."""
         state = self._states[seq.id]
         found = state.store.followers(seq.tokens, guesses, 1)
         if not found:

@@ -266,7 +266,7 @@ class SamDrafter(LookupDrafter[_State]):
         return found[: found.index(END)] if END in found else found
 
     def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
-        """See `LookupDrafter.behind`; of the request's own text alone."""
+        """See `hybrid.Lookup`; of the request's own text alone."""
         state = self._states[seq.id]
         match, place = state.history.longest_behind(guesses)
         if match < self.config.min_match:

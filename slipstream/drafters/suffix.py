@@ -205,7 +205,7 @@ class SuffixDrafter(LookupDrafter[_State]):
         return self._tried(seqs, draft)
 
     def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
-        """See `LookupDrafter.behind`; the likeliest chain."""
+        """See `hybrid.Lookup`; the likeliest chain."""
         best = self._best(self._states[seq.id], min(depth, self.config.max_draft), guesses, 1)
         return list(best.tokens), best.match
 

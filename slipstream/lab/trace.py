@@ -21,6 +21,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.warp import laws
 from slipstream.drafters.base import Drafter
+from slipstream.drafters.hybrid import Lookup
 from slipstream.lab.bench import Contender, checkpoints, kept
 from slipstream.lab.provenance import provenance
 from slipstream.lab.results import Result, recording
@@ -175,17 +176,24 @@ class Witness:
 
 
 class LookupWitness(Witness):
-    """The same of a lookup, which stacks also ask how long its match was."""
+    """The same of a lookup, which stacks also ask how long its match was, and how it goes on behind foreign guesses."""
+
+    member: Lookup
 
     def match(self, seq_id: int) -> int:
-        return self.member.match(seq_id)  # type: ignore[attr-defined, no-any-return]
+        return self.member.match(seq_id)
+
+    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+        more, match = self.member.behind(seq, guesses, depth)
+        self.paths |= {(*guesses, *more[: i + 1]) for i in range(len(more))}
+        return more, match
 
 
 def witnessed(drafter: Drafter) -> Drafter:
     """The drafter; the members of a stack, if it is one, each behind a witness."""
     members = getattr(drafter, "members", None)
     if members:
-        drafter.members = tuple(LookupWitness(m) if hasattr(m, "match") else Witness(m) for m in members)  # type: ignore[attr-defined]
+        drafter.members = tuple(LookupWitness(m) if isinstance(m, Lookup) else Witness(m) for m in members)  # type: ignore[attr-defined]
     return drafter
 
 

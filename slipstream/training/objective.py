@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from slipstream.training.acceptance import chances
 from slipstream.training.features import Teacher, Window
 
 
-class Objective(nn.Module):
+class Objective(nn.Module, ABC):
     """A module under training and its loss.
 
     name     as on the command line.
@@ -33,24 +34,24 @@ class Objective(nn.Module):
     depth: int
     teacher: Teacher
 
+    @abstractmethod
     def forward(self, window: Window) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss to differentiate, and scalars to show."""
-        raise NotImplementedError
 
     def begin_step(self, step: int, share: float) -> None:
         """Called before the forwards of an optimiser step; `share` of the budget is spent."""
 
+    @abstractmethod
     def chances(self, window: Window, temperature: float) -> Tensor:
         """[R, L] -> [R, L, K]: see `acceptance`."""
-        raise NotImplementedError
 
     def measure(self, windows: list[Window], prompts: list[list[int]]) -> dict[str, Any]:
         """More figures for the end of a run, on the greedy held-out texts; prompts: prompt length of each text."""
         return {}
 
+    @abstractmethod
     def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Write what decoding loads, in the field's format."""
-        raise NotImplementedError
 
 
 def likeliest(states: Tensor, table: Tensor) -> Tensor:

@@ -88,6 +88,9 @@ class Finding(Priced):
     def match(self, seq_id: int) -> int:
         return self.rests(self.at)
 
+    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+        return [], 0
+
 
 class Always:
     """One member at one length."""

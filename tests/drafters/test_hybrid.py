@@ -79,6 +79,9 @@ class Found(Fixed):
     def match(self, seq_id: int) -> int:
         return self.matches[self.lengths[seq_id]]
 
+    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+        return [], 0
+
 
 def hybrid(*members: Drafter, **options: int) -> HybridDrafter:
     return HybridDrafter(members, V, HybridConfig(**options))

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.drafters.hybrid import HybridConfig, HybridDrafter
+from slipstream.drafters.registry import make_drafter
 from slipstream.lab.bench import Contender
-from slipstream.lab.trace import RoundRecord, rolling, trace
+from slipstream.lab.trace import RoundRecord, proposers, rolling, trace, witnessed
+from slipstream.targets.toy import ToyTarget
 
 
 def test_the_record_adds_up(trace_result):
@@ -65,6 +70,31 @@ def test_members_of_a_stack_are_told_apart(tiny_llm, contenders):
     found = trace(tiny_llm, stack, [5, 6, 7] * 8, params)
     named = {t["by"] for t in found.data["tokens"]} | {g["by"] for t in found.data["tokens"] for g in t["rejected"]}
     assert named == {"target", "ngram", "model"}
+
+
+def test_tracing_a_stack_changes_none_of_its_drafts(tiny_llm, contenders):
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    stack = Contender("ngram+model", ["ngram", contenders[0].drafter], 12)
+    tiny_llm.use(stack.drafter)
+    tiny_llm.draft_tokens = stack.draft_tokens
+    plain = tiny_llm.generate([[5, 6, 7] * 8], params)[0].stats
+    traced = trace(tiny_llm, stack, [5, 6, 7] * 8, params).data["stats"]
+    assert traced["proposed"] == plain.proposed
+    assert traced["histogram"] == plain.as_dict()["histogram"]
+
+
+def test_what_a_lookup_adds_behind_a_chain_is_the_lookups():
+    class Chain:
+        name, taps = "chain", ()
+
+        def propose(self, seqs, budget):
+            return Draft.chains([[8]])
+
+    lookup = make_drafter("ngram", ToyTarget(16))
+    stack = witnessed(HybridDrafter([lookup, Chain()], 16, HybridConfig(beyond_match=1)))
+    draft = stack.propose([Sequence([1, 8, 2, 3, 9])], [4])
+    assert draft.ids[:3] == [8, 2, 3]
+    assert proposers(stack, draft)[:3] == ["chain", "ngram", "ngram"]
 
 
 def test_parameters_with_a_history_are_traced_under_their_own_law(tiny_llm, contenders):
