@@ -236,8 +236,8 @@ def table(arms: Seq[Arm], kinds: Seq[str]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drafters", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="timed passes over the prompts by each drafter")
-    parser.add_argument("--minutes", type=float, default=4, help="of each run: begin no further pass after so long")
-    parser.add_argument("--prompts", type=int, default=10, help="code and edit prompts together")
+    parser.add_argument("--minutes", type=float, default=3, help="of each run: begin no further pass after so long")
+    parser.add_argument("--prompts", type=int, default=32, help="code and edit prompts together")
     parser.add_argument("--humaneval", type=Path, help="HumanEval.jsonl")
     parser.add_argument("--only", nargs="+", default=(), help="labels of drafters")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
