@@ -48,6 +48,19 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object], file: str = "
     return folder
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="mappings are read from /proc")
+@pytest.mark.parametrize("executor", ["torch", "openvino"])
+def test_a_loaded_model_keeps_no_checkpoint_mapped_and_reads_it_again_on_access(
+    executor: str, copy: Callable[..., Path]
+) -> None:
+    """What is mapped counts as memory: half as much again as the weights themselves, for a checkpoint in 16 bits."""
+    folder = copy()
+    decoder = Decoder.load(folder, executor, dtype="float64" if executor == "torch" else None, device="cpu")
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+    assert decoder.weights is not None
+    assert torch.equal(decoder.weights["norm.weight"], decoder.weights["norm.weight"])
+
+
 def tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
     held = load_file(folder / SINGLE)
     change(held)

@@ -85,6 +85,7 @@ class Decoder:
         kind, on, of = choose_executor(config, executor, dtype, device)
         weights = load_weights(source, config, of, progress)
         made = _make(kind, config, weights, on, quantize, threads, executor == "auto")
+        weights.let_go()
         return Decoder(made, chunk, weights, resolve(source))
 
     @staticmethod

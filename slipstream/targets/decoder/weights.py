@@ -14,8 +14,9 @@ another, packs it, and drops it, so that a model is never in memory twice.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -47,8 +48,10 @@ class Weights(Mapping[str, Tensor]):
         config: DecoderConfig,
         dtype: torch.dtype,
         progress: Progress | None = None,
+        files: Seq[_Shard] = (),
     ):
         self.config = config
+        self._files = files
         self._sources = sources  # canonical name -> (stored name, reader, cut)
         self._shapes = config.shapes()
         self._progress = progress
@@ -84,6 +87,11 @@ class Weights(Mapping[str, Tensor]):
     def __contains__(self, name: object) -> bool:
         return name in self._sources  # Mapping's own would read the tensor
 
+    def let_go(self) -> None:
+        """Unmap what was read, since it counts as memory as long as it is mapped. The next access maps it again."""
+        for file in self._files:
+            file.let_go()
+
     @property
     def head(self) -> str:
         """Name of the output head: "lm_head.weight", or "embed_tokens.weight" if tied."""
@@ -95,11 +103,20 @@ class _Shard:
     so the file is mapped anew every `_MAPPED` bytes: pages go with the last tensor that views them."""
 
     def __init__(self, path: Path):
-        self.path, self.handle, self.mapped = str(path), safe_open(str(path), framework="pt"), 0
+        self.path, self.mapped = str(path), 0
+        self.handle: Any = self._open()
+
+    def _open(self) -> Any:
+        return safe_open(self.path, framework="pt")
+
+    def let_go(self) -> None:
+        self.handle, self.mapped = None, 0
 
     def read(self, name: str) -> Tensor:
         if self.mapped > _MAPPED:
-            self.handle, self.mapped = safe_open(self.path, framework="pt"), 0
+            self.let_go()
+        if self.handle is None:
+            self.handle = self._open()
         tensor = self.handle.get_tensor(name)
         self.mapped += tensor.nbytes
         return tensor
@@ -117,9 +134,11 @@ def load_weights(
     """
     folder = resolve(source)
     readers: dict[str, tuple[Callable[[], Tensor], tuple[int, ...]]] = {}
+    files: list[_Shard] = []
     for file, promised in weight_files(folder).items():
         try:
             shard = _Shard(folder / file)
+            files.append(shard)
             held = set(shard.handle.keys())
             for name in held if promised is None else held.intersection(promised):
                 shape = tuple(shard.handle.get_slice(name).get_shape())
@@ -136,7 +155,7 @@ def load_weights(
                 f"{folder / file} lacks {len(lost)} tensors that the index promises: {_few(lost)}",
                 fix="download the file and the index again",
             )
-    return _assemble(readers, config, dtype, progress, str(folder))
+    return _assemble(readers, config, dtype, progress, str(folder), files)
 
 
 def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:
@@ -155,6 +174,7 @@ def _assemble(
     dtype: torch.dtype,
     progress: Progress | None,
     origin: str,
+    files: Seq[_Shard] = (),
 ) -> Weights:
     """Map stored tensors to canonical ones and check that they are all there, and no other, in the right shape."""
     expected = config.shapes()
@@ -195,7 +215,7 @@ def _assemble(
             why="leaving them out would run another model than the one that was trained",
             fix="correct config.json (a bias or norm that it denies?)",
         )
-    return Weights(sources, config, dtype, progress)
+    return Weights(sources, config, dtype, progress, files)
 
 
 def _few(names: list[str]) -> str:
