@@ -139,8 +139,8 @@ class _State:
 class BanditDrafter:
     """members      drafters to choose from; a `Lookup` among them is always asked.
     costs        seconds of a forward of the target by rows.
-    draft_costs  for each member, seconds of a round of drafting by guesses, at temperature 0 and above it; None for a
-                 lookup, which counts as free.
+    draft_costs  for each member, seconds by guesses that a round takes beyond `costs` of its rows, at temperature 0 and
+                 above it (see `measure_draft_costs`); None for a lookup, which counts as free.
     """
 
     name = "bandit"
