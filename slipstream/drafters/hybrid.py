@@ -12,7 +12,8 @@ and what the lookup found may hang beside it:
          sat(2) ── .(3)             parents = [ -1,    0,  -1, 2]    q of nodes 2 and 3: point masses
 
 Where a neural chain ends, the lookup is asked once more, for what followed those words before: the model finds the way
-into a passage that repeats, the lookup knows how it goes on.
+into a passage that repeats, the lookup knows how it goes on. This pays where such chains stand to their end, so it is
+done in texts in which they lately have.
 
     ... the cat sat . a             model: the, cat       lookup behind it, match of 2: sat, .
 
@@ -35,6 +36,7 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.merge import Part, merge
+from slipstream.drafters.odds import Reach
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.errors import ParameterError
 from slipstream.targets.base import Target, TargetOut
@@ -60,6 +62,8 @@ class HybridConfig(Strict):
     neural        deepest guess of a neural draft, whose cost grows with its depth; a lookup may use the whole budget.
     beyond        most guesses of a lookup behind the end of a neural chain, within the budget; 0 for none.
     beyond_match  shortest match that these rest on.
+    beyond_chance  least chance, by how the text's neural chains have fared, that a chain stands to its end and what is
+                guessed behind it is looked at.
     beside        most guesses of the shorter matches that hang beside the neural draft; 0 drops them, which was the
                   faster on the embedded models. With branches the draft is a tree, which "block" does not take.
     start         a neural drafter that has not read a sequence yet is started only while the sequence is at most so
@@ -70,6 +74,7 @@ class HybridConfig(Strict):
     neural: int = 5
     beyond: int = 6
     beyond_match: int = 3
+    beyond_chance: float = 0.4
     beside: int = 0
     start: float = 4.0
 
@@ -79,6 +84,23 @@ class HybridConfig(Strict):
         for name in ("beyond", "beside"):
             check_integer(name, getattr(self, name), 0)
         check_number("start", self.start, 0.0, float("inf"))
+        check_number("beyond_chance", self.beyond_chance, 0.0, 1.0)
+
+
+class _Chains:
+    """How the neural chains of one sequence have fared; last: guesses of the one on trial, 0 for none."""
+
+    def __init__(self, deepest: int):
+        self.reach = Reach(deepest, prior=0.85, weight=4.0, fade=31 / 32)  # at first a chain of five is given 0.44
+        self.last = 0
+
+    def judge(self, path: Seq[int], ended: bool) -> None:
+        """path: accepted nodes, the chain's own being the first; ended: by a stop, which says nothing of the guesses
+        behind it."""
+        stood = sum(node == n for n, node in enumerate(path[: self.last]))
+        if self.last:
+            self.reach.learn(stood, stood < self.last and not ended)
+        self.last = 0
 
 
 class HybridDrafter:
@@ -100,7 +122,7 @@ class HybridDrafter:
         self.config = config or HybridConfig()
         self.taps = joint_taps(members)
         self._finds = tuple(isinstance(member, Lookup) for member in members)
-        self._started: set[int] = set()  # sequences that a neural member has read
+        self._chains: dict[int, _Chains] = {}  # of sequences that a neural member has read
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depth = list(budget)  # 0 once a sequence has its draft
@@ -131,10 +153,10 @@ class HybridDrafter:
         """How deep a neural member is asked to draft for each sequence."""
         deep = [min(d, self.config.neural) for d in depth]
         for b, seq in enumerate(seqs):
-            if seq.id not in self._started and len(seq.tokens) > self.config.start * seq.room:
+            if seq.id not in self._chains and len(seq.tokens) > self.config.start * seq.room:
                 deep[b] = 0
             elif deep[b]:
-                self._started.add(seq.id)
+                self._chains.setdefault(seq.id, _Chains(self.config.neural))
         return deep
 
     def _beyond(self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Lookup]) -> list[Part]:
@@ -142,6 +164,10 @@ class HybridDrafter:
         chain = draft.ids[draft.splits[b] : draft.splits[b + 1]]
         depth = min(self.config.beyond, budget - len(chain))
         if depth <= 0 or any(draft.depths[i] != n for n, i in enumerate(draft.nodes(b), start=1)):
+            return []
+        fared = self._chains[seq.id]
+        fared.last = len(chain)
+        if fared.reach.stands(len(chain))[-1] < self.config.beyond_chance:
             return []
         for lookup in lookups:
             more, match = lookup.behind(seq, chain, depth)
@@ -152,11 +178,14 @@ class HybridDrafter:
         return []
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        for b, seq in enumerate(seqs):
+            if seq.id in self._chains:
+                self._chains[seq.id].judge(verdict.path[b], verdict.finish[b] is not None)
         for member in self.members:
             member.observe(seqs, draft, out, verdict)
 
     def release(self, seq_id: int) -> None:
-        self._started.discard(seq_id)
+        self._chains.pop(seq_id, None)
         for member in self.members:
             member.release(seq_id)
 

@@ -149,6 +149,25 @@ def test_behind_a_neural_chain_the_lookup_goes_on_within_the_budget() -> None:
         assert hybrid(lookup, neural, neural=2, **options).propose([seq], [budget]).ids == [4, 4]
 
 
+def test_nothing_goes_on_behind_chains_that_do_not_stand_until_they_do_again() -> None:
+    lookup, neural = Knowing([1], dict.fromkeys(range(99), 0)), Fixed([4, 4])
+    stack, seq = hybrid(lookup, neural, neural=2), Sequence([0, 0])
+
+    def round_of(*accepted: int) -> list[int]:
+        draft = stack.propose([seq], [4])
+        verdict = Verdict([list(accepted)], [0], [None], [False])
+        stack.observe([seq], draft, TargetOut(torch.zeros(len(draft) + 1, V), {}, [0, len(draft) + 1]), verdict)
+        return draft.ids
+
+    assert round_of() == [4, 4, 2, 3], "the benefit of the doubt"
+    for _ in range(8):
+        round_of()
+    assert round_of() == [4, 4]
+    for _ in range(8):
+        round_of(0, 1)
+    assert round_of(0, 1) == [4, 4, 2, 3]
+
+
 def test_nothing_goes_on_behind_a_tree() -> None:
     class Tree(Fixed):
         def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
