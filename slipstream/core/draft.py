@@ -96,6 +96,11 @@ class Draft:
                 depths.append(1 if parent < 0 else depths[start + parent] + 1)
         return depths
 
+    @cached_property
+    def parent_rows(self) -> list[int]:
+        """The packed row of each node's parent, in the logits and laws [B + N, V] of the target (see `verify`)."""
+        return [self.splits[b] + b + 1 + self.parents[i] for b in range(self.batch) for i in self.nodes(b)]
+
     def children(self, b: int) -> dict[int, list[int]]:
         """Voting children of each node of sequence `b`, in order; -1 is the last pending token."""
         out: dict[int, list[int]] = {}

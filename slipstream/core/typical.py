@@ -36,9 +36,9 @@ def typical(draft: Draft, law: Tensor, dice: Dice) -> Decision:
     """All trees level by level: a node stands if it passes and its parent stands."""
     B, device = draft.batch, law.device
     roots = [draft.splits[b] + b for b in range(B)]
-    above, levels = _rows_above(draft)
+    levels = _levels(draft)
     nodes = torch.tensor([i + b + 1 for b in range(B) for i in draft.nodes(b)], dtype=torch.int64, device=device)  # [N]
-    parents = torch.tensor(above, dtype=torch.int64, device=device)  # [N] packed row of each node's parent
+    parents = torch.tensor(draft.parent_rows, dtype=torch.int64, device=device)  # [N] packed row of each node's parent
     p_x = law[parents, draft.tokens]  # [N]
     passes = p_x > threshold(law)[parents]  # [N]
     if draft.votes is not None:
@@ -62,10 +62,9 @@ def typical(draft: Draft, law: Tensor, dice: Dice) -> Decision:
     return [draft.ancestors(b, end - 1) for b, end in enumerate(ends)], tokens
 
 
-def _rows_above(draft: Draft) -> tuple[list[int], list[list[int]]]:
-    """The packed row of each node's parent, and the nodes of each depth, shallow ones first."""
-    above = [draft.splits[b] + b + 1 + draft.parents[i] for b in range(draft.batch) for i in draft.nodes(b)]
+def _levels(draft: Draft) -> list[list[int]]:
+    """The nodes of each depth, shallow ones first."""
     levels: list[list[int]] = [[] for _ in range(max(draft.depths, default=0))]
     for i, depth in enumerate(draft.depths):
         levels[depth - 1].append(i)
-    return above, levels
+    return levels

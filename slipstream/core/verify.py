@@ -109,8 +109,7 @@ def rejection(draft: Draft, law: Tensor, dice: Dice) -> Decision:
     """
     B = draft.batch
     trees = [draft.children(b) for b in range(B)]
-    above = [draft.splits[b] + b + 1 + draft.parents[i] for b in range(B) for i in draft.nodes(b)]
-    first = _chances(draft, law, above, range(len(draft))) if len(draft) else []  # [N]
+    first = _chances(draft, law, draft.parent_rows, range(len(draft))) if len(draft) else []  # [N]
     paths: list[list[int]] = [[] for _ in range(B)]
     p = [law[draft.splits[b] + b] for b in range(B)]  # [V] each: law where a sequence stands, given what fell there
     untried = [iter(tree.get(-1, ())) for tree in trees]  # guesses that hang there

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -324,8 +324,8 @@ class BanditDrafter:
         """Keep what a member proposed until the text shows how it fared."""
         state.made[m] = guess
         member, nodes = self.members[m], guess.draft.nodes(guess.b)
-        if isinstance(member, Lookup):
-            guess.match = member.match(seq.id)
+        if m in self.lookups:
+            guess.match = cast(Lookup, member).match(seq.id)
         elif nodes:
             state.outlook.clear()
             width = len(nodes) / max(guess.draft.depths[i] for i in nodes)

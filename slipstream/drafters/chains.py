@@ -120,7 +120,7 @@ class Chains:
             most, chain, law = depth[b], tokens[r], None
             raw = logits[:most, r, : self.vocab_size]  # [K, V]
             if not each[r].greedy:
-                law = self._widen(warp(raw, each[r]))
+                law = widened(warp(raw, each[r]), self.vocab_size)
                 if draws.uniforms is not None:
                     again = invert(law, draws.uniforms[:most, r].to(law.device)).tolist()
                 else:
@@ -131,7 +131,7 @@ class Chains:
                 chain = again
             worth = law
             if law is None and (self.weighed or self.control.kind != "fixed"):
-                worth = self._widen(torch.softmax(raw.double(), -1))
+                worth = widened(torch.softmax(raw.double(), -1), self.vocab_size)
             if self.control.kind != "fixed":
                 assert worth is not None
                 index = torch.tensor(chain[:most], device=worth.device)[:, None]
@@ -212,9 +212,6 @@ class Chains:
         drawn = law.gather(1, x)[:, 0]  # [R]
         plain = torch.softmax(logits.double(), -1).gather(1, x.clamp(max=logits.shape[1] - 1))[:, 0]
         return torch.where(drawn < 1, drawn, plain).tolist()
-
-    def _widen(self, law: Tensor) -> Tensor:
-        return widened(law, self.vocab_size)
 
 
 def only_temperature(params: SamplingParams) -> bool:

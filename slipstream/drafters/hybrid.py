@@ -36,7 +36,7 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.merge import Part, merge
-from slipstream.drafters.odds import Reach
+from slipstream.drafters.odds import Reach, fared
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.errors import ParameterError
 from slipstream.targets.base import Target, TargetOut
@@ -87,22 +87,6 @@ class HybridConfig(Strict):
         check_number("beyond_chance", self.beyond_chance, 0.0, 1.0)
 
 
-class _Chains:
-    """How the neural chains of one sequence have fared; last: guesses of the one on trial, 0 for none."""
-
-    def __init__(self, deepest: int):
-        self.reach = Reach(deepest, prior=0.85, weight=4.0, fade=31 / 32)  # at first a chain of five is given 0.44
-        self.last = 0
-
-    def judge(self, path: Seq[int], ended: bool) -> None:
-        """path: accepted nodes, the chain's own being the first; ended: by a stop, which says nothing of the guesses
-        behind it."""
-        stood = sum(node == n for n, node in enumerate(path[: self.last]))
-        if self.last:
-            self.reach.learn(stood, stood < self.last and not ended)
-        self.last = 0
-
-
 class HybridDrafter:
     """members: drafters in order of precedence, usually lookups before one neural drafter. Of several neural ones the
     first that has a guess is taken; a lookup behind it is asked only where it has none."""
@@ -122,7 +106,8 @@ class HybridDrafter:
         self.config = config or HybridConfig()
         self.taps = joint_taps(members)
         self._finds = tuple(isinstance(member, Lookup) for member in members)
-        self._chains: dict[int, _Chains] = {}  # of sequences that a neural member has read
+        self._reaches: dict[int, Reach] = {}  # of neural chains, for each sequence that a neural member has read
+        self._trials: dict[int, tuple[Draft, int]] = {}  # by sequence: the chain that this round will judge
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depth = list(budget)  # 0 once a sequence has its draft
@@ -153,10 +138,10 @@ class HybridDrafter:
         """How deep a neural member is asked to draft for each sequence."""
         deep = [min(d, self.config.neural) for d in depth]
         for b, seq in enumerate(seqs):
-            if seq.id not in self._chains and len(seq.tokens) > self.config.start * seq.room:
+            if seq.id not in self._reaches and len(seq.tokens) > self.config.start * seq.room:
                 deep[b] = 0
-            elif deep[b]:
-                self._chains.setdefault(seq.id, _Chains(self.config.neural))
+            elif deep[b] and seq.id not in self._reaches:  # at first a chain of five is given a chance of 0.44
+                self._reaches[seq.id] = Reach(self.config.neural, prior=0.85, weight=4.0, fade=31 / 32)
         return deep
 
     def _beyond(self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Lookup]) -> list[Part]:
@@ -165,9 +150,8 @@ class HybridDrafter:
         depth = min(self.config.beyond, budget - len(chain))
         if depth <= 0 or any(draft.depths[i] != n for n, i in enumerate(draft.nodes(b), start=1)):
             return []
-        fared = self._chains[seq.id]
-        fared.last = len(chain)
-        if fared.reach.stands(len(chain))[-1] < self.config.beyond_chance:
+        self._trials[seq.id] = draft, b
+        if self._reaches[seq.id].stands(len(chain))[-1] < self.config.beyond_chance:
             return []
         for lookup in lookups:
             more, match = lookup.behind(seq, chain, depth)
@@ -179,13 +163,14 @@ class HybridDrafter:
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         for b, seq in enumerate(seqs):
-            if seq.id in self._chains:
-                self._chains[seq.id].judge(verdict.path[b], verdict.finish[b] is not None)
+            if seq.id in self._trials:
+                self._reaches[seq.id].learn(*fared(*self._trials.pop(seq.id), verdict.run(draft, b)))
         for member in self.members:
             member.observe(seqs, draft, out, verdict)
 
     def release(self, seq_id: int) -> None:
-        self._chains.pop(seq_id, None)
+        self._reaches.pop(seq_id, None)
+        self._trials.pop(seq_id, None)
         for member in self.members:
             member.release(seq_id)
 

@@ -96,6 +96,7 @@ class _Forest:
         self.parents: list[int] = []
         self.votes: list[bool] = []
         self.splits = [0]
+        self.sure: list[int] = []  # nodes without a law: point masses
         self.laws: dict[int, tuple[Draft, list[int], list[int]]] = {}  # draft with q -> (it, its nodes, nodes here)
 
     def add(self, b: int, parts: Seq[Part]) -> None:
@@ -134,6 +135,8 @@ class _Forest:
             _, nodes, here = self.laws.setdefault(id(draft), (draft, [], []))
             nodes.append(i)
             here.append(len(self.tokens))
+        else:
+            self.sure.append(len(self.tokens))
         self.tokens.append(draft.ids[i])
         self.parents.append(parent)
         self.votes.append(votes)
@@ -143,13 +146,11 @@ class _Forest:
         q = None
         if self.laws:
             q = torch.zeros(len(tokens), vocab_size, dtype=torch.float64, device=device)  # [N, V]
-            sure = set(range(len(tokens)))  # guesses without a law are point masses
             for source, nodes, here in self.laws.values():
                 assert source.q is not None
                 q[_range(here)] = source.q[_range(nodes)]
-                sure -= {*here}
-            if sure:
-                bare = torch.tensor(sorted(sure), device=device)
-                q[bare, tokens[bare]] = 1.0
+            if self.sure:
+                sure = torch.tensor(self.sure, device=device)
+                q[sure, tokens[sure]] = 1.0
         votes = None if all(self.votes) else self.votes
         return Draft(tokens, self.parents, self.splits, q, votes)

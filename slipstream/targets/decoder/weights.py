@@ -104,19 +104,20 @@ class _Shard:
 
     def __init__(self, path: Path):
         self.path, self.mapped = str(path), 0
-        self.handle: Any = self._open()
+        self._handle: Any = None
 
-    def _open(self) -> Any:
-        return safe_open(self.path, framework="pt")
+    @property
+    def handle(self) -> Any:
+        if self._handle is None:
+            self._handle = safe_open(self.path, framework="pt")
+        return self._handle
 
     def let_go(self) -> None:
-        self.handle, self.mapped = None, 0
+        self._handle, self.mapped = None, 0
 
     def read(self, name: str) -> Tensor:
         if self.mapped > _MAPPED:
             self.let_go()
-        if self.handle is None:
-            self.handle = self._open()
         tensor = self.handle.get_tensor(name)
         self.mapped += tensor.nbytes
         return tensor
