@@ -1,8 +1,9 @@
-"""`Draws`: how a call that decodes several steps at once picks its tokens."""
+"""`Draws` and `Drawn`: how a call that decodes several steps at once picks its tokens, and what it returns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,3 +47,16 @@ class Draws:
 
 
 GREEDY = Draws()
+
+
+class Drawn(NamedTuple):
+    """K tokens of each of B sequences.
+
+    tokens, logits  int64 [K, B] and [K, B, V'], raw; valid until the next run.
+    laws            float64 [K, B, V'] that each was drawn from, if they were drawn in float64, the first maximum aside;
+                    None if they were drawn in the logits' own precision. The caller's to keep.
+    """
+
+    tokens: Tensor
+    logits: Tensor
+    laws: Tensor | None = None

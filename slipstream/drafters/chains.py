@@ -4,13 +4,13 @@ Each guess is drawn from the model's law, warped by the request's parameters, an
 et al. 2211.17192, section 2.3); at temperature 0 the guess is the argmax, a point mass.
 
 Where the model can decode several steps in one call, requests that ask for nothing but a temperature are drafted
-that way. The call picks each token in float32, by inversion of the cumulated softmax with one uniform a guess (under
-the rule `coupled` by Gumbel-max with the shared noise). The same pick is then made again on the host, in float64, from
-the logits that the call returned and the same numbers. As long as both agree, and they differ about once in a hundred
-thousand tokens, the chain is what float64 sampling would have drawn from q = softmax(logits / temperature); where they
-do not, the host's token is kept and the chain ends with it, since what follows was computed behind another. So q is
-exactly the law that each guess was drawn from, and where a chain ends depends on the numbers of guesses that are kept,
-never on those behind.
+that way. Our own kernel draws in float64, and hands over the laws that it drew from. A graph picks each token in
+float32, by inversion of the cumulated softmax with one uniform a guess (under the rule `coupled` by Gumbel-max with the
+shared noise); the same pick is then made again on the host, in float64, from the logits that the call returned and the
+same numbers. As long as both agree, and they differ about once in a hundred thousand tokens, the chain is what float64
+sampling would have drawn from q = softmax(logits / temperature); where they do not, the host's token is kept and the
+chain ends with it, since what follows was computed behind another. So q is exactly the law that each guess was drawn
+from, and where a chain ends depends on the numbers of guesses that are kept, never on those behind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from slipstream.core.dice import guess, invert
 from slipstream.core.draft import Draft
-from slipstream.core.draws import COLD, Draws
+from slipstream.core.draws import COLD, Drawn, Draws
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
@@ -47,8 +47,8 @@ class Source(Protocol):
         """Logits [R, V'] behind each sequence and its chain of guesses so far, which are of one length."""
         ...
 
-    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> tuple[Tensor, Tensor]:
-        """`steps` tokens behind each sequence in one call, [K, R] with logits [K, R, V']; see `Decoder.chains`."""
+    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> Drawn:
+        """`steps` tokens behind each sequence in one call; see `Decoder.chains`."""
         ...
 
 
@@ -114,21 +114,17 @@ class Chains:
         own = [seqs[b] for b in rows]
         each = [self._params(seq) for seq in own]
         draws = self._draws(own, each, steps)
-        drawn, logits = self.source.unroll(own, steps, draws)
-        tokens = drawn.T.tolist()  # [R][K]
+        drawn = self.source.unroll(own, steps, draws)
+        tokens = drawn.tokens.T.tolist()  # [R][K]
         for r, b in enumerate(rows):
             most, chain, law = depth[b], tokens[r], None
-            raw = logits[:most, r, : self.vocab_size]  # [K, V]
+            raw = drawn.logits[:most, r, : self.vocab_size]  # [K, V]
             if not each[r].greedy:
-                law = widened(warp(raw, each[r]), self.vocab_size)
-                if draws.uniforms is not None:
-                    again = invert(law, draws.uniforms[:most, r].to(law.device)).tolist()
-                else:
-                    assert draws.noise is not None
-                    noise = draws.noise[:most, r, : self.vocab_size]
-                    again = (raw.double() / _heat(each[r]) + noise).argmax(-1).tolist()
-                most = next((n for n in range(1, most) if again[n - 1] != chain[n - 1]), most)
-                chain = again
+                own_law = warp(raw, each[r]) if drawn.laws is None else drawn.laws[:most, r, : self.vocab_size]
+                law = widened(own_law, self.vocab_size)
+                if drawn.laws is None:
+                    chain = self._again(law, raw, draws, r, each[r])
+                    most = next((n for n in range(1, most) if chain[n - 1] != tokens[r][n - 1]), most)
             worth = law
             if law is None and (self.weighed or self.control.kind != "fixed"):
                 worth = widened(torch.softmax(raw.double(), -1), self.vocab_size)
@@ -141,6 +137,14 @@ class Chains:
             chains[b].law = None if law is None else law[:most]
             chains[b].worth = None if worth is None else worth[:most]
         return left
+
+    def _again(self, law: Tensor, raw: Tensor, draws: Draws, r: int, params: SamplingParams) -> list[int]:
+        """The picks of row `r` of an unrolled call, made once more in float64 from its logits and their law [K, V]."""
+        if draws.uniforms is not None:
+            return invert(law, draws.uniforms[: len(law), r].to(law.device)).tolist()
+        assert draws.noise is not None
+        noise = draws.noise[: len(law), r, : self.vocab_size]
+        return (raw.double() / _heat(params) + noise).argmax(-1).tolist()
 
     def _steps(self, seqs: Seq[Sequence], depth: Seq[int]) -> int:
         """Steps of the next call. Near the end of a text the budget shrinks with every round, and each length is a

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from slipstream.core.costs import CostCurve
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.draws import Draws
+from slipstream.core.draws import Drawn, Draws
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.chains import Chains, joint, laws_of, uncut
@@ -151,7 +151,7 @@ class EagleDrafter:
         self._state = [seq.id for seq in seqs], hidden
         return self._scattered(logits)
 
-    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> tuple[Tensor, Tensor]:
+    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> Drawn:
         """Tokens [K, R] and logits [K, R, V]. Drawn by uniforms, draft ids are cumulated in their own order, which is
         that of the target's ids wherever d2t never falls; elsewhere most chains end early, exact as ever."""
         batch, features = self.rows.pending(seqs)
@@ -159,7 +159,7 @@ class EagleDrafter:
             draws = replace(draws, noise=draws.noise[..., self._ids])  # [K, R, draft_vocab]
         drawn, logits = self.runtime.chains(batch, features, steps, draws)
         self.rows.ran(seqs)
-        return drawn if self._ids is None else self._ids[drawn], self._scattered(logits)
+        return Drawn(drawn if self._ids is None else self._ids[drawn], self._scattered(logits))
 
     def _scattered(self, logits: Tensor) -> Tensor:
         """[..., draft_vocab] over draft ids -> [..., V] over target ids, -inf where the head has no guess."""

@@ -70,7 +70,7 @@ class HybridConfig(Strict):
                   many times as long as what may still be generated: reading it has to pay for itself.
     """
 
-    min_match: int = 2
+    min_match: int = 4
     neural: int = 5
     beyond: int = 6
     beyond_match: int = 3

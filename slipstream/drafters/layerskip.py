@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.draws import Draws
+from slipstream.core.draws import Drawn, Draws
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.chains import Chains
@@ -128,7 +128,7 @@ class LayerSkipDrafter:
         """See `chains.Source`."""
         return self.target.ahead(seqs, chains, self.exit)  # type: ignore[no-any-return]
 
-    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> tuple[Tensor, Tensor]:
+    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> Drawn:
         """See `chains.Source`."""
         return self.target.chains(seqs, steps, draws, self.exit)  # type: ignore[no-any-return]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slipstream.core.costs import CostCurve
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.draws import Draws
+from slipstream.core.draws import Drawn, Draws
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.chains import Chains
@@ -23,7 +23,7 @@ from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.model_tree import Ran, grow, stood
 from slipstream.errors import ParameterError, did_you_mean
-from slipstream.targets.base import FEW_ROWS, Target, TargetOut
+from slipstream.targets.base import Target, TargetOut
 
 log = logging.getLogger("slipstream")
 
@@ -132,16 +132,21 @@ class ModelDrafter:
             shadow.kv_len = len(shadow.tokens)
         return logits
 
-    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> tuple[Tensor, Tensor]:
+    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> Drawn:
         """See `chains.Source`."""
         shadows = [self._shadows[seq.id] for seq in seqs]
         for seq, shadow in zip(seqs, shadows, strict=True):
             if len(shadow.pending) > getattr(self.model, "chunk", 2**31):  # a long prompt is first run in pieces
                 self.extend([seq], [[]])
                 shadow.kv_len -= 1
-            shadow.kv_len = max(0, shadow.kv_len - _again(len(shadow.pending)))
-        made: tuple[Tensor, Tensor] = self.model.chains(shadows, steps, draws)  # type: ignore[attr-defined]
-        return made
+            shadow.kv_len = max(0, shadow.kv_len - self._again(len(shadow.pending)))
+        return self.model.chains(shadows, steps, draws)  # type: ignore[attr-defined, no-any-return]
+
+    def _again(self, pending: int) -> int:
+        """How many tokens to run once more in front of so many pending ones. A round leaves one or two pending, or as
+        many as a lookup found meanwhile; a runtime that prepares its kernels anew whenever the number of rows changes
+        would do so nearly every round, while a few rows more cost little. So only few numbers are used."""
+        return next((few - pending for few in getattr(self.model, "few_rows", ()) if pending <= few), 0)
 
     def _follow(self, seq: Sequence, guesses: Seq[int]) -> Sequence:
         """The shadow of a sequence, made to hold these guesses behind its text."""
@@ -199,13 +204,6 @@ class ModelDrafter:
                 len(seq.tokens),
             )
         return max(0, min(depth, room))
-
-
-def _again(pending: int) -> int:
-    """How many tokens to run once more in front of so many pending ones. A round leaves one or two pending, or as many
-    as a lookup found meanwhile; a runtime that prepares its kernels anew whenever the number of rows changes would do
-    so nearly every round, while a few rows more cost little. So only few numbers are used."""
-    return next((few - pending for few in FEW_ROWS if pending <= few), 0)
 
 
 def make(target: Target, *, model: Target, **options: Any) -> ModelDrafter:

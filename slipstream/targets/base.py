@@ -12,10 +12,6 @@ from torch import Tensor
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 
-FEW_ROWS = (2, 8, 16)
-"""Numbers to which a drafter brings its pending tokens. For the first, which is by far the most frequent, an executor
-may keep a graph of its own."""
-
 
 @dataclass(frozen=True, slots=True)
 class TargetOut:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from slipstream.core.draws import GREEDY, Draws
+from slipstream.core.draws import GREEDY, Drawn, Draws
 from slipstream.core.sequence import Sequence
 from slipstream.targets.toy import ToyTarget
 
@@ -31,7 +31,7 @@ class UnrolledToy(ToyTarget):
         steps: int,
         draws: Draws = GREEDY,
         exit: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Drawn:
         self.asked.add(steps)
         texts = [list(seq.tokens) for seq in seqs]
         scores = []
@@ -46,7 +46,7 @@ class UnrolledToy(ToyTarget):
             self._check(seq)
             self._slots[seq.id] = text[:-1]
         tokens = torch.tensor([text[len(seq.tokens) :] for seq, text in zip(seqs, texts, strict=True)])
-        return tokens.T, torch.stack(scores)
+        return Drawn(tokens.T, torch.stack(scores))
 
 
 class ExitToy(UnrolledToy):
@@ -59,7 +59,7 @@ class ExitToy(UnrolledToy):
     def ahead(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
         return torch.stack([self.logits([*seq.tokens, *chain]) for seq, chain in zip(seqs, chains, strict=True)])
 
-    def chains(self, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def chains(self, *args: object, **kwargs: object) -> Drawn:
         made = super().chains(*args, **kwargs)  # type: ignore[arg-type]
         self._slots.clear()
         return made

@@ -103,7 +103,9 @@ class Ahead:
         ]
         if not any(counts):
             return self.executor.forward(batch, taps)
-        rest = _behind(batch, counts)
+        rest = batch.cut(
+            [range(n, stop - start) for n, start, stop in zip(counts, batch.splits, batch.splits[1:], strict=False)]
+        )
         fresh: Tensor | None = None
         if len(rest.tokens):
             fresh = self.executor.forward(rest, (), (0, exit)).hidden
@@ -142,25 +144,3 @@ def _matching(lead: Lead, batch: Batch, b: int, seq: Sequence, draft: Draft) -> 
         while n and not bool(tree[n - 1 :, :n].all()):
             n -= 1
     return n
-
-
-def _behind(batch: Batch, counts: Seq[int]) -> Batch:
-    """The rows of `batch` behind the first counts[b] of each sequence, which are its past now; no logits wanted."""
-    left = [b for b, n in enumerate(counts) if batch.splits[b] + n < batch.splits[b + 1]]
-    rows = [i for b in left for i in range(batch.splits[b] + counts[b], batch.splits[b + 1])]
-    splits = [0]
-    trees: list[Tensor | None] = []
-    for b in left:
-        n, tree = counts[b], batch.trees[b]
-        splits.append(splits[-1] + batch.splits[b + 1] - batch.splits[b] - n)
-        trees.append(None if tree is None else tree[n:, n:])
-    return Batch(
-        seq_ids=[batch.seq_ids[b] for b in left],
-        tokens=batch.tokens[rows],
-        positions=[batch.positions[i] for i in rows],
-        splits=splits,
-        past=[batch.past[b] + counts[b] for b in left],
-        trees=trees,
-        select=(),
-        limit=[batch.limit[b] for b in left],
-    )

@@ -54,6 +54,28 @@ class Batch:
     select: Seq[int]
     limit: Seq[int]
 
+    def cut(self, spans: Seq[range]) -> Batch:
+        """Of each sequence the rows spans[b], counted within it, without those that have none. What lies before a span
+        must be in the cache and be seen by all of it. No logits are wanted."""
+        left = [b for b, span in enumerate(spans) if span]
+        rows = [self.splits[b] + i for b in left for i in spans[b]]
+        splits = [0]
+        trees: list[Tensor | None] = []
+        for b in left:
+            start, stop, tree = spans[b].start, spans[b].stop, self.trees[b]
+            splits.append(splits[-1] + stop - start)
+            trees.append(None if tree is None else tree[start:stop, start:stop])
+        return Batch(
+            seq_ids=[self.seq_ids[b] for b in left],
+            tokens=self.tokens[rows],
+            positions=[self.positions[i] for i in rows],
+            splits=splits,
+            past=[self.past[b] + spans[b].start for b in left],
+            trees=trees,
+            select=(),
+            limit=[self.limit[b] for b in left],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -68,14 +90,19 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Unrolled:
-    """K tokens drafted for each of B sequences in one call: tokens [K, B] and their raw logits [K, B, V]. Where the
-    layers were left early, the residual stream there too: `hidden` [M, d] of the batch's rows and `later` [K, B, d] of
-    the drafted tokens. All valid until the next call."""
+    """K tokens drafted for each of B sequences in one call: tokens [K, B] and their raw logits [K, B, V], valid until
+    the next call.
+
+    hidden  where the layers were left early, the residual stream there, [M, d] of the batch's rows, ...
+    later   ... and [K, B, d] of the drafted tokens. Both valid until the next call.
+    laws    float64 [K, B, V] that the tokens were drawn from, where the call itself drew them in float64; to keep.
+    """
 
     tokens: Tensor
     logits: Tensor
     hidden: Tensor | None = None
     later: Tensor | None = None
+    laws: Tensor | None = None
 
 
 class Executor(Protocol):

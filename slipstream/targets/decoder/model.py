@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.core.draft import Draft
-from slipstream.core.draws import GREEDY, Draws
+from slipstream.core.draws import GREEDY, Drawn, Draws
 from slipstream.core.sequence import Sequence
 from slipstream.errors import LoadError, ParameterError, TargetError, UnsupportedModelError
 from slipstream.targets.base import TargetOut
@@ -158,17 +158,21 @@ class Decoder:
         """Whether `chains` is there: several steps in one call."""
         return hasattr(self.executor, "unrolled")
 
+    @property
+    def few_rows(self) -> Seq[int]:
+        """The numbers of pending tokens that `chains` is best asked with, increasing; none if all are as good."""
+        return getattr(self.executor, "few_rows", ())
+
     def chains(
         self,
         seqs: Seq[Sequence],
         steps: int,
         draws: Draws = GREEDY,
         exit: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Decode `steps` tokens of each sequence in one call, picked by `draws`: tokens [K, B] and their logits
-        [K, B, V], valid until the next run. KV is written for the pending tokens, which must fit in one `chunk`, and
-        for all but the last of the new ones. What a small model costs is the number of calls, hence this; only where
-        `unrolls`.
+    ) -> Drawn:
+        """Decode `steps` tokens of each sequence in one call, picked by `draws`. KV is written for the pending tokens,
+        which must fit in one `chunk`, and for all but the last of the new ones. What a small model costs is the number
+        of calls, hence this; only where `unrolls`.
 
         exit  use the first so many layers only; the rows are run ahead, as by `ahead`, the last one too.
         """
@@ -178,7 +182,7 @@ class Decoder:
             self._ahead.drop(seq.id)
         if exit is not None:
             self._ahead.keep(seqs, batch, made, exit)
-        return made.tokens, made.logits
+        return Drawn(made.tokens, made.logits, made.laws)
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         for seq, nodes in zip(seqs, path, strict=True):

@@ -132,10 +132,13 @@ class Constants:
     def _constant(self, name: str) -> Any:
         node = self._nodes.get(name)
         if node is None:
-            offset, shape, dtype = self._place[name]
-            array = np.frombuffer(self._map, dtype, int(np.prod(shape)), offset).reshape(shape)
-            node = self._nodes[name] = op.constant(array, shared_memory=True)
+            node = self._nodes[name] = op.constant(self.array(name), shared_memory=True)
         return node
+
+    def array(self, name: str) -> np.ndarray:
+        """What is stored under a name; a view of the file."""
+        offset, shape, dtype = self._place[name]
+        return np.frombuffer(self._map, dtype, int(np.prod(shape)), offset).reshape(shape)
 
     def vector(self, name: str) -> Any:
         """A norm weight, bias, router or embedding, float32."""
