@@ -86,6 +86,8 @@ class CompiledChains:
         self._generation = -1
         self._keys: tuple[np.ndarray, ...] = ()
         self._values: tuple[np.ndarray, ...] = ()
+        self._tables = np.zeros((0, 0), np.int64)
+        self._owners: tuple[int, ...] = ()  # version of the cache, and the sequences, that the tables are of
 
     def draft(self, batch: Batch, cache: PagedCache, steps: int, draws: Draws) -> Unrolled:
         """See `OpenVinoExecutor.unrolled`; at most MOST_ROWS rows a sequence are worth it."""
@@ -122,11 +124,14 @@ class CompiledChains:
         if self._generation != cache.generation:
             self._keys, self._values = (tuple(t.data for t in tensors) for tensors in (cache.keys, cache.values))
             self._generation = cache.generation
-        owned = [cache.tables[seq_id] for seq_id in seq_ids]
-        tables = np.zeros((len(owned), max(map(len, owned))), np.int64)
-        for row, blocks in zip(tables, owned, strict=True):
-            row[: len(blocks)] = blocks
-        return self.kernel.Cache(self._keys, self._values, tables)
+        key = (cache.version, *seq_ids)
+        if self._owners != key:
+            owned = [cache.tables[seq_id] for seq_id in seq_ids]
+            self._tables = np.zeros((len(owned), max(map(len, owned))), np.int64)
+            for row, blocks in zip(self._tables, owned, strict=True):
+                row[: len(blocks)] = blocks
+            self._owners = key
+        return self.kernel.Cache(self._keys, self._values, self._tables)
 
     def _picks(self, draws: Draws, steps: int, count: int) -> Picks:
         vocab = self.vocab_size if draws.vocab is None else min(draws.vocab, self.vocab_size)

@@ -222,7 +222,8 @@ class OpenVinoExecutor:
         wanted = frozenset(taps) | (held[1] if held else frozenset())
         if held is not None:
             del self._programs[first, last], held  # before the next: packed weights exist once
-        program = self._compile(forward_graph(self.config, self._constants, first, last, sorted(wanted)))
+        graph = forward_graph(self.config, self._constants, first, last, sorted(wanted))
+        program = self._compile(graph, wide=self._compiles)  # what the kernel leaves to it are mostly prompts
         self._programs[first, last] = (program, wanted)
         return program
 
