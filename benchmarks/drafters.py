@@ -24,6 +24,7 @@ from slipstream.lab.prompts import Prompt, PromptSet, load
 from slipstream.lab.results import Result
 from slipstream.llm import LLM, as_target
 from slipstream.targets.base import Target
+from slipstream.targets.decoder.model import EXECUTORS
 
 Arm = dict[str, Any]
 
@@ -56,7 +57,7 @@ def contenders(only: Seq[str] = ()) -> list[Contender]:
         Contender("recycling", "recycling", 8),
         Contender("lookahead", "lookahead", 8),
         Contender("model", "model", 5, {"model": draft(None)}),
-        Contender("model int8", "model", 5, {"model": draft("int8")}),
+        Contender("model int8", "model", 7, {"model": draft("int8")}),
         Contender("layerskip", "layerskip", 2, {"exit": 5}),
     ]
     if shipped("medusa"):
@@ -96,7 +97,7 @@ def random_prompts(llm: LLM, count: int, length: int = 96) -> PromptSet:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Result]:
-    llm = LLM("embedded", threads=THREADS)
+    llm = LLM("embedded", threads=THREADS, executor=options.executor)
     console = Console(stderr=True)
 
     def run(name: str, arms: list[Contender], prompts: PromptSet, config: BenchConfig) -> Result:
@@ -240,14 +241,16 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=32, help="code and edit prompts together")
     parser.add_argument("--humaneval", type=Path, help="HumanEval.jsonl")
     parser.add_argument("--only", nargs="+", default=(), help="labels of drafters")
+    parser.add_argument("--executor", choices=EXECUTORS, default="auto", help="what runs the target")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     options = parser.parse_args()
     found = measure(options)
     options.out.mkdir(parents=True, exist_ok=True)
     rows = figures(found)
     report = {"figures": rows, "runs": {name: result.as_dict() for name, result in found.items()}}
-    (options.out / "drafters.json").write_text(json.dumps(report, indent=1) + "\n")
-    (options.out / "drafters.md").write_text(markdown(found))
+    name = "drafters" if options.executor == "auto" else f"drafters-{options.executor}"
+    (options.out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    (options.out / f"{name}.md").write_text(markdown(found))
     print(markdown(found))
     return 1 if any(r["verdict"] == "missed" for r in rows) else 0
 

@@ -81,7 +81,8 @@ class LLM:
     draft_tokens  most guesses a step (K, gamma).
     rule          how guesses are verified: "rejection", "block", "coupled", "greedy", or "typical", which is lossy.
     max_batch     most sequences that are decoded at once.
-    executor      "auto", "torch" or "openvino"; dtype, device, quantize ("int8") and threads as in `Decoder.load`.
+    executor      "auto", "native", "openvino" or "torch"; dtype, device, quantize ("int8") and threads as in
+                  `Decoder.load`.
     draft_quantize  "int8" or "none" for the draft model alone; None: as the target. Its weights decide how often its
                   guesses stand and what they cost, never what is said.
     tokenizer     only needed if the target brings none; without one, prompts are token ids.

@@ -30,7 +30,7 @@ HEADS = ("medusa", "eagle", "eagle3")
 """Drafters that read a draft head."""
 BLENDS = ("hybrid", "bandit")
 """Drafters made of others, to which a draft model may belong."""
-EXECUTORS = ("auto", "torch", "openvino")
+EXECUTORS = ("auto", "native", "openvino", "torch")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 ALIASES = {
@@ -107,7 +107,11 @@ class ModelOptions:
         ),
     ] = None
     executor: Annotated[
-        str, typer.Option(help="auto, torch or openvino; auto takes openvino on a CPU.", rich_help_panel=_MODELS)
+        str,
+        typer.Option(
+            help="auto, native, openvino or torch; auto takes native kernels on a CPU where it can.",
+            rich_help_panel=_MODELS,
+        ),
     ] = "auto"
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16, float16 or float64.", rich_help_panel=_MODELS)

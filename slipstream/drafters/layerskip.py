@@ -171,7 +171,7 @@ def _layers(target: Any) -> int:
         raise ParameterError(
             f"drafter 'layerskip' cannot draft with {type(target).__name__} of {layers} layers",
             why="it runs the first layers of the target by themselves",
-            fix="run the target with Decoder (executor 'torch' or 'openvino'), or choose another drafter",
+            fix="run the target with Decoder, or choose another drafter",
         )
     return int(layers)
 

@@ -329,7 +329,7 @@ def make(target: Target, *, head: str | Path | MedusaHeads | None = None, **opti
         head = zoo.head_dir("medusa", host.source)
     made = fit(head if isinstance(head, MedusaHeads) else load_medusa(head), host)
     heads: Heads = made
-    if host.executor == "openvino":
+    if host.graphs:
         from slipstream.heads.medusa_openvino import OpenVinoMedusa
 
         heads = OpenVinoMedusa(made)

@@ -35,8 +35,9 @@ from slipstream.targets.decoder.openvino_graph import (
     single_rows,
     take,
 )
-from slipstream.targets.decoder.openvino_paged import PagedCache, probe
+from slipstream.targets.decoder.openvino_paged import probe
 from slipstream.targets.decoder.openvino_program import Program, core, kept, unrolled_kept
+from slipstream.targets.decoder.paged_cache import PagedCache
 
 
 class OpenVinoEagle:

@@ -67,11 +67,11 @@ def target_ids(head: EagleHead) -> Tensor:
 
 
 def runtime_for(head: EagleHead, host: Host, threads: int | None = None, quantize: str | None = None) -> EagleRuntime:
-    """OpenVINO where it runs the target and the head is float32 on the CPU, else torch where the target is. quantize:
-    None, or "int8" for the head's weights, with OpenVINO alone; raises ParameterError elsewhere."""
+    """OpenVINO where the target is not run by torch and the head is float32 on the CPU, else torch where the target is.
+    quantize: None, or "int8" for the head's weights, with OpenVINO alone; raises ParameterError elsewhere."""
     if quantize not in (None, "int8"):
         raise ParameterError(f"quantize is {quantize!r}", fix="choose None or 'int8'")
-    if host.executor == "openvino" and host.device.type == "cpu" and host.dtype == torch.float32:
+    if host.graphs and host.device.type == "cpu" and host.dtype == torch.float32:
         from slipstream.heads.eagle_openvino import OpenVinoEagle
 
         try:
@@ -82,7 +82,7 @@ def runtime_for(head: EagleHead, host: Host, threads: int | None = None, quantiz
         raise ParameterError(
             "quantize='int8' was asked of a head that torch runs",
             why="only OpenVINO has the kernels",
-            fix="drop quantize, or run the target with executor='openvino'",
+            fix="drop quantize, or run the target with executor='native' or 'openvino'",
         )
     from slipstream.heads.eagle_torch import TorchEagle
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ class Host:
     weights: Any
 
     @property
+    def graphs(self) -> bool:
+        """Whether heads are best run as OpenVINO graphs: the target is computed on the CPU, and not by torch."""
+        return self.executor in ("native", "openvino") and importlib.util.find_spec("openvino") is not None
+
+    @property
     def tied(self) -> bool:
         """Whether the embedding is the output head, too."""
         return bool(self.weights.head == "embed_tokens.weight")
@@ -52,7 +58,7 @@ def host_of(target: Target) -> Host:
         raise PairError(
             f"the target {type(target).__name__} offers no {' and no '.join(lacking)}",
             why="a draft head reads the target's hidden states and borrows its embedding and output head",
-            fix="run the target with Decoder (executor 'torch' or 'openvino'), or use a drafter without a head",
+            fix="run the target with Decoder, or use a drafter without a head",
         )
     assert config is not None
     assert weights is not None

@@ -52,7 +52,7 @@ FIXES = {
     COMPUTE: "draft less (a smaller --draft-tokens, no trees) or not at all: this target pays for every row it checks",
     BATCH: "decode fewer sequences at once, draft less, or switch speculation off above some batch size",
     EXPERTS: "draft less: each further row makes the target read experts that one row would not have picked",
-    HOST: "give the process a core of its own, use the openvino executor, or decode in larger batches: the time goes "
+    HOST: "give the process a core of its own, leave the executor at auto, or decode in larger batches: the time goes "
     "to the program around the models",
     LENGTH: "lower --draft-tokens",
 }

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository, where there is one around this package."""
-PACKAGES = ("torch", "transformers", "tokenizers", "openvino", "numpy")
+PACKAGES = ("torch", "transformers", "tokenizers", "openvino", "numba", "numpy")
 
 
 def digest(files: Iterable[Path]) -> str:

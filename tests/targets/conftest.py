@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.decoder.native_weights import suits
 from tests.targets.families import Reference, make
 
 EXECUTORS = {
@@ -18,6 +20,7 @@ EXECUTORS = {
     "torch-float64": ("torch", torch.float64, 1e-9),
     "torch-float32": ("torch", torch.float32, 1e-4),
     "openvino": ("openvino", torch.float32, 1e-4),
+    "native": ("native", torch.float32, 1e-4),
 }
 
 
@@ -55,8 +58,11 @@ def decoder(checkpoint: Callable[[str], Path]) -> Callable[[str, str], Decoder]:
     def get(family: str, name: str) -> Decoder:
         if (family, name) not in made:
             executor, dtype, _ = EXECUTORS[name]
-            if importlib.util.find_spec(executor) is None:
-                pytest.skip(f"{executor} is not installed")
+            library = {"native": "numba"}.get(executor, executor)
+            if importlib.util.find_spec(library) is None:
+                pytest.skip(f"{library} is not installed")
+            if executor == "native" and not suits(DecoderConfig.load(checkpoint(family))):
+                pytest.skip("left to the other executors")
             made[family, name] = Decoder.load(checkpoint(family), executor, dtype, "cpu")
         return made[family, name]
 

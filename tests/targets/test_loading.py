@@ -349,7 +349,7 @@ def test_an_empty_index_is_refused(sharded: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"executor": "tensorflow"}, "'auto', 'torch' or 'openvino'"),
+        ({"executor": "tensorflow"}, "'auto', 'native', 'openvino', 'torch'"),
         ({"dtype": "int3"}, "float64, float32"),
         ({"executor": "openvino", "dtype": "float64"}, "float32"),
         ({"executor": "torch", "quantize": "int4"}, "int8"),

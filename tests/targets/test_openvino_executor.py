@@ -27,7 +27,8 @@ if importlib.util.find_spec("openvino") is None:
     pytest.skip("openvino is not installed", allow_module_level=True)
 
 from slipstream.targets.decoder import openvino_paged
-from slipstream.targets.decoder.openvino_constants import Constants, quantise_rows
+from slipstream.targets.decoder.int8 import quantise_rows
+from slipstream.targets.decoder.openvino_constants import Constants
 from slipstream.targets.decoder.openvino_executor import OpenVinoExecutor, Unrolling
 
 Files = Callable[[str], Path]
@@ -182,8 +183,8 @@ def test_whatever_was_in_a_block_before_does_not_shine_through(
     executor = build("llama")
     ids = tokens(40)
     want = executor.forward(chain(0, 0, ids)).logits.clone()
-    for tensor in (*executor._cache.keys, *executor._cache.values):
-        tensor.data[:] = float("nan")
+    for array in (*executor._cache.keys, *executor._cache.values):
+        array[:] = float("nan")
     assert torch.equal(executor.forward(chain(0, 0, ids)).logits, want)
 
 

@@ -25,6 +25,8 @@ from slipstream.targets.decoder.checkpoint import resolve
 from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.executor import Batch, Executor, Output
 from slipstream.targets.decoder.layout import batch_of, prompt_piece
+from slipstream.targets.decoder.native_executor import NativeExecutor
+from slipstream.targets.decoder.native_weights import suits
 from slipstream.targets.decoder.weights import Progress, Weights, from_module, load_weights
 
 _log = logging.getLogger(__name__)
@@ -34,6 +36,9 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+
+EXECUTORS = ("auto", "native", "openvino", "torch")
 
 
 class Decoder:
@@ -57,7 +62,7 @@ class Decoder:
         self.device: torch.device = executor.device
         self._ahead = Ahead(executor)
         self.eos_ids = frozenset(executor.config.eos_ids)
-        self.host_threads = 1 if executor.name == "openvino" else None  # see `core.threads`
+        self.host_threads = None if executor.name == "torch" else 1  # see `core.threads`
 
     @staticmethod
     def load(
@@ -72,9 +77,10 @@ class Decoder:
     ) -> Decoder:
         """Load a folder or hub id.
 
-        executor  "torch", "openvino", or "auto": OpenVINO on a CPU in float32 (experts aside), else torch.
+        executor  "native", "openvino", "torch", or "auto": on a CPU in float32 our own kernels for decoders like
+                  Llama's and OpenVINO for others (experts aside), else torch.
         dtype     None: bfloat16 on CUDA, float32 on a CPU.
-        device    None: CUDA if there is one and the executor is not "openvino", else the CPU.
+        device    None: CUDA if there is one and the executor is "auto" or "torch", else the CPU.
         quantize  None or "int8" (CPU).
         threads   None leaves it to the executor. For torch the setting holds for the whole process.
         progress  called with (bytes read, bytes in all).
@@ -82,7 +88,7 @@ class Decoder:
         Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be honoured.
         """
         config = DecoderConfig.load(source)
-        kind, on, of = choose_executor(config, executor, dtype, device)
+        kind, on, of = choose_executor(config, executor, dtype, device, quantize)
         weights = load_weights(source, config, of, progress)
         made = _make(kind, config, weights, on, quantize, threads, executor == "auto")
         weights.let_go()
@@ -100,7 +106,7 @@ class Decoder:
         """The same decoder from a transformers model in memory, on its device and (if None) in its dtype."""
         parameter = next(model.parameters())
         config = DecoderConfig.from_dict(model.config.to_dict())  # type: ignore[union-attr, operator]
-        kind, on, of = choose_executor(config, executor, dtype or parameter.dtype, parameter.device)
+        kind, on, of = choose_executor(config, executor, dtype or parameter.dtype, parameter.device, quantize)
         weights = from_module(model, config, of)
         return Decoder(_make(kind, weights.config, weights, on, quantize, threads, executor == "auto"), chunk, weights)
 
@@ -267,34 +273,47 @@ class Decoder:
 
 
 def choose_executor(
-    config: DecoderConfig, executor: str, dtype: torch.dtype | str | None, device: torch.device | str | None
+    config: DecoderConfig,
+    executor: str,
+    dtype: torch.dtype | str | None,
+    device: torch.device | str | None,
+    quantize: str | None = None,
 ) -> tuple[str, torch.device, torch.dtype]:
     """(executor, device, dtype) with every None and "auto" decided. A mixture of experts goes to torch: the OpenVINO
     graph would run every expert on every token."""
-    if executor not in ("auto", "torch", "openvino"):
-        raise ParameterError(f"executor is {executor!r}", fix="choose 'auto', 'torch' or 'openvino'")
+    if executor not in EXECUTORS:
+        raise ParameterError(f"executor is {executor!r}", fix="choose one of " + ", ".join(map(repr, EXECUTORS)))
     if isinstance(dtype, str):
         if dtype not in _DTYPES:
             raise ParameterError(f"dtype is {dtype!r}", fix="choose one of " + ", ".join(_DTYPES))
         dtype = _DTYPES[dtype]
+    on_cpu = executor in ("native", "openvino")
     if device is None:
-        device = "cuda" if executor != "openvino" and torch.cuda.is_available() else "cpu"
+        device = "cuda" if not on_cpu and torch.cuda.is_available() else "cpu"
     on = torch.device(device)
     if on.type == "cuda" and not torch.cuda.is_available():
         raise ParameterError(f"device is {str(on)!r}, but PyTorch finds no CUDA device", fix="choose device='cpu'")
-    if executor == "openvino" and (on.type != "cpu" or dtype not in (None, torch.float32)):
+    if on_cpu and (on.type != "cpu" or dtype not in (None, torch.float32)):
         raise ParameterError(
-            f"executor='openvino' was asked for on {on.type} in {dtype}",
+            f"executor={executor!r} was asked for on {on.type} in {dtype}",
             why="it runs on the CPU in float32",
             fix="choose executor='torch', or drop device and dtype",
         )
     if executor == "auto":
-        suits = on.type == "cpu" and dtype in (None, torch.float32) and config.experts is None
-        executor = "openvino" if suits else "torch"
-        if executor == "openvino" and importlib.util.find_spec("openvino") is None:
-            _log.warning("openvino is not installed: the torch executor runs instead, slower on a CPU")
-            executor = "torch"
+        executor = _suiting(config, quantize) if on.type == "cpu" and dtype in (None, torch.float32) else "torch"
     return executor, on, dtype or (torch.bfloat16 if on.type == "cuda" else torch.float32)
+
+
+def _suiting(config: DecoderConfig, quantize: str | None) -> str:
+    """The executor for a decoder on a CPU in float32."""
+    if suits(config, quantize):
+        return "native"
+    if config.experts is not None:
+        return "torch"
+    if importlib.util.find_spec("openvino") is None:
+        _log.warning("openvino is not installed: the torch executor runs instead, slower on a CPU")
+        return "torch"
+    return "openvino"
 
 
 def _make(
@@ -306,6 +325,8 @@ def _make(
     threads: int | None,
     may_fall_back: bool,
 ) -> Executor:
+    if kind == "native":
+        return NativeExecutor(config, weights, quantize, threads)
     if kind == "openvino":
         try:
             from slipstream.targets.decoder.openvino_executor import OpenVinoExecutor

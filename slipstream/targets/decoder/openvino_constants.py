@@ -30,24 +30,10 @@ from torch import Tensor
 
 from slipstream.errors import LoadError
 from slipstream.targets.decoder.config import DecoderConfig
+from slipstream.targets.decoder.int8 import quantise_rows
 
 ALIGN = 64
 """Bytes; every constant starts at a multiple."""
-
-CHUNK = 1 << 20
-"""Values quantised at a time."""
-
-
-def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 per output channel: weight [out, in] ~ scale [out, 1] * int8 [out, in]."""
-    scale = torch.empty(len(weight), 1)  # [out, 1]
-    values = torch.empty(weight.shape, dtype=torch.int8)  # [out, in]
-    step = max(1, CHUNK // weight.shape[1])  # bounds what is in memory besides
-    for i in range(0, len(weight), step):
-        rows = weight[i : i + step]  # [step, in]
-        scale[i : i + step] = (rows.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
-        values[i : i + step] = torch.round(rows / scale[i : i + step])
-    return values, scale
 
 
 def _trim_heap() -> None:
@@ -132,13 +118,10 @@ class Constants:
     def _constant(self, name: str) -> Any:
         node = self._nodes.get(name)
         if node is None:
-            node = self._nodes[name] = op.constant(self.array(name), shared_memory=True)
+            offset, shape, dtype = self._place[name]
+            array = np.frombuffer(self._map, dtype, int(np.prod(shape)), offset).reshape(shape)
+            node = self._nodes[name] = op.constant(array, shared_memory=True)
         return node
-
-    def array(self, name: str) -> np.ndarray:
-        """What is stored under a name; a view of the file."""
-        offset, shape, dtype = self._place[name]
-        return np.frombuffer(self._map, dtype, int(np.prod(shape)), offset).reshape(shape)
 
     def vector(self, name: str) -> Any:
         """A norm weight, bias, router or embedding, float32."""

@@ -9,8 +9,6 @@ than reading one and checking that it is sound.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import os
 import tempfile
 from collections import Counter
@@ -24,18 +22,18 @@ from torch import Tensor
 
 from slipstream.core.draws import GREEDY, Draws
 from slipstream.errors import ParameterError, TargetError
-from slipstream.targets.decoder import openvino_chain
 from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.executor import Batch, Output, Unrolled
 from slipstream.targets.decoder.openvino_constants import Constants
 from slipstream.targets.decoder.openvino_graph import Graph, for_one_sequence, forward_graph, unrolled_graph
-from slipstream.targets.decoder.openvino_paged import PROPERTIES, PagedCache, probe
+from slipstream.targets.decoder.openvino_paged import PROPERTIES, probe
 from slipstream.targets.decoder.openvino_program import Program, core, kept, unrolled_kept
+from slipstream.targets.decoder.paged_cache import PagedCache
 
 _ONE_THREAD_BYTES = 4 << 20
 """Below this many bytes of weights a pass, handing work to a second thread costs more than it saves (measured)."""
 
-_FEW_ROWS = (2, 8, 16)
+FEW_ROWS = (2, 8, 16)
 """Numbers of pending tokens that an unrolled graph is best asked with. For the first, which is by far the most
 frequent, there may be a graph of its own."""
 
@@ -74,6 +72,7 @@ class OpenVinoExecutor:
     """
 
     name = "openvino"
+    few_rows = FEW_ROWS
 
     def __init__(
         self,
@@ -101,9 +100,6 @@ class OpenVinoExecutor:
         self._unrolled: dict[Unrolling, Program] = {}
         self._asked: Counter[Unrolling] = Counter()  # how often for one of fixed rows
         self._windows = [w for w in config.windows if w]
-        small = self._constants.matmul_bytes < _ONE_THREAD_BYTES
-        self._compiles = small and openvino_chain.suits(config, quantize)
-        self.few_rows = () if self._compiles else _FEW_ROWS
 
     # --- one pass -------------------------------------------------------------------------------------------------
 
@@ -158,8 +154,6 @@ class OpenVinoExecutor:
             raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
         if exit is not None and not 1 <= exit <= self.config.layers:
             raise TargetError(f"an exit after {exit} layers was asked of a model with {self.config.layers}")
-        if self._compiles and exit is None:
-            return self._chains.draft(self._shortened(batch), self._cache, steps, draws)
         rows = batch.splits[-1]
         program = self._drafting(Unrolling(steps, exit, draws.kind, draws.vocab), rows, len(batch.seq_ids))
         count, vocab, width = len(batch.seq_ids), self.config.vocab_size, self.config.hidden_size
@@ -176,25 +170,11 @@ class OpenVinoExecutor:
             return Unrolled(tokens, logits)
         return Unrolled(tokens, logits, program.bound("hidden"), program.bound("later"))
 
-    @functools.cached_property
-    def _chains(self) -> openvino_chain.CompiledChains:
-        return openvino_chain.CompiledChains(self.config, self._constants)
-
-    def _shortened(self, batch: Batch) -> Batch:
-        """The batch with all but the last row of each long sequence run by the graph. Which ones are does not depend on
-        a sequence's company."""
-        pending = [stop - start for start, stop in itertools.pairwise(batch.splits)]
-        early = [rows - 1 if rows > openvino_chain.MOST_ROWS else 0 for rows in pending]
-        if not any(early):
-            return batch
-        self.forward(batch.cut([range(n) for n in early]))
-        return batch.cut([range(n, rows) for n, rows in zip(early, pending, strict=True)])
-
     def _drafting(self, general: Unrolling, rows: int, count: int) -> Program:
         """The compiled draft for `count` sequences with so many pending rows: the general one, or the one for just
         these rows."""
         weights, wanted = self._constants.matmul_bytes, general
-        if count == 1 and rows == _FEW_ROWS[0] and weights <= _FIXED_BYTES:
+        if count == 1 and rows == self.few_rows[0] and weights <= _FIXED_BYTES:
             fixed = general._replace(rows=rows)
             self._asked[fixed] += 1
             if self._asked[fixed] > _FIXED_AFTER:
@@ -222,8 +202,7 @@ class OpenVinoExecutor:
         wanted = frozenset(taps) | (held[1] if held else frozenset())
         if held is not None:
             del self._programs[first, last], held  # before the next: packed weights exist once
-        graph = forward_graph(self.config, self._constants, first, last, sorted(wanted))
-        program = self._compile(graph, wide=self._compiles)  # what the kernel leaves to it are mostly prompts
+        program = self._compile(forward_graph(self.config, self._constants, first, last, sorted(wanted)))
         self._programs[first, last] = (program, wanted)
         return program
 

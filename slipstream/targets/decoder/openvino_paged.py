@@ -1,4 +1,4 @@
-"""The one adapter around OpenVINO's paged attention, and the paged KV cache that it reads and writes.
+"""The one adapter around OpenVINO's paged attention.
 
 `openvino.op._PagedAttentionExtension` is marked experimental: nothing else in Slipstream touches it, the release
 is pinned (>=2026.4,<2027), and the torch executor is both its reference and its fallback. What it does, found by
@@ -14,16 +14,15 @@ experiment and held by the tests:
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import openvino as ov
-import torch
 from openvino import opset13 as op
-from torch import Tensor
 
-from slipstream.errors import TargetError, UnsupportedModelError
+from slipstream.errors import UnsupportedModelError
+from slipstream.targets.decoder.paged_cache import PagedCache
 
 try:
     from openvino.op import _PagedAttentionExtension as _PagedAttention
@@ -41,9 +40,6 @@ PROPERTIES = {
     "ENABLE_CPU_PINNING": False,  # a pinned thread waits for its core: 30 times slower beside other work
 }
 """What every graph with paged attention is compiled with."""
-
-BLOCK = 32
-"""Slots in a block; the CPU plugin allows no other size."""
 
 INPUTS = {
     "past_lens": (1, np.int32),  # [B]
@@ -140,8 +136,8 @@ def probe(core: ov.Core, heads: int, kv_heads: int, head_dim: int) -> None:
         feed["qq_bias"], feed["qq_bias_begins"] = np.zeros(0, np.uint8), np.zeros(2, np.int32)
         for name, array in feed.items():
             request.set_tensor(name, ov.Tensor(array))
-        request.set_tensor("key_cache.0", kv.keys[0])
-        request.set_tensor("value_cache.0", kv.values[0])
+        request.set_tensor("key_cache.0", ov.Tensor(kv.keys[0], shared_memory=True))
+        request.set_tensor("value_cache.0", ov.Tensor(kv.values[0], shared_memory=True))
         request.infer()
         got = request.get_output_tensor(0).data.reshape(kv_heads, heads // kv_heads, head_dim)
         sound = bool(np.array_equal(got, np.broadcast_to(value, got.shape)))
@@ -153,114 +149,3 @@ def probe(core: ov.Core, heads: int, kv_heads: int, head_dim: int) -> None:
             why=why,
             fix="use executor='torch'",
         )
-
-
-class PagedCache:
-    """The KV of every sequence: for each layer two tensors [blocks, Hk, 32, D] float32, and who owns which block.
-
-    Memory is taken from the system when a block is first written, so a large capacity costs address space only;
-    the tensors grow by doubling, one layer after another.
-    """
-
-    def __init__(self, layers: int, kv_heads: int, head_dim: int):
-        self.shape = (kv_heads, BLOCK, head_dim)
-        self.block_bytes = 2 * layers * kv_heads * BLOCK * head_dim * 4
-        self.tables: dict[int, list[int]] = {}
-        self.version = 0  # changes whenever a table does
-        self.generation = 0  # changes whenever the tensors do
-        self.capacity = 0
-        self._free: list[int] = []
-        self._used = 0  # blocks ever handed out
-        self.keys: list[ov.Tensor] = [self._tensor(0) for _ in range(layers)]
-        self.values: list[ov.Tensor] = [self._tensor(0) for _ in range(layers)]
-
-    def _tensor(self, blocks: int) -> ov.Tensor:
-        return ov.Tensor(ov.Type.f32, ov.Shape([blocks, *self.shape]))
-
-    def reserve(self, seq_id: int, slots: int) -> None:
-        """Make sure that a sequence owns blocks for `slots` slots. Raises TargetError where memory is out."""
-        table = self.tables.get(seq_id)
-        if table is None:
-            table = self.tables[seq_id] = []
-            self.version += 1
-        missing = -(-slots // BLOCK) - len(table)
-        if missing <= 0:
-            return
-        while len(self._free) < missing and self._used < self.capacity:
-            self._free.append(self._used)
-            self._used += 1
-        if len(self._free) < missing:
-            self._grow(self.capacity + missing - len(self._free))
-            return self.reserve(seq_id, slots)
-        table.extend(self._free.pop(0) for _ in range(missing))
-        self.version += 1
-        return None
-
-    def _grow(self, least: int) -> None:
-        """Room for at least `least` blocks, content kept."""
-        capacity = max(least, 2 * self.capacity, 16)
-        for tensors in (self.keys, self.values):
-            for i, old in enumerate(tensors):
-                try:
-                    new = self._tensor(capacity)
-                except (RuntimeError, MemoryError) as error:
-                    raise TargetError(
-                        f"no memory for {capacity} KV blocks of {self.block_bytes} bytes: {error}",
-                        why="the running sequences do not fit",
-                        fix="run fewer or shorter sequences",
-                    ) from error
-                if self._used:
-                    new.data[: self._used] = old.data[: self._used]
-                tensors[i] = new
-        self.capacity = capacity
-        self.generation += 1
-
-    def release(self, seq_id: int) -> None:
-        """Free the blocks of a sequence; unknown ids are ignored."""
-        table = self.tables.pop(seq_id, None)
-        if table is not None:
-            self._free.extend(table)
-            self.version += 1
-
-    def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
-        """Copy slots `src` of a sequence to `dst` in every layer; all are read before any is written."""
-        if not len(src) or list(src) == list(dst):
-            return
-        from_block, from_slot = self._places(seq_id, src)
-        to_block, to_slot = self._places(seq_id, dst)
-        for tensor in (*self.keys, *self.values):
-            data = tensor.data  # [blocks, Hk, 32, D]
-            data[to_block, :, to_slot] = data[from_block, :, from_slot]
-
-    def read(self, seq_id: int, length: int) -> Tensor:
-        """Copy of the first `length` slots of a sequence, [L, 2, Hk, length, D]."""
-        block, slot = self._places(seq_id, range(length))
-        layers = [
-            torch.stack([torch.from_numpy(t.data[block, :, slot]) for t in pair])  # [2, length, Hk, D]
-            for pair in zip(self.keys, self.values, strict=True)
-        ]
-        return torch.stack(layers).transpose(2, 3).contiguous()
-
-    def slot(self, seq_id: int, slot: int) -> list[np.ndarray]:
-        """Copy of one slot: keys of every layer, then values, each [Hk, D]."""
-        block, place = self._places(seq_id, (slot,))
-        return [t.data[block[0], :, place[0]].copy() for t in (*self.keys, *self.values)]
-
-    def write(self, seq_id: int, slot: int, content: Seq[np.ndarray]) -> None:
-        """Put back what `slot` returned."""
-        block, place = self._places(seq_id, (slot,))
-        for tensor, part in zip((*self.keys, *self.values), content, strict=True):
-            tensor.data[block[0], :, place[0]] = part
-
-    def _places(self, seq_id: int, slots: Seq[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Block and place within it of each slot."""
-        index = np.asarray(slots, np.int64)
-        table = np.asarray(self.tables.get(seq_id, ()), np.int64)
-        if index.size and (index.min() < 0 or index.max() >= len(table) * BLOCK):
-            raise TargetError(f"sequence {seq_id} holds {len(table) * BLOCK} KV slots, not slot {index.max()}")
-        return table[index // BLOCK], index % BLOCK
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the blocks that were ever handed out: what is really in memory."""
-        return self._used * self.block_bytes

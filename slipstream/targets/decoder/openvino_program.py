@@ -19,7 +19,7 @@ from slipstream.errors import TargetError
 from slipstream.targets.decoder.executor import Batch
 from slipstream.targets.decoder.openvino_constants import Constants
 from slipstream.targets.decoder.openvino_graph import Graph
-from slipstream.targets.decoder.openvino_paged import PagedCache
+from slipstream.targets.decoder.paged_cache import PagedCache
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -189,13 +189,13 @@ class Program:
         self.bind(name, tuple(values.shape)).copy_(values)
 
     def feed_cache(self, cache: PagedCache, seq_ids: Seq[int]) -> None:
-        """Bind the cache tensors if they have grown, and the block tables if they or the batch have changed."""
+        """Bind the cache arrays if they have grown, and the block tables if they or the batch have changed."""
         if self._generation != cache.generation:
-            for kind, tensors in (("key", cache.keys), ("value", cache.values)):
-                for i, tensor in enumerate(tensors):
+            for kind, arrays in (("key", cache.keys), ("value", cache.values)):
+                for i, array in enumerate(arrays):
                     index = self._index.get(f"{kind}_cache.{i}")
                     if index is not None:
-                        self.request.set_input_tensor(index, tensor)
+                        self.request.set_input_tensor(index, ov.Tensor(array, shared_memory=True))
             self._generation = cache.generation
         key = (cache.version, tuple(seq_ids))
         if self._tables != key:

@@ -87,6 +87,10 @@ class Weights(Mapping[str, Tensor]):
     def __contains__(self, name: object) -> bool:
         return name in self._sources  # Mapping's own would read the tensor
 
+    def stored_dtype(self, name: str) -> torch.dtype:
+        """In which a tensor is kept where it comes from."""
+        return self._sources[name][1]().dtype
+
     def let_go(self) -> None:
         """Unmap what was read, since it counts as memory as long as it is mapped. The next access maps it again."""
         for file in self._files:

@@ -1,0 +1,115 @@
+"""The weights of a decoder as our own kernels read them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.targets.decoder.config import DecoderConfig
+from slipstream.targets.decoder.int8 import quantise_rows
+from slipstream.targets.decoder.weights import Weights
+
+if TYPE_CHECKING:
+    from slipstream.kernels.decoder import Model
+    from slipstream.kernels.linear import Matrix
+
+LONGEST_ROW = 8192
+"""Columns of a matrix up to which 12 bits or more are left for a row that meets int8."""
+
+
+def suits(config: DecoderConfig, quantize: str | None = None) -> bool:
+    """Whether the kernels compute such a decoder, and Numba is there to compile them."""
+    columns = (config.hidden_size, config.heads * config.head_dim, config.intermediate_size)
+    return (
+        (config.norm, config.activation, config.position) == ("rms", "silu", "rope")
+        and config.gated
+        and config.experts is None
+        and not (config.qkv_bias or config.o_bias or config.mlp_bias or config.qk_norm or any(config.windows))
+        and config.head_dim % 16 == 0
+        and (quantize is None or all(n % 32 == 0 and n <= LONGEST_ROW for n in columns))
+        and importlib.util.find_spec("numba") is not None
+    )
+
+
+def _bits(dtype: torch.dtype) -> Callable[[Tensor], np.ndarray]:
+    """From float32 weights to what the kernels take: 16 bits for what the checkpoint keeps in 16, which is exact."""
+    if dtype == torch.float16:
+        return lambda t: t.half().view(torch.int16).numpy()
+    if dtype == torch.bfloat16:
+        return lambda t: t.bfloat16().view(torch.int16).numpy().view(np.uint16)
+    return lambda t: t.numpy()
+
+
+def model_of(config: DecoderConfig, weights: Weights, quantize: str | None) -> Model:
+    """Read every tensor once, and keep it as narrow as it came, or matrices in int8."""
+    from slipstream.kernels import linear
+    from slipstream.kernels.decoder import Model
+
+    parts = {
+        "qkv": [f"self_attn.{p}_proj" for p in "qkv"],
+        "o": ["self_attn.o_proj"],
+        "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+        "down": ["mlp.down_proj"],
+    }
+    names = [f"layers.{i}.{part}.weight" for i in range(config.layers) for group in parts.values() for part in group]
+    kinds = {weights.stored_dtype(name) for name in (*names, weights.head, "embed_tokens.weight")}
+    bits = _bits(kinds.pop() if len(kinds) == 1 else torch.float32)
+
+    def matrix(rows: list[list[str]]) -> Matrix:
+        """rows: for each layer, the tensors that lie below one another."""
+        values, scales = None, None
+        for i, group in enumerate(rows):
+            tensors = [weights[name].float() for name in group]
+            tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+            if quantize:
+                whole, scale = quantise_rows(tensor)
+                made, scale_row = whole.numpy(), scale.numpy()[:, 0]
+                if scales is None:
+                    scales = np.empty((len(rows), len(scale_row)), np.float32)
+                scales[i] = scale_row
+            else:
+                made = linear.panels(bits(tensor))
+            if values is None:
+                values = np.empty((len(rows), *made.shape), made.dtype)
+            values[i] = made
+        assert values is not None
+        return (
+            linear.Matrix(values, np.empty((0, 0), np.float32), 0) if scales is None else linear.whole(values, scales)
+        )
+
+    def layered(group: str) -> Matrix:
+        return matrix([[f"layers.{i}.{part}.weight" for part in parts[group]] for i in range(config.layers)])
+
+    def vector(name: str) -> np.ndarray:
+        return weights[name].float().numpy()
+
+    norms = [
+        f"layers.{i}.{n}.weight" for i in range(config.layers) for n in ("input_layernorm", "post_attention_layernorm")
+    ]
+    inv_freq, turn_scale = config.rope()
+    head = matrix([[weights.head]])
+    tied = weights.head == "embed_tokens.weight" and not quantize
+    return Model(
+        embed=head.values[0] if tied else linear.panels(bits(weights["embed_tokens.weight"].float())),
+        norms=np.stack([vector(name) for name in (*norms, "norm.weight")]),
+        inv_freq=inv_freq.numpy().astype(np.float64),
+        turn_scale=float(turn_scale),
+        eps=np.float32(config.norm_eps),
+        heads=config.heads,
+        qkv=layered("qkv"),
+        o=layered("o"),
+        gate_up=layered("gate_up"),
+        down=layered("down"),
+        head=head,
+    )
+
+
+def nbytes(model: Model) -> int:
+    """Of everything that a pass reads."""
+    matrices = (model.qkv, model.o, model.gate_up, model.down, model.head)
+    return model.norms.nbytes + sum(each.values.nbytes + each.scale.nbytes for each in matrices)
