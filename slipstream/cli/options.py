@@ -109,7 +109,7 @@ class ModelOptions:
     executor: Annotated[
         str,
         typer.Option(
-            help="auto, native, openvino or torch; auto takes native kernels on a CPU where it can.",
+            help="auto, native, openvino or torch; auto takes openvino on a CPU.",
             rich_help_panel=_MODELS,
         ),
     ] = "auto"

@@ -1,26 +1,19 @@
 """What a decoder computes row by row, and how a token is picked from its logits. Everything here is serial and, but for
 laws, in float32.
-
-What is compiled is kept on disk under the time stamp of the file that it is called in: after a change here, callers in
-other files are compiled anew only if their files are touched, too.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numba import njit
 
-FAST = {"reassoc", "contract", "arcp", "nsz"}  # not nnan, ninf: what overflowed must be seen
-EXACT = {"contract"}  # where the order of operations is what makes it accurate
-OPTIONS: dict[str, Any] = {"error_model": "numpy", "boundscheck": False, "nogil": True, "cache": True}
+from slipstream.kernels.compiled import EXACT, FAST, kernel
 
 _FACTORIALS = tuple(float(math.factorial(k)) for k in range(12, -1, -1))
 
 
-@njit(fastmath=EXACT, **OPTIONS)
+@kernel(fastmath=EXACT)
 def exp(x):
     """e^x in float32, to 3e-7; x is kept within -87 and 88 (Cephes, expf)."""
     x = min(max(x, np.float32(-87.0)), np.float32(88.0))
@@ -36,7 +29,7 @@ def exp(x):
     return (p * r * r + r + np.float32(1)) * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
-@njit(fastmath=EXACT, **OPTIONS)
+@kernel(fastmath=EXACT)
 def exp_double(x):
     """e^x in float64 for x <= 0, to 3e-16, 0 below -708: the series of e^r to its 14th term, |r| <= log(2) / 2."""
     n = np.floor(x * 1.4426950408889634 + 0.5)
@@ -49,7 +42,7 @@ def exp_double(x):
     return p * scale if x >= -708 else 0.0
 
 
-@njit(fastmath=True, **OPTIONS)
+@kernel(fastmath=True)
 def greatest(x, n):
     """The maximum of the first n values; of no use where there is a NaN, which shows elsewhere."""
     top = x[0]
@@ -58,7 +51,7 @@ def greatest(x, n):
     return top
 
 
-@njit(fastmath=True, **OPTIONS)
+@kernel(fastmath=True)
 def farthest(x):
     """The greatest absolute value."""
     top = np.float32(0)
@@ -67,7 +60,7 @@ def farthest(x):
     return top
 
 
-@njit(fastmath=FAST, **OPTIONS)
+@kernel(fastmath=FAST)
 def quantise(x, most, out):
     """Round a row to int16 in [-most, most], most at its greatest; returns the scale of a unit."""
     top = farthest(x)
@@ -77,7 +70,7 @@ def quantise(x, most, out):
     return top / np.float32(most)
 
 
-@njit(fastmath=FAST, **OPTIONS)
+@kernel(fastmath=FAST)
 def norm(x, weight, eps, out):
     """RMS norm of a row; returns whether the row is finite."""
     square = np.float32(0)
@@ -89,7 +82,7 @@ def norm(x, weight, eps, out):
     return np.isfinite(square)
 
 
-@njit(fastmath=FAST, **OPTIONS)
+@kernel(fastmath=FAST)
 def turn(x, heads, size, cos, sin):
     """Rotate pairs (j, j + D/2) of each head in x [heads * D]."""
     half = size // 2
@@ -100,7 +93,7 @@ def turn(x, heads, size, cos, sin):
             x[h * size + half + j] = b * cos[j] + a * sin[j]
 
 
-@njit(fastmath=FAST, **OPTIONS)
+@kernel(fastmath=FAST)
 def gated(x, out):
     """silu(gate) * up of a row [gate, up]: [2 I] -> [I] (Shazeer, 2002.05202)."""
     inner = out.shape[0]
@@ -108,7 +101,7 @@ def gated(x, out):
         out[i] = x[i] / (np.float32(1) + exp(-x[i])) * x[inner + i]
 
 
-@njit(fastmath=FAST, **OPTIONS)
+@kernel(fastmath=FAST)
 def softmax(logits, heat, law):
     """softmax(logits * heat) in float64 over the ids that law [V'] has room for."""
     top = greatest(logits, law.shape[0])
@@ -120,7 +113,7 @@ def softmax(logits, heat, law):
         law[i] /= total
 
 
-@njit(**OPTIONS)
+@kernel()
 def first_above(law, u):
     """The first id whose cumulated law exceeds u in [0, 1); never one that the law excludes."""
     end = 0.0
@@ -136,7 +129,7 @@ def first_above(law, u):
     return last
 
 
-@njit(**OPTIONS)
+@kernel()
 def first_maximum(logits, heat, noise):
     """The first maximum of logits * heat + noise over the ids that noise [V'] has."""
     best, top = 0, -np.inf

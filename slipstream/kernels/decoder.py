@@ -15,11 +15,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from slipstream.kernels.arithmetic import OPTIONS, first_above, first_maximum, gated, norm, softmax, turn
+from slipstream.kernels.arithmetic import first_above, first_maximum, gated, norm, softmax, turn
 from slipstream.kernels.attention import BLOCK, attend
-from slipstream.kernels.linear import Matrix, lookup, multiply
+from slipstream.kernels.compiled import entry, kernel
+from slipstream.kernels.linear import Matrix, look_up, multiply
 
 MAXIMUM, UNIFORMS, NOISE = range(3)
 
@@ -41,8 +41,8 @@ class Model(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Paged keys and values, float32 [blocks, Hk, BLOCK, D] for each layer, and int64 tables [B, blocks] of who owns
-    which block."""
+    """Paged keys [blocks, Hk, D, BLOCK] and values [blocks, Hk, BLOCK, D], float32, of each layer, and int64 tables
+    [B, blocks] of who owns which block. Of keys, all slots are asked at once; of values, all D."""
 
     keys: tuple[np.ndarray, ...]
     values: tuple[np.ndarray, ...]
@@ -78,19 +78,19 @@ class Picks(NamedTuple):
     noise: np.ndarray  # float64 [K, B, V]
 
 
-@njit(**OPTIONS)
+@kernel()
 def _copy(x, out):
     for i in range(out.shape[0]):
         out[i] = x[i]
 
 
-@njit(**OPTIONS)
+@kernel()
 def _add(x, out):
     for i in range(out.shape[0]):
         out[i] += x[i]
 
 
-@njit(**OPTIONS)
+@kernel()
 def _keep(stream, taps, tap, tapped):
     """Copy the rows to wherever this tap is wanted."""
     for i in range(taps.shape[0]):
@@ -99,17 +99,11 @@ def _keep(stream, taps, tap, tapped):
                 _copy(stream[r], tapped[i, r])
 
 
-@njit(**OPTIONS)
-def forward(model, cache, rows, x, first, last, wanted, alone, taps, tapped, logits, threads):
-    """Layers first..last-1 on the residual stream x [R, d], in place; keys and values go into the cache.
-
-    wanted   int64 [A], increasing: the rows whose logits [A, padded V] are made, by the final norm and head
-    alone    whether nothing else is wanted: the last layer then goes on with these rows, in x[:A], and x[A:] is lost
-    taps     int64 [T], the residual stream after so many layers, -1: after the final norm; tapped [T, R, d] gains them
-    Returns whether the rows of the logits are finite.
-    """
+@kernel()
+def _forward(model, cache, rows, x, first, last, wanted, alone, taps, tapped, logits, threads):
+    """See `forward`."""
     count, width, size = x.shape[0], x.shape[1], 2 * model.inv_freq.shape[0]
-    heads, kv_heads, inner = model.heads, cache.keys[0].shape[1], model.down.values.shape[2]
+    heads, kv_heads, inner = model.heads, cache.values[0].shape[1], model.down.values.shape[2]
     turned = (heads + kv_heads) * size
     flat, back = np.empty((count, width), np.float32), np.empty((count, model.down.values.shape[1]), np.float32)
     qkv, mixed = np.empty((count, model.qkv.values.shape[1]), np.float32), np.empty((count, heads * size), np.float32)
@@ -130,7 +124,7 @@ def forward(model, cache, rows, x, first, last, wanted, alone, taps, tapped, log
             turn(qkv[r], heads + kv_heads, size, cos[r], sin[r])
             block, slot = cache.tables[rows.sequence[r], rows.slots[r] // BLOCK], rows.slots[r] % BLOCK
             for g in range(kv_heads):
-                _copy(qkv[r, (heads + g) * size :], keys[block, g, slot])
+                _copy(qkv[r, (heads + g) * size :], keys[block, g, :, slot])
                 _copy(qkv[r, turned + g * size :], values[block, g, slot])
         if alone and layer == last - 1:  # of the others, keys and values were all that was wanted
             place = wanted
@@ -161,7 +155,25 @@ def forward(model, cache, rows, x, first, last, wanted, alone, taps, tapped, log
     return sound
 
 
-@njit(**OPTIONS)
+@entry
+def lookup(embed, tokens, x):
+    """x[r] = the embedding of tokens[r]: see `Model.embed`."""
+    look_up(embed, tokens, x)
+
+
+@entry
+def forward(model, cache, rows, x, first, last, wanted, alone, taps, tapped, logits, threads):
+    """Layers first..last-1 on the residual stream x [R, d], in place; keys and values go into the cache.
+
+    wanted   int64 [A], increasing: the rows whose logits [A, padded V] are made, by the final norm and head
+    alone    whether nothing else is wanted: the last layer then goes on with these rows, in x[:A], and x[A:] is lost
+    taps     int64 [T], the residual stream after so many layers, -1: after the final norm; tapped [T, R, d] gains them
+    Returns whether the rows of the logits are finite.
+    """
+    return _forward(model, cache, rows, x, first, last, wanted, alone, taps, tapped, logits, threads)
+
+
+@entry
 def draft(model, cache, rows, tokens, last, depth, draws, drawn, logits, laws, stream, later, threads):
     """Draft K tokens for each of B sequences: the pending rows first, then a row a sequence, each fed with the last.
 
@@ -187,11 +199,11 @@ def draft(model, cache, rows, tokens, last, depth, draws, drawn, logits, laws, s
             hidden = np.empty((count, 0), np.bool_)
             rows = Rows(each, slots, slots, slots + 1, slots, hidden)
             tokens, last, x = drawn[j - 1], each, np.empty((count, width), np.float32)
-        lookup(model.embed, tokens, x)
+        look_up(model.embed, tokens, x)
         if j == steps:
-            forward(model, cache, rows, x, 0, depth, each[:0], False, taps, tapped, none, threads)
+            _forward(model, cache, rows, x, 0, depth, each[:0], False, taps, tapped, none, threads)
         else:
-            sound &= forward(model, cache, rows, x, 0, depth, last, not streams, taps, tapped, logits[j], threads)
+            sound &= _forward(model, cache, rows, x, 0, depth, last, not streams, taps, tapped, logits[j], threads)
         if streams:
             for r in range(x.shape[0]):
                 _copy(x[r], stream[r] if j == 0 else later[j - 1, r])

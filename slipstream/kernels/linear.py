@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange, types
+from numba import prange, types
 from numba.extending import overload
 
-from slipstream.kernels.arithmetic import OPTIONS, quantise
-from slipstream.kernels.tiles import PANEL, dots, grab, outer, value
+from slipstream.kernels.arithmetic import quantise
+from slipstream.kernels.compiled import kernel
+from slipstream.kernels.tiles import MOST_ROWS, PANEL, dots, grab, outer, value
 
 SHARE = 64
 """Outputs that a thread takes at a time."""
@@ -17,9 +18,7 @@ SHARE = 64
 ALIGN = 64
 """Outputs come in multiples of it; zeros fill up."""
 
-_outer_12, _outer_8, _outer_6, _outer_4, _outer_2, _outer_1 = (
-    outer(12, 1), outer(8, 1), outer(6, 2), outer(4, 2), outer(2, 2), outer(1, 4),
-)  # fmt: skip
+_outer = outer(more=False)
 _dots_1, _dots_2, _dots_4 = dots(1, 4), dots(2, 4), dots(4, 2)
 
 
@@ -57,8 +56,8 @@ def panels(values: np.ndarray) -> np.ndarray:
     return filled.reshape(-1, PANEL, n).transpose(0, 2, 1).reshape(-1, n)
 
 
-@njit(**OPTIONS)
-def lookup(embed, tokens, x):
+@kernel()
+def look_up(embed, tokens, x):
     """x[r] = row tokens[r] of a matrix in panels, [V, d]."""
     width = embed.shape[1]
     for r in range(tokens.shape[0]):
@@ -67,37 +66,22 @@ def lookup(embed, tokens, x):
             x[r, i] = value(embed, (panel * width + i) * PANEL + place)
 
 
-@njit(**OPTIONS)
+@kernel()
 def _floats(w, layer, x, rows, y, low, high):
     """y[r, o] = x[r] . w[layer, o] for outputs low..high-1, a multiple of ALIGN."""
     n, stride = w.shape[2], y.shape[1]
-    base, r = layer * w.shape[1], 0
-    while r + 12 <= rows:
-        for o in range(low, high, PANEL):
-            _outer_12(w, (base + o) * n, x, r * n, n, y, r * stride + o, stride)
-        r += 12
-    if r + 8 <= rows:
-        for o in range(low, high, PANEL):
-            _outer_8(w, (base + o) * n, x, r * n, n, y, r * stride + o, stride)
-        r += 8
-    if r + 6 <= rows:
-        for o in range(low, high, 2 * PANEL):
-            _outer_6(w, (base + o) * n, x, r * n, n, y, r * stride + o, stride)
-        r += 6
-    if r + 4 <= rows:
-        for o in range(low, high, 2 * PANEL):
-            _outer_4(w, (base + o) * n, x, r * n, n, y, r * stride + o, stride)
-        r += 4
-    if r + 2 <= rows:
-        for o in range(low, high, 2 * PANEL):
-            _outer_2(w, (base + o) * n, x, r * n, n, y, r * stride + o, stride)
-        r += 2
-    if r < rows:
-        for o in range(low, high, 4 * PANEL):
-            _outer_1(w, (base + o) * n, x, r * n, n, y, r * stride + o, stride)
+    base = layer * w.shape[1]
+    for o in range(low, high, ALIGN):  # so many outputs' weights stay in a near cache while all rows use them
+        r = 0
+        while r < rows:
+            left = rows - r
+            tiles = (left + MOST_ROWS - 1) // MOST_ROWS
+            count = (left + tiles - 1) // tiles  # of like sizes: a tile of one row reads as many weights as any other
+            _outer(w, (base + o) * n, PANEL, n * PANEL, x, r * n, n, n, y, r * stride + o, stride, count, ALIGN)
+            r += count
 
 
-@njit(**OPTIONS)
+@kernel()
 def _integers(w, layer, x, rows, y, low, high):
     """The same of int16 and int8; y int32."""
     n, base = w.shape[2], layer * w.shape[1]
@@ -135,7 +119,7 @@ def _columns_of(w, layer, x, rows, y, low, high):
     return lambda w, layer, x, rows, y, low, high: part(w, layer, x, rows, y, low, high)
 
 
-@njit(parallel=True, **OPTIONS)
+@kernel(parallel=True)
 def _shared(w, layer, x, rows, y, threads):
     outs, taken = w.shape[1], np.zeros(1, np.int64)  # whoever is done takes the next: a thread may be held up
     for _ in prange(threads):
@@ -145,7 +129,7 @@ def _shared(w, layer, x, rows, y, threads):
             low = grab(taken) * SHARE
 
 
-@njit(**OPTIONS)
+@kernel()
 def _products(w, layer, x, rows, y, threads):
     if threads > 1:
         _shared(w, layer, x, rows, y, threads)

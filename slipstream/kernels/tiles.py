@@ -6,9 +6,11 @@ and among others.
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -60,37 +62,103 @@ def _add_product(b: ir.IRBuilder, place: Any, x: Any, y: Any) -> None:
     b.store(b.fadd(b.load(place), b.fmul(x, y, flags=_CONTRACT), flags=_CONTRACT), place)
 
 
-def outer(rows: int, panels: int) -> Any:
-    """`rows` rows of x times `panels` panels of weights, as a sum of outer products over the columns."""
+def _room() -> tuple[int, int]:
+    """(vector registers, how many of them PANEL floats fill) of this processor."""
+    if platform.machine().lower() in ("arm64", "aarch64"):
+        return 32, PANEL // 4
+    # Where there are registers of 16 floats, the compiler still prefers those of 8, of which there are 32 then.
+    return (32 if get_host_cpu_features().get("avx512vl") else 16), PANEL // 8
+
+
+def _panels(rows: int) -> int:
+    """Panels side by side in a tile of so many rows: what leaves its sums, and what is added to them, in registers."""
+    registers, each = _room()
+    return next((panels for panels in (4, 2, 1) if (rows + 1) * panels * each < registers), 0)
+
+
+MOST_ROWS = min(12, max(rows for rows in range(1, 16) if _panels(rows)))
+"""Rows of one tile."""
+
+
+def outer(more: bool) -> Any:
+    """A tile of up to MOST_ROWS rows of x times panels of w, as a sum of outer products over the columns of x; `more`:
+    added to what is in y."""
 
     @intrinsic
     def tile(
-        context: Any, w: Any, first_w: Any, x: Any, first_x: Any, n: Any, y: Any, first_y: Any, stride: Any
-    ) -> Any:
-        """y[first_y + r * stride + o] = sum over the n columns of x[first_x + r * n + i] * w[first_w + ...], flat."""
+        context: Any, w: Any, first_w: Any, step: Any, apart: Any, x: Any, first_x: Any, stride_x: Any, n: Any,
+        y: Any, first_y: Any, stride_y: Any, rows: Any, outs: Any,
+    ) -> Any:  # fmt: skip
+        """y[first_y + r * stride_y + o] = sum over i < n of x[first_x + r * stride_x + i] * w(i, o), for r < rows and
+        o < outs, a multiple of PANEL. w(i, o) is the value first_w + i * step + (o // PANEL) * apart + o % PANEL of w.
+        All arrays are flat."""
         del context
-        signature = types.none(w, first_w, x, first_x, n, y, first_y, stride)
+        signature = types.none(
+            w, first_w, step, apart, x, first_x, stride_x, n, y, first_y, stride_y, rows, outs
+        )  # fmt: skip
 
         def generate(context: Any, b: ir.IRBuilder, signature: Any, args: Any) -> Any:
-            w, x, y = (_data(context, b, signature, args, k) for k in (0, 2, 5))
-            first_w, first_x, n, first_y, stride = (args[k] for k in (1, 3, 4, 6, 7))
-            whole = n.type
-            zero = ir.Constant(_WIDE, [0.0] * PANEL)
-            sums = [[cgutils.alloca_once_value(b, zero) for _ in range(panels)] for _ in range(rows)]
-            x_rows = [b.gep(x, [b.add(first_x, b.mul(n, whole(r)))]) for r in range(rows)]
-            w_panels = [b.gep(w, [b.add(first_w, b.mul(n, whole(PANEL * p)))]) for p in range(panels)]
-            with cgutils.for_range(b, n) as loop:
-                at = b.mul(loop.index, whole(PANEL))
-                columns = [_weights(b, b.gep(p, [at]), signature.args[0].dtype, PANEL) for p in w_panels]
-                for r in range(rows):
-                    number = _spread(b, b.load(b.gep(x_rows[r], [loop.index])))
-                    for p in range(panels):
-                        _add_product(b, sums[r][p], number, columns[p])
-            for r in range(rows):
-                for p in range(panels):
-                    out = b.gep(y, [b.add(first_y, b.add(b.mul(stride, whole(r)), whole(PANEL * p)))])
-                    b.store(b.load(sums[r][p]), b.bitcast(out, _WIDE.as_pointer()), align=4)
+            data = [_data(context, b, signature, args, k) for k in (0, 4, 8)]
+            numbers = [args[k] for k in (1, 2, 3, 5, 6, 7, 9, 10, 11, 12)]
+            kind = ir.FunctionType(ir.VoidType(), [each.type for each in (*data, *numbers)])
+            name = f"slipstream_outer_{signature.args[0].dtype}_{more}"
+            function = cgutils.get_or_insert_function(b.module, kind, name)
+            if function.is_declaration:  # once a module, and kept apart: a copy in every caller takes long to compile
+                function.linkage = "linkonce_odr"
+                function.attributes.add("noinline")
+                body(ir.IRBuilder(function.append_basic_block()), function.args, signature.args[0].dtype)
+            b.call(function, [*data, *numbers])
             return context.get_dummy_value()
+
+        def body(b: ir.IRBuilder, args: Any, kind: Any) -> None:
+            w, x, y, first_w, step, apart, first_x, stride_x, n, first_y, stride_y, rows, outs = args
+            whole = n.type
+
+            def group(count: int, panels: int, o: Any) -> None:
+                """Outputs o to o + panels * PANEL of the first `count` rows."""
+                outs_at = [b.add(o, whole(PANEL * p)) for p in range(panels)]
+                places = [
+                    [
+                        b.bitcast(b.gep(y, [b.add(b.add(first_y, at), b.mul(stride_y, whole(r)))]), _WIDE.as_pointer())
+                        for at in outs_at
+                    ]
+                    for r in range(count)
+                ]
+                zero = ir.Constant(_WIDE, [0.0] * PANEL)
+                sums = [
+                    [cgutils.alloca_once_value(b, b.load(place, align=4) if more else zero) for place in row]
+                    for row in places
+                ]
+                x_rows = [b.gep(x, [b.add(first_x, b.mul(stride_x, whole(r)))]) for r in range(count)]
+                w_panels = [b.gep(w, [b.add(first_w, b.mul(apart, b.udiv(at, whole(PANEL))))]) for at in outs_at]
+                with cgutils.for_range(b, n) as loop:
+                    at = b.mul(loop.index, step)
+                    columns = [_weights(b, b.gep(p, [at]), kind, PANEL) for p in w_panels]
+                    for x_row, row in zip(x_rows, sums, strict=True):
+                        number = _spread(b, b.load(b.gep(x_row, [loop.index])))
+                        for place, column in zip(row, columns, strict=True):
+                            _add_product(b, place, number, column)
+                for row, sums_row in zip(places, sums, strict=True):
+                    for place, total in zip(row, sums_row, strict=True):
+                        b.store(b.load(total), place, align=4)
+
+            end = b.append_basic_block("end")
+            choice = b.switch(rows, end)
+            for count in range(1, MOST_ROWS + 1):
+                block = b.append_basic_block(f"rows{count}")
+                choice.add_case(whole(count), block)
+                b.position_at_end(block)
+                panels, start = _panels(count), whole(0)
+                if panels > 1:
+                    size = whole(PANEL * panels)
+                    start = b.mul(b.udiv(outs, size), size)
+                    with cgutils.for_range_slice(b, whole(0), start, size, inc=True) as (o, _):
+                        group(count, panels, o)
+                with cgutils.for_range_slice(b, start, outs, whole(PANEL), inc=True) as (o, _):
+                    group(count, 1, o)
+                b.branch(end)
+            b.position_at_end(end)
+            b.ret_void()
 
         return signature, generate
 
@@ -135,37 +203,6 @@ def dots(rows: int, outs: int) -> Any:
                     v = b.add(_take(b, v, range(width)), _take(b, v, range(width, 2 * width)))
                 totals.append(b.extract_element(v, _INDEX(0)))
             return context.make_tuple(b, signature.return_type, totals)
-
-        return signature, generate
-
-    return tile
-
-
-def weighted(width: int) -> Any:
-    """Rows of `width` floats, a multiple of PANEL, summed up with weights."""
-
-    @intrinsic
-    def tile(
-        context: Any, weights: Any, first: Any, values: Any, start: Any, n: Any, count: Any, out: Any, at: Any
-    ) -> Any:
-        """out[at + i] += sum over t < count of weights[first + t] * values[start + t * n + i], all float32 and flat."""
-        del context
-        signature = types.none(weights, first, values, start, n, count, out, at)
-
-        def generate(context: Any, b: ir.IRBuilder, signature: Any, args: Any) -> Any:
-            weights, values, out = (_data(context, b, signature, args, k) for k in (0, 2, 6))
-            first, start, n, count, at = (args[k] for k in (1, 3, 4, 5, 7))
-            parts = range(0, width, PANEL)
-            places = [b.bitcast(b.gep(out, [b.add(at, at.type(i))]), _WIDE.as_pointer()) for i in parts]
-            sums = [cgutils.alloca_once_value(b, b.load(p, align=4)) for p in places]
-            with cgutils.for_range(b, count) as loop:
-                weight = _spread(b, b.load(b.gep(weights, [b.add(first, loop.index)])))
-                row = b.gep(values, [b.add(start, b.mul(loop.index, n))])
-                for i, place in zip(parts, sums, strict=True):
-                    _add_product(b, place, weight, _load(b, b.gep(row, [n.type(i)]), _FLOAT, PANEL, 32))
-            for place, p in zip(sums, places, strict=True):
-                b.store(b.load(place), p, align=4)
-            return context.get_dummy_value()
 
         return signature, generate
 

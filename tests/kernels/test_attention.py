@@ -17,17 +17,19 @@ rng = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("size", [16, 48, 64, 128])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (3, 3), (28, 2)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_each_row_sees_its_slots_and_no_other(size: int, threads: int) -> None:
+def test_each_row_sees_its_slots_and_no_other(size: int, heads: int, kv_heads: int, threads: int) -> None:
     """Two sequences, the second with a tree; what lies in no slot that is seen is NaN."""
-    heads, kv_heads = 6, 2
-    keys, values = (np.full((9, kv_heads, BLOCK, size), np.nan, np.float32) for _ in range(2))
+    keys = np.full((9, kv_heads, size, BLOCK), np.nan, np.float32)
+    values = np.full((9, kv_heads, BLOCK, size), np.nan, np.float32)
     tables, lengths = np.array([[4, 0, 7], [2, 8, 0]]), (70, 37)
     held = []
     for table, length in zip(tables, lengths, strict=True):
         k, v = (rng.standard_normal((length, kv_heads, size)).astype(np.float32) for _ in range(2))
         for t in range(length):
-            keys[table[t // BLOCK], :, t % BLOCK], values[table[t // BLOCK], :, t % BLOCK] = k[t], v[t]
+            block, slot = table[t // BLOCK], t % BLOCK
+            keys[block, :, :, slot], values[block, :, slot] = k[t], v[t]
         held.append((k, v))
     hidden = np.zeros((4, 3), np.bool_)
     hidden[2], hidden[3] = (False, True, True), (False, True, False)
@@ -42,7 +44,7 @@ def test_each_row_sees_its_slots_and_no_other(size: int, threads: int) -> None:
         if a > 1:
             sees[34:37] &= ~hidden[a]
         for h in range(heads):
-            g = h // 3
+            g = h // (heads // kv_heads)
             own = q[a, h * size : (h + 1) * size].astype(np.float64)
             weights = np.exp(k[sees, g] @ own / np.sqrt(size))
             want = weights @ v[sees, g] / weights.sum()
@@ -50,7 +52,7 @@ def test_each_row_sees_its_slots_and_no_other(size: int, threads: int) -> None:
 
 
 def test_only_the_rows_that_go_on_are_computed() -> None:
-    keys = values = rng.standard_normal((1, 1, BLOCK, 16)).astype(np.float32)
+    keys, values = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 1, 16, BLOCK), (1, 1, BLOCK, 16)))
     one = np.array([1, 2, 3])
     rows = Rows(np.zeros(3, np.int64), one - 1, one - 1, one, np.zeros(3, np.int64), np.zeros((3, 0), np.bool_))
     q, whole, part = rng.standard_normal((3, 16)).astype(np.float32), *np.empty((2, 3, 16), np.float32)

@@ -15,7 +15,7 @@ if importlib.util.find_spec("numba") is None:
 from numba import njit
 
 from slipstream.kernels import linear
-from slipstream.kernels.linear import Matrix, lookup, multiply
+from slipstream.kernels.linear import Matrix, look_up, multiply
 from slipstream.targets.decoder.native_weights import _bits
 
 rng = np.random.default_rng(0)
@@ -70,7 +70,7 @@ def test_a_row_comes_out_the_same_bit_for_bit_in_any_company(dtype: torch.dtype)
 def test_rows_of_an_embedding_in_panels(dtype: torch.dtype) -> None:
     table = torch.from_numpy(rng.standard_normal((70, 24))).to(dtype).float()
     x = np.empty((4, 24), np.float32)
-    lookup(linear.panels(_bits(dtype)(table)), np.array([0, 69, 16, 15]), x)
+    look_up(linear.panels(_bits(dtype)(table)), np.array([0, 69, 16, 15]), x)
     assert np.array_equal(x, table[[0, 69, 16, 15]].numpy())
 
 
@@ -81,7 +81,7 @@ def test_every_value_of_16_bits_is_widened_exactly() -> None:
         every = every[torch.isfinite(every)].float()
         every = every[: len(every) // 16 * 16].reshape(-1, 16)
         x = np.empty(every.shape, np.float32)
-        lookup(linear.panels(_bits(dtype)(every)), np.arange(len(every)), x)
+        look_up(linear.panels(_bits(dtype)(every)), np.arange(len(every)), x)
         assert np.array_equal(x, every.numpy())
 
 

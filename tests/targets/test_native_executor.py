@@ -21,7 +21,7 @@ from slipstream.targets.decoder.executor import Batch
 from slipstream.targets.decoder.int8 import quantise_rows
 from slipstream.targets.decoder.model import Decoder, choose_executor
 from slipstream.targets.decoder.native_executor import NativeExecutor
-from slipstream.targets.decoder.native_weights import suits
+from slipstream.targets.decoder.native_weights import matrix_values, suits
 from slipstream.targets.decoder.torch_executor import TorchExecutor
 from slipstream.targets.decoder.weights import load_weights
 
@@ -304,11 +304,28 @@ def test_other_decoders_are_left_to_the_other_executors(
     change: str, value: object, checkpoint: Callable[[str], Path]
 ) -> None:
     config = DecoderConfig.load(checkpoint("float32"))
-    assert choose_executor(config, "auto", None, "cpu")[0] == "native"
+    assert choose_executor(config, "auto", None, "cpu", "int8")[0] == "native"
     other = dataclasses.replace(config, **{change: value})
-    assert choose_executor(other, "auto", None, "cpu")[0] == "openvino"
+    assert choose_executor(other, "auto", None, "cpu", "int8")[0] == "openvino"
     with pytest.raises(UnsupportedModelError, match="native"):
         NativeExecutor(other, load_weights(checkpoint("float32"), config))
+
+
+def test_larger_models_and_float32_run_there_when_asked(checkpoint: Callable[[str], Path]) -> None:
+    config = DecoderConfig.load(checkpoint("float32"))
+    large = dataclasses.replace(config, vocab_size=2**20)
+    assert choose_executor(large, "auto", None, "cpu", "int8")[0] == "openvino"
+    assert choose_executor(config, "auto", None, "cpu")[0] == "openvino"
+    assert choose_executor(config, "native", None, None)[0] == "native"
+    for device, dtype in (("meta", None), ("cpu", torch.float64)):
+        with pytest.raises(ParameterError, match="on the CPU in float32"):
+            choose_executor(config, "native", dtype, device)
+
+
+def test_weights_of_a_pass_are_counted(native: Callable[[str], NativeExecutor]) -> None:
+    model = native("float32")._model
+    held = sum(each.values.size for each in (model.qkv, model.o, model.gate_up, model.down, model.head))
+    assert held == matrix_values(dataclasses.replace(native("float32").config, vocab_size=128))  # filled up to 128
 
 
 def test_int8_needs_rows_of_whole_steps(checkpoint: Callable[[str], Path]) -> None:
@@ -323,7 +340,7 @@ def test_without_numba_another_executor_is_chosen(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "numba" else find(name, *rest))
-    assert Decoder.load(checkpoint("float32"), device="cpu").executor.name == "openvino"
+    assert Decoder.load(checkpoint("float32"), device="cpu", quantize="int8").executor.name == "openvino"
     with pytest.raises(UnsupportedModelError, match="needs Numba"):
         Decoder.load(checkpoint("float32"), "native")
 

@@ -8,8 +8,10 @@ many rows are beside it: what is verified is exactly what plain decoding would h
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +27,10 @@ from slipstream.targets.decoder.weights import Weights
 
 if TYPE_CHECKING:
     from slipstream.kernels.decoder import Cache, Picks, Rows
+
+_TURNS = threading.Lock()
+"""Held by whoever runs on several threads: not every threading layer of Numba may be entered twice at once, and two
+passes on the same cores gain nothing."""
 
 ONE_THREAD_BYTES = 4 << 20
 """Below so many bytes of weights a pass over a few rows is done before other threads are awake (measured)."""
@@ -71,7 +77,7 @@ class NativeExecutor:
         self.threads = min(threads or torch.get_num_threads(), numba.get_num_threads())
         self._model = model_of(config, weights, quantize)
         self._weight_bytes = nbytes(self._model)
-        self._cache = PagedCache(config.layers, config.kv_heads, config.head_dim)
+        self._cache = PagedCache(config.layers, config.kv_heads, config.head_dim, key_columns=True)
         self._arrays: tuple[int, tuple[np.ndarray, ...], tuple[np.ndarray, ...]] = (-1, (), ())
         self._tables: tuple[tuple[int, ...], np.ndarray] = ((), np.zeros((0, 0), np.int64))
         self._padded = self._model.head.values.shape[1]
@@ -101,9 +107,11 @@ class NativeExecutor:
         tapped = np.empty((len(taps), count, width), np.float32)
         logits = np.empty((len(wanted), self._padded), np.float32)
         alone = layers is None and not taps
-        args = (np.asarray(taps, np.int64), tapped, logits, self._threads(count))
-        # Whether the logits are finite is asked where they are used.
-        self._kernel.forward(self._model, self._caches(batch), rows, x, first, last, wanted, alone, *args)
+        threads, taken = self._threads(count), np.asarray(taps, np.int64)
+        with self._turn(threads):  # whether the logits are finite is asked where they are used
+            self._kernel.forward(
+                *(self._model, self._caches(batch), rows, x, first, last, wanted, alone, taken, tapped, logits, threads)
+            )
         return Output(
             torch.from_numpy(logits)[:, : self.config.vocab_size],
             {tap: torch.from_numpy(tapped[i]) for i, tap in enumerate(taps)},
@@ -124,28 +132,28 @@ class NativeExecutor:
         laws = np.empty((steps, count, vocab if draws.kind != "maximum" else 0))
         stream = np.empty((0 if exit is None else batch.splits[-1], width), np.float32)
         later = np.empty((0 if exit is None else steps, count, width), np.float32)
-        sound = self._kernel.draft(
-            self._model,
-            self._caches(batch),
-            rows,
-            batch.tokens.numpy(),
-            np.asarray(batch.splits[1:], np.int64) - 1,
+        depth, picks, threads = (
             exit or self.config.layers,
             self._picks(draws, steps, count),
-            *(drawn, logits, laws, stream, later),
-            self._threads(batch.splits[-1]),
+            self._threads(len(rows.slots)),
         )
+        last, tokens = np.asarray(batch.splits[1:], np.int64) - 1, batch.tokens.numpy()
+        with self._turn(threads):
+            sound = self._kernel.draft(
+                *(self._model, self._caches(batch), rows, tokens, last, depth, picks),
+                *(drawn, logits, laws, stream, later, threads),
+            )
         if not sound:
             raise TargetError(
                 "the hidden states behind a draft are not finite",
                 why="no guess can be drawn from them",
                 fix="check the weights of the model that drafts",
             )
-        tokens, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
+        made, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
         law = None if draws.kind == "maximum" else torch.from_numpy(laws)
         if exit is None:
-            return Unrolled(tokens, raw, laws=law)
-        return Unrolled(tokens, raw, torch.from_numpy(stream), torch.from_numpy(later), law)
+            return Unrolled(made, raw, laws=law)
+        return Unrolled(made, raw, torch.from_numpy(stream), torch.from_numpy(later), law)
 
     # --- what the kernels take -----------------------------------------------------------------------------------
 
@@ -158,6 +166,9 @@ class NativeExecutor:
 
     def _threads(self, rows: int) -> int:
         return 1 if self._weight_bytes < ONE_THREAD_BYTES and rows <= FEW else self.threads
+
+    def _turn(self, threads: int) -> contextlib.AbstractContextManager[Any]:
+        return _TURNS if threads > 1 else contextlib.nullcontext()
 
     def _rows(self, batch: Batch, extra: int = 0) -> Rows:
         """Where the packed rows stand; slots for them, and `extra` more of each sequence, are made sure of."""
@@ -181,7 +192,8 @@ class NativeExecutor:
     def _caches(self, batch: Batch) -> Cache:
         cache = self._cache
         if self._arrays[0] != cache.generation:
-            self._arrays = cache.generation, tuple(cache.keys), tuple(cache.values)
+            columns = tuple(keys.transpose(0, 1, 3, 2) for keys in cache.keys)
+            self._arrays = cache.generation, columns, tuple(cache.values)
         key = (cache.version, *batch.seq_ids)
         if self._tables[0] != key:
             owned = [cache.tables[seq_id] for seq_id in batch.seq_ids]

@@ -36,6 +36,13 @@ def suits(config: DecoderConfig, quantize: str | None = None) -> bool:
     )
 
 
+def matrix_values(config: DecoderConfig) -> int:
+    """How many weights a pass reads."""
+    d, size = config.hidden_size, config.head_dim
+    attention = (2 * config.heads + 2 * config.kv_heads) * size * d
+    return config.layers * (attention + 3 * d * config.intermediate_size) + config.vocab_size * d
+
+
 def _bits(dtype: torch.dtype) -> Callable[[Tensor], np.ndarray]:
     """From float32 weights to what the kernels take: 16 bits for what the checkpoint keeps in 16, which is exact."""
     if dtype == torch.float16:

@@ -19,10 +19,12 @@ class PagedCache:
 
     Memory is taken from the system when a block is first written, so a large capacity costs address space only;
     the arrays grow by doubling, one layer after another.
+
+    key_columns  lay keys out as [blocks, Hk, D, BLOCK] in memory; `keys` are then views of that, shaped as ever.
     """
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int):
-        self.shape = (kv_heads, BLOCK, head_dim)
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, key_columns: bool = False):
+        self.shape, self._key_columns = (kv_heads, BLOCK, head_dim), key_columns
         self.block_bytes = 2 * layers * kv_heads * BLOCK * head_dim * 4
         self.tables: dict[int, list[int]] = {}
         self.version = 0  # changes whenever a table does
@@ -30,11 +32,14 @@ class PagedCache:
         self.capacity = 0
         self._free: list[int] = []
         self._used = 0  # blocks ever handed out
-        self.keys: list[np.ndarray] = [self._array(0) for _ in range(layers)]
+        self.keys: list[np.ndarray] = [self._array(0, key_columns) for _ in range(layers)]
         self.values: list[np.ndarray] = [self._array(0) for _ in range(layers)]
 
-    def _array(self, blocks: int) -> np.ndarray:
-        return np.empty((blocks, *self.shape), np.float32)
+    def _array(self, blocks: int, columns: bool = False) -> np.ndarray:
+        if not columns:
+            return np.empty((blocks, *self.shape), np.float32)
+        kv_heads, slots, head_dim = self.shape
+        return np.empty((blocks, kv_heads, head_dim, slots), np.float32).transpose(0, 1, 3, 2)
 
     def reserve(self, seq_id: int, slots: int) -> None:
         """Make sure that a sequence owns blocks for `slots` slots. Raises TargetError where memory is out."""
@@ -58,10 +63,10 @@ class PagedCache:
     def _grow(self, least: int) -> None:
         """Room for at least `least` blocks, content kept."""
         capacity = max(least, 2 * self.capacity, 16)
-        for arrays in (self.keys, self.values):
+        for arrays, columns in ((self.keys, self._key_columns), (self.values, False)):
             for i, old in enumerate(arrays):
                 try:
-                    new = self._array(capacity)
+                    new = self._array(capacity, columns)
                 except MemoryError as error:
                     raise TargetError(
                         f"no memory for {capacity} KV blocks of {self.block_bytes} bytes: {error}",

@@ -1,0 +1,62 @@
+"""`kernel` and `entry`: Numba's `njit`, with what it compiles kept on disk so that later processes need not compile it
+again.
+
+Numba's own cache has two weaknesses here. Processes that compile at the same time may write over each other's machine
+code, after which a function is loaded under the name of another; so writing takes a lock. And a function is taken for
+unchanged as long as its own file is, though what it calls may lie in another; so all files of kernels count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from numba import njit
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+
+FAST = {"reassoc", "contract", "arcp", "nsz"}  # not nnan, ninf: what overflowed must be seen
+EXACT = {"contract"}  # where the order of operations is what makes it accurate
+
+
+def _digest() -> str:
+    """Of the source of all kernels."""
+    found = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+_SOURCE = _digest()
+
+
+class _SharedCache(FunctionCache):
+    """The compiled versions of one function."""
+
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__(function)
+        self._cache_file = IndexDataCacheFile(self.cache_path, self._impl.filename_base, _SOURCE)
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        self._impl.locator.ensure_cache_path()
+        with FileLock(Path(self.cache_path) / "slipstream-kernels.lock"):
+            super().save_overload(sig, data)
+
+
+def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator: compiled into its callers, without the interpreter's lock, checks of bounds and Python's errors of
+    division; `options` as those of `njit`."""
+    return njit(error_model="numpy", boundscheck=False, nogil=True, **options)  # type: ignore[no-any-return]
+
+
+def entry(function: Callable[..., Any]) -> Any:
+    """The same for what is called from outside: compiled with all that it calls, and kept on disk. Only kernels may be
+    called in it, no other entry: machine code that was kept cannot be compiled into a caller."""
+    made = kernel()(function)
+    try:
+        made._cache = _SharedCache(function)
+    except RuntimeError:  # no folder to keep it in: each process compiles for itself
+        return made
+    return made

@@ -1,0 +1,73 @@
+"""What is compiled is kept for other processes, and never under another function's name."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+if importlib.util.find_spec("numba") is None:
+    pytest.skip("numba is not installed", allow_module_level=True)
+
+import numba
+from numba.core.caching import FunctionCache
+
+from slipstream.kernels import compiled
+
+
+@pytest.fixture
+def twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
+    """Makes the same kernel, as another process would."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+
+    def doubled(x):  # type: ignore[no-untyped-def]
+        return x + x
+
+    return lambda: compiled.entry(doubled)
+
+
+def hits(made: object) -> int:
+    return sum(made.stats.cache_hits.values())  # type: ignore[attr-defined]
+
+
+def test_a_second_process_need_not_compile(twice: Callable[[], object]) -> None:
+    first, second = twice(), twice()
+    assert first(3) == second(3) == 6  # type: ignore[operator]
+    assert (hits(first), hits(second)) == (0, 1)
+
+
+def test_a_change_in_any_kernel_makes_all_compile_anew(
+    twice: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twice()(3)  # type: ignore[operator]
+    monkeypatch.setattr(compiled, "_SOURCE", "another")
+    changed = twice()
+    assert changed(3) == 6  # type: ignore[operator]
+    assert hits(changed) == 0
+
+
+def test_nothing_is_written_while_another_process_writes(twice: Callable[[], object], tmp_path: Path) -> None:
+    made = twice()
+    folder = Path(made._cache.cache_path)  # type: ignore[attr-defined]
+    folder.mkdir(parents=True, exist_ok=True)
+    done = threading.Event()
+    with FileLock(folder / "slipstream-kernels.lock"):
+        thread = threading.Thread(target=lambda: (made(3), done.set()))  # type: ignore[operator]
+        thread.start()
+        assert not done.wait(2)
+        assert not list(folder.glob("*.nb[ic]"))
+    assert done.wait(60)
+    thread.join()
+    assert list(folder.glob("*.nbc"))
+
+
+def test_without_a_folder_to_keep_it_in_a_kernel_is_compiled_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(self: FunctionCache, function: object) -> None:
+        raise RuntimeError("no locator available")
+
+    monkeypatch.setattr(FunctionCache, "__init__", nowhere)
+    assert compiled.entry(lambda x: x + 1)(1) == 2
