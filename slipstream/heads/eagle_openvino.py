@@ -19,10 +19,9 @@ from openvino import opset13 as op
 from torch import Tensor
 
 from slipstream.core.draws import GREEDY, Draws
-from slipstream.errors import TargetError
 from slipstream.heads.eagle import EagleConfig, EagleHead
 from slipstream.heads.eagle_runtime import target_ids
-from slipstream.targets.decoder.executor import Batch
+from slipstream.targets.decoder.executor import Batch, check_unrolled
 from slipstream.targets.decoder.openvino_constants import Constants, Plan
 from slipstream.targets.decoder.openvino_executor import cache_folder, properties
 from slipstream.targets.decoder.openvino_graph import (
@@ -37,10 +36,10 @@ from slipstream.targets.decoder.openvino_graph import (
 )
 from slipstream.targets.decoder.openvino_paged import probe
 from slipstream.targets.decoder.openvino_program import Program, core, kept, unrolled_kept
-from slipstream.targets.decoder.paged_cache import PagedCache
+from slipstream.targets.decoder.paged_cache import Paged, PagedCache
 
 
-class OpenVinoEagle:
+class OpenVinoEagle(Paged):
     """head: with the target's weights borrowed; any float dtype, computed in float32. Not needed afterwards.
     threads, cache_dir, quantize: as in `OpenVinoExecutor`. See `EagleRuntime`. Raises UnsupportedModelError where this
     runtime cannot run the head, and LoadError."""
@@ -83,8 +82,7 @@ class OpenVinoEagle:
         steps: int,
         draws: Draws = GREEDY,
     ) -> tuple[Tensor, Tensor]:
-        if steps < 1:
-            raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
+        check_unrolled(steps)
         program = kept(
             self._chains,
             (steps, draws.kind),
@@ -97,12 +95,6 @@ class OpenVinoEagle:
         tokens, logits = program.bind("tokens", (steps, count)), program.bind("logits", (steps, count, vocab))
         program.infer()
         return tokens, logits
-
-    def release(self, seq_id: int) -> None:
-        self._cache.release(seq_id)
-
-    def kv(self, seq_id: int, length: int) -> Tensor:
-        return self._cache.read(seq_id, length)
 
     def _feed(self, program: Program, batch: Batch, features: Tensor, extra: int) -> None:
         program.feed_batch(self._cache, batch, extra)

@@ -20,7 +20,7 @@ from slipstream.core.draws import GREEDY, Draws
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.heads.eagle import EagleConfig, EagleHead
 from slipstream.heads.host import Host
-from slipstream.targets.decoder.executor import Batch
+from slipstream.targets.decoder.executor import Batch, check_settings
 
 log = logging.getLogger("slipstream")
 
@@ -69,8 +69,7 @@ def target_ids(head: EagleHead) -> Tensor:
 def runtime_for(head: EagleHead, host: Host, threads: int | None = None, quantize: str | None = None) -> EagleRuntime:
     """OpenVINO where the target is not run by torch and the head is float32 on the CPU, else torch where the target is.
     quantize: None, or "int8" for the head's weights, with OpenVINO alone; raises ParameterError elsewhere."""
-    if quantize not in (None, "int8"):
-        raise ParameterError(f"quantize is {quantize!r}", fix="choose None or 'int8'")
+    check_settings(quantize)
     if host.graphs and host.device.type == "cpu" and host.dtype == torch.float32:
         from slipstream.heads.eagle_openvino import OpenVinoEagle
 

@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.core.draws import GREEDY, Draws
-from slipstream.errors import TargetError
 from slipstream.heads.eagle import EagleHead, Rotary
 from slipstream.heads.eagle_runtime import target_ids
-from slipstream.targets.decoder.executor import Batch
+from slipstream.targets.decoder.executor import Batch, check_unrolled
 
 
 class TorchEagle:
@@ -49,8 +48,7 @@ class TorchEagle:
         steps: int,
         draws: Draws = GREEDY,
     ) -> tuple[Tensor, Tensor]:
-        if steps < 1:
-            raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
+        check_unrolled(steps)
         attend: _Attention | _Single = _Attention(self._pool, batch, steps - 1)
         last = [s - 1 for s in batch.splits[1:]]
         hidden, x = self.head(batch.tokens, self._fused(features, False), self._rotary(batch.positions), attend)

@@ -9,9 +9,6 @@ from slipstream.kernels.arithmetic import exp, greatest
 from slipstream.kernels.compiled import FAST, kernel
 from slipstream.kernels.tiles import MOST_ROWS, PANEL, grab, outer
 
-BLOCK = 32
-"""Slots in a block of the KV cache."""
-
 WORTH_SHARING = 1024
 """Scores from which on threads are worth their waking."""
 
@@ -27,12 +24,12 @@ def _group(q, first, heads, keys, values, g, table, length, past, hidden, out, t
     """`heads` query heads of one row, which begin at the value `first` of q, over the first `length` slots of its
     sequence, whose blocks are table [..], in the key/value head g; slot past + j is not seen where hidden[j]. Their
     results go to the value `to` of out and what follows."""
-    size, kv_heads = values.shape[3], values.shape[1]
-    width = (length + BLOCK - 1) // BLOCK * BLOCK
+    kv_heads, block, size = values.shape[1:]
+    width = (length + block - 1) // block * block
     scores, scale = np.empty((heads, width), np.float32), np.float32(size) ** np.float32(-0.5)
-    for t in range(0, length, BLOCK):
-        at = (table[t // BLOCK] * kv_heads + g) * size * BLOCK
-        _scores(keys, at, BLOCK, PANEL, q, first, size, size, scores, t, width, heads, BLOCK)
+    for t in range(0, length, block):
+        at = (table[t // block] * kv_heads + g) * size * block
+        _scores(keys, at, block, PANEL, q, first, size, size, scores, t, width, heads, block)
     flat = out.reshape(-1)
     for h in range(heads):
         own = scores[h]
@@ -47,8 +44,8 @@ def _group(q, first, heads, keys, values, g, table, length, past, hidden, out, t
             own[t] /= total
         for i in range(size):
             flat[to + h * size + i] = 0
-    for t in range(0, length, BLOCK):
-        at, count = (table[t // BLOCK] * kv_heads + g) * BLOCK * size, min(BLOCK, length - t)
+    for t in range(0, length, block):
+        at, count = (table[t // block] * kv_heads + g) * block * size, min(block, length - t)
         _mixed(values, at, size, PANEL, scores, t, width, count, out, to, size, heads, size)
 
 
@@ -80,8 +77,8 @@ def _shared(units, q, keys, values, tables, rows, place, heads, out, threads):
 def attend(q, keys, values, tables, rows, place, heads, out, threads):
     """out[a] = attention of row place[a], whose query heads q[place[a]] begins with: q [R, >= H * D], out [A, H * D].
 
-    keys [blocks, Hk, D, BLOCK], values [blocks, Hk, BLOCK, D], tables [B, blocks]: the paged cache of this layer;
-    rows: `decoder.Rows`. D is a multiple of PANEL.
+    keys [blocks, Hk, D, slots], values [blocks, Hk, slots, D], tables [B, blocks]: the paged cache of this layer;
+    rows: `decoder.Rows`. D and the slots of a block are multiples of PANEL.
     """
     kv_heads, longest = values.shape[1], 0
     units = place.shape[0] * kv_heads * ((heads // kv_heads + MOST_ROWS - 1) // MOST_ROWS)

@@ -8,6 +8,7 @@ unchanged as long as its own file is, though what it calls may lie in another; s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -55,8 +56,6 @@ def entry(function: Callable[..., Any]) -> Any:
     """The same for what is called from outside: compiled with all that it calls, and kept on disk. Only kernels may be
     called in it, no other entry: machine code that was kept cannot be compiled into a caller."""
     made = kernel()(function)
-    try:
+    with contextlib.suppress(RuntimeError):  # no folder to keep it in: each process compiles for itself
         made._cache = _SharedCache(function)
-    except RuntimeError:  # no folder to keep it in: each process compiles for itself
-        return made
     return made

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from slipstream.kernels.arithmetic import first_above, first_maximum, gated, norm, softmax, turn
-from slipstream.kernels.attention import BLOCK, attend
+from slipstream.kernels.attention import attend
 from slipstream.kernels.compiled import entry, kernel
 from slipstream.kernels.linear import Matrix, look_up, multiply
 
@@ -41,7 +41,7 @@ class Model(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Paged keys [blocks, Hk, D, BLOCK] and values [blocks, Hk, BLOCK, D], float32, of each layer, and int64 tables
+    """Paged keys [blocks, Hk, D, slots] and values [blocks, Hk, slots, D], float32, of each layer, and int64 tables
     [B, blocks] of who owns which block. Of keys, all slots are asked at once; of values, all D."""
 
     keys: tuple[np.ndarray, ...]
@@ -103,7 +103,8 @@ def _keep(stream, taps, tap, tapped):
 def _forward(model, cache, rows, x, first, last, wanted, alone, taps, tapped, logits, threads):
     """See `forward`."""
     count, width, size = x.shape[0], x.shape[1], 2 * model.inv_freq.shape[0]
-    heads, kv_heads, inner = model.heads, cache.values[0].shape[1], model.down.values.shape[2]
+    heads, inner = model.heads, model.down.values.shape[2]
+    kv_heads, slots = cache.values[0].shape[1:3]
     turned = (heads + kv_heads) * size
     flat, back = np.empty((count, width), np.float32), np.empty((count, model.down.values.shape[1]), np.float32)
     qkv, mixed = np.empty((count, model.qkv.values.shape[1]), np.float32), np.empty((count, heads * size), np.float32)
@@ -122,7 +123,7 @@ def _forward(model, cache, rows, x, first, last, wanted, alone, taps, tapped, lo
         multiply(model.qkv, layer, flat, count, qkv, threads)
         for r in range(count):
             turn(qkv[r], heads + kv_heads, size, cos[r], sin[r])
-            block, slot = cache.tables[rows.sequence[r], rows.slots[r] // BLOCK], rows.slots[r] % BLOCK
+            block, slot = cache.tables[rows.sequence[r], rows.slots[r] // slots], rows.slots[r] % slots
             for g in range(kv_heads):
                 _copy(qkv[r, (heads + g) * size :], keys[block, g, :, slot])
                 _copy(qkv[r, turned + g * size :], values[block, g, slot])

@@ -15,7 +15,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from slipstream.errors import ParameterError, TargetError
 from slipstream.targets.decoder.config import DecoderConfig
+
+ONE_THREAD_BYTES = 4 << 20
+"""Below this many bytes of weights a pass over a few rows is done before other threads are awake (measured)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +143,31 @@ class Executor(Protocol):
     def memory(self) -> dict[str, int]:
         """Bytes held: {"weights": ..., "kv": ...}."""
         ...
+
+
+# --- what executors refuse alike ------------------------------------------------------------------------------------
+
+
+def check_settings(quantize: str | None, threads: int | None = None) -> None:
+    """Raise ParameterError for weights and threads that there are not."""
+    if quantize not in (None, "int8"):
+        raise ParameterError(f"quantize is {quantize!r}", fix="choose None or 'int8'")
+    if threads is not None and threads < 1:
+        raise ParameterError(f"threads is {threads}, must be 1 or more", fix="leave it out, or raise it")
+
+
+def check_slice(config: DecoderConfig, first: int, last: int, taps: Seq[int]) -> None:
+    """Raise TargetError unless layers first..last-1 are there, and the taps among them."""
+    if not 0 <= first < last <= config.layers:
+        raise TargetError(f"layers {first}..{last - 1} were asked of a model with {config.layers}")
+    strange = [t for t in taps if t != -1 and not first <= t <= last]
+    if strange:
+        raise TargetError(f"taps {strange} lie outside layers {first}..{last - 1}")
+
+
+def check_unrolled(steps: int, exit: int | None = None, layers: int = 0) -> None:
+    """Raise TargetError for a draft of no steps, or one that leaves a model of so many layers where it has none."""
+    if steps < 1:
+        raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
+    if exit is not None and not 1 <= exit <= layers:
+        raise TargetError(f"an exit after {exit} layers was asked of a model with {layers}")

@@ -23,9 +23,9 @@ from slipstream.targets.base import TargetOut
 from slipstream.targets.decoder.ahead import Ahead
 from slipstream.targets.decoder.checkpoint import resolve
 from slipstream.targets.decoder.config import DecoderConfig
-from slipstream.targets.decoder.executor import Batch, Executor, Output
+from slipstream.targets.decoder.executor import ONE_THREAD_BYTES, Batch, Executor, Output
 from slipstream.targets.decoder.layout import batch_of, prompt_piece
-from slipstream.targets.decoder.native_executor import ONE_THREAD_BYTES, NativeExecutor
+from slipstream.targets.decoder.native_executor import NativeExecutor
 from slipstream.targets.decoder.native_weights import matrix_values, suits
 from slipstream.targets.decoder.weights import Progress, Weights, from_module, load_weights
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,11 +17,19 @@ import torch
 from torch import Tensor
 
 from slipstream.core.draws import GREEDY, Draws
-from slipstream.errors import ParameterError, TargetError, UnsupportedModelError
+from slipstream.errors import TargetError, UnsupportedModelError
 from slipstream.targets.decoder.config import DecoderConfig
-from slipstream.targets.decoder.executor import Batch, Output, Unrolled
+from slipstream.targets.decoder.executor import (
+    ONE_THREAD_BYTES,
+    Batch,
+    Output,
+    Unrolled,
+    check_settings,
+    check_slice,
+    check_unrolled,
+)
 from slipstream.targets.decoder.native_weights import model_of, nbytes, suits
-from slipstream.targets.decoder.paged_cache import PagedCache
+from slipstream.targets.decoder.paged_cache import Paged, PagedCache
 from slipstream.targets.decoder.weights import Weights
 
 if TYPE_CHECKING:
@@ -32,14 +39,11 @@ _TURNS = threading.Lock()
 """Held by whoever runs on several threads: not every threading layer of Numba may be entered twice at once, and two
 passes on the same cores gain nothing."""
 
-ONE_THREAD_BYTES = 4 << 20
-"""Below so many bytes of weights a pass over a few rows is done before other threads are awake (measured)."""
-
 FEW = 32
-"""Rows up to which that holds."""
+"""Rows up to which a model below ONE_THREAD_BYTES runs on one thread."""
 
 
-class NativeExecutor:
+class NativeExecutor(Paged):
     """A decoder on the CPU in float32; implements `executor.Executor`.
 
     quantize  None, or "int8": int8 weights per output channel; activations are rounded to 15 bits where they meet them,
@@ -51,16 +55,12 @@ class NativeExecutor:
     """
 
     name = "native"
-    few_rows: Seq[int] = ()
     dtype = torch.float32
 
     def __init__(
         self, config: DecoderConfig, weights: Weights, quantize: str | None = None, threads: int | None = None
     ):
-        if quantize not in (None, "int8"):
-            raise ParameterError(f"quantize is {quantize!r}", fix="choose None or 'int8'")
-        if threads is not None and threads < 1:
-            raise ParameterError(f"threads is {threads}, must be 1 or more", fix="leave it out, or raise it")
+        check_settings(quantize, threads)
         if not suits(config, quantize):
             raise UnsupportedModelError(
                 f"the native executor does not run {config.model_type} models of this kind",
@@ -93,7 +93,7 @@ class NativeExecutor:
     ) -> Output:
         """See `Executor.forward`."""
         first, last = layers or (0, self.config.layers)
-        self._check(first, last, taps)
+        check_slice(self.config, first, last, taps)
         rows, width = self._rows(batch), self.config.hidden_size
         count = batch.splits[-1]
         x = np.empty((count, width), np.float32)
@@ -121,10 +121,7 @@ class NativeExecutor:
     def unrolled(self, batch: Batch, steps: int, draws: Draws = GREEDY, exit: int | None = None) -> Unrolled:
         """Draft `steps` tokens a sequence in one call; see `OpenVinoExecutor.unrolled`. Tokens are drawn in float64,
         and their laws returned."""
-        if steps < 1:
-            raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
-        if exit is not None and not 1 <= exit <= self.config.layers:
-            raise TargetError(f"an exit after {exit} layers was asked of a model with {self.config.layers}")
+        check_unrolled(steps, exit, self.config.layers)
         rows = self._rows(batch, steps - (exit is None))
         count, width, vocab = len(batch.seq_ids), self.config.hidden_size, self.config.vocab_size
         drawn = np.empty((steps, count), np.int64)
@@ -132,12 +129,9 @@ class NativeExecutor:
         laws = np.empty((steps, count, vocab if draws.kind != "maximum" else 0))
         stream = np.empty((0 if exit is None else batch.splits[-1], width), np.float32)
         later = np.empty((0 if exit is None else steps, count, width), np.float32)
-        depth, picks, threads = (
-            exit or self.config.layers,
-            self._picks(draws, steps, count),
-            self._threads(len(rows.slots)),
-        )
+        depth, threads = exit or self.config.layers, self._threads(batch.splits[-1])
         last, tokens = np.asarray(batch.splits[1:], np.int64) - 1, batch.tokens.numpy()
+        picks = self._picks(draws, steps, count)
         with self._turn(threads):
             sound = self._kernel.draft(
                 *(self._model, self._caches(batch), rows, tokens, last, depth, picks),
@@ -156,13 +150,6 @@ class NativeExecutor:
         return Unrolled(made, raw, torch.from_numpy(stream), torch.from_numpy(later), law)
 
     # --- what the kernels take -----------------------------------------------------------------------------------
-
-    def _check(self, first: int, last: int, taps: tuple[int, ...]) -> None:
-        if not 0 <= first < last <= self.config.layers:
-            raise TargetError(f"layers {first}..{last - 1} were asked of a model with {self.config.layers}")
-        strange = [t for t in taps if t != -1 and not first <= t <= last]
-        if strange:
-            raise TargetError(f"taps {strange} lie outside layers {first}..{last - 1}")
 
     def _threads(self, rows: int) -> int:
         return 1 if self._weight_bytes < ONE_THREAD_BYTES and rows <= FEW else self.threads
@@ -214,17 +201,6 @@ class NativeExecutor:
             noise = draws.noise.double().expand(steps, count, -1).contiguous().numpy()
         kinds = {"maximum": self._kernel.MAXIMUM, "uniforms": self._kernel.UNIFORMS, "noise": self._kernel.NOISE}
         return self._kernel.Picks(kinds[draws.kind], vocab, heat, uniforms, noise)
-
-    # --- the KV cache ---------------------------------------------------------------------------------------------
-
-    def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
-        self._cache.move(seq_id, src, dst)
-
-    def release(self, seq_id: int) -> None:
-        self._cache.release(seq_id)
-
-    def kv(self, seq_id: int, length: int) -> Tensor:
-        return self._cache.read(seq_id, length)
 
     def memory(self) -> dict[str, int]:
         """Bytes: "weights" that a pass reads, "kv" of the blocks in use so far."""

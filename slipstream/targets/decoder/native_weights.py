@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -38,9 +39,8 @@ def suits(config: DecoderConfig, quantize: str | None = None) -> bool:
 
 def matrix_values(config: DecoderConfig) -> int:
     """How many weights a pass reads."""
-    d, size = config.hidden_size, config.head_dim
-    attention = (2 * config.heads + 2 * config.kv_heads) * size * d
-    return config.layers * (attention + 3 * d * config.intermediate_size) + config.vocab_size * d
+    unread = set() if config.tie_embeddings else {"embed_tokens.weight"}  # of which only rows are
+    return sum(math.prod(shape) for name, shape in config.shapes().items() if len(shape) == 2 and name not in unread)
 
 
 def _bits(dtype: torch.dtype) -> Callable[[Tensor], np.ndarray]:
@@ -67,27 +67,22 @@ def model_of(config: DecoderConfig, weights: Weights, quantize: str | None) -> M
     kinds = {weights.stored_dtype(name) for name in (*names, weights.head, "embed_tokens.weight")}
     bits = _bits(kinds.pop() if len(kinds) == 1 else torch.float32)
 
-    def matrix(rows: list[list[str]]) -> Matrix:
-        """rows: for each layer, the tensors that lie below one another."""
-        values, scales = None, None
-        for i, group in enumerate(rows):
-            tensors = [weights[name].float() for name in group]
-            tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-            if quantize:
-                whole, scale = quantise_rows(tensor)
-                made, scale_row = whole.numpy(), scale.numpy()[:, 0]
-                if scales is None:
-                    scales = np.empty((len(rows), len(scale_row)), np.float32)
-                scales[i] = scale_row
-            else:
-                made = linear.panels(bits(tensor))
-            if values is None:
-                values = np.empty((len(rows), *made.shape), made.dtype)
-            values[i] = made
-        assert values is not None
-        return (
-            linear.Matrix(values, np.empty((0, 0), np.float32), 0) if scales is None else linear.whole(values, scales)
-        )
+    def joined(group: list[str]) -> Tensor:
+        """The tensors of these names, one below the other."""
+        tensors = [weights[name].float() for name in group]
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+    def matrix(groups: list[list[str]]) -> Matrix:
+        """groups: of each layer, what is one matrix there."""
+        if quantize:
+            made = [quantise_rows(joined(group)) for group in groups]
+            return linear.whole(np.stack([v.numpy() for v, _ in made]), np.stack([s.numpy()[:, 0] for _, s in made]))
+        first = linear.panels(bits(joined(groups[0])))
+        values = np.empty((len(groups), *first.shape), first.dtype)  # filled layer by layer: never in memory twice
+        values[0] = first
+        for i, group in enumerate(groups[1:], start=1):
+            values[i] = linear.panels(bits(joined(group)))
+        return linear.Matrix(values, np.empty((0, 0), np.float32), 0)
 
     def layered(group: str) -> Matrix:
         return matrix([[f"layers.{i}.{part}.weight" for part in parts[group]] for i in range(config.layers)])

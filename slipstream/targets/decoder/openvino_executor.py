@@ -21,17 +21,22 @@ import torch
 from torch import Tensor
 
 from slipstream.core.draws import GREEDY, Draws
-from slipstream.errors import ParameterError, TargetError
+from slipstream.errors import TargetError
 from slipstream.targets.decoder.config import DecoderConfig
-from slipstream.targets.decoder.executor import Batch, Output, Unrolled
+from slipstream.targets.decoder.executor import (
+    ONE_THREAD_BYTES,
+    Batch,
+    Output,
+    Unrolled,
+    check_settings,
+    check_slice,
+    check_unrolled,
+)
 from slipstream.targets.decoder.openvino_constants import Constants
 from slipstream.targets.decoder.openvino_graph import Graph, for_one_sequence, forward_graph, unrolled_graph
 from slipstream.targets.decoder.openvino_paged import PROPERTIES, probe
 from slipstream.targets.decoder.openvino_program import Program, core, kept, unrolled_kept
-from slipstream.targets.decoder.paged_cache import PagedCache
-
-_ONE_THREAD_BYTES = 4 << 20
-"""Below this many bytes of weights a pass, handing work to a second thread costs more than it saves (measured)."""
+from slipstream.targets.decoder.paged_cache import Paged, PagedCache
 
 FEW_ROWS = (2, 8, 16)
 """Numbers of pending tokens that an unrolled graph is best asked with. For the first, which is by far the most
@@ -56,7 +61,7 @@ class Unrolling(NamedTuple):
     rows: int = 0
 
 
-class OpenVinoExecutor:
+class OpenVinoExecutor(Paged):
     """A decoder on the CPU; implements `executor.Executor`.
 
     weights    canonical name -> tensor, any float dtype; each is read once. The model is computed in float32.
@@ -82,10 +87,7 @@ class OpenVinoExecutor:
         threads: int | None = None,
         cache_dir: str | Path | None = None,
     ):
-        if quantize not in (None, "int8"):
-            raise ParameterError(f"quantize is {quantize!r}", fix="choose None or 'int8'")
-        if threads is not None and threads < 1:
-            raise ParameterError(f"threads is {threads}, must be 1 or more", fix="leave it out, or raise it")
+        check_settings(quantize, threads)
         probe(core(), config.heads, config.kv_heads, config.head_dim)
         self.config = config
         self.device = torch.device("cpu")
@@ -94,7 +96,7 @@ class OpenVinoExecutor:
         self._constants.evict()
         self.threads = threads  # as asked for
         self._properties = properties(self._constants.matmul_bytes, threads)
-        self._wide = properties(_ONE_THREAD_BYTES, threads)
+        self._wide = properties(ONE_THREAD_BYTES, threads)
         self._cache = PagedCache(config.layers, config.kv_heads, config.head_dim)
         self._programs: dict[tuple[int, int], tuple[Program, frozenset[int]]] = {}
         self._unrolled: dict[Unrolling, Program] = {}
@@ -150,10 +152,7 @@ class OpenVinoExecutor:
         Runs the pending tokens of the batch (chains), then one token at a time, each picked by `draws`. KV is written
         for the pending tokens and the first steps-1 drafted ones; with `exit`, in its layers only, for all of them.
         """
-        if steps < 1:
-            raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
-        if exit is not None and not 1 <= exit <= self.config.layers:
-            raise TargetError(f"an exit after {exit} layers was asked of a model with {self.config.layers}")
+        check_unrolled(steps, exit, self.config.layers)
         rows = batch.splits[-1]
         program = self._drafting(Unrolling(steps, exit, draws.kind, draws.vocab), rows, len(batch.seq_ids))
         count, vocab, width = len(batch.seq_ids), self.config.vocab_size, self.config.hidden_size
@@ -194,11 +193,7 @@ class OpenVinoExecutor:
         held = self._programs.get((first, last))
         if held is not None and held[1].issuperset(taps):
             return held[0]
-        if not 0 <= first < last <= self.config.layers:
-            raise TargetError(f"layers {first}..{last - 1} were asked of a model with {self.config.layers}")
-        strange = [t for t in taps if t != -1 and not first <= t <= last]
-        if strange:
-            raise TargetError(f"taps {strange} lie outside layers {first}..{last - 1}")
+        check_slice(self.config, first, last, taps)
         wanted = frozenset(taps) | (held[1] if held else frozenset())
         if held is not None:
             del self._programs[first, last], held  # before the next: packed weights exist once
@@ -264,17 +259,6 @@ class OpenVinoExecutor:
                 self._cache.write(seq_id, past + i, content)
         return Output(logits[list(batch.select)], tapped, stream if layers else None)
 
-    # --- the KV cache ---------------------------------------------------------------------------------------------
-
-    def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
-        self._cache.move(seq_id, src, dst)
-
-    def release(self, seq_id: int) -> None:
-        self._cache.release(seq_id)
-
-    def kv(self, seq_id: int, length: int) -> Tensor:
-        return self._cache.read(seq_id, length)
-
     def memory(self) -> dict[str, int]:
         """Bytes: "weights" without tables of which only rows are read, "kv" of the blocks in use so far."""
         return {"weights": self._constants.resident_bytes, "kv": self._cache.nbytes}
@@ -282,7 +266,7 @@ class OpenVinoExecutor:
 
 def properties(matmul_bytes: int, threads: int | None) -> dict[str, Any]:
     """What to compile a model with that reads so many bytes of matrices a pass."""
-    if threads is None and matmul_bytes < _ONE_THREAD_BYTES:
+    if threads is None and matmul_bytes < ONE_THREAD_BYTES:
         threads = 1
     return PROPERTIES if threads is None else PROPERTIES | {"INFERENCE_NUM_THREADS": threads}
 

@@ -127,3 +127,18 @@ class PagedCache:
     def nbytes(self) -> int:
         """Bytes of the blocks that were ever handed out: what is really in memory."""
         return self._used * self.block_bytes
+
+
+class Paged:
+    """What keeps its KV in a `PagedCache`; see `executor.Executor`."""
+
+    _cache: PagedCache
+
+    def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
+        self._cache.move(seq_id, src, dst)
+
+    def release(self, seq_id: int) -> None:
+        self._cache.release(seq_id)
+
+    def kv(self, seq_id: int, length: int) -> Tensor:
+        return self._cache.read(seq_id, length)

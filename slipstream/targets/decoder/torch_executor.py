@@ -16,7 +16,7 @@ from torch import Tensor
 from slipstream.core.threads import all_threads
 from slipstream.errors import ParameterError, TargetError
 from slipstream.targets.decoder.config import DecoderConfig
-from slipstream.targets.decoder.executor import Batch, Output
+from slipstream.targets.decoder.executor import Batch, Output, check_settings
 from slipstream.targets.decoder.packed import Linear, linear, repacks
 from slipstream.targets.decoder.weights import Weights
 
@@ -46,8 +46,7 @@ class TorchExecutor:
         quantize: str | None = None,
     ):
         self.config, self.device, self.dtype = config, torch.device(device), weights.dtype
-        if quantize not in (None, "int8"):
-            raise ParameterError(f"quantize is {quantize!r}", fix="choose None or 'int8'")
+        check_settings(quantize)
         if quantize and (self.device.type != "cpu" or self.dtype != torch.float32):
             raise ParameterError(
                 f"quantize='int8' was asked for on {self.device.type} in {self.dtype}",
