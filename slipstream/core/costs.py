@@ -51,6 +51,13 @@ class CostCurve(Strict):
         """Cost of so many rows in units of one row's."""
         return self(rows) / self.seconds[0]
 
+    def jump(self, batch: int = 1) -> float:
+        """What the first guess for each of `batch` sequences costs beyond any further one, in units of a plain step:
+        where the number of rows changes, a runtime may prepare its kernels anew. Going back to plain decoding costs as
+        much again."""
+        first, second = self(2 * batch) - self(batch), self(3 * batch) - self(2 * batch)
+        return max(0.0, first - second) / self(batch)
+
     @staticmethod
     def monotone(rows: Seq[int], seconds: Seq[float]) -> CostCurve:
         """The curve nearest to measured points on which more rows never cost less: points that fall, as noise makes

@@ -168,7 +168,7 @@ class BanditDrafter:
         if missing:
             raise ParameterError(f"draft costs of {', '.join(missing)} are missing", fix="only a lookup can do without")
         self.costs, self.draft_costs = costs, tuple(draft_costs)
-        self._jump = jump(costs, self.config.batch)
+        self._jump = costs.jump(self.config.batch)
         self._past = [_Record(self._reaches(m, LASTING, 0.0)) for m in range(len(members))]  # of all requests
         self._states: dict[int, _State] = {}
 
@@ -357,13 +357,6 @@ class BanditDrafter:
     def _reaches(self, m: int, memory: int, surprise: float) -> list[Reach]:
         c, count = self.config, MATCHES if m in self.lookups else 1
         return [Reach(DEEPEST, c.prior, c.weight, 1 - 1 / memory, surprise) for _ in range(count)]
-
-
-def jump(costs: CostCurve, batch: int) -> float:
-    """What the first guess costs beyond any further one, in plain steps: where the number of rows changes, a runtime
-    may prepare its kernels anew. Going back to plain decoding costs as much again."""
-    first, second = costs(2 * batch) - costs(batch), costs(3 * batch) - costs(2 * batch)
-    return max(0.0, first - second) / costs(batch)
 
 
 def _rate(arm: _Arm) -> float:

@@ -41,6 +41,18 @@ class Charging(ToyTarget):
         return super().run(seqs, draft, taps)
 
 
+class Preparing(Charging):
+    """Another number of rows than in the forward before takes 5 more."""
+
+    before = 0
+
+    def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
+        rows = len(seqs) + len(draft)
+        self.clock.now += 0.0 if rows == self.before else 5.0
+        self.before = rows
+        return super().run(seqs, draft, taps)
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
@@ -55,15 +67,6 @@ def test_the_curve_is_that_of_the_forwards_without_their_first_turn(clock: Clock
 
 
 def test_more_rows_bear_what_changing_their_number_costs_and_one_row_does_not(clock: Clock) -> None:
-    class Preparing(Charging):
-        before = 0
-
-        def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
-            rows = len(seqs) + len(draft)
-            self.clock.now += 0.0 if rows == self.before else 5.0
-            self.before = rows
-            return super().run(seqs, draft, taps)
-
     assert measure_costs(Preparing(clock, vocab=8), (1, 4, 16)).seconds == (11.0, 19.0, 31.0)
 
 
