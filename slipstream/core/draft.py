@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ class Draft:
     votes: Seq[bool] | None = None
 
     @staticmethod
+    @cache
     def empty(batch: int, device: torch.device | str = "cpu") -> Draft:
         """No guess for any of `batch` sequences: a step with it is plain decoding."""
         return Draft(torch.empty(0, dtype=torch.int64, device=device), (), (0,) * (batch + 1))
@@ -130,6 +131,8 @@ class Draft:
             raise DraftError(f"tokens are {self.tokens.dtype} {tuple(self.tokens.shape)}, expected int64 ({n},)")
         if self.votes is not None and len(self.votes) != n:
             raise DraftError(f"votes has {len(self.votes)} entries for {n} nodes")
+        if not n:
+            return
         for b in range(self.batch):
             start, stop = splits[b], splits[b + 1]
             if stop - start > max_nodes:
@@ -150,9 +153,10 @@ class Draft:
         if q.shape != (len(self), vocab_size) or q.dtype != torch.float64:
             raise DraftError(f"q is {q.dtype} {tuple(q.shape)}, expected float64 ({len(self)}, {vocab_size})")
         drawn = q.gather(1, self.tokens[:, None])[:, 0]  # [N]
-        sound = (drawn > 0) & (q.amin(-1) >= 0) & ((q.sum(-1) - 1).abs() < 1e-9)  # [N] False where there is a NaN
-        if not bool(sound.all()):
-            raise DraftError(f"row {sound.tolist().index(False)} of q is not a law from which its guess can be drawn")
+        rows = torch.stack([drawn, q.amin(-1), q.sum(-1)], 1).tolist()  # plain numbers: one look at the device
+        for i, (chance, least, total) in enumerate(rows):
+            if not (chance > 0 and least >= 0 and abs(total - 1) < 1e-9):  # nor is any of it so where there is a NaN
+                raise DraftError(f"row {i} of q is not a law from which its guess can be drawn")
 
 
 @dataclass(frozen=True)

@@ -122,8 +122,8 @@ class HybridDrafter:
                 if not draft.nodes(b):
                     continue
                 if lookup is None:
-                    parts[b].insert(0, Part(draft))
-                    parts[b] += self._beyond(seq, draft, b, budget[b], asked)
+                    beside = parts[b] if self.config.beside else []
+                    parts[b] = [Part(draft), *beside, *self._beyond(seq, draft, b, budget[b], asked)]
                     depth[b] = 0
                 elif lookup.match(seq.id) >= self.config.min_match:
                     parts[b] = [Part(draft)]

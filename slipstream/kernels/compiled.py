@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+import logging
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 from numba import njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
+
+_log = logging.getLogger("slipstream")
+
+_LOADED_WITHIN = 2.0
+"""Seconds: kernels that are on disk are there sooner."""
 
 FAST = {"reassoc", "contract", "arcp", "nsz"}  # not nnan, ninf: what overflowed must be seen
 EXACT = {"contract"}  # where the order of operations is what makes it accurate
@@ -59,3 +66,19 @@ def entry(function: Callable[..., Any]) -> Any:
     with contextlib.suppress(RuntimeError):  # no folder to keep it in: each process compiles for itself
         made._cache = _SharedCache(function)
     return made
+
+
+@contextlib.contextmanager
+def readied() -> Iterator[None]:
+    """Around the first calls of kernels: says so where they take their time, being compiled."""
+    notice = threading.Timer(
+        _LOADED_WITHIN,
+        _log.warning,
+        ("compiling kernels for this processor, which takes about half a minute; they are kept for the next time",),
+    )
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,3 +72,15 @@ def test_without_a_folder_to_keep_it_in_a_kernel_is_compiled_for_the_process(mon
 
     monkeypatch.setattr(FunctionCache, "__init__", nowhere)
     assert compiled.entry(lambda x: x + 1)(1) == 2
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_a_long_compilation_is_announced_and_a_short_one_is_not(
+    seconds: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled, "_LOADED_WITHIN", 0.05)
+    with compiled.readied():
+        time.sleep(seconds)
+    assert [record.message.split(",")[0] for record in caplog.records] == (
+        ["compiling kernels for this processor"] if seconds else []
+    )

@@ -362,3 +362,31 @@ def test_more_steps_exits_layers_and_taps_than_there_are_are_refused(native: Cal
     for taps, layers in (((), (0, 3)), ((), (1, 1)), ((5,), None), ((0,), (1, 2)), ((), (1, 2))):
         with pytest.raises(TargetError):
             executor.forward(batch, taps, layers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_compiled_on_loading_is_all_that_is_ever_needed(
+    kind: str, native: Callable[[str], NativeExecutor]
+) -> None:
+    executor = native(kind)
+    kernels = executor._kernel.forward, executor._kernel.lookup, executor._kernel.draft
+
+    def compiled() -> list[int]:
+        return [len(each.signatures) for each in kernels]
+
+    before = compiled()
+    assert all(before)
+    batch = prefilled(executor, [tokens(n) for n in TEXTS])
+    for draws in (GREEDY, numbers("uniforms"), numbers("noise", VOCAB - 6)):
+        executor.unrolled(batch, 4, draws)
+        executor.unrolled(batch, 4, draws, exit=1)
+    tree = dataclasses.replace(chain(9, 0, tokens(3)), trees=[torch.eye(3, dtype=torch.bool)])
+    lower = executor.forward(tree, (0, 1), (0, 1))
+    executor.forward(tree, (-1,), (1, 2), lower.hidden)
+    executor.forward(dataclasses.replace(tree, select=()))
+    assert compiled() == before
+
+
+def test_loading_leaves_the_cache_empty(checkpoint: Callable[[str], Path]) -> None:
+    config = DecoderConfig.load(checkpoint("float16"))
+    assert NativeExecutor(config, load_weights(checkpoint("float16"), config)).memory()["kv"] == 0

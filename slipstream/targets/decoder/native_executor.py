@@ -50,6 +50,7 @@ class NativeExecutor(Paged):
               so the model is that of the rounded weights to within 1e-4.
     threads   None: as many as torch has.
 
+    The kernels are compiled here, on a machine that has not done so yet, and not while the first request waits.
     Raises UnsupportedModelError for decoders that the kernels do not compute (see `native_weights.suits`), or where
     Numba is missing.
     """
@@ -71,16 +72,27 @@ class NativeExecutor(Paged):
         import numba
 
         from slipstream.kernels import decoder
+        from slipstream.kernels.compiled import readied
 
         self._kernel = decoder
         self.config, self.quantize, self.device = config, quantize, torch.device("cpu")
         self.threads = min(threads or torch.get_num_threads(), numba.get_num_threads())
         self._model = model_of(config, weights, quantize)
         self._weight_bytes = nbytes(self._model)
-        self._cache = PagedCache(config.layers, config.kv_heads, config.head_dim, key_columns=True)
+        self._padded = self._model.head.values.shape[1]
+        self._forget()
+        with readied():
+            token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,), (2,))
+            self.forward(token)
+            self._unrolled(token, 1)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin with an empty KV cache."""
+        c = self.config
+        self._cache = PagedCache(c.layers, c.kv_heads, c.head_dim, key_columns=True)
         self._arrays: tuple[int, tuple[np.ndarray, ...], tuple[np.ndarray, ...]] = (-1, (), ())
         self._tables: tuple[tuple[int, ...], np.ndarray] = ((), np.zeros((0, 0), np.int64))
-        self._padded = self._model.head.values.shape[1]
 
     # --- one pass ----------------------------------------------------------------------------------------------
 
@@ -122,6 +134,19 @@ class NativeExecutor(Paged):
         """Draft `steps` tokens a sequence in one call; see `OpenVinoExecutor.unrolled`. Tokens are drawn in float64,
         and their laws returned."""
         check_unrolled(steps, exit, self.config.layers)
+        drafted, sound = self._unrolled(batch, steps, draws, exit)
+        if not sound:
+            raise TargetError(
+                "the hidden states behind a draft are not finite",
+                why="no guess can be drawn from them",
+                fix="check the weights of the model that drafts",
+            )
+        return drafted
+
+    def _unrolled(
+        self, batch: Batch, steps: int, draws: Draws = GREEDY, exit: int | None = None
+    ) -> tuple[Unrolled, bool]:
+        """The same, and whether all was finite."""
         rows = self._rows(batch, steps - (exit is None))
         count, width, vocab = len(batch.seq_ids), self.config.hidden_size, self.config.vocab_size
         drawn = np.empty((steps, count), np.int64)
@@ -137,17 +162,11 @@ class NativeExecutor(Paged):
                 *(self._model, self._caches(batch), rows, tokens, last, depth, picks),
                 *(drawn, logits, laws, stream, later, threads),
             )
-        if not sound:
-            raise TargetError(
-                "the hidden states behind a draft are not finite",
-                why="no guess can be drawn from them",
-                fix="check the weights of the model that drafts",
-            )
         made, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
         law = None if draws.kind == "maximum" else torch.from_numpy(laws)
         if exit is None:
-            return Unrolled(made, raw, laws=law)
-        return Unrolled(made, raw, torch.from_numpy(stream), torch.from_numpy(later), law)
+            return Unrolled(made, raw, laws=law), sound
+        return Unrolled(made, raw, torch.from_numpy(stream), torch.from_numpy(later), law), sound
 
     # --- what the kernels take -----------------------------------------------------------------------------------
 
