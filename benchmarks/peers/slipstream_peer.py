@@ -18,9 +18,15 @@ loaded: dict[str, dict[str, Any]] = {}  # the arguments that each was loaded wit
 forwards = [0.0]  # seconds inside executors since the last generate began
 
 
-def load(name: str, target: str, draft: str | list[str] | None = None, quantize: str | None = None) -> dict[str, Any]:
-    """Load an engine under a name; `draft` as in `LLM`."""
-    loaded[name] = {"target": target, "draft": draft, "quantize": quantize}
+def load(
+    name: str,
+    target: str,
+    draft: str | list[str] | None = None,
+    quantize: str | None = None,
+    executor: str = "auto",
+) -> dict[str, Any]:
+    """Load an engine under a name; `draft` and the rest as in `LLM`."""
+    loaded[name] = {"target": target, "draft": draft, "quantize": quantize, "executor": executor}
     _engine(name, 0)
     return {}
 

@@ -59,7 +59,7 @@ class BanditConfig(Strict):
     weight      how many guesses that is worth.
     margin      by how much a neural member has to promise to be faster than plain decoding. What it promises rests on
                 few rounds and on costs measured beforehand, so one that is about even would be on half the
-                time, and lose.
+                time, and lose. On a machine that others use, too, costs are good for a tenth: then 0.1.
     memory      rounds that a record reaches back: the weight of a round falls by 1/e in so many.
     longest_rest  most rounds that a drafter waits for its next chance.
     carry       how many rounds what other requests taught is worth when a request begins, its rests included. With 0

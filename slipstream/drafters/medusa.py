@@ -267,7 +267,7 @@ class MedusaDrafter:
         for b, path in enumerate(verdict.path):
             pending = out.splits[b + 1] - (draft.splits[b + 1] - draft.splits[b]) - 1  # row of the last pending token
             last.append(pending + 1 + path[-1] if path else pending)
-        kept = out.hidden[-1][last]  # [B, d] a copy
+        kept = torch.stack([out.hidden[-1][row] for row in last])  # [B, d] a copy
         for b, seq in enumerate(seqs):
             self._states[seq.id] = len(seq.tokens), kept[b]
 
