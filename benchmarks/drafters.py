@@ -1,7 +1,8 @@
 """`python -m benchmarks.drafters`: every way to draft, on the embedded target, in one interleaved run.
 
 Three runs, each with plain decoding of its own: code and edit prompts (greedy and sampled), random tokens (each
-drafter under its own control: a bandit with this one member), and, where the file is given, HumanEval.
+drafter under its own control: a bandit with this one member), and, where the file is given, HumanEval. With `--runs`
+only these are run, and the others taken from the results as they are.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ SINGLES = (
 """Labels of the drafters that a hybrid is compared with."""
 HYBRID = "suffix+model"
 """The hybrid that is held against them, at both temperatures: a lookup before the draft model."""
+RUNS = {"mix": "Code and edits", "random": "Random tokens, each under its own control", "humaneval": "HumanEval"}
 SURE = 6
 """Shortest match that overrides a draft model which costs a quarter of a step: 4 suits one that costs more."""
 
@@ -111,14 +113,14 @@ def measure(options: argparse.Namespace) -> dict[str, Result]:
 
     common: dict[str, Any] = {"rounds": options.rounds, "seconds": 60 * options.minutes}
     longest: dict[str, Any] = {"tokens": 96, "sampling": {"ignore_eos": True}}
-    found = {
-        "mix": run(
+    runs: dict[str, Callable[[], Result]] = {
+        "mix": lambda: run(
             "code and edits",
             contenders(options.only),
             load(llm, "code,edit", options.prompts),
             BenchConfig(**longest, **common, temperatures=(0.0, 0.8)),
         ),
-        "random": run(
+        "random": lambda: run(
             "random tokens",
             controlled(options.only),
             random_prompts(llm, 12),
@@ -128,15 +130,19 @@ def measure(options: argparse.Namespace) -> dict[str, Result]:
                 temperatures=(1.0,),
             ),
         ),
-    }
-    if options.humaneval is not None:
-        found["humaneval"] = run(
+        "humaneval": lambda: run(
             "HumanEval",
             contenders(options.only),
             load(llm, str(options.humaneval), 8),
             BenchConfig(**longest, **common),
-        )
-    return found
+        ),
+    }
+    return {name: runs[name]() for name in RUNS if name in options.runs}
+
+
+def kept(run: dict[str, Any]) -> Result:
+    """A run of earlier results."""
+    return Result(**{name: run[name] for name in ("kind", "settings", "provenance", "data", "warnings", "complete")})
 
 
 def arms_of(result: Result, temperature: float) -> dict[str, Arm]:
@@ -186,7 +192,6 @@ def figures(found: dict[str, Result]) -> list[dict[str, Any]]:
 
 
 def markdown(found: dict[str, Result]) -> str:
-    source = found["mix"].provenance
     lines = [
         "| figure | must reach | measured | by | |",
         "|---|---|---|---|---|",
@@ -196,20 +201,20 @@ def markdown(found: dict[str, Result]) -> str:
             for r in figures(found)
         ),
     ]
-    titles = {"mix": "Code and edits", "random": "Random tokens, each under its own control", "humaneval": "HumanEval"}
     for key, result in found.items():
         for temperature in dict.fromkeys(arm["temperature"] for arm in result.data["arms"]):
             own = list(arms_of(result, temperature).values())
             kinds = list(own[0]["categories"])
             law = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-            lines += ["", f"### {titles[key]}, {law}", "", *table(own, kinds)]
-    machine = source["machine"]
+            lines += ["", f"### {RUNS[key]}, {law}", "", *table(own, kinds)]
+    machine = found["mix"].provenance["machine"]
     lines += [
         "",
         "Speed-ups are over plain decoding of the same run, with 95 % bootstrap intervals over prompts and rounds. tau "
         "counts the bonus token. Shares: draft, target, verify, host.",
         "",
-        f"{source['date']}, commit {source['commit']}; {machine['cpu']}, {machine['cores']} cores, {THREADS} threads.",
+        *(f"{RUNS[key]}: {r.provenance['date']}, commit {r.provenance['commit']}." for key, r in found.items()),
+        f"{machine['cpu']}, {machine['cores']} cores, {THREADS} threads.",
         "",
         "    python -m benchmarks.drafters " + " ".join(sys.argv[1:]),
     ]
@@ -248,16 +253,22 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=32, help="code and edit prompts together")
     parser.add_argument("--humaneval", type=Path, help="HumanEval.jsonl")
     parser.add_argument("--only", nargs="+", default=(), help="labels of drafters")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="which of the three; all")
     parser.add_argument("--executor", choices=EXECUTORS, default="auto", help="what runs the target")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     options = parser.parse_args()
-    found = measure(options)
+    if options.humaneval is None:
+        options.runs = [name for name in options.runs if name != "humaneval"]
+    name = "drafters" if options.executor == "auto" else f"drafters-{options.executor}"
     options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / f"{name}.json"
+    before = json.loads(file.read_text())["runs"] if set(options.runs) < set(RUNS) and file.exists() else {}
+    fresh = measure(options)
+    found = {run: fresh.get(run) or kept(before[run]) for run in RUNS if run in fresh or run in before}
     rows = figures(found)
     report = {"figures": rows, "runs": {name: result.as_dict() for name, result in found.items()}}
-    name = "drafters" if options.executor == "auto" else f"drafters-{options.executor}"
-    (options.out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    (options.out / f"{name}.md").write_text(markdown(found))
+    file.write_text(json.dumps(report, indent=1) + "\n")
+    file.with_suffix(".md").write_text(markdown(found))
     print(markdown(found))
     return 1 if any(r["verdict"] == "missed" for r in rows) else 0
 

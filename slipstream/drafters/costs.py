@@ -33,9 +33,9 @@ def measure_draft_costs(
            others use may have become faster or slower since `costs` was measured, by a half within seconds: each
            turn has a plain round, and all times are given at the pace at which its forward takes costs(1).
 
-    Decodes a made-up text for 2 * (len(lengths) + 1) * (repeats + 1) rounds and releases it again; running sequences
-    are not touched. A drafter that keeps texts across requests would remember it: lookups are not measured (see
-    `bandit`).
+    Decodes a made-up text for 2 * (len(lengths) + 1) * (repeats + 1) rounds, fewer where the target's context cannot
+    hold them, and releases it again; running sequences are not touched. A drafter that keeps texts across requests
+    would remember it: lookups are not measured (see `bandit`).
     """
     turn_tokens = 2 * (sum(lengths) + len(lengths) + 1)
     turns = max(2, min(repeats + 1, (target.context - 3) // turn_tokens))

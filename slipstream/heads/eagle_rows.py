@@ -46,7 +46,7 @@ class Rows:
     def add(self, features: Tensor) -> None:
         """The next rows to be run."""
         self.todo.append(features)
-        self.pending += len(features)
+        self.pending += features.shape[0]
 
     def joined(self) -> Tensor:
         """Features of all pending rows, [pending, taps * target_hidden]."""
@@ -151,11 +151,14 @@ class EagleRows:
             new = end - begin + len(path)
             if not self._follow(seq, seq.kv_len - new):
                 continue
-            which: slice | Tensor = slice(begin, begin + new)
+            states = [out.hidden[tap] for tap in taps]
             if any(node != i for i, node in enumerate(path)):  # not the first of its nodes, in order
                 index = [*range(begin, end), *(end + node for node in path)]
-                which = torch.tensor(index, device=out.hidden[taps[0]].device)
-            self._rows[seq.id].add(torch.cat([out.hidden[tap][which] for tap in taps], -1))  # a copy, [new, W]
+                which = torch.tensor(index, device=states[0].device)
+                states = [state[which] for state in states]
+            elif new < out.splits[-1]:
+                states = [state[begin : begin + new] for state in states]
+            self._rows[seq.id].add(torch.cat(states, -1))  # a copy, [new, W]
             self._catch_up(seq)
 
     def _follow(self, seq: Sequence, first: int) -> bool:
