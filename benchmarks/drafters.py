@@ -40,8 +40,8 @@ SINGLES = (
 HYBRID = "suffix+model"
 """The hybrid that is held against them, at both temperatures: a lookup before the draft model."""
 RUNS = {"mix": "Code and edits", "random": "Random tokens, each under its own control", "humaneval": "HumanEval"}
-SURE = 6
-"""Shortest match that overrides a draft model which costs a quarter of a step: 4 suits one that costs more."""
+SURE = {"suffix": 6, "ngram": 4}
+"""Shortest match that overrides the draft model. An n-gram hardly finds longer ones."""
 
 
 @functools.cache
@@ -73,7 +73,7 @@ def contenders(only: Seq[str] = ()) -> list[Contender]:
         found.append(Contender("eagle3 tree", "eagle3", 5, small | {"shape": "tree", "nodes": 12}))
         found.append(Contender("suffix+eagle3", "hybrid", 16, {"members": ["suffix", ("eagle3", small)]}))
     found += [
-        Contender(f"{name}+model", "hybrid", 16, {"members": [name, int8], "min_match": SURE})
+        Contender(f"{name}+model", "hybrid", 16, {"members": [name, int8], "min_match": SURE[name]})
         for name in ("ngram", "suffix")
     ]
     found.append(Contender("bandit", "bandit", 16, {"members": ["ngram", int8], "carry": CARRY}))
@@ -213,10 +213,13 @@ def markdown(found: dict[str, Result]) -> str:
         "Speed-ups are over plain decoding of the same run, with 95 % bootstrap intervals over prompts and rounds. tau "
         "counts the bonus token. Shares: draft, target, verify, host.",
         "",
-        *(f"{RUNS[key]}: {r.provenance['date']}, commit {r.provenance['commit']}." for key, r in found.items()),
         f"{machine['cpu']}, {machine['cores']} cores, {THREADS} threads.",
         "",
-        "    python -m benchmarks.drafters " + " ".join(sys.argv[1:]),
+        *(
+            f"- {RUNS[key]}: {r.provenance['date']}, commit {r.provenance['commit']}; "
+            f"`python -m benchmarks.{r.provenance['command']}`"
+            for key, r in found.items()
+        ),
     ]
     return "\n".join(lines) + "\n"
 
