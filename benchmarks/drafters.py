@@ -265,9 +265,11 @@ def main() -> int:
     name = "drafters" if options.executor == "auto" else f"drafters-{options.executor}"
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / f"{name}.json"
-    before = json.loads(file.read_text())["runs"] if set(options.runs) < set(RUNS) and file.exists() else {}
+    before = json.loads(file.read_text())["runs"] if file.exists() else {}
+    if "mix" not in options.runs and "mix" not in before:
+        parser.error(f"the figures need the run 'mix', and there is none in {file}: name it in --runs, too")
     fresh = measure(options)
-    found = {run: fresh.get(run) or kept(before[run]) for run in RUNS if run in fresh or run in before}
+    found = {run: fresh[run] if run in fresh else kept(before[run]) for run in RUNS if run in fresh or run in before}
     rows = figures(found)
     report = {"figures": rows, "runs": {name: result.as_dict() for name, result in found.items()}}
     file.write_text(json.dumps(report, indent=1) + "\n")

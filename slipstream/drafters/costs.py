@@ -56,12 +56,12 @@ def measure_draft_costs(
         for turn in range(turns):
             spent(0)  # where the number of rows changes, a runtime may prepare its kernels: `costs` has that
             plain, _ = spent(0)
+            pace = 1.0 if costs is None else costs(1) / plain["target"]
             for n in lengths:
                 spent(n)
                 seconds, rows = spent(n)
                 own = seconds["draft"] + seconds["verify"] + seconds["host"] - plain["verify"] - plain["host"]
                 if costs is not None:
-                    pace = costs(1) / plain["target"]
                     settled = costs(rows) - (costs.jump() * costs(1) if rows > 1 else 0.0)
                     own = pace * (own + seconds["target"]) - settled
                 if turn:  # the first turn compiles and binds
