@@ -42,22 +42,29 @@ def exp_double(x):
     return p * scale if x >= -708 else 0.0
 
 
-@kernel(fastmath=True)
+@kernel()
+def _order(bits):
+    """The bits of a float32 as an integer that is the greater the greater the float is, and back again. Compilers make
+    vectors of the maximum of integers, not of floats."""
+    return np.int32(bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF)))
+
+
+@kernel()
 def greatest(x, n):
     """The maximum of the first n values; of no use where there is a NaN, which shows elsewhere."""
-    top = x[0]
+    bits, top = x.view(np.int32), np.int32(-(2**31))
     for i in range(n):
-        top = max(top, x[i])
-    return top
+        top = max(top, _order(bits[i]))
+    return np.int32(_order(top)).view(np.float32)
 
 
-@kernel(fastmath=True)
+@kernel()
 def farthest(x):
-    """The greatest absolute value."""
-    top = np.float32(0)
+    """The greatest absolute value; NaN if there is one."""
+    bits, top = x.view(np.int32), np.int32(0)
     for i in range(x.shape[0]):
-        top = max(top, abs(x[i]))
-    return top
+        top = max(top, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
+    return np.int32(top).view(np.float32)
 
 
 @kernel(fastmath=FAST)

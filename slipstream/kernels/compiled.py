@@ -74,7 +74,7 @@ def readied() -> Iterator[None]:
     notice = threading.Timer(
         _LOADED_WITHIN,
         _log.warning,
-        ("compiling kernels for this processor, which takes about half a minute; they are kept for the next time",),
+        ("compiling kernels for this processor, which takes up to a minute; they are kept for the next time",),
     )
     notice.daemon = True
     notice.start()

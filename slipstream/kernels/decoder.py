@@ -25,7 +25,7 @@ MAXIMUM, UNIFORMS, NOISE = range(3)
 
 
 class Model(NamedTuple):
-    """RMS norms, rotary positions, gated MLPs with silu, no biases."""
+    """RMS norms, rotary positions, gated MLPs with silu."""
 
     embed: np.ndarray  # [V, d] in panels, of any kind but int8
     norms: np.ndarray  # float32 [2 L + 1, d]: of each layer before attention and before the MLP, then the final one
@@ -33,6 +33,8 @@ class Model(NamedTuple):
     turn_scale: float
     eps: np.float32
     heads: int
+    windows: np.ndarray  # int64 [L]: see `attention.attend`
+    head_norms: np.ndarray  # float32 [2 L, D]: RMS norms of query and of key heads, or empty
     qkv: Matrix
     o: Matrix
     gate_up: Matrix
@@ -122,6 +124,9 @@ def _forward(model, cache, rows, x, first, last, wanted, alone, taps, tapped, lo
             norm(x[r], model.norms[2 * layer], model.eps, flat[r])
         multiply(model.qkv, layer, flat, count, qkv, threads)
         for r in range(count):
+            for h in range(heads + kv_heads if model.head_norms.shape[0] > 0 else 0):
+                own = qkv[r, h * size : (h + 1) * size]
+                norm(own, model.head_norms[2 * layer if h < heads else 2 * layer + 1], model.eps, own)
             turn(qkv[r], heads + kv_heads, size, cos[r], sin[r])
             block, slot = cache.tables[rows.sequence[r], rows.slots[r] // slots], rows.slots[r] % slots
             for g in range(kv_heads):
@@ -132,7 +137,7 @@ def _forward(model, cache, rows, x, first, last, wanted, alone, taps, tapped, lo
             for a in range(wanted.shape[0]):
                 _copy(x[wanted[a]], x[a])  # wanted[a] >= a
         going = place.shape[0]
-        attend(qkv, keys, values, cache.tables, rows, place, heads, mixed, threads)
+        attend(qkv, keys, values, cache.tables, rows, place, heads, model.windows[layer], mixed, threads)
         multiply(model.o, layer, mixed, going, back, threads)
         for a in range(going):
             _add(back[a], x[a])

@@ -18,8 +18,14 @@ SHARE = 64
 ALIGN = 64
 """Outputs come in multiples of it; zeros fill up."""
 
-_outer = outer(more=False)
+WORTH_SHARING = 1 << 15
+"""Numbers to pack from which on threads are worth their waking."""
+
+_outer = outer(packed=True, more=False, widest=ALIGN // PANEL)
 _dots_1, _dots_2, _dots_4 = dots(1, 4), dots(2, 4), dots(4, 2)
+
+
+NONE = np.empty((0, 0), np.float32)
 
 
 class Matrix(NamedTuple):
@@ -29,11 +35,13 @@ class Matrix(NamedTuple):
             float16 as int16, or those of bfloat16 as uint16
     scale   float32 [L, out] of int8, else empty
     most    the integer that the greatest value of a row becomes where it meets int8
+    bias    float32 [L, out], or empty where there is none
     """
 
     values: np.ndarray
     scale: np.ndarray
     most: int
+    bias: np.ndarray = NONE
 
 
 def padded(outs: int) -> int:
@@ -41,12 +49,12 @@ def padded(outs: int) -> int:
     return -(-outs // ALIGN) * ALIGN
 
 
-def whole(values: np.ndarray, scale: np.ndarray) -> Matrix:
-    """A matrix of int8 [L, out, in] and its scales [L, out]. Rows that meet it are rounded as finely as their products
-    surely sum up in 32 bits: 15 bits up to 516 columns."""
+def whole(values: np.ndarray, scale: np.ndarray, bias: np.ndarray = NONE) -> Matrix:
+    """A matrix of int8 [L, out, in], its scales [L, out] and its bias, filled up. Rows that meet it are rounded as
+    finely as their products surely sum up in 32 bits: 15 bits up to 516 columns."""
     more = padded(values.shape[1]) - values.shape[1]
     most = min(2**15 - 1, (2**31 - 1) // (127 * values.shape[2]))
-    return Matrix(np.pad(values, ((0, 0), (0, more), (0, 0))), np.pad(scale, ((0, 0), (0, more))), most)
+    return Matrix(np.pad(values, ((0, 0), (0, more), (0, 0))), np.pad(scale, ((0, 0), (0, more))), most, bias)
 
 
 def panels(values: np.ndarray) -> np.ndarray:
@@ -67,18 +75,38 @@ def look_up(embed, tokens, x):
 
 
 @kernel()
-def _floats(w, layer, x, rows, y, low, high):
+def _first(tile, rows):
+    """The first row of a tile. They are of like sizes: a tile of one row reads as many weights as any other."""
+    return tile * rows // ((rows + MOST_ROWS - 1) // MOST_ROWS)
+
+
+@kernel()
+def _pack(x, tile, rows, packed):
+    """Lay the rows of a tile side by side, where they would lie one behind the other."""
+    n, first = x.shape[1], _first(tile, rows)
+    count = _first(tile + 1, rows) - first
+    for r in range(count):
+        row = x[first + r]
+        for i in range(n):
+            packed[first * n + i * count + r] = row[i]
+
+
+@kernel(parallel=True)
+def _pack_shared(x, rows, packed):
+    for tile in prange((rows + MOST_ROWS - 1) // MOST_ROWS):
+        _pack(x, tile, rows, packed)
+
+
+@kernel()
+def _floats(w, layer, packed, rows, y, low, high):
     """y[r, o] = x[r] . w[layer, o] for outputs low..high-1, a multiple of ALIGN."""
     n, stride = w.shape[2], y.shape[1]
     base = layer * w.shape[1]
     for o in range(low, high, ALIGN):  # so many outputs' weights stay in a near cache while all rows use them
-        r = 0
-        while r < rows:
-            left = rows - r
-            tiles = (left + MOST_ROWS - 1) // MOST_ROWS
-            count = (left + tiles - 1) // tiles  # of like sizes: a tile of one row reads as many weights as any other
-            _outer(w, (base + o) * n, PANEL, n * PANEL, x, r * n, n, n, y, r * stride + o, stride, count, ALIGN)
-            r += count
+        for tile in range((rows + MOST_ROWS - 1) // MOST_ROWS):
+            r = _first(tile, rows)
+            count = _first(tile + 1, rows) - r
+            _outer(w, (base + o) * n, PANEL, n * PANEL, packed, r * n, 0, n, y, r * stride + o, stride, count, ALIGN)
 
 
 @kernel()
@@ -137,8 +165,16 @@ def _products(w, layer, x, rows, y, threads):
         _columns(w, layer, x, rows, y, 0, w.shape[1])
 
 
+@kernel()
+def _add_bias(matrix, layer, rows, y):
+    if matrix.bias.shape[0] > 0:
+        for r in range(rows):
+            for o in range(y.shape[1]):
+                y[r, o] += matrix.bias[layer, o]
+
+
 def multiply(matrix, layer, x, rows, y, threads):
-    """y[r] = x[r] @ w.T of this layer for the first `rows` rows of x [R, in], y [R, padded out]; in kernels only."""
+    """y[r] = x[r] @ w.T + bias of this layer for the first `rows` rows of x [R, in]; y [R, padded out]; in kernels."""
     raise NotImplementedError
 
 
@@ -154,8 +190,18 @@ def _multiply(matrix, layer, x, rows, y, threads):
         for r in range(rows):
             for o in range(outs):
                 y[r, o] = np.float32(sums[r, o]) * (matrix.scale[layer, o] * unit[r])
+        _add_bias(matrix, layer, rows, y)
 
     def real(matrix, layer, x, rows, y, threads):
-        _products(matrix.values, layer, x, rows, y, threads)
+        tiles, packed = (rows + MOST_ROWS - 1) // MOST_ROWS, x[0]
+        if rows > 1:
+            packed = np.empty(rows * x.shape[1], np.float32)
+            if threads > 1 and packed.shape[0] > WORTH_SHARING:
+                _pack_shared(x, rows, packed)
+            else:
+                for tile in range(tiles):
+                    _pack(x, tile, rows, packed)
+        _products(matrix.values, layer, packed, rows, y, threads)
+        _add_bias(matrix, layer, rows, y)
 
     return rounded if matrix.types[0].dtype == types.int8 else real

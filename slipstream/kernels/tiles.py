@@ -66,8 +66,7 @@ def _room() -> tuple[int, int]:
     """(vector registers, how many of them PANEL floats fill) of this processor."""
     if platform.machine().lower() in ("arm64", "aarch64"):
         return 32, PANEL // 4
-    # Where there are registers of 16 floats, the compiler still prefers those of 8, of which there are 32 then.
-    return (32 if get_host_cpu_features().get("avx512vl") else 16), PANEL // 8
+    return (32, PANEL // 16) if get_host_cpu_features().get("avx512f") else (16, PANEL // 8)
 
 
 def _panels(rows: int) -> int:
@@ -80,9 +79,15 @@ MOST_ROWS = min(12, max(rows for rows in range(1, 16) if _panels(rows)))
 """Rows of one tile."""
 
 
-def outer(more: bool) -> Any:
-    """A tile of up to MOST_ROWS rows of x times panels of w, as a sum of outer products over the columns of x; `more`:
-    added to what is in y."""
+def outer(packed: bool, more: bool, widest: int, odd: bool = False) -> Any:
+    """A tile of up to MOST_ROWS rows of x times panels of w, as a sum of outer products over the columns of x.
+
+    packed  of x the rows lie side by side, value first_x + i * rows + r being column i of row r: every number is then
+            found from one address, for which there are registers enough
+    more    added to what is in y
+    widest  most panels side by side; outputs come in multiples of that, ...
+    odd     ... or of PANEL
+    """
 
     @intrinsic
     def tile(
@@ -90,8 +95,8 @@ def outer(more: bool) -> Any:
         y: Any, first_y: Any, stride_y: Any, rows: Any, outs: Any,
     ) -> Any:  # fmt: skip
         """y[first_y + r * stride_y + o] = sum over i < n of x[first_x + r * stride_x + i] * w(i, o), for r < rows and
-        o < outs, a multiple of PANEL. w(i, o) is the value first_w + i * step + (o // PANEL) * apart + o % PANEL of w.
-        All arrays are flat."""
+        o < outs. w(i, o) is the value first_w + i * step + (o // PANEL) * apart + o % PANEL of w.
+        All arrays are taken as flat."""
         del context
         signature = types.none(
             w, first_w, step, apart, x, first_x, stride_x, n, y, first_y, stride_y, rows, outs
@@ -101,7 +106,7 @@ def outer(more: bool) -> Any:
             data = [_data(context, b, signature, args, k) for k in (0, 4, 8)]
             numbers = [args[k] for k in (1, 2, 3, 5, 6, 7, 9, 10, 11, 12)]
             kind = ir.FunctionType(ir.VoidType(), [each.type for each in (*data, *numbers)])
-            name = f"slipstream_outer_{signature.args[0].dtype}_{more}"
+            name = f"slipstream_outer_{signature.args[0].dtype}_{packed}_{more}_{widest}_{odd}"
             function = cgutils.get_or_insert_function(b.module, kind, name)
             if function.is_declaration:  # once a module, and kept apart: a copy in every caller takes long to compile
                 function.linkage = "linkonce_odr"
@@ -129,13 +134,14 @@ def outer(more: bool) -> Any:
                     [cgutils.alloca_once_value(b, b.load(place, align=4) if more else zero) for place in row]
                     for row in places
                 ]
-                x_rows = [b.gep(x, [b.add(first_x, b.mul(stride_x, whole(r)))]) for r in range(count)]
+                strides = [whole(r) if packed else b.mul(stride_x, whole(r)) for r in range(count)]
+                x_rows = [b.gep(x, [b.add(first_x, stride)]) for stride in strides]
                 w_panels = [b.gep(w, [b.add(first_w, b.mul(apart, b.udiv(at, whole(PANEL))))]) for at in outs_at]
                 with cgutils.for_range(b, n) as loop:
-                    at = b.mul(loop.index, step)
-                    columns = [_weights(b, b.gep(p, [at]), kind, PANEL) for p in w_panels]
+                    columns = [_weights(b, b.gep(p, [b.mul(loop.index, step)]), kind, PANEL) for p in w_panels]
+                    at = b.mul(loop.index, whole(count)) if packed else loop.index
                     for x_row, row in zip(x_rows, sums, strict=True):
-                        number = _spread(b, b.load(b.gep(x_row, [loop.index])))
+                        number = _spread(b, b.load(b.gep(x_row, [at])))
                         for place, column in zip(row, columns, strict=True):
                             _add_product(b, place, number, column)
                 for row, sums_row in zip(places, sums, strict=True):
@@ -148,14 +154,14 @@ def outer(more: bool) -> Any:
                 block = b.append_basic_block(f"rows{count}")
                 choice.add_case(whole(count), block)
                 b.position_at_end(block)
-                panels, start = _panels(count), whole(0)
-                if panels > 1:
-                    size = whole(PANEL * panels)
-                    start = b.mul(b.udiv(outs, size), size)
-                    with cgutils.for_range_slice(b, whole(0), start, size, inc=True) as (o, _):
-                        group(count, panels, o)
-                with cgutils.for_range_slice(b, start, outs, whole(PANEL), inc=True) as (o, _):
-                    group(count, 1, o)
+                panels, stop = min(_panels(count), widest), outs
+                if odd:
+                    stop = b.mul(b.udiv(outs, whole(PANEL * panels)), whole(PANEL * panels))
+                with cgutils.for_range_slice(b, whole(0), stop, whole(PANEL * panels), inc=True) as (o, _):
+                    group(count, panels, o)
+                if odd:
+                    with cgutils.for_range_slice(b, stop, outs, whole(PANEL), inc=True) as (o, _):
+                        group(count, 1, o)
                 b.branch(end)
             b.position_at_end(end)
             b.ret_void()

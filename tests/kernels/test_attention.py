@@ -38,7 +38,7 @@ def test_each_row_sees_its_slots_and_no_other(size: int, heads: int, kv_heads: i
     rows = Rows(np.array([0, 0, 1, 1]), length - 1, length - 1, length, np.array([69, 32, 34, 34]), hidden)
     q = rng.standard_normal((4, heads * size + 8)).astype(np.float32)
     place, out = np.array([0, 1, 2, 3]), np.empty((4, heads * size), np.float32)
-    attend(q, keys, values, tables, rows, place, heads, out, threads)
+    attend(q, keys, values, tables, rows, place, heads, 0, out, threads)
     for a in range(4):
         k, v = held[rows.sequence[a]]
         sees = np.arange(len(k)) < length[a]
@@ -57,6 +57,6 @@ def test_only_the_rows_that_go_on_are_computed() -> None:
     one = np.array([1, 2, 3])
     rows = Rows(np.zeros(3, np.int64), one - 1, one - 1, one, np.zeros(3, np.int64), np.zeros((3, 0), np.bool_))
     q, whole, part = rng.standard_normal((3, 16)).astype(np.float32), *np.empty((2, 3, 16), np.float32)
-    attend(q, keys, values, np.zeros((1, 1), np.int64), rows, np.arange(3), 1, whole, 1)
-    attend(q, keys, values, np.zeros((1, 1), np.int64), rows, np.array([2]), 1, part, 1)
+    attend(q, keys, values, np.zeros((1, 1), np.int64), rows, np.arange(3), 1, 0, whole, 1)
+    attend(q, keys, values, np.zeros((1, 1), np.int64), rows, np.array([2]), 1, 0, part, 1)
     assert np.array_equal(part[0], whole[2])

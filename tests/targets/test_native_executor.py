@@ -297,9 +297,8 @@ def test_weights_are_kept_as_narrow_as_the_checkpoint_has_them(native: Callable[
 
 @pytest.mark.parametrize(
     ("change", "value"),
-    [("norm", "layer"), ("activation", "gelu"), ("position", "learned"), ("gated", False), ("qkv_bias", True),
-     ("o_bias", True), ("mlp_bias", True), ("qk_norm", True), ("windows", (8, None)), ("head_dim", 24)],
-)  # fmt: skip
+    [("norm", "layer"), ("activation", "gelu"), ("position", "learned"), ("gated", False), ("head_dim", 24)],
+)
 def test_other_decoders_are_left_to_the_other_executors(
     change: str, value: object, checkpoint: Callable[[str], Path]
 ) -> None:
@@ -311,11 +310,11 @@ def test_other_decoders_are_left_to_the_other_executors(
         NativeExecutor(other, load_weights(checkpoint("float32"), config))
 
 
-def test_larger_models_and_float32_run_there_when_asked(checkpoint: Callable[[str], Path]) -> None:
+def test_decoders_that_suit_run_there_in_float32_and_int8(checkpoint: Callable[[str], Path]) -> None:
     config = DecoderConfig.load(checkpoint("float32"))
-    large = dataclasses.replace(config, vocab_size=2**20)
-    assert choose_executor(large, "auto", None, "cpu", "int8")[0] == "openvino"
-    assert choose_executor(config, "auto", None, "cpu")[0] == "openvino"
+    assert choose_executor(config, "auto", None, "cpu", "int8")[0] == "native"
+    assert choose_executor(config, "auto", None, "cpu")[0] == "native"
+    assert choose_executor(config, "auto", torch.float64, "cpu")[0] == "torch"
     assert choose_executor(config, "native", None, None)[0] == "native"
     for device, dtype in (("meta", None), ("cpu", torch.float64)):
         with pytest.raises(ParameterError, match="on the CPU in float32"):

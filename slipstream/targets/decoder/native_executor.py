@@ -1,4 +1,4 @@
-"""`NativeExecutor`: Llama-like decoders on a CPU by our own kernels (`slipstream.kernels`).
+"""`NativeExecutor`: decoders like Llama's, Mistral's and Qwen's on a CPU by our own kernels (`slipstream.kernels`).
 
 A pass is one call that knows no shapes beforehand: nothing is readied anew when the number of rows changes, as it does
 in nearly every round of speculation. Weights stay in the 16 bits that the checkpoint keeps them in and are widened as
@@ -65,8 +65,7 @@ class NativeExecutor(Paged):
         if not suits(config, quantize):
             raise UnsupportedModelError(
                 f"the native executor does not run {config.model_type} models of this kind",
-                why="it knows RMS norms, rotary positions and gated MLPs with silu, no biases, windows or experts, and "
-                "needs Numba",
+                why="it knows RMS norms, rotary positions and gated MLPs with silu, no experts, and needs Numba",
                 fix="leave executor at 'auto'",
             )
         import numba

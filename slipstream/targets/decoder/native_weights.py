@@ -30,7 +30,6 @@ def suits(config: DecoderConfig, quantize: str | None = None) -> bool:
         (config.norm, config.activation, config.position) == ("rms", "silu", "rope")
         and config.gated
         and config.experts is None
-        and not (config.qkv_bias or config.o_bias or config.mlp_bias or config.qk_norm or any(config.windows))
         and config.head_dim % 16 == 0
         and (quantize is None or all(n % 32 == 0 and n <= LONGEST_ROW for n in columns))
         and importlib.util.find_spec("numba") is not None
@@ -72,17 +71,25 @@ def model_of(config: DecoderConfig, weights: Weights, quantize: str | None) -> M
         tensors = [weights[name].float() for name in group]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
+    def bias(groups: list[list[str]]) -> np.ndarray:
+        names = [[name.removesuffix("weight") + "bias" for name in group] for group in groups]
+        if names[0][0] not in weights:
+            return linear.NONE
+        values = np.stack([joined(group).numpy() for group in names])
+        return np.pad(values, ((0, 0), (0, linear.padded(values.shape[1]) - values.shape[1])))
+
     def matrix(groups: list[list[str]]) -> Matrix:
         """groups: of each layer, what is one matrix there."""
         if quantize:
             made = [quantise_rows(joined(group)) for group in groups]
-            return linear.whole(np.stack([v.numpy() for v, _ in made]), np.stack([s.numpy()[:, 0] for _, s in made]))
+            scales = np.stack([s.numpy()[:, 0] for _, s in made])
+            return linear.whole(np.stack([v.numpy() for v, _ in made]), scales, bias(groups))
         first = linear.panels(bits(joined(groups[0])))
         values = np.empty((len(groups), *first.shape), first.dtype)  # filled layer by layer: never in memory twice
         values[0] = first
         for i, group in enumerate(groups[1:], start=1):
             values[i] = linear.panels(bits(joined(group)))
-        return linear.Matrix(values, np.empty((0, 0), np.float32), 0)
+        return linear.Matrix(values, linear.NONE, 0, bias(groups))
 
     def layered(group: str) -> Matrix:
         return matrix([[f"layers.{i}.{part}.weight" for part in parts[group]] for i in range(config.layers)])
@@ -92,6 +99,9 @@ def model_of(config: DecoderConfig, weights: Weights, quantize: str | None) -> M
 
     norms = [
         f"layers.{i}.{n}.weight" for i in range(config.layers) for n in ("input_layernorm", "post_attention_layernorm")
+    ]
+    head_norms = [
+        f"layers.{i}.self_attn.{n}_norm.weight" for i in range(config.layers if config.qk_norm else 0) for n in "qk"
     ]
     inv_freq, turn_scale = config.rope()
     head = matrix([[weights.head]])
@@ -103,6 +113,8 @@ def model_of(config: DecoderConfig, weights: Weights, quantize: str | None) -> M
         turn_scale=float(turn_scale),
         eps=np.float32(config.norm_eps),
         heads=config.heads,
+        windows=np.array([window or 0 for window in config.windows]),
+        head_norms=np.stack([vector(name) for name in head_norms]) if head_norms else linear.NONE,
         qkv=layered("qkv"),
         o=layered("o"),
         gate_up=layered("gate_up"),
