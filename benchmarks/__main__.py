@@ -25,6 +25,9 @@ from slipstream.text import load_tokenizer
 
 MEMORY_REPEATS = 2
 
+ROWS = {"plain": "float32", "openvino": "openvino", "int8": "int8"}
+"""Contender whose target's rows are timed -> name of the series."""
+
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -55,13 +58,12 @@ def run(session: Session, figures: list[str], prompts: Prompts, spare: Prompts, 
     """Everything that is measured, into the session."""
     deadline = monotonic() + 60 * minutes
     ends = {end for key in figures for end in (FIGURES[key].top, FIGURES[key].bottom)}
-    extra = [key for key, end in (("plain", "rows1_float32"), ("int8", "rows1_int8")) if end in ends]
+    extra = [model for model, name in ROWS.items() if f"rows1_{name}" in ends]
     contenders = wanted(figures)
     session.start(dict.fromkeys([*contenders, *extra]))
     session.measure(contenders, prompts, spare, rounds, deadline)
-    for model, name in (("plain", "float32"), ("int8", "int8")):
-        if f"rows1_{name}" in ends:
-            session.rows(name, model)
+    for model in extra:
+        session.rows(ROWS[model], model)
     if "memory" in figures:
         session.advance("peak memory")
         try:

@@ -43,9 +43,9 @@ class Contender:
 CONTENDERS = {
     "plain": Contender("Slipstream, plain", "slipstream", "plain"),
     "draft": Contender("Slipstream, draft model", "slipstream", "draft", lengths=DRAFT_LENGTHS),
-    "native": Contender("Slipstream native, plain", "slipstream", "native", beside="plain"),
-    "native_draft": Contender(
-        "Slipstream native, draft model", "slipstream", "native_draft", lengths=DRAFT_LENGTHS, beside="draft"
+    "openvino": Contender("Slipstream on OpenVINO, plain", "slipstream", "openvino", beside="plain"),
+    "openvino_draft": Contender(
+        "Slipstream on OpenVINO, draft model", "slipstream", "openvino_draft", lengths=DRAFT_LENGTHS, beside="draft"
     ),
     "int8": Contender("Slipstream, plain, int8", "slipstream", "int8", exact=False),
     "plain_edit": Contender("Slipstream, plain", "slipstream", "plain", "edit"),
@@ -90,8 +90,8 @@ def loads(target: str, draft: str) -> dict[tuple[str, str], dict[str, Any]]:
     return {
         ("slipstream", "plain"): {"target": target},
         ("slipstream", "draft"): {"target": target, "draft": draft},
-        ("slipstream", "native"): {"target": target, "executor": "native"},
-        ("slipstream", "native_draft"): {"target": target, "draft": draft, "executor": "native"},
+        ("slipstream", "openvino"): {"target": target, "executor": "openvino"},
+        ("slipstream", "openvino_draft"): {"target": target, "draft": draft, "executor": "openvino"},
         ("slipstream", "int8"): {"target": target, "quantize": "int8"},
         ("slipstream", "ngram"): {"target": target, "draft": "ngram"},
         ("slipstream", "suffix"): {"target": target, "draft": "suffix"},

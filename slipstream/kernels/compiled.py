@@ -41,10 +41,13 @@ _SOURCE = _digest()
 
 
 class _SharedCache(FunctionCache):
-    """The compiled versions of one function."""
+    """The compiled versions of one function. `folder`: where such are kept, None if nowhere."""
+
+    folder: Path | None = None
 
     def __init__(self, function: Callable[..., Any]):
         super().__init__(function)
+        _SharedCache.folder = Path(self.cache_path)
         self._cache_file = IndexDataCacheFile(self.cache_path, self._impl.filename_base, _SOURCE)
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -70,7 +73,8 @@ def entry(function: Callable[..., Any]) -> Any:
 
 @contextlib.contextmanager
 def readied() -> Iterator[None]:
-    """Around the first calls of kernels: says so where they take their time, being compiled."""
+    """Around the first calls of kernels: says so where they take their time, being compiled. Processes that begin at
+    the same time take turns, since the later ones then find on disk what they need."""
     notice = threading.Timer(
         _LOADED_WITHIN,
         _log.warning,
@@ -78,7 +82,9 @@ def readied() -> Iterator[None]:
     )
     notice.daemon = True
     notice.start()
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(notice.cancel)
+        if _SharedCache.folder is not None:
+            _SharedCache.folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(_SharedCache.folder / "slipstream-compiling.lock"))
         yield
-    finally:
-        notice.cancel()

@@ -27,6 +27,17 @@ def test_a_row_is_rounded_to_half_a_unit_and_its_greatest_value_is_kept() -> Non
     assert not out[:8].any()
 
 
+@pytest.mark.parametrize("n", [1, 7, 16, 250])
+def test_the_greatest_and_the_farthest_value(n: int) -> None:
+    x = (rng.standard_normal(300) * 10).astype(np.float32)
+    for values in (x, -np.abs(x), np.abs(x), np.full(300, -0.0, np.float32), np.where(x > 9, np.inf, x)):
+        values = values.astype(np.float32)
+        assert arithmetic.greatest(values, n) == values[:n].max()
+        assert arithmetic.farthest(values[:n]) == np.abs(values[:n]).max()
+    x[n - 1] = np.nan
+    assert np.isnan(arithmetic.farthest(x[:n]))
+
+
 def test_exponentials() -> None:
     x = -rng.random(2000) * 700
     error = np.array([arithmetic.exp_double(value) for value in x]) / np.exp(x) - 1

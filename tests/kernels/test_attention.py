@@ -60,3 +60,42 @@ def test_only_the_rows_that_go_on_are_computed() -> None:
     attend(q, keys, values, np.zeros((1, 1), np.int64), rows, np.arange(3), 1, 0, whole, 1)
     attend(q, keys, values, np.zeros((1, 1), np.int64), rows, np.array([2]), 1, 0, part, 1)
     assert np.array_equal(part[0], whole[2])
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 9, 33, 41, 42, 100])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_window_counts_positions(window: int, threads: int) -> None:
+    """A prompt of 50 tokens, and two siblings behind a root: the second one's slot is not its position."""
+    heads, size, place = 2, 16, np.arange(53)
+    keys = rng.standard_normal((4, heads, size, BLOCK)).astype(np.float32)
+    values = rng.standard_normal((4, heads, BLOCK, size)).astype(np.float32)
+    tables, past = np.array([[3, 1], [0, 2]]), np.array([0] * 50 + [40] * 3)
+    position = np.array([*range(50), 40, 41, 41])
+    hidden = np.zeros((53, 50), np.bool_)
+    hidden[50, 1:3], hidden[51, 2], hidden[52, 1] = True, True, True
+    slots = np.array([*range(50), 40, 41, 42])
+    rows = Rows(np.array([0] * 50 + [1] * 3), slots, position, np.array([*range(1, 51), 43, 43, 43]), past, hidden)
+    q, out = rng.standard_normal((53, heads * size)).astype(np.float32), np.empty((53, heads * size), np.float32)
+    attend(q, keys, values, tables, rows, place, heads, window, out, threads)
+    for a in range(53):
+        at = np.arange(rows.length[a])
+        where = np.where(at < past[a], at, position[np.minimum(at - past[a] + (50 if a >= 50 else 0), 52)])
+        sees = (position[a] - where < window) & ~((at >= past[a]) & hidden[a, np.maximum(at - past[a], 0)])
+        blocks = tables[rows.sequence[a]][at // BLOCK]
+        for h in range(heads):
+            k, v = keys[blocks, h, :, at % BLOCK][sees], values[blocks, h, at % BLOCK][sees]
+            weights = np.exp(k @ q[a, h * size : (h + 1) * size].astype(np.float64) / np.sqrt(size))
+            want = weights @ v / weights.sum()
+            assert np.abs(out[a, h * size : (h + 1) * size] - want).max() < 1e-5
+
+
+def test_a_row_is_the_same_bit_for_bit_whatever_rows_are_beside_it() -> None:
+    keys, values = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 2, 32, BLOCK), (3, 2, BLOCK, 32)))
+    one, tables = np.arange(60, 77), np.array([[2, 0, 1]])
+    rows = Rows(np.zeros(17, np.int64), one, one, one + 1, np.full(17, 60), np.zeros((17, 0), np.bool_))
+    q, out = rng.standard_normal((17, 6 * 32)).astype(np.float32), np.empty((17, 6 * 32), np.float32)
+    attend(q, keys, values, tables, rows, np.arange(17), 6, 0, out, 2)
+    for a in range(17):
+        alone = np.empty((1, 6 * 32), np.float32)
+        attend(q, keys, values, tables, rows, np.array([a]), 6, 0, alone, 1)
+        assert np.array_equal(alone[0], out[a])

@@ -35,8 +35,8 @@ KINDS = ["float32", "float16", "bfloat16", "int8"]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A Llama of the kernels' shapes, weights drawn wide, kept in this dtype; for "int8" a float32 one whose linear
-    weights are int8 multiples, so that quantising them changes nothing and float32 is an oracle."""
+    """A Llama of the kernels' shapes, weights drawn wide, kept in this dtype; for "int8" a float16 one whose linear
+    weights are int8 multiples of powers of two, so that quantising them changes nothing and float32 is an oracle."""
     made: dict[str, Path] = {}
 
     def get(kind: str) -> Path:
@@ -54,9 +54,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
                         parameter.copy_(1 + torch.rand_like(parameter) / 4)
                     elif kind == "int8" and "embed" not in name:
                         values, scale = quantise_rows(parameter)
-                        parameter.copy_(values * scale)
+                        values[:, 0] = 127  # of which the scale is found again
+                        parameter.copy_(values * 2 ** scale.log2().round())
             made[kind] = tmp_path_factory.mktemp(kind)
-            model.to(torch.float32 if kind == "int8" else getattr(torch, kind)).save_pretrained(made[kind])
+            model.to(torch.float16 if kind == "int8" else getattr(torch, kind)).save_pretrained(made[kind])
         return made[kind]
 
     return get
