@@ -60,7 +60,7 @@ def contenders(only: Seq[str] = ()) -> list[Contender]:
         Contender("recycling", "recycling", 8),
         Contender("lookahead", "lookahead", 8),
         Contender("model", "model", 5, {"model": draft(None)}),
-        Contender("model int8", "model", 7, {"model": draft("int8")}),
+        Contender("model int8", "model", 6, {"model": draft("int8")}),
         Contender("layerskip", "layerskip", 2, {"exit": 5}),
     ]
     if shipped("medusa"):
