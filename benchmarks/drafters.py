@@ -184,8 +184,8 @@ def figures(found: dict[str, Result]) -> list[dict[str, Any]]:
                 least,
                 speed(arms[HYBRID], kind) / speed(arms[rival], kind),
             )
-    wild = {name: arm for name, arm in arms_of(found["random"], 1.0).items() if not arm["plain"]}
-    if wild:
+    if "random" in found:
+        wild = {name: arm for name, arm in arms_of(found["random"], 1.0).items() if not arm["plain"]}
         worst = min(wild, key=lambda name: speed(wild[name]))
         row("any drafter under its own control against plain decoding, random tokens", 0.95, speed(wild[worst]), worst)
     return rows
