@@ -184,8 +184,9 @@ def figures(found: dict[str, Result]) -> list[dict[str, Any]]:
                 least,
                 speed(arms[HYBRID], kind) / speed(arms[rival], kind),
             )
-    if "random" in found:
-        wild = {name: arm for name, arm in arms_of(found["random"], 1.0).items() if not arm["plain"]}
+    random = arms_of(found["random"], 1.0) if "random" in found else {}
+    wild = {name: arm for name, arm in random.items() if not arm["plain"]}
+    if wild:
         worst = min(wild, key=lambda name: speed(wild[name]))
         row("any drafter under its own control against plain decoding, random tokens", 0.95, speed(wild[worst]), worst)
     return rows
