@@ -108,7 +108,7 @@ class ModelOptions:
     ] = None
     executor: Annotated[
         str,
-        typer.Option(help="auto, native, openvino or torch; auto takes openvino on a CPU.", rich_help_panel=_MODELS),
+        typer.Option(help="auto, native, openvino or torch; auto takes native on a CPU where it suits.", rich_help_panel=_MODELS),
     ] = "auto"
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16, float16 or float64.", rich_help_panel=_MODELS)

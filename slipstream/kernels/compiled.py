@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,11 +20,15 @@ from typing import Any
 from filelock import FileLock
 from numba import njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.np.ufunc.parallel import _launch_threads
 
 _log = logging.getLogger("slipstream")
 
 _LOADED_WITHIN = 2.0
 """Seconds: kernels that are on disk are there sooner."""
+
+SPINS = "2000"
+"""How often a thread that waits for work looks for it before it sleeps: some ten microseconds."""
 
 FAST = {"reassoc", "contract", "arcp", "nsz"}  # not nnan, ninf: what overflowed must be seen
 EXACT = {"contract"}  # where the order of operations is what makes it accurate
@@ -71,6 +76,18 @@ def entry(function: Callable[..., Any]) -> Any:
     return made
 
 
+def _start_threads() -> None:
+    """Start Numba's threads, which by default (GNU's OpenMP) spin for milliseconds when they have done their share, on
+    a core that a head in another runtime or a draft on one thread wants next. What the user has set stays as it is."""
+    if "GOMP_SPINCOUNT" in os.environ or "OMP_WAIT_POLICY" in os.environ:
+        return _launch_threads()
+    os.environ["GOMP_SPINCOUNT"] = SPINS  # read when the library is loaded
+    try:
+        _launch_threads()
+    finally:
+        del os.environ["GOMP_SPINCOUNT"]
+
+
 @contextlib.contextmanager
 def readied() -> Iterator[None]:
     """Around the first calls of kernels: says so where they take their time, being compiled. Processes that begin at
@@ -87,4 +104,5 @@ def readied() -> Iterator[None]:
         if _SharedCache.folder is not None:
             _SharedCache.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FileLock(_SharedCache.folder / "slipstream-compiling.lock"))
+        _start_threads()
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -84,3 +85,15 @@ def test_a_long_compilation_is_announced_and_a_short_one_is_not(
     assert [record.message.split(",")[0] for record in caplog.records] == (
         ["compiling kernels for this processor"] if seconds else []
     )
+
+
+def test_threads_that_wait_sleep_soon_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+    monkeypatch.setattr(compiled, "_launch_threads", lambda: seen.append(os.environ.get("GOMP_SPINCOUNT")))
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    compiled._start_threads()
+    assert "GOMP_SPINCOUNT" not in os.environ
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    compiled._start_threads()
+    assert seen == [compiled.SPINS, "7"]
