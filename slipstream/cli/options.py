@@ -108,7 +108,9 @@ class ModelOptions:
     ] = None
     executor: Annotated[
         str,
-        typer.Option(help="auto, native, openvino or torch; auto takes native on a CPU where it suits.", rich_help_panel=_MODELS),
+        typer.Option(
+            help="auto, native, openvino or torch; on a CPU auto takes native if it can.", rich_help_panel=_MODELS
+        ),
     ] = "auto"
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16, float16 or float64.", rich_help_panel=_MODELS)
