@@ -313,6 +313,9 @@ def test_other_decoders_are_left_to_the_other_executors(
 
 def test_decoders_that_suit_run_there_in_float32_and_int8(checkpoint: Callable[[str], Path]) -> None:
     config = DecoderConfig.load(checkpoint("float32"))
+    large = dataclasses.replace(config, vocab_size=2**20)
+    assert choose_executor(large, "auto", None, "cpu", "int8")[0] == "openvino"
+    assert choose_executor(large, "auto", None, "cpu")[0] == "native"
     assert choose_executor(config, "auto", None, "cpu", "int8")[0] == "native"
     assert choose_executor(config, "auto", None, "cpu")[0] == "native"
     assert choose_executor(config, "auto", torch.float64, "cpu")[0] == "torch"
