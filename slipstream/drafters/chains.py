@@ -36,12 +36,15 @@ from slipstream.drafters.control import Control
 class Source(Protocol):
     """The model behind the chains."""
 
-    context: int
     device: torch.device
     width: int
     """Of its logits, V'; may be padded beyond the target's vocabulary, or fall short of it."""
     unrolls: bool
     """Whether there is `unroll`."""
+
+    def room(self, seq: Sequence) -> int:
+        """How many tokens more the model can hold behind this sequence."""
+        ...
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
         """Logits [R, V'] behind each sequence and its chain of guesses so far, which are of one length."""
@@ -109,7 +112,7 @@ class Chains:
     def _in_one_call(self, seqs: Seq[Sequence], rows: Seq[int], depth: Seq[int], chains: Seq[Chain]) -> list[int]:
         """Draft for the sequences `rows`; returns those whose context is too full for so many steps."""
         steps = self._steps([seqs[b] for b in rows], [depth[b] for b in rows])
-        left = [b for b in rows if self.source.context - len(seqs[b].tokens) < steps]
+        left = [b for b in rows if self.source.room(seqs[b]) < steps]
         rows = [b for b in rows if b not in left]
         own = [seqs[b] for b in rows]
         each = [self._params(seq) for seq in own]
@@ -151,8 +154,7 @@ class Chains:
         graph of its own to compile: then the usual length is drafted instead, and cut."""
         steps = max(depth)
         if all(d == seq.room - 1 for seq, d in zip(seqs, depth, strict=True)):
-            room = self.source.context - max(len(seq.tokens) for seq in seqs)
-            steps = max(steps, min(self._usual, room))
+            steps = max(steps, min(self._usual, *(self.source.room(seq) for seq in seqs)))
         self._usual = steps
         return steps
 

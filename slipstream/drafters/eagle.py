@@ -95,7 +95,7 @@ class EagleDrafter:
         self.name = "eagle" if runtime.config.version == 1 else "eagle3"
         self.taps: tuple[int, ...] = runtime.config.taps
         self.rows = EagleRows(runtime)
-        self.context, self.device, self.width = self.rows.context, runtime.device, vocab_size
+        self.device, self.width = runtime.device, vocab_size
         self.unrolls = True
         comb = self.config.shape == "comb"
         self._chains = Chains(self, vocab_size, self.config.length, self.config.sampled, weighed=comb)
@@ -129,6 +129,9 @@ class EagleDrafter:
 
     # --- chains: see `chains.Source` -------------------------------------------------------------------------------
 
+    def room(self, seq: Sequence) -> int:
+        return self.rows.context - len(seq.tokens)
+
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
         """Logits [R, V]. Behind the first guess the head goes on from what it put out for the one before."""
         behind = len(chains[0])
@@ -157,16 +160,19 @@ class EagleDrafter:
         batch, features = self.rows.pending(seqs)
         if draws.noise is not None and self._ids is not None:
             draws = replace(draws, noise=draws.noise[..., self._ids])  # [K, R, draft_vocab]
-        drawn, logits = self.runtime.chains(batch, features, steps, draws)
+        drawn = self.runtime.chains(batch, features, steps, draws)
         self.rows.ran(seqs)
-        return Drawn(drawn if self._ids is None else self._ids[drawn], self._scattered(logits))
+        laws = None if drawn.laws is None else self._scattered(drawn.laws, 0.0)
+        tokens = drawn.tokens if self._ids is None else self._ids[drawn.tokens]
+        return Drawn(tokens, self._scattered(drawn.logits), laws)
 
-    def _scattered(self, logits: Tensor) -> Tensor:
-        """[..., draft_vocab] over draft ids -> [..., V] over target ids, -inf where the head has no guess."""
+    def _scattered(self, values: Tensor, elsewhere: float = -torch.inf) -> Tensor:
+        """Logits, or laws, [..., draft_vocab] over draft ids -> [..., V] over target ids; what ids have that the head
+        does not guess is given."""
         if self._ids is None:
-            return logits
-        out = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
-        return out.index_copy_(-1, self._ids, logits)
+            return values
+        out = values.new_full((*values.shape[:-1], self.vocab_size), elsewhere)
+        return out.index_copy_(-1, self._ids, values)
 
     # --- trees ---------------------------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ class LayerSkipDrafter:
     def __init__(self, target: Any, config: LayerSkipConfig | None = None):
         self.target, self.config = target, config or LayerSkipConfig()
         layers = _layers(target)
-        self.context, self.device, self.width = target.context, target.device, target.vocab_size
+        self.device, self.width = target.device, target.vocab_size
         self.unrolls: bool = target.unrolls
         self.longest = self.config.longest
         self.found: list[Any] = []
@@ -123,6 +123,9 @@ class LayerSkipDrafter:
         if most <= 0 or len(seq.tokens) - seq.kv_len > self.target.chunk:
             return 0
         return most if self.longest is None else min(most, self.longest)
+
+    def room(self, seq: Sequence) -> int:
+        return int(self.target.context) - len(seq.tokens)
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
         """See `chains.Source`."""

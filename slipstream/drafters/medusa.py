@@ -103,7 +103,7 @@ def assumed(heads: int) -> Accuracies:
 
 
 class Heads(Protocol):
-    """What runs the heads: `MedusaHeads` itself, or `OpenVinoMedusa`."""
+    """What runs the heads: `MedusaHeads` itself, `NativeMedusa` or `OpenVinoMedusa`."""
 
     config: MedusaConfig
     token_map: Tensor
@@ -329,7 +329,11 @@ def make(target: Target, *, head: str | Path | MedusaHeads | None = None, **opti
         head = zoo.head_dir("medusa", host.source)
     made = fit(head if isinstance(head, MedusaHeads) else load_medusa(head), host)
     heads: Heads = made
-    if host.graphs:
+    if host.executor == "native":
+        from slipstream.heads.medusa_native import NativeMedusa
+
+        heads = NativeMedusa(made)
+    elif host.graphs:
         from slipstream.heads.medusa_openvino import OpenVinoMedusa
 
         heads = OpenVinoMedusa(made)

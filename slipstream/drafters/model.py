@@ -41,6 +41,9 @@ class ModelDraftConfig(Strict):
     nodes       most guesses of a tree.
     costs       what the target asks for a number of rows: a tree then takes as many nodes as pay. "measured": measured
                 when the drafter is made. None: all `nodes`.
+    window      how many tokens of a text the draft model is given where it begins to read, the last ones: reading a
+                long prompt then costs no more than that. It begins anew where as many have come meanwhile without it (a
+                lookup's), and where its context is full. None: all, and it stops where its context is full.
     """
 
     control: str = "fixed"
@@ -52,6 +55,7 @@ class ModelDraftConfig(Strict):
     width: int = 4
     nodes: int = 16
     costs: CostCurve | str | None = None
+    window: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.confidence < 1:
@@ -62,6 +66,8 @@ class ModelDraftConfig(Strict):
         if self.nodes > MAX_NODES:
             raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} guesses can be verified at once")
         check_integer("width", self.width, 1)
+        if self.window is not None:
+            check_integer("window", self.window, 1)
         if not isinstance(self.costs, CostCurve) and self.costs not in (None, "measured"):
             raise ParameterError(f"costs is {self.costs!r}", fix="give a CostCurve, 'measured' or nothing")
         self.length  # noqa: B018 refuses what it does not know
@@ -73,6 +79,18 @@ class ModelDraftConfig(Strict):
                 raise ParameterError(f"both confidence={self.confidence} and control={self.control!r} are given")
             return Control("confidence", self.confidence)
         return Control(self.control, self.threshold, self.draft_cost, self.row_cost)
+
+
+@dataclass
+class Shadow:
+    """What the draft model holds of a text: the tokens from position `begin` on, and guesses behind them."""
+
+    begin: int
+    held: Sequence
+
+    def unread(self, seq: Sequence) -> int:
+        """How many tokens of the text it has not run."""
+        return len(seq.tokens) - self.begin - self.held.kv_len
 
 
 class ModelDrafter:
@@ -87,15 +105,19 @@ class ModelDrafter:
         self.context, self.device, self.width = model.context, model.device, model.vocab_size
         self.unrolls: bool = getattr(model, "unrolls", False)
         self._chains = Chains(self, vocab_size, self.config.length)
-        self._shadows: dict[int, Sequence] = {}
+        self._shadows: dict[int, Shadow] = {}
         self._ran: dict[int, Ran] = {}  # of each sequence's tree, the nodes that the model has run
         self._warned = False
+        window = self.config.window
+        if window is not None and window >= self.context:
+            raise ParameterError(
+                f"window is {window}, the draft model's context {self.context}",
+                why="guesses need room behind what is read",
+                fix="choose a smaller window",
+            )
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        depth = [self._within_context(seq, d) for seq, d in zip(seqs, budget, strict=True)]
-        for seq, most in zip(seqs, depth, strict=True):
-            if most > 0 and seq.id not in self._shadows:
-                self._shadows[seq.id] = Sequence(seq.tokens, seq.params, context=self.context)
+        depth = [self._begun(seq, most) if most > 0 else 0 for seq, most in zip(seqs, budget, strict=True)]
         if self.config.tree:
             return self._grow(seqs, depth)
         draft = self._chains.draft(seqs, depth)
@@ -104,6 +126,20 @@ class ModelDrafter:
                 shadow = self._follow(seq, draft.ids[draft.splits[b] : draft.splits[b + 1]])
                 shadow.kv_len = len(shadow.tokens) - 1
         return draft
+
+    def _begun(self, seq: Sequence, most: int) -> int:
+        """How deep this sequence can be drafted, of `most`; its shadow is made, or made anew, where it has to be."""
+        shadow, window = self._shadows.get(seq.id), self.config.window
+        behind = shadow is not None and window is not None and (self.room(seq) < 1 or shadow.unread(seq) > window)
+        if shadow is None or behind:
+            self.release(seq.id)
+            begin = 0 if window is None else max(0, len(seq.tokens) - window)
+            self._shadows[seq.id] = Shadow(begin, Sequence(seq.tokens[begin:], seq.params, context=self.context))
+        return self._within_context(seq, most)
+
+    def room(self, seq: Sequence) -> int:
+        """See `chains.Source`."""
+        return self.context - len(seq.tokens) + self._shadows[seq.id].begin
 
     def _grow(self, seqs: Seq[Sequence], depth: Seq[int]) -> Draft:
         drafting = [b for b in range(len(seqs)) if depth[b] > 0]
@@ -134,7 +170,7 @@ class ModelDrafter:
 
     def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> Drawn:
         """See `chains.Source`."""
-        shadows = [self._shadows[seq.id] for seq in seqs]
+        shadows = [self._shadows[seq.id].held for seq in seqs]
         for seq, shadow in zip(seqs, shadows, strict=True):
             if len(shadow.pending) > getattr(self.model, "chunk", 2**31):  # a long prompt is first run in pieces
                 self.extend([seq], [[]])
@@ -151,8 +187,8 @@ class ModelDrafter:
     def _follow(self, seq: Sequence, guesses: Seq[int]) -> Sequence:
         """The shadow of a sequence, made to hold these guesses behind its text."""
         shadow = self._shadows[seq.id]
-        shadow.tokens[len(seq.tokens) :] = guesses
-        return shadow
+        shadow.held.tokens[len(seq.tokens) - shadow.begin :] = guesses
+        return shadow.held
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         """Roll each shadow back to what stands. Its cache holds every guess but those at the ends, which were never
@@ -161,24 +197,25 @@ class ModelDrafter:
         for b, seq in enumerate(seqs):
             shadow = self._shadows.get(seq.id)
             if shadow is not None:
-                known = len(seq.tokens) - len(verdict.path[b]) - 1
+                held, new = shadow.held, seq.tokens[-len(verdict.path[b]) - 1 :]
+                known = len(seq.tokens) - len(new) - shadow.begin
                 right = 0
-                for mine, true in zip(shadow.tokens[known:], seq.tokens[known:], strict=False):
+                for mine, true in zip(held.tokens[known:], new, strict=False):
                     if mine != true:
                         break
                     right += 1
                 # The last token stays pending, even where the target itself came to say what a lost draft had guessed.
-                shadow.kv_len = min(shadow.kv_len, known + right, len(seq.tokens) - 1)
-                shadow.tokens[known:] = seq.tokens[known:]
+                held.kv_len = min(held.kv_len, known + right, known + len(new) - 1)
+                held.tokens[known:] = new
 
     def _keep(self, seqs: Seq[Sequence]) -> None:
         """Of each tree, keep the KV of the path that the text took, and let the shadow hold it."""
         if not seqs:
             return
-        shadows = [self._shadows[seq.id] for seq in seqs]
+        shadows = [self._shadows[seq.id].held for seq in seqs]
         ran = [self._ran.pop(seq.id) for seq in seqs]
         paths = [
-            stood(nodes, seq.tokens[len(shadow.tokens) : -1])
+            stood(nodes, seq.tokens[self._shadows[seq.id].begin + len(shadow.tokens) : -1])
             for seq, shadow, nodes in zip(seqs, shadows, ran, strict=True)
         ]
         self.model.commit(shadows, paths)
@@ -190,12 +227,12 @@ class ModelDrafter:
         self._ran.pop(seq_id, None)
         shadow = self._shadows.pop(seq_id, None)
         if shadow is not None:
-            self.model.release(shadow.id)
+            self.model.release(shadow.held.id)
 
     def _within_context(self, seq: Sequence, depth: int) -> int:
         """Past the draft model's own context it guesses nothing: its positions were never trained."""
-        room = self.context - len(seq.tokens)
-        if room < depth and not self._warned:
+        room = self.room(seq)
+        if room < depth and self.config.window is None and not self._warned:
             self._warned = True
             log.warning(
                 "the draft model's context of %d tokens is full at a sequence of %d tokens: it stops drafting there, "

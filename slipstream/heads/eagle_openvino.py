@@ -18,7 +18,7 @@ import torch
 from openvino import opset13 as op
 from torch import Tensor
 
-from slipstream.core.draws import GREEDY, Draws
+from slipstream.core.draws import GREEDY, Drawn, Draws
 from slipstream.heads.eagle import EagleConfig, EagleHead
 from slipstream.heads.eagle_runtime import target_ids
 from slipstream.targets.decoder.executor import Batch, check_unrolled
@@ -81,7 +81,7 @@ class OpenVinoEagle(Paged):
         features: Tensor,
         steps: int,
         draws: Draws = GREEDY,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Drawn:
         check_unrolled(steps)
         program = kept(
             self._chains,
@@ -94,7 +94,7 @@ class OpenVinoEagle(Paged):
         program.feed_draws(count, draws)
         tokens, logits = program.bind("tokens", (steps, count)), program.bind("logits", (steps, count, vocab))
         program.infer()
-        return tokens, logits
+        return Drawn(tokens, logits)
 
     def _feed(self, program: Program, batch: Batch, features: Tensor, extra: int) -> None:
         program.feed_batch(self._cache, batch, extra)

@@ -16,11 +16,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.core.draws import GREEDY, Draws
+from slipstream.core.draws import GREEDY, Drawn, Draws
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.heads.eagle import EagleConfig, EagleHead
 from slipstream.heads.host import Host
-from slipstream.targets.decoder.executor import Batch, check_settings
+from slipstream.targets.decoder.executor import ONE_THREAD_BYTES, Batch, check_settings
+from slipstream.targets.decoder.native_weights import roundable, suits
 
 log = logging.getLogger("slipstream")
 
@@ -44,10 +45,9 @@ class EagleRuntime(Protocol):
         features: Tensor,
         steps: int,
         draws: Draws = GREEDY,
-    ) -> tuple[Tensor, Tensor]:
-        """Run the pending true rows and draft `steps` tokens a sequence in one call, picked by `draws` over the draft
-        vocabulary. Returns draft ids [K, B] and their raw logits [K, B, draft_vocab], valid until the next call. KV is
-        written for the pending rows and steps-1 own ones."""
+    ) -> Drawn:
+        """Run the pending true rows and draft `steps` tokens a sequence in one call, picked by `draws`: draft ids, and
+        logits and laws over the draft vocabulary. KV is written for the pending rows and steps-1 own ones."""
         ...
 
     def release(self, seq_id: int) -> None:
@@ -67,9 +67,14 @@ def target_ids(head: EagleHead) -> Tensor:
 
 
 def runtime_for(head: EagleHead, host: Host, threads: int | None = None, quantize: str | None = None) -> EagleRuntime:
-    """OpenVINO where the target is not run by torch and the head is float32 on the CPU, else torch where the target is.
-    quantize: None, or "int8" for the head's weights, with OpenVINO alone; raises ParameterError elsewhere."""
+    """Our own kernels where they run the target and suit the head, OpenVINO where else the target is not run by torch
+    and the head is float32 on the CPU, else torch where the target is. quantize: None, or "int8" for the head's
+    weights, not with torch; raises ParameterError there."""
     check_settings(quantize)
+    if host.executor == "native" and native_suits(head, quantize):
+        from slipstream.heads.eagle_native import NativeEagle
+
+        return NativeEagle(head, threads, quantize, None if head.config.own_embedding else host.panels)
     if host.graphs and host.device.type == "cpu" and host.dtype == torch.float32:
         from slipstream.heads.eagle_openvino import OpenVinoEagle
 
@@ -80,9 +85,17 @@ def runtime_for(head: EagleHead, host: Host, threads: int | None = None, quantiz
     if quantize:
         raise ParameterError(
             "quantize='int8' was asked of a head that torch runs",
-            why="only OpenVINO has the kernels",
+            why="torch has no kernels for it",
             fix="drop quantize, or run the target with executor='native' or 'openvino'",
         )
     from slipstream.heads.eagle_torch import TorchEagle
 
     return TorchEagle(head)
+
+
+def native_suits(head: EagleHead, quantize: str | None) -> bool:
+    """Whether our own kernels are the best for a head. Of larger ones in int8 they are not, as of larger decoders."""
+    c, fc = head.config, head.fc.weight
+    read = [t for t in head.state_dict().values() if t.ndim == 2 and t.is_floating_point()]
+    small = sum(t.numel() for t in read) < ONE_THREAD_BYTES
+    return suits(c.decoder, quantize) and (quantize is None or (small and roundable(fc.shape[1])))

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.core.draws import GREEDY, Draws
+from slipstream.core.draws import GREEDY, Drawn, Draws
 from slipstream.heads.eagle import EagleHead, Rotary
 from slipstream.heads.eagle_runtime import target_ids
 from slipstream.targets.decoder.executor import Batch, check_unrolled
@@ -47,7 +47,7 @@ class TorchEagle:
         features: Tensor,
         steps: int,
         draws: Draws = GREEDY,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Drawn:
         check_unrolled(steps)
         attend: _Attention | _Single = _Attention(self._pool, batch, steps - 1)
         last = [s - 1 for s in batch.splits[1:]]
@@ -64,7 +64,7 @@ class TorchEagle:
             logits = self.head.logits(x)  # [B, draft_vocab]
             tokens.append(draws.pick(logits, j))
             scores.append(logits)
-        return torch.stack(tokens), torch.stack(scores)
+        return Drawn(torch.stack(tokens), torch.stack(scores))
 
     def release(self, seq_id: int) -> None:
         self._pool.release(seq_id)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,8 @@ from slipstream.targets.base import Target
 @dataclass(frozen=True)
 class Host:
     """hidden_size: width of the hidden states; layers: how many, so taps 0..layers and -1 exist; vocab_size: width of
-    the logits; dtype, device: of the weights; executor: name of what runs the target."""
+    the logits; dtype, device: of the weights; executor: name of what runs the target; panels: its embedding as our own
+    kernels read it, where they do."""
 
     hidden_size: int
     layers: int
@@ -29,6 +31,7 @@ class Host:
     executor: str
     source: Path | None
     weights: Any
+    panels: np.ndarray | None = None
 
     @property
     def graphs(self) -> bool:
@@ -62,6 +65,7 @@ def host_of(target: Target) -> Host:
         )
     assert config is not None
     assert weights is not None
+    executor = getattr(target, "executor", None)
     return Host(
         hidden_size=config.hidden_size,
         layers=config.layers,
@@ -69,9 +73,10 @@ def host_of(target: Target) -> Host:
         context=target.context,
         dtype=getattr(weights, "dtype", torch.float32),
         device=target.device,
-        executor=getattr(getattr(target, "executor", None), "name", ""),
+        executor=getattr(executor, "name", ""),
         source=getattr(target, "source", None),
         weights=weights,
+        panels=getattr(executor, "embedding", None),
     )
 
 

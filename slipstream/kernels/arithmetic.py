@@ -109,6 +109,13 @@ def gated(x, out):
 
 
 @kernel(fastmath=FAST)
+def add_silu(x, out):
+    """out += silu(x)"""
+    for i in range(out.shape[0]):
+        out[i] += x[i] / (np.float32(1) + exp(-x[i]))
+
+
+@kernel(fastmath=FAST)
 def softmax(logits, heat, law):
     """softmax(logits * heat) in float64 over the ids that law [V'] has room for."""
     top = greatest(logits, law.shape[0])

@@ -7,7 +7,7 @@ from numba import prange
 
 from slipstream.kernels.arithmetic import exp, greatest
 from slipstream.kernels.compiled import FAST, kernel
-from slipstream.kernels.tiles import MOST_ROWS, PANEL, grab, outer
+from slipstream.kernels.tiles import MOST_ROWS, PANEL, grab, outer, tiles_of
 
 WORTH_SHARING = 1024
 """Scores from which on threads are worth their waking."""
@@ -94,7 +94,7 @@ def _one(unit, q, keys, values, tables, rows, place, starts, heads, window, out)
     """Unit of work: the query heads of one key/value head, or MOST_ROWS of them, of one group of rows."""
     kv_heads = values.shape[1]
     each = heads // kv_heads  # query heads of a key/value head
-    parts = (each + MOST_ROWS - 1) // MOST_ROWS
+    parts = tiles_of(each)
     group, g, part = unit // (kv_heads * parts), unit // parts % kv_heads, unit % parts
     first, stop, skipped = starts[group], starts[group + 1], part * MOST_ROWS
     table, count = tables[rows.sequence[place[first]]], min(MOST_ROWS, each - skipped)
@@ -129,7 +129,7 @@ def attend(q, keys, values, tables, rows, place, heads, window, out, threads):
             starts[groups] = a
             groups += 1
     starts[groups] = place.shape[0]
-    units = groups * kv_heads * ((each + MOST_ROWS - 1) // MOST_ROWS)
+    units = groups * kv_heads * tiles_of(each)
     if threads > 1 and place.shape[0] * heads * longest > WORTH_SHARING:
         _shared(units, q, keys, values, tables, rows, place, starts, heads, window, out, threads)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from numba.extending import overload
 
 from slipstream.kernels.arithmetic import quantise
 from slipstream.kernels.compiled import kernel
-from slipstream.kernels.tiles import MOST_ROWS, PANEL, dots, grab, outer, value
+from slipstream.kernels.tiles import PANEL, dots, grab, outer, tiles_of, value
 
 SHARE = 64
 """Outputs that a thread takes at a time."""
@@ -49,12 +50,29 @@ def padded(outs: int) -> int:
     return -(-outs // ALIGN) * ALIGN
 
 
-def whole(values: np.ndarray, scale: np.ndarray, bias: np.ndarray = NONE) -> Matrix:
-    """A matrix of int8 [L, out, in], its scales [L, out] and its bias, filled up. Rows that meet it are rounded as
-    finely as their products surely sum up in 32 bits: 15 bits up to 516 columns."""
+def _filled_up(rows: np.ndarray) -> np.ndarray:
+    """[L, out] -> [L, padded out]; of nothing, nothing."""
+    return np.pad(rows, ((0, 0), (0, padded(rows.shape[1]) - rows.shape[1])))
+
+
+def rounded(values: np.ndarray, scale: np.ndarray, bias: np.ndarray = NONE) -> Matrix:
+    """A matrix of int8 [L, out, in] with its scales and bias [L, out]. Rows that meet it are rounded as finely as their
+    products surely sum up in 32 bits: 15 bits up to 516 columns."""
     more = padded(values.shape[1]) - values.shape[1]
     most = min(2**15 - 1, (2**31 - 1) // (127 * values.shape[2]))
-    return Matrix(np.pad(values, ((0, 0), (0, more), (0, 0))), np.pad(scale, ((0, 0), (0, more))), most, bias)
+    return Matrix(np.pad(values, ((0, 0), (0, more), (0, 0))), _filled_up(scale), most, _filled_up(bias))
+
+
+def exact(layers: Iterable[np.ndarray], count: int, bias: np.ndarray = NONE) -> Matrix:
+    """A matrix of floats from the [out, in] of each of its `count` layers, and its bias [L, out]."""
+    values = None
+    for layer, each in enumerate(layers):  # one by one: never in memory twice
+        laid = panels(each)
+        if values is None:
+            values = np.empty((count, *laid.shape), laid.dtype)
+        values[layer] = laid
+    assert values is not None
+    return Matrix(values, NONE, 0, _filled_up(bias))
 
 
 def panels(values: np.ndarray) -> np.ndarray:
@@ -77,7 +95,7 @@ def look_up(embed, tokens, x):
 @kernel()
 def _first(tile, rows):
     """The first row of a tile. They are of like sizes: a tile of one row reads as many weights as any other."""
-    return tile * rows // ((rows + MOST_ROWS - 1) // MOST_ROWS)
+    return tile * rows // tiles_of(rows)
 
 
 @kernel()
@@ -93,8 +111,8 @@ def _pack(x, tile, rows, packed):
 
 @kernel(parallel=True)
 def _pack_shared(x, rows, packed):
-    for tile in prange((rows + MOST_ROWS - 1) // MOST_ROWS):
-        _pack(x, tile, rows, packed)
+    for tile in prange(tiles_of(rows)):
+        _pack(x, np.int64(tile), rows, packed)  # a range of threads counts without signs
 
 
 @kernel()
@@ -103,7 +121,7 @@ def _floats(w, layer, packed, rows, y, low, high):
     n, stride = w.shape[2], y.shape[1]
     base = layer * w.shape[1]
     for o in range(low, high, ALIGN):  # so many outputs' weights stay in a near cache while all rows use them
-        for tile in range((rows + MOST_ROWS - 1) // MOST_ROWS):
+        for tile in range(tiles_of(rows)):
             r = _first(tile, rows)
             count = _first(tile + 1, rows) - r
             _outer(w, (base + o) * n, PANEL, n * PANEL, packed, r * n, 0, n, y, r * stride + o, stride, count, ALIGN)
@@ -193,13 +211,13 @@ def _multiply(matrix, layer, x, rows, y, threads):
         _add_bias(matrix, layer, rows, y)
 
     def real(matrix, layer, x, rows, y, threads):
-        tiles, packed = (rows + MOST_ROWS - 1) // MOST_ROWS, x[0]
+        packed = x[0]
         if rows > 1:
             packed = np.empty(rows * x.shape[1], np.float32)
             if threads > 1 and packed.shape[0] > WORTH_SHARING:
                 _pack_shared(x, rows, packed)
             else:
-                for tile in range(tiles):
+                for tile in range(tiles_of(rows)):
                     _pack(x, tile, rows, packed)
         _products(matrix.values, layer, packed, rows, y, threads)
         _add_bias(matrix, layer, rows, y)

@@ -15,6 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from slipstream.kernels.compiled import kernel
+
 PANEL = 16
 """Outputs of a matrix that lie side by side: floats are kept as [out / PANEL, in, PANEL]."""
 
@@ -77,6 +79,12 @@ def _panels(rows: int) -> int:
 
 MOST_ROWS = min(12, max(rows for rows in range(1, 16) if _panels(rows)))
 """Rows of one tile."""
+
+
+@kernel()
+def tiles_of(rows):
+    """How many tiles so many rows need."""
+    return (rows + MOST_ROWS - 1) // MOST_ROWS
 
 
 def outer(packed: bool, more: bool, widest: int, odd: bool = False) -> Any:

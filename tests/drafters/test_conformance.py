@@ -75,6 +75,7 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "model, tree topk": lambda target: ModelDrafter(other(), V, ModelDraftConfig(tree="topk", width=3, nodes=7)),
     "model, tree sampled": lambda target: ModelDrafter(other(), V, ModelDraftConfig(tree="sampled", width=3, nodes=7)),
     "model, unrolled": lambda target: ModelDrafter(unrolled(), V),
+    "model, window": lambda target: ModelDrafter(other(), V, ModelDraftConfig(window=3)),
     "layerskip, step by step": lambda target: make_drafter("layerskip", exits(False), exit=2, control="gain"),
     "medusa, fixed tree": lambda target: medusa_drafter(V, tree="3,2,1"),
     "medusa, sampled": lambda target: medusa_drafter(V, mode="sampled", control="confidence"),

@@ -18,6 +18,7 @@ from slipstream import LLM, SamplingParams
 from slipstream.core.costs import CostCurve
 from slipstream.core.dice import invert
 from slipstream.core.draft import Draft
+from slipstream.core.draws import Drawn
 from slipstream.core.params import Strict
 from slipstream.core.random import DRAFT, Stream
 from slipstream.core.sequence import Sequence
@@ -383,12 +384,12 @@ class TestLaws:
             drafter = EagleDrafter(TorchEagle(head(made, 3).float()), V, EagleDraftConfig(shape=shape, width=1))
             call, returned = drafter.runtime.chains, list[Tensor]()
 
-            def picks(*arguments: Any) -> tuple[Tensor, Tensor]:
-                drawn, logits = call(*arguments)
+            def picks(*arguments: Any) -> Drawn:
+                drawn, logits, _ = call(*arguments)
                 returned.append(logits)
                 if wrong:
                     drawn = torch.stack((drawn[0], (drawn[1] + 1) % (V - 1), *drawn[2:]))
-                return drawn, logits
+                return Drawn(drawn, logits)
 
             monkeypatch.setattr(drafter.runtime, "chains", picks)
             drafter.rows._rows[seq.id] = eagle_rows.Rows(0)

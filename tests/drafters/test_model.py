@@ -117,6 +117,41 @@ def test_drafting_stops_at_the_draft_models_context_and_says_so_once(caplog: pyt
     assert sum("context of 16 tokens" in r.message for r in caplog.records) == 1
 
 
+@pytest.mark.parametrize("tree", [None, "topk"])
+def test_with_a_window_the_model_reads_the_end_of_a_text_and_goes_on_past_its_context(tree: str | None) -> None:
+    """The toy's law hangs on the last two tokens, so a model that holds as many is as right as ever."""
+    params = SamplingParams(max_tokens=60)
+    prompts = [[1, 2, 3, 4, 5, 6, 7, 0] * 5, [4]]
+    model = ToyTarget(seed=1, context=24)
+    guesses = drafter(model, window=6, tree=tree)
+    done = LLM(ToyTarget(seed=1), guesses, draft_tokens=4).generate(prompts, params)
+    plain = LLM(ToyTarget(seed=1)).generate(prompts, params)
+    assert [c.token_ids for c in done] == [c.token_ids for c in plain]
+    assert sum(c.stats.drafter_faults for c in done) == 0
+    assert all(c.stats.rounds < 25 for c in done)  # it never stops drafting
+    assert not guesses._shadows
+
+
+def test_a_window_begins_anew_where_as_many_tokens_have_come_from_elsewhere() -> None:
+    guesses = drafter(ToyTarget(seed=1), window=6)
+    seq = Sequence(list(range(8)) * 3, SamplingParams())
+    guesses.propose([seq], [2])
+    assert guesses._shadows[seq.id].begin == 18
+    seq.tokens += [1, 2, 3]  # three and the last, which is always pending
+    guesses.propose([seq], [2])
+    assert guesses._shadows[seq.id].begin == 18
+    seq.tokens += list(range(8))
+    guesses.propose([seq], [2])
+    assert guesses._shadows[seq.id].begin == len(seq.tokens) - 6
+
+
+def test_a_window_as_wide_as_the_context_is_refused() -> None:
+    with pytest.raises(ParameterError, match="context 24"):
+        drafter(ToyTarget(context=24), window=24)
+    with pytest.raises(ParameterError, match="window"):
+        drafter(ToyTarget(), window=0)
+
+
 def test_released_sequences_leave_nothing_behind() -> None:
     model = ToyTarget(seed=2)
     mine = drafter(model)
@@ -377,9 +412,9 @@ def test_the_KV_of_the_draft_model_is_that_of_a_fresh_prefill_after_every_tree(t
             seq.advance(verdict, draft, b)
         mine.observe(seqs, draft, out, verdict)
         for seq in seqs:
-            shadow = mine._shadows.get(seq.id)
-            if shadow is None:
+            if seq.id not in mine._shadows:
                 continue
+            shadow = mine._shadows[seq.id].held
             assert shadow.tokens == seq.tokens
             fresh = Sequence(seq.tokens[: shadow.kv_len])
             model.run([fresh], Draft.empty(1))

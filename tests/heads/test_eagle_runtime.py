@@ -1,7 +1,8 @@
-"""EAGLE heads at run time: torch against a dense recomputation without any cache, OpenVINO against torch."""
+"""EAGLE heads at run time: torch, OpenVINO and our own kernels against a dense recomputation without any cache."""
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,23 +13,37 @@ import torch
 from torch import Tensor
 
 from slipstream.core.draws import COLD, Draws
+from slipstream.errors import TargetError
 from slipstream.heads.eagle import EagleConfig, EagleHead
-from slipstream.heads.eagle_runtime import EagleRuntime
+from slipstream.heads.eagle_runtime import EagleRuntime, native_suits, runtime_for
 from slipstream.heads.eagle_torch import TorchEagle
+from slipstream.heads.host import Host
 from slipstream.targets.decoder.executor import Batch
+from slipstream.targets.decoder.int8 import quantise_rows
 from slipstream.training.eagle3 import chain_states
 from tests.heads.tiny import config, head
 
 V, TARGET = 40, 6
 SHORT = {"draft_vocab": 24}
+NATIVE = importlib.util.find_spec("numba") is not None
+if NATIVE:
+    from slipstream.kernels.linear import panels
+BIASES = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
+
+
+def variant(version: int, target: int = TARGET, decoder: dict[str, Any] | None = None, **changes: Any) -> EagleConfig:
+    short = SHORT if version == 3 else {}
+    return config(version, V, target=target, decoder={"head_dim": 16} | (decoder or {}), **short, **changes)
+
+
 VARIANTS: dict[str, EagleConfig] = {
-    "3": config(3, V, target=TARGET, **SHORT),
-    "3, norm before residual": config(3, V, target=TARGET, norm_before_residual=True, **SHORT),
-    "3.1": config(3, V, target=TARGET, fc_norm=True, norm_output=True, **SHORT),
-    "3, joined norm, own embedding": config(3, V, target=TARGET, norm_before_fc=True, own_embedding=True, **SHORT),
-    "3, biases": config(3, V, target=TARGET, decoder={"qkv_bias": True, "o_bias": True, "mlp_bias": True}, **SHORT),
-    "1": config(1, V, target=8),
-    "1, two layers, bias": config(1, V, target=8, fc_bias=True, decoder={"layers": 2, "windows": (None, None)}),
+    "3": variant(3),
+    "3, norm before residual": variant(3, norm_before_residual=True),
+    "3.1": variant(3, fc_norm=True, norm_output=True),
+    "3, joined norm, own embedding": variant(3, norm_before_fc=True, own_embedding=True),
+    "3, biases": variant(3, decoder=BIASES),
+    "1": variant(1, 8),
+    "1, two layers, bias": variant(1, 8, fc_bias=True, decoder={"layers": 2, "windows": (None, None)}),
 }
 
 
@@ -103,10 +118,21 @@ def openvino(made: EagleHead) -> EagleRuntime:
     return OpenVinoEagle(made)
 
 
-RUNTIMES = {"torch": (TorchEagle, 1e-10), "openvino": (openvino, 2e-5)}
+def native(made: EagleHead) -> EagleRuntime:
+    from slipstream.heads.eagle_native import NativeEagle
+
+    return NativeEagle(made)
 
 
-@pytest.fixture(params=RUNTIMES)
+RUNTIMES = {"torch": (TorchEagle, 1e-10), "openvino": (openvino, 2e-5), "native": (native, 2e-5)}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.skipif(name == "native" and not NATIVE, reason="numba is not installed"))
+        for name in RUNTIMES
+    ]
+)
 def run(request: pytest.FixtureRequest, made: EagleHead) -> tuple[EagleRuntime, float]:
     make, tolerance = RUNTIMES[request.param]
     return make(made), tolerance
@@ -116,6 +142,13 @@ def close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
     assert found.shape == wanted.shape
     error = float((found.double() - wanted).abs().max() / wanted.abs().max())
     assert error <= tolerance, f"differs by {error:.1e} of the largest value"
+
+
+def drawn_from(laws: Tensor | None, logits: Tensor, inv_temperature: Tensor) -> None:
+    """Where a call draws in float64, it says from what."""
+    if laws is not None:
+        own = torch.softmax(logits.double() * inv_temperature[:, None], -1)
+        torch.testing.assert_close(laws[:, : logits.shape[1]], own, rtol=1e-12, atol=1e-15)
 
 
 def test_a_chain_in_one_call_equals_one_recomputed_token_by_token(
@@ -128,7 +161,7 @@ def test_a_chain_in_one_call_equals_one_recomputed_token_by_token(
         batch, features = true_batch(texts, [0, 0, 0], [max(1, d) for d in done])
         runtime.chains(batch, features, 3)
     batch, features = true_batch(texts, [0, 9, 6], [6, 11, 8])
-    tokens, logits = runtime.chains(batch, features, 4)
+    tokens, logits, _ = runtime.chains(batch, features, 4)
     for b, rows in enumerate((6, 11, 8)):
         wanted = chain_by_hand(made, texts[b], rows, 4, lambda x, j: int(x.argmax()))
         assert tokens[:, b].tolist() == [token for token, _ in wanted]
@@ -138,10 +171,11 @@ def test_a_chain_in_one_call_equals_one_recomputed_token_by_token(
 def test_noise_and_temperature_choose_as_gumbel_max_does(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:
     runtime, tolerance = run
     texts = [Text(made, n, seed) for seed, n in enumerate((5, 8))]
-    heat = [0.5, 2.0]
+    heat = torch.tensor([0.5, 2.0], dtype=torch.float64)
     noise = -(-torch.rand(3, 2, made.config.draft_vocab, dtype=torch.float64).log()).log()
     batch, features = true_batch(texts, [0, 0], [4, 7])
-    tokens, logits = runtime.chains(batch, features, 3, Draws(1 / torch.tensor(heat, dtype=torch.float64), noise=noise))
+    tokens, logits, laws = runtime.chains(batch, features, 3, Draws(1 / heat, noise=noise))
+    drawn_from(laws, logits, 1 / heat)
     for b, rows in enumerate((4, 7)):
         wanted = chain_by_hand(made, texts[b], rows, 3, lambda x, j, b=b: int((x / heat[b] + noise[j, b]).argmax()))
         assert tokens[:, b].tolist() == [token for token, _ in wanted]
@@ -155,7 +189,8 @@ def test_uniforms_choose_by_inversion(made: EagleHead, run: tuple[EagleRuntime, 
     heat = torch.tensor([0.8, COLD], dtype=torch.float64)
     uniforms = torch.tensor([[0.31, 0.0], [0.85, 0.0], [0.02, 0.0]], dtype=torch.float64)
     batch, features = true_batch(texts, [0, 0], [4, 7])
-    tokens, logits = runtime.chains(batch, features, 3, Draws(heat, uniforms))
+    tokens, logits, laws = runtime.chains(batch, features, 3, Draws(heat, uniforms))
+    drawn_from(laws, logits[:, :1], heat[:1])
     picks = [
         lambda x, j: int((torch.softmax(x * 0.8, -1).cumsum(-1) <= uniforms[j, 0]).sum()),
         lambda x, j: int(x.argmax()),
@@ -255,6 +290,46 @@ def test_what_is_trained_is_what_runs(kind: str) -> None:
             ) if i + j + 2 < 12 else None  # fmt: skip
             if row is not None:
                 hidden, logits = runtime.extend(row, hidden, own=True)
+
+
+@pytest.mark.skipif(not NATIVE, reason="numba is not installed")
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_our_kernels_run_the_heads_of_targets_that_they_run(quantize: str | None) -> None:
+    wide = head(variant(3, 32, decoder={"hidden_size": 32, "intermediate_size": 64}), spread=0.4).float()
+    lent = torch.randn(V, 32, generator=torch.Generator().manual_seed(1))
+    host = Host(32, 3, V, 256, torch.float32, torch.device("cpu"), "native", None, None, panels=panels(lent.numpy()))
+    runtime = runtime_for(wide.borrow(lent), host, quantize=quantize)
+    assert runtime.name == "native"
+    assert runtime._head.own.embed is host.panels  # not held twice
+    text = Text(wide, 9)
+    batch, features = true_batch([text], [0], [8])
+    found = runtime.chains(batch, features, 4)
+    if quantize:
+        for parameter in (p for p in wide.parameters() if p.ndim == 2):
+            values, scale = quantise_rows(parameter)
+            parameter.copy_(values * scale)
+    exact = TorchEagle(wide).chains(batch, features.float(), 4)
+    assert torch.equal(found.tokens, exact.tokens)
+    close(found.logits, exact.logits.double(), 2e-5 if quantize is None else 1e-3)
+    narrow = head(variant(3, decoder={"head_dim": 4})).float()
+    assert runtime_for(narrow, host).name == "openvino"
+    assert native_suits(narrow, None) is False
+    assert native_suits(head(variant(3)), "int8") is False  # rows of 18 columns
+
+
+@pytest.mark.skipif(not NATIVE, reason="numba is not installed")
+def test_larger_heads_in_int8_are_left_to_openvino() -> None:
+    large = EagleHead(variant(3, 32, decoder={"hidden_size": 1024, "intermediate_size": 2048}))
+    assert native_suits(large, None)
+    assert not native_suits(large, "int8")
+
+
+@pytest.mark.skipif(not NATIVE, reason="numba is not installed")
+def test_a_head_whose_states_overflow_is_refused(made: EagleHead) -> None:
+    runtime, text = native(made), Text(made, 4)
+    batch, features = true_batch([text], [0], [3])
+    with pytest.raises(TargetError, match="not finite"):
+        runtime.chains(batch, features * float("inf"), 2)
 
 
 def test_a_head_in_int8_is_near_the_one_in_float32_and_quicker_to_read(made: EagleHead) -> None:

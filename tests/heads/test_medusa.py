@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from slipstream.drafters.medusa import Heads
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
 from slipstream.heads.checkpoint import recognise
 from slipstream.heads.host import Host
@@ -67,11 +68,19 @@ def test_all_heads_at_once_are_each_head_by_itself(heads: MedusaHeads) -> None:
 
 
 @pytest.mark.parametrize("rows", [[1, 1], [3, 1, 3], [80, 2]])
-def test_openvino_computes_the_same(heads: MedusaHeads, rows: list[int]) -> None:
-    pytest.importorskip("openvino")
-    from slipstream.heads.medusa_openvino import OpenVinoMedusa
+@pytest.mark.parametrize("kind", ["openvino", "native"])
+def test_other_runtimes_compute_the_same(heads: MedusaHeads, rows: list[int], kind: str) -> None:
+    there: Heads
+    if kind == "openvino":
+        pytest.importorskip("openvino")
+        from slipstream.heads.medusa_openvino import OpenVinoMedusa
 
-    there = OpenVinoMedusa(heads)
+        there = OpenVinoMedusa(heads)
+    else:
+        pytest.importorskip("numba")
+        from slipstream.heads.medusa_native import NativeMedusa
+
+        there = NativeMedusa(heads)
     for n in rows:  # buffers are reused, and made anew beyond what is kept
         hidden = torch.randn(n, 8, dtype=torch.float64)
         torch.testing.assert_close(there(hidden).double(), heads(hidden), rtol=1e-4, atol=1e-4)

@@ -11,7 +11,7 @@ if importlib.util.find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)
 
 from slipstream.kernels.attention import attend
-from slipstream.kernels.decoder import Rows
+from slipstream.kernels.layer import Rows
 from slipstream.targets.decoder.paged_cache import BLOCK
 
 rng = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from numba import njit
 
 from slipstream.kernels import linear
 from slipstream.kernels.linear import Matrix, look_up, multiply
-from slipstream.targets.decoder.native_weights import _bits
+from slipstream.targets.decoder.native_weights import bits_of
 
 rng = np.random.default_rng(0)
 
@@ -34,7 +34,7 @@ def multiplied(matrix: Matrix, layer: int, x: np.ndarray, threads: int = 1) -> n
 
 def floats(weights: Tensor, dtype: torch.dtype) -> Matrix:
     """weights [L, out, in]"""
-    values = np.stack([linear.panels(_bits(dtype)(each)) for each in weights])
+    values = np.stack([linear.panels(bits_of(dtype)(each)) for each in weights])
     return Matrix(values, np.empty((0, 0), np.float32), 0)
 
 
@@ -70,7 +70,7 @@ def test_a_row_comes_out_the_same_bit_for_bit_in_any_company(dtype: torch.dtype)
 def test_rows_of_an_embedding_in_panels(dtype: torch.dtype) -> None:
     table = torch.from_numpy(rng.standard_normal((70, 24))).to(dtype).float()
     x = np.empty((4, 24), np.float32)
-    look_up(linear.panels(_bits(dtype)(table)), np.array([0, 69, 16, 15]), x)
+    look_up(linear.panels(bits_of(dtype)(table)), np.array([0, 69, 16, 15]), x)
     assert np.array_equal(x, table[[0, 69, 16, 15]].numpy())
 
 
@@ -81,13 +81,13 @@ def test_every_value_of_16_bits_is_widened_exactly() -> None:
         every = every[torch.isfinite(every)].float()
         every = every[: len(every) // 16 * 16].reshape(-1, 16)
         x = np.empty(every.shape, np.float32)
-        look_up(linear.panels(_bits(dtype)(every)), np.arange(len(every)), x)
+        look_up(linear.panels(bits_of(dtype)(every)), np.arange(len(every)), x)
         assert np.array_equal(x, every.numpy())
 
 
 def quantised(rows: int, columns: int) -> Matrix:
     values = rng.integers(-127, 128, (2, rows, columns)).astype(np.int8)
-    return linear.whole(values, rng.random((2, rows)).astype(np.float32))
+    return linear.rounded(values, rng.random((2, rows)).astype(np.float32))
 
 
 @pytest.mark.parametrize("columns", [32, 256, 544, 2048])
@@ -103,7 +103,7 @@ def test_sums_of_int8_are_the_exact_integers(rows: int, columns: int) -> None:
 @pytest.mark.parametrize("columns", [32, 512, 544, 8192])
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_the_greatest_sum_of_int8_does_not_overflow(columns: int, sign: int) -> None:
-    matrix = linear.whole(np.full((1, 4, columns), 127, np.int8), np.ones((1, 4), np.float32))
+    matrix = linear.rounded(np.full((1, 4, columns), 127, np.int8), np.ones((1, 4), np.float32))
     x, y = np.full((1, columns), sign * matrix.most, np.int16), np.empty((1, 64), np.int32)
     linear._integers(matrix.values, 0, x, 1, y, 0, 64)
     assert y[0, :4].tolist() == [sign * matrix.most * 127 * columns] * 4

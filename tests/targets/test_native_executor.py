@@ -20,13 +20,15 @@ from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.executor import Batch
 from slipstream.targets.decoder.int8 import quantise_rows
 from slipstream.targets.decoder.model import Decoder, choose_executor
-from slipstream.targets.decoder.native_executor import NativeExecutor
-from slipstream.targets.decoder.native_weights import matrix_values, suits
+from slipstream.targets.decoder.native_weights import check_suits, matrix_values, suits
 from slipstream.targets.decoder.torch_executor import TorchExecutor
 from slipstream.targets.decoder.weights import load_weights
 
 if importlib.util.find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)
+
+from slipstream.kernels import decoder
+from slipstream.targets.decoder.native_executor import NativeExecutor
 
 VOCAB = 96
 TEXTS = [30, 41, 3]  # tokens of three sequences, two of them pending
@@ -308,7 +310,7 @@ def test_other_decoders_are_left_to_the_other_executors(
     other = dataclasses.replace(config, **{change: value})
     assert choose_executor(other, "auto", None, "cpu", "int8")[0] == "openvino"
     with pytest.raises(UnsupportedModelError, match="native"):
-        NativeExecutor(other, load_weights(checkpoint("float32"), config))
+        check_suits(other)
 
 
 def test_decoders_that_suit_run_there_in_float32_and_int8(checkpoint: Callable[[str], Path]) -> None:
@@ -372,7 +374,7 @@ def test_what_is_compiled_on_loading_is_all_that_is_ever_needed(
     kind: str, native: Callable[[str], NativeExecutor]
 ) -> None:
     executor = native(kind)
-    kernels = executor._kernel.forward, executor._kernel.lookup, executor._kernel.draft
+    kernels = decoder.forward, decoder.lookup, decoder.draft
 
     def compiled() -> list[int]:
         return [len(each.signatures) for each in kernels]

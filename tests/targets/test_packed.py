@@ -27,14 +27,26 @@ def test_packed_equals_plain(out: int, width: int, rows: int, bias: bool) -> Non
     assert made.nbytes == weight.nbytes + (b.nbytes if b is not None else 0)
 
 
+@pytest.mark.parametrize("most", [127, 63])
 @pytest.mark.parametrize("bias", [False, True])
-def test_int8_equals_its_definition(bias: bool) -> None:
-    """Rounded weights times rounded activations, summed exactly, then scaled."""
+def test_int8_equals_its_definition(bias: bool, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded weights times rounded activations, summed exactly, then scaled, whether or not the processor can add
+    products of 8 bits without cutting them off."""
+    if most > packed.greatest():
+        pytest.skip("this processor cuts off sums of such products")
+    monkeypatch.setattr(packed, "greatest", lambda: most)
     weight, b = layer(48, 64, bias)
     x = torch.randn(6, 64) * torch.tensor([1e-3, 0.1, 1, 10, 1e3, 0])[:, None]  # [M, in], one row all zero
-    scale = (x.abs().amax(1, keepdim=True) / 127).clamp_(min=1e-30)  # [M, 1]
+    scale = (x.abs().amax(1, keepdim=True) / most).clamp_(min=1e-30)  # [M, 1]
     wanted = F.linear((x / scale).round() * scale, packed._rounded(weight), b)  # [M, out]
     torch.testing.assert_close(packed.linear(weight, b, CPU, "int8")(x), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_sums_of_the_greatest_products_are_exact() -> None:
+    """Without VNNI, pairs of 8-bit products are added in 16 bits: activations are then rounded more coarsely."""
+    made = packed.linear(torch.ones(48, 64), None, CPU, "int8")
+    assert torch.equal(made(torch.ones(3, 64)), torch.full((3, 48), 64.0))
+    assert torch.equal(made(-torch.ones(3, 64)), torch.full((3, 48), -64.0))
 
 
 def test_an_int8_row_does_not_depend_on_the_rows_beside_it() -> None:

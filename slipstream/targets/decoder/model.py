@@ -25,8 +25,7 @@ from slipstream.targets.decoder.checkpoint import resolve
 from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.executor import ONE_THREAD_BYTES, Batch, Executor, Output
 from slipstream.targets.decoder.layout import batch_of, prompt_piece
-from slipstream.targets.decoder.native_executor import NativeExecutor
-from slipstream.targets.decoder.native_weights import matrix_values, suits
+from slipstream.targets.decoder.native_weights import check_suits, matrix_values, suits
 from slipstream.targets.decoder.weights import Progress, Weights, from_module, load_weights
 
 _log = logging.getLogger(__name__)
@@ -329,6 +328,9 @@ def _make(
     may_fall_back: bool,
 ) -> Executor:
     if kind == "native":
+        check_suits(config, quantize)
+        from slipstream.targets.decoder.native_executor import NativeExecutor  # which needs Numba
+
         return NativeExecutor(config, weights, quantize, threads)
     if kind == "openvino":
         try:

@@ -1,26 +1,38 @@
-"""The weights of a decoder as our own kernels read them."""
+"""Weights as our own kernels read them: of decoders, and of the heads that draft for them."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence as Seq
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.errors import UnsupportedModelError
 from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.int8 import quantise_rows
 from slipstream.targets.decoder.weights import Weights
 
 if TYPE_CHECKING:
-    from slipstream.kernels.decoder import Model
+    from slipstream.kernels.layer import Model
     from slipstream.kernels.linear import Matrix
 
 LONGEST_ROW = 8192
 """Columns of a matrix up to which 12 bits or more are left for a row that meets int8."""
+
+Bits = Callable[[Tensor], np.ndarray]
+"""From float32 weights to what the kernels take."""
+
+INPUTS = {
+    "qkv": [f"self_attn.{p}_proj" for p in "qkv"],
+    "o": ["self_attn.o_proj"],
+    "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+    "down": ["mlp.down_proj"],
+}
+"""What is one matrix to the kernels, by the names of a layer's own."""
 
 
 def suits(config: DecoderConfig, quantize: str | None = None) -> bool:
@@ -31,9 +43,24 @@ def suits(config: DecoderConfig, quantize: str | None = None) -> bool:
         and config.gated
         and config.experts is None
         and config.head_dim % 16 == 0
-        and (quantize is None or all(n % 32 == 0 and n <= LONGEST_ROW for n in columns))
+        and (quantize is None or all(roundable(n) for n in columns))
         and importlib.util.find_spec("numba") is not None
     )
+
+
+def check_suits(config: DecoderConfig, quantize: str | None = None) -> None:
+    """Raise UnsupportedModelError for decoders that the kernels do not compute, or where Numba is missing."""
+    if not suits(config, quantize):
+        raise UnsupportedModelError(
+            f"the native executor does not run {config.model_type} models of this kind",
+            why="it knows RMS norms, rotary positions and gated MLPs with silu, no experts, and needs Numba",
+            fix="leave executor at 'auto'",
+        )
+
+
+def roundable(columns: int) -> bool:
+    """Whether a matrix of so many columns can be int8."""
+    return columns % 32 == 0 and columns <= LONGEST_ROW
 
 
 def matrix_values(config: DecoderConfig) -> int:
@@ -42,57 +69,54 @@ def matrix_values(config: DecoderConfig) -> int:
     return sum(math.prod(shape) for name, shape in config.shapes().items() if len(shape) == 2 and name not in unread)
 
 
-def _bits(dtype: torch.dtype) -> Callable[[Tensor], np.ndarray]:
-    """From float32 weights to what the kernels take: 16 bits for what the checkpoint keeps in 16, which is exact."""
+def bits_of(dtype: torch.dtype) -> Bits:
+    """16 bits for what has no more, which is exact; of any other dtype float32."""
     if dtype == torch.float16:
         return lambda t: t.half().view(torch.int16).numpy()
     if dtype == torch.bfloat16:
         return lambda t: t.bfloat16().view(torch.int16).numpy().view(np.uint16)
-    return lambda t: t.numpy()
+    return lambda t: t.float().numpy()
+
+
+def narrowest(tensors: Iterable[Tensor]) -> Bits:
+    """What keeps all of these exactly, in as few bits as it takes."""
+    left = [torch.float16, torch.bfloat16]
+    for tensor in tensors:
+        left = [dtype for dtype in left if torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)]
+    return bits_of(left[0] if left else torch.float32)
+
+
+def matrix(layers: Iterable[Tensor], count: int, bits: Bits | None, biases: Seq[Tensor] = ()) -> Matrix:
+    """layers: [out, in] of each, `count` in all; biases: [out] of each, if there are any. bits None: int8."""
+    from slipstream.kernels import linear
+
+    bias = torch.stack(list(biases)).float().numpy() if biases else linear.NONE
+    if bits is not None:
+        return linear.exact((bits(each) for each in layers), count, bias)
+    made = [quantise_rows(each.float()) for each in layers]
+    scale = np.stack([s.numpy()[:, 0] for _, s in made])
+    return linear.rounded(np.stack([v.numpy() for v, _ in made]), scale, bias)
 
 
 def model_of(config: DecoderConfig, weights: Weights, quantize: str | None) -> Model:
     """Read every tensor once, and keep it as narrow as it came, or matrices in int8."""
     from slipstream.kernels import linear
-    from slipstream.kernels.decoder import Model
+    from slipstream.kernels.layer import Model
 
-    parts = {
-        "qkv": [f"self_attn.{p}_proj" for p in "qkv"],
-        "o": ["self_attn.o_proj"],
-        "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
-        "down": ["mlp.down_proj"],
-    }
-    names = [f"layers.{i}.{part}.weight" for i in range(config.layers) for group in parts.values() for part in group]
+    names = [f"layers.{i}.{n}.weight" for i in range(config.layers) for group in INPUTS.values() for n in group]
     kinds = {weights.stored_dtype(name) for name in (*names, weights.head, "embed_tokens.weight")}
-    bits = _bits(kinds.pop() if len(kinds) == 1 else torch.float32)
+    floats = bits_of(kinds.pop() if len(kinds) == 1 else torch.float32)
+    bits = None if quantize else floats
 
-    def joined(group: list[str]) -> Tensor:
-        """The tensors of these names, one below the other."""
-        tensors = [weights[name].float() for name in group]
-        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-    def bias(groups: list[list[str]]) -> np.ndarray:
-        names = [[name.removesuffix("weight") + "bias" for name in group] for group in groups]
-        if names[0][0] not in weights:
-            return linear.NONE
-        values = np.stack([joined(group).numpy() for group in names])
-        return np.pad(values, ((0, 0), (0, linear.padded(values.shape[1]) - values.shape[1])))
-
-    def matrix(groups: list[list[str]]) -> Matrix:
-        """groups: of each layer, what is one matrix there."""
-        if quantize:
-            made = [quantise_rows(joined(group)) for group in groups]
-            scales = np.stack([s.numpy()[:, 0] for _, s in made])
-            return linear.whole(np.stack([v.numpy() for v, _ in made]), scales, bias(groups))
-        first = linear.panels(bits(joined(groups[0])))
-        values = np.empty((len(groups), *first.shape), first.dtype)  # filled layer by layer: never in memory twice
-        values[0] = first
-        for i, group in enumerate(groups[1:], start=1):
-            values[i] = linear.panels(bits(joined(group)))
-        return linear.Matrix(values, linear.NONE, 0, bias(groups))
+    def joined(group: str, layer: int, kind: str) -> Tensor:
+        """What is one matrix, or its bias, in a layer."""
+        return torch.cat([weights[f"layers.{layer}.{name}.{kind}"].float() for name in INPUTS[group]])
 
     def layered(group: str) -> Matrix:
-        return matrix([[f"layers.{i}.{part}.weight" for part in parts[group]] for i in range(config.layers)])
+        every = range(config.layers)
+        biased = f"layers.0.{INPUTS[group][0]}.bias" in weights
+        biases = [joined(group, i, "bias") for i in every] if biased else []
+        return matrix((joined(group, i, "weight") for i in every), config.layers, bits, biases)
 
     def vector(name: str) -> np.ndarray:
         return weights[name].float().numpy()
@@ -104,10 +128,10 @@ def model_of(config: DecoderConfig, weights: Weights, quantize: str | None) -> M
         f"layers.{i}.self_attn.{n}_norm.weight" for i in range(config.layers if config.qk_norm else 0) for n in "qk"
     ]
     inv_freq, turn_scale = config.rope()
-    head = matrix([[weights.head]])
+    head = matrix([weights[weights.head]], 1, bits)
     tied = weights.head == "embed_tokens.weight" and not quantize
     return Model(
-        embed=head.values[0] if tied else linear.panels(bits(weights["embed_tokens.weight"].float())),
+        embed=head.values[0] if tied else linear.panels(floats(weights["embed_tokens.weight"])),
         norms=np.stack([vector(name) for name in (*norms, "norm.weight")]),
         inv_freq=inv_freq.numpy().astype(np.float64),
         turn_scale=float(turn_scale),

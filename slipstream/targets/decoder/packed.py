@@ -10,6 +10,7 @@ The unpacked weights are dropped by whoever called `linear`; nothing here keeps 
 
 from __future__ import annotations
 
+import functools
 from typing import Protocol
 
 import torch
@@ -62,7 +63,8 @@ class PackedLinear:
 
 
 class Int8Linear:
-    """int8 weights with one scale an output channel, symmetric; activations in 8 bits with one scale a *row*.
+    """int8 weights with one scale an output channel, symmetric; activations in 8 bits with one scale a *row* (in 7 on
+    processors without VNNI: see `greatest`).
 
     The scale of a row depends on that row alone, and the sums are exact integers: a token gets bitwise the same
     result alone and among the rows of a draft. (Kernels that scale all rows together, such as torch's dynamic
@@ -73,17 +75,31 @@ class Int8Linear:
         values, self.scale = _quantised(weight)  # int8 [out, in], [out]
         self.packed = torch.ops.onednn.qlinear_prepack(values, [_ROWS, weight.shape[1]])
         self.zero = torch.zeros(weight.shape[0], dtype=torch.int64)  # [out]
-        self.bias = bias
+        self.bias, self.most = bias, greatest()
         self.nbytes = values.nbytes + self.scale.nbytes + self.zero.nbytes + (0 if bias is None else bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
-        scale = x.abs().amax(1, keepdim=True).div_(127).clamp_(min=1e-30)  # [M, 1]
-        # oneDNN is fast for unsigned activations only, so 0 is stored as 128
-        q = (x / scale).round_().add_(128).to(torch.uint8)  # [M, in]
-        y = torch.ops.onednn.qlinear_pointwise(
-            q, 1.0, 128, self.packed, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], ""
-        )  # [M, out]
+        scale = x.abs().amax(1, keepdim=True).div_(self.most).clamp_(min=1e-30)  # [M, 1]
+        y = _products((x / scale).round_(), self.most, self.packed, self.scale, self.zero)
         return y.mul_(scale) if self.bias is None else torch.addcmul(self.bias, y, scale)
+
+
+def _products(x: Tensor, most: int, packed: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """Integers from -most to most [M, in], times packed int8 weights: [M, out]."""
+    q = (x + (most + 1)).to(torch.uint8)  # oneDNN is fast for unsigned activations only, so 0 is stored as most + 1
+    return torch.ops.onednn.qlinear_pointwise(  # type: ignore[no-any-return]
+        q, 1.0, most + 1, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+
+
+@functools.cache
+def greatest() -> int:
+    """The integer that the greatest activation of a row becomes: 127 where this processor sums products exactly. Where
+    it has no instruction for that (VNNI), oneDNN adds two products in 16 bits, silently cut at 32767; activations up to
+    63, stored as 127 at most, stay below."""
+    weights = torch.ops.onednn.qlinear_prepack(torch.full((16, 64), 127, dtype=torch.int8), [_ROWS, 64])
+    found = _products(torch.full((1, 64), 127.0), 127, weights, torch.ones(16), torch.zeros(16, dtype=torch.int64))
+    return 127 if bool((found == 64 * 127 * 127).all()) else 63
 
 
 def _quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
