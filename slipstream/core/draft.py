@@ -55,6 +55,22 @@ class Draft:
         return Draft(torch.empty(0, dtype=torch.int64, device=device), (), (0,) * (batch + 1))
 
     @staticmethod
+    def of(
+        ids: Seq[int],
+        parents: Seq[int],
+        splits: Seq[int],
+        q: Tensor | None = None,
+        votes: Seq[bool] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Draft:
+        """A draft of token ids that the host knows: nobody will ask the device for them again."""
+        if not ids:
+            return Draft.empty(len(splits) - 1, device)
+        draft = Draft(torch.tensor(ids, dtype=torch.int64, device=device), parents, splits, q, votes)
+        draft.__dict__["ids"] = list(ids)
+        return draft
+
+    @staticmethod
     def chains(rows: Seq[Seq[int]], q: Tensor | None = None, device: torch.device | str = "cpu") -> Draft:
         """One chain of token ids per sequence (possibly empty); `q` as in the class, or None."""
         splits = [0]
@@ -62,8 +78,7 @@ class Draft:
         for row in rows:
             parents.extend(range(-1, len(row) - 1))
             splits.append(splits[-1] + len(row))
-        tokens = torch.tensor([t for row in rows for t in row], dtype=torch.int64, device=device)
-        return Draft(tokens, parents, splits, q)
+        return Draft.of([t for row in rows for t in row], parents, splits, q, device=device)
 
     @property
     def batch(self) -> int:

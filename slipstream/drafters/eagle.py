@@ -232,15 +232,15 @@ class EagleDrafter:
                 laws[b] = torch.stack(grown[b].q) if grown[b].q else None
                 parents += above
             splits.append(len(parents))
-        packed = torch.tensor([token for row in tokens for token in row], dtype=torch.int64, device=self.device)
-        return Draft(packed, parents, splits, joint(tokens, laws, self.vocab_size))
+        packed, q = [token for row in tokens for token in row], joint(tokens, laws, self.vocab_size)
+        return Draft.of(packed, parents, splits, q, device=self.device)
 
 
 def make(
     target: Target, *, head: str | Path | EagleHead | None = None, quantize: str | None = None, **options: Any
 ) -> EagleDrafter:
     """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the one that
-    ships for this target. quantize: "int8" for the head's weights, where OpenVINO runs it: what is guessed may change,
+    ships for this target. quantize: "int8" for the head's weights, unless torch runs it: what is guessed may change,
     the law of the text does not. options: as in `EagleDraftConfig`, and costs="measured" measures the target here.
     Raises ParameterError and the families of LoadError and PairError."""
     return _make(target, head, quantize, "eagle", options)

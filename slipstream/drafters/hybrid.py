@@ -118,12 +118,14 @@ class HybridDrafter:
                 break
             lookup = cast(Lookup, member) if finds else None
             draft = member.propose(seqs, depth if lookup else self._neural(seqs, depth))
+            more = None if lookup else self._beyond(seqs, draft, budget, asked)
             for b, seq in enumerate(seqs):
                 if not draft.nodes(b):
                     continue
                 if lookup is None:
                     beside = parts[b] if self.config.beside else []
-                    parts[b] = [Part(draft), *beside, *self._beyond(seq, draft, b, budget[b], asked)]
+                    behind = [Part(more)] if more and more.nodes(b) else []
+                    parts[b] = [Part(draft), *beside, *behind]
                     depth[b] = 0
                 elif lookup.match(seq.id) >= self.config.min_match:
                     parts[b] = [Part(draft)]
@@ -144,11 +146,16 @@ class HybridDrafter:
                 self._reaches[seq.id] = Reach(self.config.neural, prior=0.85, weight=4.0, fade=31 / 32)
         return deep
 
-    def _beyond(self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Lookup]) -> list[Part]:
-        """What a lookup knows to follow the neural chain of sequence b, that chain before it; nothing behind trees."""
+    def _beyond(self, seqs: Seq[Sequence], draft: Draft, budget: Seq[int], lookups: Seq[Lookup]) -> Draft | None:
+        """What lookups know to follow the neural chains, with these before it; None where there is nothing."""
+        rows = [self._continued(seq, draft, b, budget[b], lookups) for b, seq in enumerate(seqs)]
+        return Draft.chains(rows, device=self.device) if any(rows) else None
+
+    def _continued(self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Lookup]) -> list[int]:
+        """The neural chain of sequence b and what a lookup says behind it; nothing behind trees."""
         chain = draft.ids[draft.splits[b] : draft.splits[b + 1]]
         depth = min(self.config.beyond, budget - len(chain))
-        if depth <= 0 or any(draft.depths[i] != n for n, i in enumerate(draft.nodes(b), start=1)):
+        if not chain or depth <= 0 or any(draft.depths[i] != n for n, i in enumerate(draft.nodes(b), start=1)):
             return []
         self._trials[seq.id] = draft, b
         if self._reaches[seq.id].stands(len(chain))[-1] < self.config.beyond_chance:
@@ -156,9 +163,7 @@ class HybridDrafter:
         for lookup in lookups:
             more, match = lookup.behind(seq, chain, depth)
             if more and match >= self.config.beyond_match:
-                rows: list[list[int]] = [[] for _ in range(len(draft.splits) - 1)]
-                rows[b] = [*chain, *more]
-                return [Part(Draft.chains(rows, device=self.device))]
+                return [*chain, *more]
         return []
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:

@@ -184,8 +184,7 @@ class LookaheadDrafter:
                     tokens += own[0]
                     parents += own[1]
             splits.append(len(tokens))
-        packed = torch.tensor(tokens, dtype=torch.int64, device=self.device)
-        return Draft(packed, parents, splits, votes=None if all(votes) else votes)
+        return Draft.of(tokens, parents, splits, votes=None if all(votes) else votes, device=self.device)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         told: list[tuple[Sequence, _State, int]] = []  # whose window was run, columns of it

@@ -142,15 +142,13 @@ class _Forest:
         self.votes.append(votes)
 
     def draft(self, vocab_size: int, device: torch.device | str) -> Draft:
-        tokens = torch.tensor(self.tokens, dtype=torch.int64, device=device)  # [N]
         q = None
         if self.laws:
-            q = torch.zeros(len(tokens), vocab_size, dtype=torch.float64, device=device)  # [N, V]
+            q = torch.zeros(len(self.tokens), vocab_size, dtype=torch.float64, device=device)  # [N, V]
             for source, nodes, here in self.laws.values():
                 assert source.q is not None
                 q[_range(here)] = source.q[_range(nodes)]
             if self.sure:
-                sure = torch.tensor(self.sure, device=device)
-                q[sure, tokens[sure]] = 1.0
+                q[self.sure, [self.tokens[i] for i in self.sure]] = 1.0
         votes = None if all(self.votes) else self.votes
-        return Draft(tokens, self.parents, self.splits, q, votes)
+        return Draft.of(self.tokens, self.parents, self.splits, q, votes, device)

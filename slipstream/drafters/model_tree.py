@@ -58,11 +58,7 @@ def grow(
         splits = [0]
         for own in run:
             splits.append(splits[-1] + len(own))
-        partial = Draft(
-            torch.tensor(tokens, dtype=torch.int64, device=model.device),
-            [parent for b in rows for parent in ran[b][1]],
-            splits,
-        )
+        partial = Draft.of(tokens, [parent for b in rows for parent in ran[b][1]], splits, device=model.device)
         logits = model.run([shadows[b] for b in rows], partial).logits
         picked = [
             splits[r] + r + 1 + (run[r].index(node) if node >= 0 else -1)
@@ -79,11 +75,12 @@ def grow(
     splits = [0]
     for own in kept:
         splits.append(splits[-1] + len(own))
-    draft = Draft(
-        torch.tensor([token for columns, _ in ends for token in columns], dtype=torch.int64, device=model.device),
+    draft = Draft.of(
+        [token for columns, _ in ends for token in columns],
         [parent for _, parents in ends for parent in parents],
         splits,
         joint([columns for columns, _ in ends], laws, vocab_size),
+        device=model.device,
     )
     return draft, ran
 

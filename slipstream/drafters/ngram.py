@@ -213,8 +213,7 @@ class NgramDrafter(LookupDrafter[_State]):
             if depth > 0:
                 self._grow(self._state(seq), seq.tokens, min(depth, self.config.max_draft), tokens, parents)
             splits.append(len(tokens))
-        draft = Draft(torch.tensor(tokens, dtype=torch.int64, device=self.device), parents, splits)
-        return self._tried(seqs, draft)
+        return self._tried(seqs, Draft.of(tokens, parents, splits, device=self.device))
 
     def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
         """See `hybrid.Lookup`."""

@@ -181,7 +181,7 @@ class RecyclingDrafter:
                 tokens += filled[0]
                 parents += filled[1]
             splits.append(len(tokens))
-        return Draft(torch.tensor(tokens, dtype=torch.int64, device=self.device), parents, splits)
+        return Draft.of(tokens, parents, splits, device=self.device)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         if not any(seq.id in self._states for seq in seqs):

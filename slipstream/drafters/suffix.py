@@ -201,8 +201,7 @@ class SuffixDrafter(LookupDrafter[_State]):
                 tokens += best.tokens
                 parents += best.parents
             splits.append(len(tokens))
-        draft = Draft(torch.tensor(tokens, dtype=torch.int64, device=self.device), parents, splits)
-        return self._tried(seqs, draft)
+        return self._tried(seqs, Draft.of(tokens, parents, splits, device=self.device))
 
     def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
         """See `hybrid.Lookup`; the likeliest chain."""

@@ -45,6 +45,14 @@ def test_chains_and_empty_drafts() -> None:
     empty.check([0, 0, 0], 10, 256)
 
 
+def test_a_draft_of_ids_that_the_host_knows_is_the_same_draft() -> None:
+    made = Draft.of([CAT, DOG, SAT, RAN, SAT], (-1, -1, 0, 0, 1), (0, 5), votes=[True] * 5)
+    assert torch.equal(made.tokens, EXAMPLE.tokens)
+    assert (made.ids, made.parents, made.splits, made.votes) == (EXAMPLE.ids, (-1, -1, 0, 0, 1), (0, 5), [True] * 5)
+    assert replace(made, tokens=made.tokens + 1).ids == [CAT + 1, DOG + 1, SAT + 1, RAN + 1, SAT + 1]
+    assert Draft.of([], [], [0, 0, 0]) is Draft.empty(2, "cpu")
+
+
 def test_nodes_without_a_vote_have_no_place_among_the_children() -> None:
     draft = replace(EXAMPLE, votes=[False, True, True, True, False])
     assert draft.children(0) == {-1: [1], 0: [2, 3]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
+from typing import Any
 
 import pytest
 import torch
@@ -306,6 +307,24 @@ class TestContinuedDrafts(Conformance):
         p = g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(target()), prompt, params))
         assert p >= LEVEL, f"p = {p:.1e}"
         assert drafter.mixed > n / 2
+
+
+def test_what_follows_the_chains_of_a_batch_is_one_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each sequence would be work that grows with the square of the batch."""
+    made = 0
+    chains = Draft.chains
+
+    def counted(*arguments: Any, **options: Any) -> Draft:
+        nonlocal made
+        made += 1
+        return chains(*arguments, **options)
+
+    seqs = [Sequence([0, 1, 2, 0, 1, 2, 0], SamplingParams(max_tokens=9)) for _ in range(8)]
+    stack = TestContinuedDrafts.stack()
+    monkeypatch.setattr(Draft, "chains", counted)
+    draft = stack.propose(seqs, [3] * 8)
+    assert any(len(draft.nodes(b)) > 1 for b in range(8))  # it did go on
+    assert made <= 2  # the model's, and this one
 
 
 class Mixing:
