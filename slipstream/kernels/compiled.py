@@ -27,8 +27,9 @@ _log = logging.getLogger("slipstream")
 _LOADED_WITHIN = 2.0
 """Seconds: kernels that are on disk are there sooner."""
 
-SPINS = "2000"
-"""How often a thread that waits for work looks for it before it sleeps: some ten microseconds."""
+SPINS = "15000"
+"""How often a thread that waits for work looks for it before it sleeps: long enough to be awake after what one thread
+does between two products."""
 
 FAST = {"reassoc", "contract", "arcp", "nsz"}  # not nnan, ninf: what overflowed must be seen
 EXACT = {"contract"}  # where the order of operations is what makes it accurate
@@ -78,7 +79,7 @@ def entry(function: Callable[..., Any]) -> Any:
 
 def _start_threads() -> None:
     """Start Numba's threads, which by default (GNU's OpenMP) spin for milliseconds when they have done their share, on
-    a core that a head in another runtime or a draft on one thread wants next. What the user has set stays as it is."""
+    a core that something else may want next. What the user has set stays as it is."""
     if "GOMP_SPINCOUNT" in os.environ or "OMP_WAIT_POLICY" in os.environ:
         return _launch_threads()
     os.environ["GOMP_SPINCOUNT"] = SPINS  # read when the library is loaded
