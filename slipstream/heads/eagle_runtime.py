@@ -20,8 +20,8 @@ from slipstream.core.draws import GREEDY, Drawn, Draws
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.heads.eagle import EagleConfig, EagleHead
 from slipstream.heads.host import Host
-from slipstream.targets.decoder.executor import ONE_THREAD_BYTES, Batch, check_settings
-from slipstream.targets.decoder.native_weights import roundable, suits
+from slipstream.targets.decoder.executor import Batch, check_settings
+from slipstream.targets.decoder.native_weights import leads_in_int8, roundable, suits
 
 log = logging.getLogger("slipstream")
 
@@ -94,8 +94,7 @@ def runtime_for(head: EagleHead, host: Host, threads: int | None = None, quantiz
 
 
 def native_suits(head: EagleHead, quantize: str | None) -> bool:
-    """Whether our own kernels are the best for a head. Of larger ones in int8 they are not, as of larger decoders."""
-    c, fc = head.config, head.fc.weight
-    read = [t for t in head.state_dict().values() if t.ndim == 2 and t.is_floating_point()]
-    small = sum(t.numel() for t in read) < ONE_THREAD_BYTES
-    return suits(c.decoder, quantize) and (quantize is None or (small and roundable(fc.shape[1])))
+    """Whether our own kernels are the best for a head; in int8 as for decoders."""
+    read = sum(t.numel() for t in head.state_dict().values() if t.ndim == 2 and t.is_floating_point())
+    rounds = quantize is None or (leads_in_int8(read) and roundable(head.fc.weight.shape[1]))
+    return suits(head.config.decoder, quantize) and rounds

@@ -18,6 +18,7 @@ from slipstream.heads.eagle import EagleConfig, EagleHead
 from slipstream.heads.eagle_runtime import EagleRuntime, native_suits, runtime_for
 from slipstream.heads.eagle_torch import TorchEagle
 from slipstream.heads.host import Host
+from slipstream.targets.decoder import native_weights
 from slipstream.targets.decoder.executor import Batch
 from slipstream.targets.decoder.int8 import quantise_rows
 from slipstream.training.eagle3 import chain_states
@@ -318,10 +319,12 @@ def test_our_kernels_run_the_heads_of_targets_that_they_run(quantize: str | None
 
 
 @pytest.mark.skipif(not NATIVE, reason="numba is not installed")
-def test_larger_heads_in_int8_are_left_to_openvino() -> None:
+def test_larger_heads_in_int8_are_left_to_openvino_where_it_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     large = EagleHead(variant(3, 32, decoder={"hidden_size": 1024, "intermediate_size": 2048}))
     assert native_suits(large, None)
-    assert not native_suits(large, "int8")
+    for there in (True, False):
+        monkeypatch.setattr(native_weights, "sums_of_bytes", lambda there=there: there)
+        assert native_suits(large, "int8") is not there
 
 
 @pytest.mark.skipif(not NATIVE, reason="numba is not installed")

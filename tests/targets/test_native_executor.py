@@ -16,6 +16,7 @@ from torch import Tensor
 
 from slipstream.core.draws import COLD, GREEDY, Draws
 from slipstream.errors import ParameterError, TargetError, UnsupportedModelError
+from slipstream.targets.decoder import native_weights
 from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.executor import Batch
 from slipstream.targets.decoder.int8 import quantise_rows
@@ -313,10 +314,14 @@ def test_other_decoders_are_left_to_the_other_executors(
         check_suits(other)
 
 
-def test_decoders_that_suit_run_there_in_float32_and_int8(checkpoint: Callable[[str], Path]) -> None:
+def test_decoders_that_suit_run_there_in_float32_and_int8(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = DecoderConfig.load(checkpoint("float32"))
     large = dataclasses.replace(config, vocab_size=2**20)
-    assert choose_executor(large, "auto", None, "cpu", "int8")[0] == "openvino"
+    for sums, best in ((True, "openvino"), (False, "native")):
+        monkeypatch.setattr(native_weights, "sums_of_bytes", lambda sums=sums: sums)
+        assert choose_executor(large, "auto", None, "cpu", "int8")[0] == best
     assert choose_executor(large, "auto", None, "cpu")[0] == "native"
     assert choose_executor(config, "auto", None, "cpu", "int8")[0] == "native"
     assert choose_executor(config, "auto", None, "cpu")[0] == "native"

@@ -23,9 +23,9 @@ from slipstream.targets.base import TargetOut
 from slipstream.targets.decoder.ahead import Ahead
 from slipstream.targets.decoder.checkpoint import resolve
 from slipstream.targets.decoder.config import DecoderConfig
-from slipstream.targets.decoder.executor import ONE_THREAD_BYTES, Batch, Executor, Output
+from slipstream.targets.decoder.executor import Batch, Executor, Output
 from slipstream.targets.decoder.layout import batch_of, prompt_piece
-from slipstream.targets.decoder.native_weights import check_suits, matrix_values, suits
+from slipstream.targets.decoder.native_weights import check_suits, leads_in_int8, matrix_values, suits
 from slipstream.targets.decoder.weights import Progress, Weights, from_module, load_weights
 
 _log = logging.getLogger(__name__)
@@ -77,8 +77,8 @@ class Decoder:
         """Load a folder or hub id.
 
         executor  "native" (our own kernels, for decoders like Llama's, Mistral's and Qwen's), "openvino", "torch", or
-                  "auto": on a CPU in float32 native where it suits, in int8 for small models only, else OpenVINO
-                  (experts aside); else torch.
+                  "auto": on a CPU native where it suits, in int8 only small models or where the processor lacks
+                  VNNI, else OpenVINO (experts aside); else torch.
         dtype     None: bfloat16 on CUDA, float32 on a CPU.
         device    None: CUDA if there is one and the executor is "auto" or "torch", else the CPU.
         quantize  None or "int8" (CPU).
@@ -306,9 +306,8 @@ def choose_executor(
 
 def _suiting(config: DecoderConfig, quantize: str | None) -> str:
     """The executor for a decoder on a CPU in float32. Our own kernels read weights of 16 bits as they are, half of what
-    OpenVINO reads; in int8 both read the same, and ours are ahead where a model is made of operators more than of
-    arithmetic."""
-    if suits(config, quantize) and (quantize is None or matrix_values(config) < ONE_THREAD_BYTES):
+    OpenVINO reads; in int8 both read the same."""
+    if suits(config, quantize) and (quantize is None or leads_in_int8(matrix_values(config))):
         return "native"
     if config.experts is not None:
         return "torch"
