@@ -167,8 +167,8 @@ class EagleDrafter:
         return Drawn(tokens, self._scattered(drawn.logits), laws)
 
     def _scattered(self, values: Tensor, elsewhere: float = -torch.inf) -> Tensor:
-        """Logits, or laws, [..., draft_vocab] over draft ids -> [..., V] over target ids; what ids have that the head
-        does not guess is given."""
+        """Logits, or laws, [..., draft_vocab] over draft ids -> [..., V] over target ids; `elsewhere` is for those that
+        the head does not guess."""
         if self._ids is None:
             return values
         out = values.new_full((*values.shape[:-1], self.vocab_size), elsewhere)

@@ -236,7 +236,7 @@ class ModelDrafter:
             self._warned = True
             log.warning(
                 "the draft model's context of %d tokens is full at a sequence of %d tokens: it stops drafting there, "
-                "plain decoding goes on",
+                "plain decoding goes on (the option window lets it begin anew on the end of the text)",
                 self.context,
                 len(seq.tokens),
             )

@@ -71,9 +71,10 @@ class NativeEagle(NativePaged):
         logits = np.empty((max(steps, 1), count, self._padded), np.float32)
         laws = np.empty((steps, count if steps else 0, vocab if sampled else 0))
         threads, picks = self._threads.of(batch.splits[-1]), picks_of(draws, steps, count, vocab)
+        given = features.float().contiguous().numpy()  # kernels are compiled for no other layout
         with Threads.turn(threads):
             sound = eagle.draft(
-                *(self._head, self._caches(batch), rows, batch.tokens.numpy(), features.float().numpy(), own, wanted),
+                *(self._head, self._caches(batch), rows, batch.tokens.numpy(), given, own, wanted),
                 *(picks, drawn, after, logits, laws, threads),
             )
         if steps:
