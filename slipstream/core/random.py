@@ -25,7 +25,7 @@ class Stream:
 
     def __init__(self, seed: int | None = None):
         self.seed = (secrets.randbits(64) if seed is None else seed) & (2**64 - 1)
-        philox = np.random.Philox()
+        philox = np.random.Philox(key=0)  # each draw sets its own; without one, the system is asked for noise
         self._generator = np.random.Generator(philox)
         self._state = philox.state
         self._state["buffer_pos"] = 4  # nothing is left over from an earlier draw
