@@ -37,7 +37,7 @@ class NativeEagle(NativePaged):
         super().__init__(c.layers, c.kv_heads, c.head_dim)
         self.config, self.device = head.config, torch.device("cpu")
         self.ids = target_ids(head).cpu()
-        self._head = _head(head, quantize, embedding)
+        self._head = _head(head, self.ids, quantize, embedding)
         self._threads = Threads(threads, self.weight_bytes)
         self._padded = self._head.own.head.values.shape[1]
         with readied():
@@ -83,7 +83,7 @@ class NativeEagle(NativePaged):
         return made, torch.from_numpy(after), raw, torch.from_numpy(laws) if sampled else None
 
 
-def _head(head: EagleHead, quantize: str | None, embedding: np.ndarray | None) -> eagle.Head:
+def _head(head: EagleHead, ids: Tensor, quantize: str | None, embedding: np.ndarray | None) -> eagle.Head:
     c, d, weights = head.config, head.config.decoder, head.state_dict()
     table = weights["embed_tokens.weight"] if c.own_embedding else head.borrowed["embedding"]
     output = head.borrowed["lm_head"] if c.version == 1 else weights["lm_head.weight"]
@@ -129,7 +129,7 @@ def _head(head: EagleHead, quantize: str | None, embedding: np.ndarray | None) -
         tap_norms=np.stack(tap_norms) if tap_norms else linear.NONE,
         joint_norm=vector("input_norm.weight").numpy()[None] if c.norm_before_fc else linear.NONE,
         feature_norm=vector("midlayer.hidden_norm.weight").numpy()[None] if c.version == 3 else linear.NONE,
-        ids=target_ids(head).cpu().numpy(),
+        ids=ids.numpy(),
         normed_start=c.norm_before_residual,
         normed_end=c.norm_output,
     )

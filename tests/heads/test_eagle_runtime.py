@@ -29,6 +29,7 @@ SHORT = {"draft_vocab": 24}
 NATIVE = importlib.util.find_spec("numba") is not None
 if NATIVE:
     from slipstream.kernels.linear import panels
+needs_numba = pytest.mark.skipif(not NATIVE, reason="numba is not installed")
 BIASES = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
 
 
@@ -130,8 +131,9 @@ RUNTIMES = {"torch": (TorchEagle, 1e-10), "openvino": (openvino, 2e-5), "native"
 
 @pytest.fixture(
     params=[
-        pytest.param(name, marks=pytest.mark.skipif(name == "native" and not NATIVE, reason="numba is not installed"))
-        for name in RUNTIMES
+        "torch",
+        "openvino",
+        pytest.param("native", marks=needs_numba),
     ]
 )
 def run(request: pytest.FixtureRequest, made: EagleHead) -> tuple[EagleRuntime, float]:
@@ -293,7 +295,7 @@ def test_what_is_trained_is_what_runs(kind: str) -> None:
                 hidden, logits = runtime.extend(row, hidden, own=True)
 
 
-@pytest.mark.skipif(not NATIVE, reason="numba is not installed")
+@needs_numba
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_our_kernels_run_the_heads_of_targets_that_they_run(quantize: str | None) -> None:
     wide = head(variant(3, 32, decoder={"hidden_size": 32, "intermediate_size": 64}), spread=0.4).float()
@@ -318,7 +320,7 @@ def test_our_kernels_run_the_heads_of_targets_that_they_run(quantize: str | None
     assert native_suits(head(variant(3)), "int8") is False  # rows of 18 columns
 
 
-@pytest.mark.skipif(not NATIVE, reason="numba is not installed")
+@needs_numba
 def test_larger_heads_in_int8_are_left_to_openvino_where_it_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     large = EagleHead(variant(3, 32, decoder={"hidden_size": 1024, "intermediate_size": 2048}))
     assert native_suits(large, None)
@@ -327,7 +329,7 @@ def test_larger_heads_in_int8_are_left_to_openvino_where_it_is_ahead(monkeypatch
         assert native_suits(large, "int8") is not there
 
 
-@pytest.mark.skipif(not NATIVE, reason="numba is not installed")
+@needs_numba
 def test_a_head_whose_states_overflow_is_refused(made: EagleHead) -> None:
     runtime, text = native(made), Text(made, 4)
     batch, features = true_batch([text], [0], [3])

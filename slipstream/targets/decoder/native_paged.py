@@ -6,6 +6,7 @@ import contextlib
 import threading
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 
@@ -29,8 +30,6 @@ class Threads:
     """How many threads a call takes. most: None for as many as torch has; nbytes: of the weights that a pass reads."""
 
     def __init__(self, most: int | None, nbytes: int):
-        import numba
-
         self.most = min(most or torch.get_num_threads(), numba.get_num_threads())
         self._small = nbytes < ONE_THREAD_BYTES
 
