@@ -25,7 +25,7 @@ from slipstream.text import load_tokenizer
 
 MEMORY_REPEATS = 2
 
-ROWS = {"plain": "float32", "openvino": "openvino", "int8": "int8"}
+ROWS = {"plain": "float32", "int8": "int8"}
 """Contender whose target's rows are timed -> name of the series."""
 
 
@@ -44,13 +44,12 @@ def arguments() -> argparse.Namespace:
 
 
 def wanted(figures: list[str]) -> list[str]:
-    """The contenders that the figures need and who is shown beside them, in the order of `CONTENDERS`."""
+    """The contenders that the figures need, in the order of `CONTENDERS`."""
     names = {end.split("_", 1)[1] if end.startswith(("outside_", "step_")) else end
              for key in figures for end in (FIGURES[key].top, FIGURES[key].bottom)}  # fmt: skip
     if "ngram_edit" in names:
         names.add("plain_edit")
     names |= {CONTENDERS[name].same_k for name in names & CONTENDERS.keys()}
-    names |= {key for key, who in CONTENDERS.items() if who.beside and who.beside in names}
     return [key for key in CONTENDERS if key in names]
 
 

@@ -23,7 +23,6 @@ class Contender:
     lengths  draft lengths among which the fastest is chosen, on prompts that are not measured.
     same_k   instead: takes the draft length that was chosen for this contender.
     draft_tokens  instead: this draft length.
-    beside   shown wherever this contender is: the same, done otherwise.
     exact    False where weights or arithmetic differ from the others', so its text may too.
     note     what the reader of a table must know about this row.
     """
@@ -35,7 +34,6 @@ class Contender:
     lengths: tuple[int, ...] = ()
     same_k: str = ""
     draft_tokens: int = 0
-    beside: str = ""
     exact: bool = True
     note: str = ""
 
@@ -43,10 +41,6 @@ class Contender:
 CONTENDERS = {
     "plain": Contender("Slipstream, plain", "slipstream", "plain"),
     "draft": Contender("Slipstream, draft model", "slipstream", "draft", lengths=DRAFT_LENGTHS),
-    "openvino": Contender("Slipstream on OpenVINO, plain", "slipstream", "openvino", beside="plain"),
-    "openvino_draft": Contender(
-        "Slipstream on OpenVINO, draft model", "slipstream", "openvino_draft", lengths=DRAFT_LENGTHS, beside="draft"
-    ),
     "int8": Contender("Slipstream, plain, int8", "slipstream", "int8", exact=False),
     "plain_edit": Contender("Slipstream, plain", "slipstream", "plain", "edit"),
     "ngram_edit": Contender("Slipstream, n-gram", "slipstream", "ngram", "edit", lengths=LOOKUP_LENGTHS),
@@ -90,8 +84,6 @@ def loads(target: str, draft: str) -> dict[tuple[str, str], dict[str, Any]]:
     return {
         ("slipstream", "plain"): {"target": target},
         ("slipstream", "draft"): {"target": target, "draft": draft},
-        ("slipstream", "openvino"): {"target": target, "executor": "openvino"},
-        ("slipstream", "openvino_draft"): {"target": target, "draft": draft, "executor": "openvino"},
         ("slipstream", "int8"): {"target": target, "quantize": "int8"},
         ("slipstream", "ngram"): {"target": target, "draft": "ngram"},
         ("slipstream", "suffix"): {"target": target, "draft": "suffix"},

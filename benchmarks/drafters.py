@@ -24,8 +24,8 @@ from slipstream.lab.bench import BenchConfig, Contender, bench
 from slipstream.lab.prompts import Prompt, PromptSet, load
 from slipstream.lab.results import Result
 from slipstream.llm import LLM, as_target
+from slipstream.settings import EXECUTORS
 from slipstream.targets.base import Target
-from slipstream.targets.decoder.model import EXECUTORS
 
 Arm = dict[str, Any]
 

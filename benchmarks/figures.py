@@ -48,24 +48,16 @@ FIGURES = {
         "n-gram speculation on edit prompts against our own plain decoding", 2.0, "plain_edit", "ngram_edit"),
     "int8_vs_float32": Figure(
         "int8 weights against float32, plain decoding", 1.7, "plain", "int8"),
-    "int8_vs_float32_openvino": Figure(
-        "the same, both on OpenVINO", 1.7, "openvino", "int8"),
     "rows_float32": Figure(
         "target's time for 8 rows over 1 row, float32", 1.35, "rows8_float32", "rows1_float32", at_most=True),
-    "rows_openvino": Figure(
-        "the same on OpenVINO", 1.35, "rows8_openvino", "rows1_openvino", at_most=True),
     "rows_int8": Figure(
         "target's time for 8 rows over 1 row, int8", 1.35, "rows8_int8", "rows1_int8", at_most=True),
     "outside_plain": Figure(
         "share of a step outside the target's forwards, plain decoding", 0.10,
         "outside_plain", "step_plain", at_most=True, share=True),
-    "outside_openvino": Figure(
-        "the same on OpenVINO", 0.10, "outside_openvino", "step_openvino", at_most=True, share=True),
     "outside_draft": Figure(
         "share of a step outside target and draft forwards, draft-model speculation", 0.10,
         "outside_draft", "step_draft", at_most=True, share=True),
-    "outside_openvino_draft": Figure(
-        "the same on OpenVINO", 0.10, "outside_openvino_draft", "step_openvino_draft", at_most=True, share=True),
     "memory": Figure(
         "peak memory beyond the bare imports over weights and KV, plain float32", 1.6,
         "peak", "weights_and_kv", at_most=True),

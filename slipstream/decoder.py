@@ -57,7 +57,7 @@ def load_model_pair(target_id: str | Path, draft_id: str | Path, **load: Any) ->
     """Load a target, a draft model and their tokenizer; refuses pairs whose vocabularies differ (`PairError`).
 
     target_id, draft_id: directories, hub ids, or "embedded".
-    `load`: executor, dtype, device, quantize, threads, as in `LLM`. Returns (target, draft, tokenizer), which
+    `load`: executor, dtype, device, quantize, threads, kv_dtype, as in `LLM`. Returns (target, draft, tokenizer), which
     `SpeculativeDecoder` and `LLM(target, draft, tokenizer=tokenizer)` take as they are.
     """
     target, draft = checkpoint_of(target_id, "target"), checkpoint_of(draft_id, "draft")

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from slipstream.core.params import SamplingParams
+from slipstream.core.plain import plain_steps
 from slipstream.core.sequence import Sequence, TokenLogprob
 from slipstream.core.stats import SpecStats
 from slipstream.core.step import step
@@ -27,6 +29,7 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.heads.checkpoint import recognise
+from slipstream.settings import DRAFT_QUANTISATIONS, one_of
 from slipstream.targets.base import Target
 from slipstream.text import Decode, Piece, TextStream, decoder_of, load_tokenizer
 
@@ -81,10 +84,11 @@ class LLM:
     draft_tokens  most guesses a step (K, gamma).
     rule          how guesses are verified: "rejection", "block", "coupled", "greedy", or "typical", which is lossy.
     max_batch     most sequences that are decoded at once.
-    executor      "auto", "native", "openvino" or "torch"; dtype, device, quantize ("int8") and threads as in
-                  `Decoder.load`.
-    draft_quantize  "int8" or "none" for the draft model alone; None: as the target. Its weights decide how often its
-                  guesses stand and what they cost, never what is said.
+    executor      "auto", "native" or "torch"; dtype, device, quantize ("int8", "w8a16", "w8a8"), threads and kv_dtype
+                  as in `Decoder.load`.
+    draft_quantize  "int8" (which is "w8a8" for a draft model), "w8a16", "w8a8" or "none" for the draft model alone;
+                  None: as the target. Quantising the draft changes how often its tokens are accepted and what they
+                  cost, never the output's distribution.
     tokenizer     only needed if the target brings none; without one, prompts are token ids.
     draft_options options of the drafter, e.g. {"confidence": 0.3} or {"max_ngram": 4}.
     progress      called with (bytes read, bytes in all) while weights are loaded.
@@ -106,6 +110,7 @@ class LLM:
         quantize: str | None = None,
         draft_quantize: str | None = None,
         threads: int | None = None,
+        kv_dtype: str | None = None,
         tokenizer: Any = None,
         draft_options: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -120,16 +125,18 @@ class LLM:
             "device": device,
             "quantize": quantize,
             "threads": threads,
+            "kv_dtype": kv_dtype,
+            "progress": progress,
         }
-        self._load["progress"] = progress
-        if draft_quantize not in (None, "none", "int8"):
-            raise ParameterError(f"draft_quantize is {draft_quantize!r}", fix="choose None, 'none' or 'int8'")
-        self._draft_load = dict(self._load)
+        if draft_quantize is not None:
+            one_of("draft_quantize", draft_quantize, DRAFT_QUANTISATIONS)
+        self._draft_load = self._load | {"role": "draft"}
         if draft_quantize is not None:
             self._draft_load["quantize"] = None if draft_quantize == "none" else draft_quantize
         if max_batch < 1:
             raise ParameterError(f"max_batch is {max_batch}, must be at least 1")
         self.max_batch = max_batch
+        self._turn = threading.RLock()  # steps of several Python threads take turns
         path = _path(target, "target")
         self.target: Target = as_target(target if path is None else path, **self._load)
         self.tokenizer = tokenizer if tokenizer is not None or path is None else load_tokenizer(path)
@@ -251,7 +258,8 @@ class LLM:
         )
 
     def decode(self, seqs: Seq[Sequence]) -> Iterator[list[Sequence]]:
-        """Run sequences to their ends, `max_batch` at a time; yields the batch after every step."""
+        """Run sequences to their ends, `max_batch` at a time; yields the batch after every step, or every
+        several where nothing is guessed (see `core.plain`)."""
         waiting, active = deque(seqs), list[Sequence]()
         try:
             while waiting or active:
@@ -259,7 +267,10 @@ class LLM:
                     active.append(waiting.popleft())
                 for seq in active:
                     seq.coupled = self._rule.name == "coupled"
-                step(active, self.target, self.drafter, self._rule, self._draft_tokens)
+                how = (active, self.target, self.drafter, self._rule, self._draft_tokens)
+                with self._turn:
+                    if not plain_steps(*how):
+                        step(*how)
                 for seq in active:
                     if seq.finish:
                         self._release(seq)

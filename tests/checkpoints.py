@@ -50,6 +50,7 @@ def make_model(folder: Path, seed: int = 0, vocab_size: int = 320, noise: float 
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        "head_dim": 16,
         "max_position_embeddings": CONTEXT,
         "initializer_range": 0.25,
         "bos_token_id": None,

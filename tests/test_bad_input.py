@@ -24,6 +24,12 @@ def broken(tiny: Tiny, tmp_path: Path) -> Path:
     return clone(tiny.target, tmp_path / "broken")
 
 
+@pytest.fixture(scope="module")
+def compiled(tiny: Tiny) -> None:
+    """The kernels, so that nobody is told that they are being compiled."""
+    LLM(tiny.target, executor="native")
+
+
 def edit_config(folder: Path, **changes) -> None:
     config = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
@@ -70,7 +76,7 @@ def pickle_weights(folder: Path) -> None:
 
 
 def wrong_shape(folder: Path) -> None:
-    edit_config(folder, hidden_size=64, head_dim=12)
+    edit_config(folder, hidden_size=64)
 
 
 def garble_config(folder: Path) -> None:
@@ -116,9 +122,9 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("executor", ["torch", "openvino"])
+@pytest.mark.parametrize("executor", ["torch", "native"])
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_a_broken_checkpoint(cli, broken, name, executor):
+def test_a_broken_checkpoint(cli, compiled, broken, name, executor):
     damage, messages = CHECKPOINTS[name]
     damage(broken)
     result = cli("generate", "for", "-n", "4", "-m", broken, "--executor", executor)
@@ -227,10 +233,37 @@ def test_empty_prompts_of_the_python_interface(tiny, given, message):
 
 
 def test_a_setting_that_cannot_be_honoured(cli, tiny):
-    result = cli("generate", "for", "-m", tiny.target, "--executor", "openvino", "--dtype", "float64")
+    result = cli("generate", "for", "-m", tiny.target, "--executor", "native", "--dtype", "float64")
     assert result.code == 2
-    assert "executor='openvino'" in result.said
+    assert "executor='native'" in result.said
     assert "Fix:" in result.said
+
+
+GONE = (
+    "there is no OpenVINO executor any more. It was removed because the native executor is faster. Fix: drop the option"
+)
+
+
+def test_the_openvino_executor_is_gone_and_the_message_says_what_to_do(cli, tiny, tmp_path):
+    """On the command line before anything is loaded, from a file that an older `tune` wrote, and in Python."""
+    (tmp_path / "old.json").write_text(json.dumps({"executor": "openvino"}))
+    for words in (["--executor", "openvino"], ["--config", tmp_path / "old.json"]):
+        result = cli("generate", "for", "-m", "/nonexistent", *words)
+        assert (result.code, result.out) == (2, "")
+        assert GONE.lower() in result.said.lower()
+    with pytest.raises(ParameterError, match="(?i)" + GONE):
+        LLM(tiny.target, executor="openvino")
+
+
+def test_settings_of_the_KV_cache_that_cannot_be_honoured(cli, tiny):
+    result = cli("generate", "for", "-m", "/nonexistent", "--kv-dtype", "float61")
+    assert result.code == 2
+    assert "kv_dtype is 'float61'" in result.said
+    assert "did you mean 'float16'?" in result.said
+    result = cli("generate", "for", "-m", tiny.target, "--executor", "torch", "--kv-dtype", "float16")
+    assert result.code == 2
+    assert "kv_dtype='float16' was asked of the torch executor" in result.said
+    assert "Fix: drop kv_dtype" in result.said
 
 
 def test_a_checkpoint_without_a_tokenizer_says_how_to_go_on(cli, tiny, tmp_path):

@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
+from slipstream.backends.native.kernels.processor import has_bfloat16_dots
+from slipstream.cli.engine import load
+from slipstream.cli.options import ModelOptions
 from slipstream.core.draft import Draft
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError, PromptError
+from slipstream.lab.provenance import engine_facts
 from slipstream.targets.decoder.model import Decoder
 from tests.checkpoints import CONTEXT, Tiny, make_model
 
@@ -253,6 +257,7 @@ class Scripted(NoDrafter):
     """Returns whatever it was given, or raises it."""
 
     name = "scripted"
+    silent = False
 
     def __init__(self, answer):
         self.answer = answer
@@ -297,15 +302,46 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_name():
 @pytest.mark.parametrize(("own", "expected"), [(None, "int8"), ("none", None), ("int8", "int8")])
 def test_r24_the_draft_model_can_be_quantised_on_its_own(monkeypatch, tiny, own, expected):
     asked = []
-    load = Decoder.load
+    original = Decoder.load
 
     def remember(path, **options):
         asked.append(options["quantize"])
-        return load(path, **options)
+        return original(path, **options)
 
     monkeypatch.setattr(Decoder, "load", staticmethod(remember))
     LLM(tiny.target, draft=tiny.draft, quantize="int8", draft_quantize=own, executor="torch")
     assert asked == ["int8", expected]
+
+
+@pytest.mark.parametrize(
+    ("settings", "target", "draft"),
+    [
+        ({"quantize": "int8"}, "w8a16", "w8a8"),
+        ({"quantize": "w8a8"}, "w8a8", "w8a8"),
+        ({"quantize": "w8a16", "draft_quantize": "none"}, "w8a16", None),
+        ({"draft_quantize": "int8"}, None, "w8a8"),
+        ({"draft_quantize": "w8a16", "kv_dtype": "float16"}, None, "w8a16"),
+        ({"kv_dtype": "float32"}, None, None),
+    ],
+    ids=str,
+)
+def test_settings_of_the_native_executor_reach_target_and_draft_and_are_recorded(tiny, settings, target, draft):
+    """Through the options of the command line, as `slipstream generate` passes them."""
+    llm = load(ModelOptions(target=str(tiny.target), draft=str(tiny.draft), executor="native", **settings), quiet=True)
+    executors = [llm.target.executor, llm.drafter.drafter.model.executor]
+    assert [executor.quantize for executor in executors] == [target, draft]
+    kv_dtype = settings.get("kv_dtype", "float32")
+    assert {executor.kv_dtype for executor in executors} == {kv_dtype}
+    facts = engine_facts(llm)
+    assert (facts["executor"], facts["quantize"], facts["kv_dtype"]) == ("native", target, kv_dtype)
+    assert len(llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True))[0].token_ids) == 8
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_a_dtype_on_a_cpu_chooses_the_executor(tiny, dtype):
+    native = dtype == "float32" or (dtype == "bfloat16" and has_bfloat16_dots())
+    llm = LLM(tiny.target, dtype=dtype, device="cpu")
+    assert (llm.target.executor.name, engine_facts(llm)["dtype"]) == ("native" if native else "torch", dtype)
 
 
 def test_an_unknown_quantisation_of_the_draft_is_refused():

@@ -147,7 +147,7 @@ def test_sizes_are_those_of_the_files(tiny):
     assert seen.parameters == seen.active_parameters == count
     assert seen.stored == {"F32": 4 * count}
     assert seen.step_parameters == count - 320 * 48  # of its input embedding a step reads one row
-    assert seen.kv_bytes(4) == 2 * 2 * 2 * 12 * 4
+    assert seen.kv_bytes(4) == 2 * 2 * 2 * 16 * 4
     assert seen.chat_template
 
 

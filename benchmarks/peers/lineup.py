@@ -23,7 +23,6 @@ BINDINGS = "drafts by a second model through the bindings' draft interface; llam
 
 MODEL = {
     "draft": Contender("Slipstream, draft model", "slipstream", "draft"),
-    "openvino_draft": Contender("Slipstream on OpenVINO, draft model", "slipstream", "openvino_draft"),
     "eagle3": Contender("Slipstream, EAGLE-3 head", "slipstream", "eagle3"),
     "transformers_draft": Contender("transformers, assisted", "transformers", "target"),
     "llamacpp_draft": Contender("llama.cpp F32, draft model", "llamacpp", "draft", note=BINDINGS),
@@ -42,7 +41,6 @@ LOOKUP = {
 """Who drafts by looking up text."""
 PLAIN = {
     "plain": Contender("Slipstream, plain", "slipstream", "plain"),
-    "openvino": Contender("Slipstream on OpenVINO, plain", "slipstream", "openvino"),
     "int8": Contender("Slipstream, plain, int8", "slipstream", "int8", exact=False),
     "transformers": Contender("transformers, plain", "transformers", "target"),
     "llamacpp": Contender("llama.cpp F32, plain", "llamacpp", "F32"),

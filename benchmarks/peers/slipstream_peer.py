@@ -23,17 +23,16 @@ def load(
     target: str,
     draft: str | list[str] | None = None,
     quantize: str | None = None,
-    executor: str = "auto",
 ) -> dict[str, Any]:
     """Load an engine under a name; `draft` and the rest as in `LLM`."""
-    loaded[name] = {"target": target, "draft": draft, "quantize": quantize, "executor": executor}
+    loaded[name] = {"target": target, "draft": draft, "quantize": quantize}
     _engine(name, 0)
     return {}
 
 
 def _engine(name: str, draft_tokens: int) -> LLM:
     """The engine of that name, made anew where it was made for another draft length: what a drafter prepares for one
-    length (graphs, above all) must not weigh on another."""
+    length must not weigh on another."""
     if name not in models or models[name].draft_tokens != draft_tokens:
         models.pop(name, None)
         llm = LLM(**loaded[name], draft_tokens=draft_tokens, dtype="float32", threads=THREADS)
@@ -112,6 +111,6 @@ def rows(name: str, past: int, counts: Seq[int], repeats: int) -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    packages = ("slipstream", "torch", "openvino", "transformers")
+    packages = ("slipstream", "torch", "numba", "transformers")
     info = lambda: {"versions": versions(*packages)}  # noqa: E731
     serve({"info": info, "load": load, "generate": generate, "rows": rows})

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from slipstream.llm import LLM
 
 
-def load(models: ModelOptions, quiet: bool = False) -> LLM:
-    """Load target and drafter. Raises the errors of `LLM`."""
-    quieten()
+def load(models: ModelOptions, quiet: bool = False, silent: bool = False) -> LLM:
+    """Load target and drafter, `quiet`: without a progress bar, `silent`: without warnings. Raises the errors of
+    `LLM`."""
+    quieten(silent)
     console = render.err()
     options = parse_options(models.drafter_option or ())
     with loading(console, quiet) as progress:
@@ -35,13 +36,14 @@ def load(models: ModelOptions, quiet: bool = False) -> LLM:
             device=models.device,
             quantize=models.quantize,
             draft_quantize=models.draft_quantize,
+            kv_dtype=models.kv_dtype,
             threads=models.threads,
             draft_options=options | models.draft_option,
             progress=progress,
         )
 
 
-def quieten() -> None:
+def quieten(silent: bool = False) -> None:
     """One voice on standard error: ours. Libraries keep their progress bars and advice to themselves."""
     for name, value in (
         ("TRANSFORMERS_VERBOSITY", "error"),
@@ -49,7 +51,7 @@ def quieten() -> None:
         ("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"),
     ):
         os.environ.setdefault(name, value)
-    render.show_warnings()
+    render.show_warnings(silent)
 
 
 @contextmanager
@@ -90,6 +92,6 @@ def banner(llm: LLM, models: ModelOptions) -> str:
 
 
 def on(target: Any) -> str:
-    """What a target runs on, e.g. "openvino on cpu"."""
+    """What a target runs on, e.g. "native on cpu"."""
     executor = getattr(target, "executor", None)
     return f"{executor.name} on {target.device}" if executor is not None else str(target.device)

@@ -38,7 +38,7 @@ def generate(
     On a terminal, colours show which tokens were drafted and accepted and which the target chose itself.
     """
     text, params = read_prompt(prompt, file), sampling.params()
-    llm = load(models, quiet or as_json)
+    llm = load(models, quiet or as_json, silent=quiet)
     request: Prompt = llm.chat_prompt(text) if chat else text
     if not quiet:
         render.line(banner(llm, models))

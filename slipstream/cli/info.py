@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from slipstream.cli import render
 from slipstream.cli.engine import checkpoint, quieten
 
+if TYPE_CHECKING:
+    from slipstream.facts import ModelFacts
+    from slipstream.targets.decoder.config import DecoderConfig
+
+SETTINGS = {
+    "w8a16": "quantize w8a16",
+    "w8a8": "quantize w8a8",
+    "bfloat16": "dtype bfloat16",
+    "float16 KV": "kv-dtype float16",
+}
+"""Name of a distance -> the option that it belongs to."""
+
 
 def info(
     model: Annotated[str, typer.Argument(help="Folder, hub id, or 'embedded'.")] = "embedded",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show a model's architecture, sizes, tokenizer, and the executor that would run it. No weights are loaded."""
+    """Show a model's architecture, sizes, tokenizer, the executor that would run it, and what its settings cost in
+    accuracy. No weights are loaded."""
     quieten()
     found = describe(model)
     if as_json:
@@ -27,12 +40,14 @@ def info(
 
 def describe(model: str) -> dict[str, Any]:
     """Plain JSON values. Raises the family of `LoadError`; an unsupported architecture is one of them."""
+    from slipstream.backends.native.weights import refusal
     from slipstream.facts import facts
     from slipstream.targets.decoder.model import choose_executor
 
     seen = facts(checkpoint(model, "target"))
     config, experts = seen.config, seen.config.experts
     executor, device, dtype = choose_executor(config, "auto", None, None)
+    reason = refusal(config) if executor == "torch" and device.type == "cpu" else None
     windows = sorted({w for w in config.windows if w is not None})
     return {
         "model": model,
@@ -47,7 +62,7 @@ def describe(model: str) -> dict[str, Any]:
         "active_parameters": seen.active_parameters,
         "stored_bytes": seen.stored,
         "loaded_dtype": str(dtype).removeprefix("torch."),
-        "loaded_bytes": seen.parameters * dtype.itemsize,
+        "loaded_bytes": loaded_bytes(seen, executor, dtype.itemsize),
         "vocab_size": config.vocab_size,
         "tokens": None if seen.tokenizer is None else len(seen.tokenizer.tokens),
         "context": config.context,
@@ -63,7 +78,30 @@ def describe(model: str) -> dict[str, Any]:
         "chat_template": seen.chat_template,
         "executor": executor,
         "device": str(device),
+        "not_native": reason,
+        "native": native(config) if executor == "native" else None,
         "supported": True,
+    }
+
+
+def native(config: DecoderConfig) -> dict[str, Any]:
+    """What the native executor offers for such a model on this processor, and how far each setting is from float64.
+    kl and agreement as in `Distance`; refused: why a setting is not there, else None."""
+    import torch
+
+    from slipstream.backends.native.accuracy import MEASURED_ON, bfloat16_products, distances, int8_products
+    from slipstream.backends.native.weights import refusal
+
+    asked: dict[str, Any] = {"w8a16": {"quantize": "w8a16"}, "w8a8": {"quantize": "w8a8"}}
+    asked["bfloat16"] = {"dtype": torch.bfloat16}
+    return {
+        "int8_products": int8_products(),
+        "bfloat16_products": bfloat16_products(),
+        "distances": {
+            name: {**vars(distance), "refused": refusal(config, **asked.get(name, {}))}
+            for name, distance in distances().items()
+        },
+        "measured_on": MEASURED_ON,
     }
 
 
@@ -78,7 +116,7 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("architecture", f"{found['architecture']}, {found['layers']} layers of width {found['hidden_size']}"),
         ("parameters", render.count(found["parameters"]) + active),
         ("stored", " + ".join(sizes) or "unknown"),
-        ("loaded", f"{render.size(found['loaded_bytes'])} in {found['loaded_dtype']}"),
+        ("loaded", f"{render.size(found['loaded_bytes'])}, computed in {found['loaded_dtype']}"),
         ("attention", f"{found['heads']} heads, {found['kv_heads']} of keys and values, {found['head_dim']} wide"),
         (
             "window",
@@ -93,8 +131,30 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("special", special or "unknown"),
         ("head", "tied to the embedding" if found["tied_head"] else "its own"),
         ("chat template", render.yes(found["chat_template"])),
-        ("executor", f"{found['executor']} on {found['device']}"),
+        ("executor", f"{found['executor']} on {found['device']}" + because(found["not_native"])),
+        *native_rows(found["native"]),
     ]
+
+
+def loaded_bytes(seen: ModelFacts, executor: str, itemsize: int) -> int:
+    """Of the weights in memory. The native executor keeps those of 16 bits as they are stored."""
+    whole = seen.parameters * itemsize
+    return min(whole, sum(seen.stored.values())) if executor == "native" and seen.stored else whole
+
+
+def because(reason: str | None) -> str:
+    return "" if reason is None else f"; not native: {reason}"
+
+
+def native_rows(found: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Instructions, and a line for each setting."""
+    if found is None:
+        return []
+    made = [("int8 products", found["int8_products"]), ("bfloat16", found["bfloat16_products"])]
+    for name, d in found["distances"].items():
+        said = f"KL {d['kl']:.1e} nats a token, argmax agreement {100 * d['agreement']:.2f} %"
+        made.append((SETTINGS[name], said if d["refused"] is None else f"not here: {d['refused']}"))
+    return [*made, ("measured on", found["measured_on"])]
 
 
 def positions(found: dict[str, Any]) -> str:

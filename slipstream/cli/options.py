@@ -20,6 +20,7 @@ import typer
 
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError, did_you_mean
+from slipstream.settings import DRAFT_QUANTISATIONS, DTYPES, KV_DTYPES, QUANTISATIONS, check_executor, one_of
 
 RULES = ("greedy", "rejection", "block", "coupled", "typical")
 DRAFTERS = (
@@ -30,8 +31,6 @@ HEADS = ("medusa", "eagle", "eagle3")
 """Drafters that read a draft head."""
 BLENDS = ("hybrid", "bandit")
 """Drafters made of others, to which a draft model may belong."""
-EXECUTORS = ("auto", "native", "openvino", "torch")
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 ALIASES = {
     "--model": "--target",
@@ -109,17 +108,40 @@ class ModelOptions:
     executor: Annotated[
         str,
         typer.Option(
-            help="auto, native, openvino or torch; on a CPU auto takes native if it can.", rich_help_panel=_MODELS
+            help="auto, native or torch; on a CPU auto takes native if it can run the model.", rich_help_panel=_MODELS
         ),
     ] = "auto"
     dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, float16 or float64.", rich_help_panel=_MODELS)
+        str | None,
+        typer.Option(
+            help="float32, bfloat16, float16 or float64; the native executor has the first two.",
+            rich_help_panel=_MODELS,
+        ),
     ] = None
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=_MODELS)] = None
     threads: Annotated[int | None, typer.Option(help="CPU threads.", rich_help_panel=_MODELS)] = None
-    quantize: Annotated[str | None, typer.Option(help="int8: weights in 8 bits (CPU).", rich_help_panel=_MODELS)] = None
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            help="int8 weights on a CPU, activations in 16 or 8 bits: w8a16, w8a8, or int8 (w8a16; w8a8 for a draft).",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
     draft_quantize: Annotated[
-        str | None, typer.Option(help="int8 or none, for the draft model alone.", rich_help_panel=_MODELS)
+        str | None,
+        typer.Option(
+            help="int8 (w8a8), w8a16, w8a8 or none, for the draft model alone.",
+            rich_help_panel=_MODELS,
+            show_default="as --quantize",
+        ),
+    ] = None
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="KV cache of the native executor: float32 or float16.",
+            rich_help_panel=_MODELS,
+            show_default="float32",
+        ),
     ] = None
     drafter: Annotated[
         str | None,
@@ -168,16 +190,18 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         one_of("rule", self.rule, RULES)
-        one_of("executor", self.executor, EXECUTORS)
+        check_executor(self.executor)
         SamplingParams(draft_tokens=self.draft_tokens)  # refuses K < 0
         for name in self.drafter.split(",") if self.drafter is not None else ():
             one_of("drafter", name, DRAFTERS)
         if self.dtype is not None:
             one_of("dtype", self.dtype, DTYPES)
         if self.quantize is not None:
-            one_of("quantize", self.quantize, ("int8",))
+            one_of("quantize", self.quantize, QUANTISATIONS)
         if self.draft_quantize is not None:
-            one_of("draft_quantize", self.draft_quantize, ("int8", "none"))
+            one_of("draft_quantize", self.draft_quantize, DRAFT_QUANTISATIONS)
+        if self.kv_dtype is not None:
+            one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         if self.threads is not None and self.threads < 1:
             raise ParameterError(
                 f"threads is {self.threads}, must be at least 1", fix="leave it out, or give the number of cores"
@@ -271,12 +295,6 @@ class SamplingOptions:
 
 def draft_length(wanted: int | None, method: str) -> int:
     return DRAFT_LENGTHS[method] if wanted is None else wanted
-
-
-def one_of(name: str, value: str, known: Seq[str]) -> None:
-    """Raise ParameterError unless `value` is one of the `known` ones."""
-    if value not in known:
-        raise ParameterError(f"{name} is {value!r}, must be one of {', '.join(known)}", fix=did_you_mean(value, known))
 
 
 def parse_options(pairs: Seq[str]) -> dict[str, Any]:

@@ -125,12 +125,15 @@ class LogHandler(logging.Handler):
         message("warning" if record.levelno >= logging.WARNING else "note", record.getMessage())
 
 
-def show_warnings() -> None:
-    """Send what the library logs through `message`."""
+def show_warnings(quiet: bool = False) -> None:
+    """Send what the library logs through `message`; where it shall be quiet, errors alone."""
     log = logging.getLogger("slipstream")
     if not any(isinstance(handler, LogHandler) for handler in log.handlers):
         log.addHandler(LogHandler())
         log.propagate = False
+    for handler in log.handlers:
+        if isinstance(handler, LogHandler):
+            handler.setLevel(logging.ERROR if quiet else logging.NOTSET)
 
 
 def restore_terminal() -> None:

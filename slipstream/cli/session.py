@@ -9,11 +9,12 @@ from typing import Any
 from slipstream.cli import render
 from slipstream.cli.engine import banner
 from slipstream.cli.generate import run
-from slipstream.cli.options import DRAFTERS, RULES, ModelOptions, draft_length, number, one_of, parse_options
+from slipstream.cli.options import DRAFTERS, RULES, ModelOptions, draft_length, number, parse_options
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.llm import LLM, Prompt
+from slipstream.settings import one_of
 
 NAMES = {"max-new-tokens": "max-tokens", "temp": "temperature", "k": "draft-tokens", "exit": "quit", "n": "max-tokens"}
 """Other names of commands."""

@@ -12,8 +12,9 @@ from slipstream.cli import render
 from slipstream.cli.bench import finish, named_rows, publish, unfinished, writable
 from slipstream.cli.contenders import LabModels, contender, literal, values_of
 from slipstream.cli.engine import load, on
-from slipstream.cli.options import DTYPES, grouped, number, one_of
+from slipstream.cli.options import grouped, number
 from slipstream.errors import ParameterError
+from slipstream.settings import DTYPES, one_of
 
 if TYPE_CHECKING:
     from slipstream.lab.results import Result

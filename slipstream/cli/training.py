@@ -64,7 +64,7 @@ class DataOptions:
         ),
     ] = False
     executor: Annotated[
-        str, typer.Option(help="What runs the target: auto, native, openvino or torch.", rich_help_panel=_DATA)
+        str, typer.Option(help="What runs the target: auto, native or torch.", rich_help_panel=_DATA)
     ] = "auto"
 
 

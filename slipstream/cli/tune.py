@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LOOKUPS = ("ngram", "suffix", "recycling")
 LONGEST = 8
 """Longest drafts considered of what is not a lookup."""
-ENGINE = ("executor", "dtype", "device", "quantize", "draft_quantize", "threads", "rule")
+ENGINE = ("executor", "dtype", "device", "quantize", "draft_quantize", "kv_dtype", "threads", "rule")
 AUTOMATIC = {"executor": "auto", "rule": "rejection"}
 
 

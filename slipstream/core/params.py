@@ -129,6 +129,12 @@ class SamplingParams(Strict):
         return self.greedy and not self.logit_bias and not self.needs_history
 
     @property
+    def temperature_only(self) -> bool:
+        """True if the distribution is the softmax of the bare logits over the temperature, or their argmax."""
+        edited = self.logit_bias or self.needs_history
+        return self.argmax_only or not (edited or self.top_k or self.top_p < 1 or self.min_p)
+
+    @property
     def needs_history(self) -> bool:
         """True if the law at a node depends on which tokens came before it (beyond the model itself)."""
         return bool(

@@ -1,6 +1,7 @@
 """What is counted while decoding, each definition written once.
 
-round             one step in which the target ran for this sequence, prefill included.
+round             one step in which the target ran for this sequence, prefill included. Of several plain steps in one
+                  call (see `plain`) each that gave a token.
 proposed          guesses that were verified. Guesses behind a stop do not count: nobody would have used them.
 accepted          guesses that stand in the output.
 acceptance rate   accepted / proposed.

@@ -57,8 +57,12 @@ def _step(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, dra
 def budget(seq: Sequence, draft_tokens: int) -> int:
     """How deep a guess may lie: no deeper than the tokens that can still be emitted before the last one, which
     needs no guess; nothing while the prompt is pending."""
-    wanted = draft_tokens if seq.params.draft_tokens is None else min(draft_tokens, seq.params.draft_tokens)
-    return 0 if seq.kv_len == 0 else max(0, min(wanted, seq.room - 1))
+    return 0 if seq.kv_len == 0 else max(0, min(wanted(seq, draft_tokens), seq.room - 1))
+
+
+def wanted(seq: Sequence, draft_tokens: int) -> int:
+    """Most guesses that the engine and the request both allow."""
+    return draft_tokens if seq.params.draft_tokens is None else min(draft_tokens, seq.params.draft_tokens)
 
 
 def decide(seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule) -> Verdict:

@@ -62,7 +62,7 @@ def first_maxima(logits: Tensor) -> list[int]:
     if logits.device.type == "cpu" and logits.dtype != torch.bfloat16:  # numpy is ten times as fast; it has no bfloat16
         rows = logits.detach().numpy()
         tops = rows.argmax(-1)  # [R] a NaN counts as the maximum
-        _check(torch.from_numpy(rows[np.arange(len(tops)), tops]))
+        _check_sum(rows[np.arange(len(tops)), tops].sum(dtype=np.float64))
         return tops.tolist()
     best = logits.max(-1)
     _check(best.values)
@@ -70,8 +70,12 @@ def first_maxima(logits: Tensor) -> list[int]:
 
 
 def _check(sample: Tensor) -> None:
+    _check_sum(float(sample.double().sum()))
+
+
+def _check_sum(total: float) -> None:
     # A NaN, or a row of -inf only, makes the whole softmax row NaN and the maximum NaN or -inf; so is then the sum.
-    if not math.isfinite(float(sample.double().sum())):
+    if not math.isfinite(total):
         raise TargetError(
             "logits are NaN, or every token is forbidden, at some position",
             why="no law can be made of them",

@@ -16,6 +16,8 @@ from slipstream.targets.base import TargetOut
 
 @runtime_checkable
 class Drafter(Protocol):
+    """One that never guesses may have `silent = True`: it is not asked, and the target may run several steps on end."""
+
     name: str
     """Short name for tables, e.g. "model" or "ngram"."""
     taps: tuple[int, ...]

@@ -240,9 +240,9 @@ def make(
     target: Target, *, head: str | Path | EagleHead | None = None, quantize: str | None = None, **options: Any
 ) -> EagleDrafter:
     """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the one that
-    ships for this target. quantize: "int8" for the head's weights, unless torch runs it: what is guessed may change,
-    the law of the text does not. options: as in `EagleDraftConfig`, and costs="measured" measures the target here.
-    Raises ParameterError and the families of LoadError and PairError."""
+    ships for this target. quantize: None, or "int8" (w8a8), "w8a16" or "w8a8" for the head's weights on the native
+    backend: what is guessed may change, the law of the text does not. options: as in `EagleDraftConfig`, and
+    costs="measured" measures the target here. Raises ParameterError and the families of LoadError and PairError."""
     return _make(target, head, quantize, "eagle", options)
 
 

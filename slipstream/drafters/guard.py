@@ -28,6 +28,7 @@ class Guard:
     def __init__(self, drafter: Drafter, target: Target):
         self.drafter, self.target = drafter, target
         self.name, self.taps = drafter.name, drafter.taps
+        self.silent: bool = getattr(drafter, "silent", False)
         self.faults = 0
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:

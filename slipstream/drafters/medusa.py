@@ -103,7 +103,7 @@ def assumed(heads: int) -> Accuracies:
 
 
 class Heads(Protocol):
-    """What runs the heads: `MedusaHeads` itself, `NativeMedusa` or `OpenVinoMedusa`."""
+    """What runs the heads: `MedusaHeads` itself or `NativeMedusa`."""
 
     config: MedusaConfig
     token_map: Tensor
@@ -315,11 +315,15 @@ class MedusaDrafter:
         return tree
 
 
-def make(target: Target, *, head: str | Path | MedusaHeads | None = None, **options: Any) -> MedusaDrafter:
+def make(
+    target: Target, *, head: str | Path | MedusaHeads | None = None, quantize: str | None = None, **options: Any
+) -> MedusaDrafter:
     """head: folder or hub id of the heads, or the heads themselves; None: those that ship for the embedded target.
-    Options as in `MedusaDraftConfig`. Raises LoadError, and PairError for heads that were made for another target."""
+    quantize: None, or "int8" (w8a8), "w8a16" or "w8a8" for the heads' weights on the native backend. Options as in
+    `MedusaDraftConfig`. Raises LoadError, and PairError for heads that were made for another target."""
     from slipstream.heads.host import host_of
     from slipstream.heads.medusa_format import fit, load_medusa
+    from slipstream.targets.decoder.model import quantisation
 
     config = MedusaDraftConfig(**options)
     host = host_of(target)
@@ -330,13 +334,15 @@ def make(target: Target, *, head: str | Path | MedusaHeads | None = None, **opti
     made = fit(head if isinstance(head, MedusaHeads) else load_medusa(head), host)
     heads: Heads = made
     if host.executor == "native":
-        from slipstream.heads.medusa_native import NativeMedusa
+        from slipstream.backends.native.medusa import NativeMedusa
 
-        heads = NativeMedusa(made)
-    elif host.graphs:
-        from slipstream.heads.medusa_openvino import OpenVinoMedusa
-
-        heads = OpenVinoMedusa(made)
+        heads = NativeMedusa(made, quantize=quantisation(quantize, "draft"))
+    elif quantize:
+        raise ParameterError(
+            f"quantize={quantize!r} was asked of heads that torch runs",
+            why="torch has no kernels for it",
+            fix="drop quantize, or run the target with executor='native'",
+        )
     if config.costs == "measured":
         from dataclasses import replace
 

@@ -175,14 +175,7 @@ class ModelDrafter:
             if len(shadow.pending) > getattr(self.model, "chunk", 2**31):  # a long prompt is first run in pieces
                 self.extend([seq], [[]])
                 shadow.kv_len -= 1
-            shadow.kv_len = max(0, shadow.kv_len - self._again(len(shadow.pending)))
         return self.model.chains(shadows, steps, draws)  # type: ignore[attr-defined, no-any-return]
-
-    def _again(self, pending: int) -> int:
-        """How many tokens to run once more in front of so many pending ones. A round leaves one or two pending, or as
-        many as a lookup found meanwhile; a runtime that prepares its kernels anew whenever the number of rows changes
-        would do so nearly every round, while a few rows more cost little. So only few numbers are used."""
-        return next((few - pending for few in getattr(self.model, "few_rows", ()) if pending <= few), 0)
 
     def _follow(self, seq: Sequence, guesses: Seq[int]) -> Sequence:
         """The shadow of a sequence, made to hold these guesses behind its text."""

@@ -11,6 +11,7 @@ from slipstream.targets.base import Target, TargetOut
 
 class NoDrafter:
     name = "none"
+    silent = True
     taps: tuple[int, ...] = ()
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:

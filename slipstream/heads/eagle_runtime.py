@@ -16,12 +16,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from slipstream.backends.native.weights import refusal
 from slipstream.core.draws import GREEDY, Drawn, Draws
-from slipstream.errors import ParameterError, UnsupportedModelError
+from slipstream.errors import ParameterError
 from slipstream.heads.eagle import EagleConfig, EagleHead
 from slipstream.heads.host import Host
-from slipstream.targets.decoder.executor import Batch, check_settings
-from slipstream.targets.decoder.native_weights import leads_in_int8, roundable, suits
+from slipstream.settings import QUANTISATIONS, one_of
+from slipstream.targets.decoder.executor import Batch
+from slipstream.targets.decoder.model import quantisation
 
 log = logging.getLogger("slipstream")
 
@@ -67,34 +69,31 @@ def target_ids(head: EagleHead) -> Tensor:
 
 
 def runtime_for(head: EagleHead, host: Host, threads: int | None = None, quantize: str | None = None) -> EagleRuntime:
-    """Our own kernels where they run the target and suit the head, OpenVINO where else the target is not run by torch
-    and the head is float32 on the CPU, else torch where the target is. quantize: None, or "int8" for the head's
-    weights, not with torch; raises ParameterError there."""
-    check_settings(quantize)
-    if host.executor == "native" and native_suits(head, quantize):
-        from slipstream.heads.eagle_native import NativeEagle
+    """The native backend where it runs the target and can run the head, else torch, where the target is. quantize:
+    None, or "int8" (which is "w8a8"), "w8a16" or "w8a8" for the head's weights; raises ParameterError with torch."""
+    if quantize is not None:
+        one_of("quantize", quantize, QUANTISATIONS)
+    if is_native(head, host, quantize):
+        from slipstream.backends.native.eagle import NativeEagle
 
-        return NativeEagle(head, threads, quantize, None if head.config.own_embedding else host.panels)
-    if host.graphs and host.device.type == "cpu" and host.dtype == torch.float32:
-        from slipstream.heads.eagle_openvino import OpenVinoEagle
-
-        try:
-            return OpenVinoEagle(head, threads, quantize=quantize)
-        except UnsupportedModelError as error:
-            log.warning("OpenVINO cannot run this head (%s): torch runs it instead, slower on a CPU", error)
+        embedding = None if head.config.own_embedding else host.embedding_record
+        return NativeEagle(head, threads, quantisation(quantize, "draft"), embedding)
     if quantize:
         raise ParameterError(
-            "quantize='int8' was asked of a head that torch runs",
+            f"quantize={quantize!r} was asked of a head that torch runs",
             why="torch has no kernels for it",
-            fix="drop quantize, or run the target with executor='native' or 'openvino'",
+            fix="drop quantize, or run the target with executor='native'",
         )
     from slipstream.heads.eagle_torch import TorchEagle
 
     return TorchEagle(head)
 
 
-def native_suits(head: EagleHead, quantize: str | None) -> bool:
-    """Whether our own kernels are the best for a head; in int8 as for decoders."""
-    read = sum(t.numel() for t in head.state_dict().values() if t.ndim == 2 and t.is_floating_point())
-    rounds = quantize is None or (leads_in_int8(read) and roundable(head.fc.weight.shape[1]))
-    return suits(head.config.decoder, quantize) and rounds
+def is_native(head: EagleHead, host: Host, quantize: str | None = None) -> bool:
+    """Whether the native backend runs a head."""
+    if host.executor != "native":
+        return False
+    found = refusal(head.config.decoder, quantize)
+    if found is not None:
+        log.warning("the native backend cannot run this head (%s): torch runs it instead, slower", found)
+    return found is None

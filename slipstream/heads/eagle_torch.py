@@ -1,4 +1,4 @@
-"""An EAGLE head run by PyTorch: any device, float64 to bfloat16; the reference of the OpenVINO graphs.
+"""An EAGLE head run by PyTorch: any device, float64 to bfloat16; the reference of the native head.
 
 All sequences share one KV pool, a line each, so that a batch is one attention whatever its sequences hold. M rows in
 all, B sequences, n the most rows of one, S the most visible slots, H query and Hk key/value heads, G = H / Hk.

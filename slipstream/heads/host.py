@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +17,8 @@ from slipstream.targets.base import Target
 @dataclass(frozen=True)
 class Host:
     """hidden_size: width of the hidden states; layers: how many, so taps 0..layers and -1 exist; vocab_size: width of
-    the logits; dtype, device: of the weights; executor: name of what runs the target; panels: its embedding as our own
-    kernels read it, where they do."""
+    the logits; dtype, device: of the weights; executor: name of what runs the target; embedding_record: its embedding
+    as the native backend keeps it (`SharedEmbedding`), None elsewhere."""
 
     hidden_size: int
     layers: int
@@ -31,12 +29,7 @@ class Host:
     executor: str
     source: Path | None
     weights: Any
-    panels: np.ndarray | None = None
-
-    @property
-    def graphs(self) -> bool:
-        """Whether heads are best run as OpenVINO graphs: the target is computed on the CPU, and not by torch."""
-        return self.executor in ("native", "openvino") and importlib.util.find_spec("openvino") is not None
+    embedding_record: Any = None
 
     @property
     def tied(self) -> bool:
@@ -76,7 +69,7 @@ def host_of(target: Target) -> Host:
         executor=getattr(executor, "name", ""),
         source=getattr(target, "source", None),
         weights=weights,
-        panels=getattr(executor, "embedding", None),
+        embedding_record=getattr(executor, "embedding", None),
     )
 
 

@@ -16,7 +16,8 @@ from slipstream.lab.results import Result, read
 
 _95 = 1.959964
 CONDITIONS = (
-    "machine", "target", "drafts", "dtype", "executor", "device", "quantize", "rule", "prompts", "template", "versions"
+    "machine", "target", "drafts", "dtype", "executor", "device", "quantize", "kv_dtype", "rule", "prompts", "template",
+    "versions",
 )  # fmt: skip
 
 

@@ -257,4 +257,4 @@ def target_costs(target: Target, past: int, most: int) -> CostCurve:
 
     room = max(1, target.context - 2)
     rows = [n for n in ROWS if n <= min(most, room // 2)] or [1]
-    return measure_costs(target, rows, past=max(1, min(past, room - max(rows))))
+    return measure_costs(target, rows, past=max(1, min(past, room - max(rows))), plain=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository, where there is one around this package."""
-PACKAGES = ("torch", "transformers", "tokenizers", "openvino", "numba", "numpy")
+PACKAGES = ("torch", "transformers", "tokenizers", "numba", "numpy")
 
 
 def digest(files: Iterable[Path]) -> str:
@@ -158,6 +158,7 @@ def engine_facts(llm: LLM) -> dict[str, Any]:
         "executor": getattr(executor, "name", None),
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "quantize": getattr(executor, "quantize", None),
+        "kv_dtype": getattr(executor, "kv_dtype", None),
         "device": _device(target.device),
         "torch_threads": torch.get_num_threads(),
         "rule": llm.rule.name,

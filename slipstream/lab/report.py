@@ -186,7 +186,7 @@ def origin(result: Result) -> str:
         f"<code>{escape(str(p.get('command') or ''))}</code>",
         f'<time datetime="{escape(date)}">{escape(date[:16].replace("T", " "))} UTC</time>',
         escape(cpu(p)),
-        escape(", ".join(str(p[k]) for k in ("executor", "dtype") if p.get(k))),
+        escape(", ".join(str(p[k]) for k in ("executor", "dtype", "quantize") if p.get(k))),
         escape(f"Slipstream {versions.get('slipstream', '')}"),
     ]
     return " · ".join(part for part in parts if part)

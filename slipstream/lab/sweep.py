@@ -144,7 +144,9 @@ def costs_of(llm: LLM, settings: Seq[Setting], prompts: PromptSet) -> CostCurve:
     past = int(np.median([len(p.ids) for p in prompts.prompts]))
     room = llm.target.context - 2
     rows = [n for n in ROWS if n < widest] + [widest]
-    return measure_costs(llm.target, [n for n in rows if n < room] or [1], past=min(past, max(1, room - widest)))
+    return measure_costs(
+        llm.target, [n for n in rows if n < room] or [1], past=min(past, max(1, room - widest)), plain=True
+    )
 
 
 def points(runs: Seq[Run], settings: Seq[Setting], curves: dict[str | None, CostCurve]) -> list[dict[str, Any]]:

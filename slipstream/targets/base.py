@@ -35,6 +35,11 @@ class Target(Protocol):
 
     One whose forwards are not torch's may have `host_threads`, the most threads that torch should then use beside it
     (see `core.threads`).
+
+    One that runs several steps of plain decoding faster in one call than one by one may have `plain_steps`, the most
+    that are worth a call, and `chains(seqs, steps) -> Drawn`: `steps` tokens of each sequence, each the first maximum
+    of the same logits that `run` would return, bit for bit. It writes the KV of the pending tokens and of all new ones
+    but the last, and raises TargetError where something was not finite (see `core.plain`).
     """
 
     vocab_size: int

@@ -19,7 +19,9 @@ from slipstream.targets.base import Target
 ROWS = (1, 2, 4, 8, 16, 32)
 
 
-def measure_costs(target: Target, rows: Seq[int] = ROWS, past: int = 64, repeats: int = 7) -> CostCurve:
+def measure_costs(
+    target: Target, rows: Seq[int] = ROWS, past: int = 64, repeats: int = 7, plain: bool = False
+) -> CostCurve:
     """Median seconds of one forward over `rows` rows of a sequence that holds `past` tokens, the row counts in turns.
 
     A runtime may prepare its kernels anew whenever the number of rows changes. Plain decoding never changes it, so one
@@ -28,7 +30,9 @@ def measure_costs(target: Target, rows: Seq[int] = ROWS, past: int = 64, repeats
     Costs 2 * len(rows) * (repeats + 1) forwards, a fifth of a second for a small model. The sequence is made up and is
     released again; running sequences are not touched. Row counts that the target's context cannot hold are left out.
 
-    rows  increasing, beginning with 1. Raises ParameterError otherwise.
+    rows   increasing, beginning with 1. Raises ParameterError otherwise.
+    plain  one row costs what a step of plain decoding does, which may run several in a call (see `core.plain`). Without
+           it, what a round that drafts nothing does.
     """
     if not rows or rows[0] != 1 or list(rows) != sorted(set(rows)):
         raise ParameterError(f"rows are {tuple(rows)}", fix="give increasing numbers from 1 on")
@@ -45,12 +49,23 @@ def measure_costs(target: Target, rows: Seq[int] = ROWS, past: int = 64, repeats
         for turn in range(repeats + 1):
             for n in rows:
                 _forward(target, seq, 1)
-                seconds = _forward(target, seq, n)
+                seconds = _plain(target, seq) if plain and n == 1 else _forward(target, seq, n)
                 if turn:  # the first turn binds buffers and packs weights
                     times[n].append(seconds)
         return CostCurve.monotone(rows, [statistics.median(times[n]) for n in rows])
     finally:
         target.release(seq.id)
+
+
+def _plain(target: Target, seq: Sequence) -> float:
+    """Seconds of a step of plain decoding, of which nothing is kept."""
+    steps = min(getattr(target, "plain_steps", 1), target.context - len(seq.tokens))
+    if steps < 2:
+        return _forward(target, seq, 1)
+    began = perf_counter()
+    with host_threads(getattr(target, "host_threads", None)):
+        target.chains([seq], steps)  # type: ignore[attr-defined]
+    return (perf_counter() - began) / steps
 
 
 def _forward(target: Target, seq: Sequence, rows: int) -> float:

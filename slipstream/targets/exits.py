@@ -67,9 +67,6 @@ def measure_exits(target: Decoder, text: Seq[int] | None = None) -> list[Exit]:
             agree[i + 1] += int((picks[i] == picks[-1]).sum())
         count += len(tokens)
     first, whole, row = _seconds(target)
-    trim = getattr(target.executor, "trim", None)
-    if trim is not None:
-        trim()
     each = max(0.0, whole - first) / (layers - 1) if layers > 1 else 0.0
 
     def cost(e: int) -> float:

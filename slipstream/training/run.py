@@ -24,6 +24,7 @@ import torch
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ParameterError, TrainingError, did_you_mean
 from slipstream.llm import LLM, checkpoint_of
+from slipstream.settings import check_executor
 from slipstream.targets.decoder.model import Decoder
 from slipstream.text import load_tokenizer
 from slipstream.training.acceptance import HeldOutText, load_texts, save_texts, write_texts
@@ -73,6 +74,7 @@ class RunConfig(Strict):
     def __post_init__(self) -> None:
         if self.kind not in OBJECTIVES:
             raise ParameterError(f"there is no training for {self.kind!r}", fix=did_you_mean(self.kind, OBJECTIVES))
+        check_executor(self.executor)
         for name, low in (
             ("regenerate", 0),
             ("regenerate_tokens", 1),

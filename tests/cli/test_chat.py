@@ -175,17 +175,17 @@ def test_the_end_of_the_input_ends_the_chat(cli, pair):
 
 def test_side_by_side_shows_three_texts(session, plain, capsys):
     session.raw = True
-    session.handle("/side for")
+    session.handle("/side café")
     shown = capsys.readouterr().out
-    text = plain.generate("for", SamplingParams(max_tokens=12))[0].text
+    text = plain.generate("café", SamplingParams(max_tokens=12))[0].text
     assert shown.count(text) == 2, "plain and speculative"
     for title in ("--- plain: 12 tokens", "--- drafter alone: ", "--- speculative: 12 tokens"):
         assert title in shown
     assert session.llm.drafter.name == "model"
     session.handle("/side")
-    session.handle("for")
+    session.handle("café")
     assert capsys.readouterr().out == shown or "--- plain" in shown
-    session.handle("for")
+    session.handle("café")
     assert capsys.readouterr().out == text
 
 

@@ -82,7 +82,7 @@ def test_options_of_other_programs_are_understood():
         (["generate", "x", "-n", "many"], "--max-new-tokens"),
         (["generate", "x", "--rule", "rejction"], "did you mean 'rejection'"),
         (["generate", "x", "--drafter", "n-gram"], "did you mean 'ngram'"),
-        (["generate", "x", "--executor", "openvin"], "did you mean 'openvino'"),
+        (["generate", "x", "--executor", "nativ"], "did you mean 'native'"),
         (["generate", "x", "--dtype", "float33"], "did you mean 'float32'"),
         (["generate", "x", "--quantize", "int4"], "int8"),
         (["generate", "x", "--threads", "0"], "threads is 0, must be at least 1"),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from slipstream import LLM, SamplingParams
+from slipstream.backends.native.eagle import NativeEagle
 from slipstream.core.costs import CostCurve
 from slipstream.core.dice import invert
 from slipstream.core.draft import Draft
@@ -37,7 +38,7 @@ from slipstream.targets.toy import ToyTarget
 from tests.drafters.conformance import Recorder
 from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law
 from tests.end_to_end.sampling import sample
-from tests.heads.test_eagle_runtime import Text, dense, openvino, true_batch
+from tests.heads.test_eagle_runtime import Text, dense, true_batch
 from tests.heads.tiny import config, eagle_drafter, head, knowing_head
 
 V = 5
@@ -218,10 +219,10 @@ class TestAlwaysRight:
     """R7: a head whose laws are the target's own."""
 
     @pytest.mark.parametrize("k", range(1, 9))
-    @pytest.mark.parametrize("runtime", [TorchEagle, openvino], ids=["torch", "openvino"])
+    @pytest.mark.parametrize("runtime", [TorchEagle, NativeEagle], ids=["torch", "native"])
     def test_every_greedy_guess_stands_at_every_draft_length(self, runtime: Any, k: int) -> None:
         target = ToyTarget(V, order=1, seed=3)
-        llm = LLM(target, EagleDrafter(runtime(knowing_head(target, 1e-9)), V), draft_tokens=k)
+        llm = LLM(target, EagleDrafter(runtime(knowing_head(target, 1e-9, head_dim=16)), V), draft_tokens=k)
         done = llm.generate(PROMPTS, SamplingParams(max_tokens=33))
         assert [c.token_ids for c in done] == [Oracle(target).greedy(p, 33) for p in PROMPTS]
         assert all(c.stats.acceptance_rate == 1 and c.stats.drafter_faults == 0 for c in done)
@@ -464,7 +465,7 @@ def tiny_decoder(executor: str = "torch", dtype: str = "float64", **changes: Any
 
     shape = {
         "vocab_size": 40, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
         "initializer_range": 0.25, "eos_token_id": None,
     }  # fmt: skip
     state = torch.random.get_rng_state()
@@ -475,14 +476,14 @@ def tiny_decoder(executor: str = "torch", dtype: str = "float64", **changes: Any
 
 
 def head_for(version: int = 3, **changes: Any) -> EagleHead:
-    options: dict[str, Any] = {"decoder": {"hidden_size": 24}, **changes}
+    options: dict[str, Any] = {"decoder": {"hidden_size": 24, "head_dim": 16}, **changes}
     if version == 3:
         options = {"draft_vocab": 30, "taps": (1, 2, 4), **options}
     return head(config(version, 40, target=24, **options), spread=0.3)
 
 
 class TestMaking:
-    @pytest.mark.parametrize("executor", ["torch", "openvino"])
+    @pytest.mark.parametrize("executor", ["torch", "native"])
     @pytest.mark.parametrize("version", [1, 3])
     def test_a_head_in_a_folder_drafts_for_its_target_where_the_target_runs(
         self, tmp_path: Path, executor: str, version: int
@@ -505,7 +506,7 @@ class TestMaking:
     def test_both_executors_guess_the_same(self, tmp_path: Path) -> None:
         save_eagle(head_for(3), tmp_path, torch.float64)
         proposed = []
-        for executor, dtype in (("torch", "float64"), ("openvino", "float32")):
+        for executor, dtype in (("torch", "float64"), ("native", "float32")):
             for options in ({"shape": "comb"}, {"shape": "tree", "width": 3, "nodes": 8}):
                 target = tiny_decoder(executor, dtype)
                 recorder = Recorder(make_drafter("eagle3", target, head=tmp_path, **options), 40)

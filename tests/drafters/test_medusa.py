@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from slipstream.backends.native.medusa import NativeMedusa
 from slipstream.core.costs import CostCurve
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
@@ -339,9 +340,8 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("executor", "dtype"), [("torch", "float64"), ("openvino", "float32")])
+@pytest.mark.parametrize(("executor", "dtype"), [("torch", "float64"), ("native", "float32")])
 def test_a_head_named_by_its_folder_drafts_losslessly(tiny: Tiny, head: Path, executor: str, dtype: str) -> None:
-    pytest.importorskip(executor)
     plain = LLM(tiny.target, executor="torch", dtype="float64", device="cpu")
     wanted = [d.token_ids for d in plain.generate(PROMPTS, SamplingParams(max_tokens=24, ignore_eos=True))]
     llm = LLM(tiny.target, head, executor=executor, dtype=dtype, device="cpu", draft_options={"nodes": 10})
@@ -352,9 +352,8 @@ def test_a_head_named_by_its_folder_drafts_losslessly(tiny: Tiny, head: Path, ex
 
 
 def test_both_executors_propose_the_same(tiny: Tiny, head: Path) -> None:
-    pytest.importorskip("openvino")
     proposed = []
-    for executor, kind in (("torch", MedusaHeads), ("openvino", object)):
+    for executor, kind in (("torch", MedusaHeads), ("native", NativeMedusa)):
         target = Decoder.load(tiny.target, executor, torch.float32, "cpu")
         drafter = make_drafter("medusa", target, head=head, nodes=8)
         assert isinstance(drafter.heads, kind)

@@ -68,23 +68,34 @@ def test_all_heads_at_once_are_each_head_by_itself(heads: MedusaHeads) -> None:
 
 
 @pytest.mark.parametrize("rows", [[1, 1], [3, 1, 3], [80, 2]])
-@pytest.mark.parametrize("kind", ["openvino", "native"])
-def test_other_runtimes_compute_the_same(heads: MedusaHeads, rows: list[int], kind: str) -> None:
-    there: Heads
-    if kind == "openvino":
-        pytest.importorskip("openvino")
-        from slipstream.heads.medusa_openvino import OpenVinoMedusa
+def test_the_native_backend_computes_the_same(heads: MedusaHeads, rows: list[int]) -> None:
+    pytest.importorskip("numba")
+    from slipstream.backends.native.medusa import NativeMedusa
 
-        there = OpenVinoMedusa(heads)
-    else:
-        pytest.importorskip("numba")
-        from slipstream.heads.medusa_native import NativeMedusa
-
-        there = NativeMedusa(heads)
-    for n in rows:  # buffers are reused, and made anew beyond what is kept
+    there: Heads = NativeMedusa(heads)
+    for n in rows:  # memory is reused, and grows
         hidden = torch.randn(n, 8, dtype=torch.float64)
         torch.testing.assert_close(there(hidden).double(), heads(hidden), rtol=1e-4, atol=1e-4)
     assert there.config is heads.config
+
+
+@pytest.mark.parametrize("quantize", [None, "w8a16", "w8a8"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_row_is_the_same_bit_for_bit_in_any_company_and_near_the_exact_one(
+    heads: MedusaHeads, quantize: str | None, dtype: torch.dtype
+) -> None:
+    pytest.importorskip("numba")
+    from slipstream.backends.native.medusa import NativeMedusa
+
+    rounded = heads.to(dtype).float()
+    one, several = (NativeMedusa(rounded, threads, quantize) for threads in (1, 3))
+    several._threads._small = False
+    hidden = torch.randn(40, 8, generator=torch.Generator().manual_seed(3))
+    alone = torch.cat([one(hidden[i : i + 1]).clone() for i in range(40)])
+    for count in (2, 13, 40):
+        assert torch.equal(several(hidden[:count]), alone[:count])
+    error = (alone - rounded(hidden)).abs().max() / rounded(hidden).abs().max()
+    assert error < (1e-5 if quantize is None else 0.1)
 
 
 def test_new_heads_say_what_the_target_would() -> None:

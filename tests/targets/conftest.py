@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -10,16 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from slipstream.backends.native.weights import refusal
 from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.model import Decoder
-from slipstream.targets.decoder.native_weights import suits
 from tests.targets.families import Reference, make
 
 EXECUTORS = {
     # name -> (executor, dtype, tolerance relative to the largest logit)
     "torch-float64": ("torch", torch.float64, 1e-9),
     "torch-float32": ("torch", torch.float32, 1e-4),
-    "openvino": ("openvino", torch.float32, 1e-4),
     "native": ("native", torch.float32, 1e-4),
 }
 
@@ -58,11 +56,9 @@ def decoder(checkpoint: Callable[[str], Path]) -> Callable[[str, str], Decoder]:
     def get(family: str, name: str) -> Decoder:
         if (family, name) not in made:
             executor, dtype, _ = EXECUTORS[name]
-            library = {"native": "numba"}.get(executor, executor)
-            if importlib.util.find_spec(library) is None:
-                pytest.skip(f"{library} is not installed")
-            if executor == "native" and not suits(DecoderConfig.load(checkpoint(family))):
-                pytest.skip("left to the other executors")
+            found = refusal(DecoderConfig.load(checkpoint(family))) if executor == "native" else None
+            if found is not None:
+                pytest.skip(found)
             made[family, name] = Decoder.load(checkpoint(family), executor, dtype, "cpu")
         return made[family, name]
 

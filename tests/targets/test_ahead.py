@@ -21,7 +21,7 @@ from tests.targets.families import Reference
 EXIT = 2
 
 
-@pytest.fixture(params=["torch-float64", "openvino"])
+@pytest.fixture(params=["torch-float64", "native"])
 def executor(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -138,8 +138,7 @@ def test_what_was_run_ahead_is_used_as_far_as_it_is_asked_for(case: Case, monkey
         spy.take()
         case.run([seq], draft)
         early = [((0, EXIT), fresh)] if fresh else []
-        by_branch = not draft.is_chain and target.executor.name == "openvino" and any(target.config.windows)
-        assert by_branch or spy.passes == [*early, ((EXIT, layers), known + fresh)]
+        assert spy.passes == [*early, ((EXIT, layers), known + fresh)]
         case.keep([seq], draft, [[0] if len(draft) else []])
         unlike_a_prefill(case, [seq])
         case.run([seq], Draft.empty(1))
@@ -216,7 +215,7 @@ def test_an_unrolled_exit_leaves_nothing_but_the_later_layers_to_run(
 ) -> None:
     target = case.target
     assert isinstance(target, Decoder)
-    assert target.unrolls == (executor == "openvino")
+    assert target.unrolls == (executor == "native")
     if not target.unrolls:
         pytest.skip("torch drafts step by step")
     layers = target.config.layers

@@ -70,6 +70,22 @@ def test_more_rows_bear_what_changing_their_number_costs_and_one_row_does_not(cl
     assert measure_costs(Preparing(clock, vocab=8), (1, 4, 16)).seconds == (11.0, 19.0, 31.0)
 
 
+class Striding(Charging):
+    """Several steps in a call take 7 each."""
+
+    plain_steps = 4
+
+    def chains(self, seqs: Seq[Sequence], steps: int) -> None:
+        self.clock.now += 7.0 * steps
+
+
+def test_one_row_may_be_a_step_of_plain_decoding(clock: Clock) -> None:
+    assert measure_costs(Striding(clock, vocab=8), (1, 4)).seconds == (11.0, 14.0)
+    assert measure_costs(Striding(clock, vocab=8), (1, 4), plain=True).seconds == (7.0, 14.0)
+    assert measure_costs(Charging(clock, vocab=8), (1, 4), plain=True).seconds == (11.0, 14.0)
+    assert measure_costs(Striding(clock, vocab=8, context=3), (1, 2), plain=True).seconds == (11.0, 12.0)
+
+
 def test_nothing_is_left_behind_and_running_sequences_go_on() -> None:
     target = ToyTarget(8)
     seq = Sequence([1, 2, 3], SamplingParams(max_tokens=12))

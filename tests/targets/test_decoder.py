@@ -189,5 +189,7 @@ def test_from_module_equals_load(reference: Ref) -> None:
         case.run([case.prefilled(9)], case.forest([TREE]))
 
 
-def test_auto_leaves_mixtures_of_experts_to_the_torch_executor(checkpoint: Callable[[str], Path]) -> None:
-    assert Decoder.load(checkpoint("mixtral"), device="cpu").executor.name == "torch"
+def test_auto_runs_mixtures_of_experts_and_gpt2_natively(checkpoint: Callable[[str], Path]) -> None:
+    pytest.importorskip("numba")
+    for family in ("mixtral", "gpt2"):
+        assert Decoder.load(checkpoint(family), device="cpu").executor.name == "native"

@@ -49,7 +49,7 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object], file: str = "
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="mappings are read from /proc")
-@pytest.mark.parametrize("executor", ["torch", "openvino"])
+@pytest.mark.parametrize("executor", ["torch", "native"])
 def test_a_loaded_model_keeps_no_checkpoint_mapped_and_reads_it_again_on_access(
     executor: str, copy: Callable[..., Path]
 ) -> None:
@@ -349,9 +349,13 @@ def test_an_empty_index_is_refused(sharded: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"executor": "tensorflow"}, "'auto', 'native', 'openvino', 'torch'"),
+        ({"executor": "tensorflow"}, "auto, native, torch"),
+        ({"executor": "openvino"}, "drop the option"),
         ({"dtype": "int3"}, "float64, float32"),
-        ({"executor": "openvino", "dtype": "float64"}, "float32"),
+        ({"executor": "native", "dtype": "float64"}, "float32"),
+        ({"executor": "native", "quantize": "int4"}, "w8a16"),
+        ({"executor": "torch", "quantize": "w8a16"}, "int8"),
+        ({"executor": "native", "kv_dtype": "bfloat16"}, "float16"),
         ({"executor": "torch", "quantize": "int4"}, "int8"),
         ({"executor": "torch", "quantize": "int8", "dtype": "float64"}, "float32"),
         ({"executor": "torch", "chunk": 0}, "chunk"),
@@ -369,4 +373,4 @@ def test_auto_falls_back_to_torch_and_says_so(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert Decoder.load(checkpoint("llama"), device="cpu").executor.name == "torch"
-    assert caplog.text.count("openvino is not installed") == 1
+    assert caplog.text.count("Numba is not installed): torch runs it instead") == 1

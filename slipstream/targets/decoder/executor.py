@@ -2,7 +2,7 @@
 
 An executor owns the weights and the KV cache of one decoder. It knows nothing of drafts, sampling or rules: it
 is handed packed tokens with their positions and visibility, and returns logits. `model.Decoder` turns sequences
-and drafts into batches; `torch_executor` and `openvino_executor` implement this interface and pass the same
+and drafts into batches; `torch_executor` and `backends.native` implement this interface and pass the same
 conformance suite.
 """
 
@@ -17,9 +17,6 @@ from torch import Tensor
 
 from slipstream.errors import ParameterError, TargetError
 from slipstream.targets.decoder.config import DecoderConfig
-
-ONE_THREAD_BYTES = 4 << 20
-"""Below this many bytes of weights a pass over a few rows is done before other threads are awake (measured)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +145,21 @@ class Executor(Protocol):
 # --- what executors refuse alike ------------------------------------------------------------------------------------
 
 
+def check_threads(threads: int | None) -> None:
+    """Raise ParameterError for a number of threads that there is not."""
+    if threads is not None and threads < 1:
+        raise ParameterError(f"threads is {threads}, must be 1 or more", fix="leave it out, or raise it")
+
+
 def check_settings(quantize: str | None, threads: int | None = None) -> None:
     """Raise ParameterError for weights and threads that there are not."""
     if quantize not in (None, "int8"):
-        raise ParameterError(f"quantize is {quantize!r}", fix="choose None or 'int8'")
-    if threads is not None and threads < 1:
-        raise ParameterError(f"threads is {threads}, must be 1 or more", fix="leave it out, or raise it")
+        raise ParameterError(
+            f"quantize is {quantize!r} for the torch executor",
+            why="it has int8 weights with activations in 8 bits and no other quantisation",
+            fix="choose None or 'int8', or executor='native'",
+        )
+    check_threads(threads)
 
 
 def check_slice(config: DecoderConfig, first: int, last: int, taps: Seq[int]) -> None:

@@ -6,7 +6,6 @@ which KV to keep. That is all: arithmetic is the executor's, decisions are the s
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 from collections.abc import Sequence as Seq
@@ -15,29 +14,21 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from slipstream.backends.native.weights import check_supported, refusal
 from slipstream.core.draft import Draft
 from slipstream.core.draws import GREEDY, Drawn, Draws
 from slipstream.core.sequence import Sequence
-from slipstream.errors import LoadError, ParameterError, TargetError, UnsupportedModelError
+from slipstream.errors import ParameterError, TargetError
+from slipstream.settings import DTYPES, check_executor, one_of
 from slipstream.targets.base import TargetOut
 from slipstream.targets.decoder.ahead import Ahead
 from slipstream.targets.decoder.checkpoint import resolve
 from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.executor import Batch, Executor, Output
 from slipstream.targets.decoder.layout import batch_of, prompt_piece
-from slipstream.targets.decoder.native_weights import check_suits, leads_in_int8, matrix_values, suits
 from slipstream.targets.decoder.weights import Progress, Weights, from_module, load_weights
 
-_log = logging.getLogger(__name__)
-_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
-
-EXECUTORS = ("auto", "native", "openvino", "torch")
+log = logging.getLogger("slipstream")
 
 
 class Decoder:
@@ -62,6 +53,7 @@ class Decoder:
         self._ahead = Ahead(executor)
         self.eos_ids = frozenset(executor.config.eos_ids)
         self.host_threads = None if executor.name == "torch" else 1  # see `core.threads`
+        self.plain_steps: int = getattr(executor, "plain_steps", 1)  # see `Target`
 
     @staticmethod
     def load(
@@ -71,26 +63,31 @@ class Decoder:
         device: torch.device | str | None = None,
         quantize: str | None = None,
         threads: int | None = None,
+        kv_dtype: str | None = None,
+        role: str = "target",
         chunk: int = 512,
         progress: Progress | None = None,
     ) -> Decoder:
         """Load a folder or hub id.
 
-        executor  "native" (our own kernels, for decoders like Llama's, Mistral's and Qwen's), "openvino", "torch", or
-                  "auto": on a CPU native where it suits, in int8 only small models or where the processor lacks
-                  VNNI, else OpenVINO (experts aside); else torch.
-        dtype     None: bfloat16 on CUDA, float32 on a CPU.
+        executor  "native" (our own CPU kernels), "torch", or "auto": on a CPU native where it can run the model, else
+                  torch.
+        dtype     None: bfloat16 on CUDA, float32 on a CPU. "bfloat16" on a CPU: native where the processor has bfloat16
+                  products, else torch.
         device    None: CUDA if there is one and the executor is "auto" or "torch", else the CPU.
-        quantize  None or "int8" (CPU).
-        threads   None leaves it to the executor. For torch the setting holds for the whole process.
+        quantize  None; "w8a16" or "w8a8" (native: see `NativeExecutor`); "int8": w8a16 for a target, w8a8 for a draft
+                  model (`role`), and on torch its own int8 kernels, with activations in 8 bits.
+        threads   None: as many as can run at once. For torch the setting holds for the whole process.
+        kv_dtype  None, "float32" or "float16": the KV cache of the native executor.
         progress  called with (bytes read, bytes in all).
 
         Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be honoured.
         """
         config = DecoderConfig.load(source)
         kind, on, of = choose_executor(config, executor, dtype, device, quantize)
-        weights = load_weights(source, config, of, progress)
-        made = _make(kind, config, weights, on, quantize, threads, executor == "auto")
+        _warn_of_torch(executor, kind, config, on, of, quantize)
+        weights = load_weights(source, config, torch.float32 if kind == "native" else of, progress)
+        made = _make(kind, config, weights, on, of, quantize, threads, kv_dtype, role)
         weights.let_go()
         return Decoder(made, chunk, weights, resolve(source))
 
@@ -101,14 +98,18 @@ class Decoder:
         dtype: torch.dtype | str | None = None,
         quantize: str | None = None,
         threads: int | None = None,
+        kv_dtype: str | None = None,
+        role: str = "target",
         chunk: int = 512,
     ) -> Decoder:
         """The same decoder from a transformers model in memory, on its device and (if None) in its dtype."""
         parameter = next(model.parameters())
         config = DecoderConfig.from_dict(model.config.to_dict())  # type: ignore[union-attr, operator]
         kind, on, of = choose_executor(config, executor, dtype or parameter.dtype, parameter.device, quantize)
-        weights = from_module(model, config, of)
-        return Decoder(_make(kind, weights.config, weights, on, quantize, threads, executor == "auto"), chunk, weights)
+        _warn_of_torch(executor, kind, config, on, of, quantize)
+        weights = from_module(model, config, torch.float32 if kind == "native" else of)
+        made = _make(kind, weights.config, weights, on, of, quantize, threads, kv_dtype, role)
+        return Decoder(made, chunk, weights)
 
     # --- Target ------------------------------------------------------------------------------------------------
 
@@ -163,11 +164,6 @@ class Decoder:
     def unrolls(self) -> bool:
         """Whether `chains` is there: several steps in one call."""
         return hasattr(self.executor, "unrolled")
-
-    @property
-    def few_rows(self) -> Seq[int]:
-        """The numbers of pending tokens that `chains` is best asked with, increasing; none if all are as good."""
-        return getattr(self.executor, "few_rows", ())
 
     def chains(
         self,
@@ -279,42 +275,42 @@ def choose_executor(
     device: torch.device | str | None,
     quantize: str | None = None,
 ) -> tuple[str, torch.device, torch.dtype]:
-    """(executor, device, dtype) with every None and "auto" decided. A mixture of experts goes to torch: the OpenVINO
-    graph would run every expert on every token."""
-    if executor not in EXECUTORS:
-        raise ParameterError(f"executor is {executor!r}", fix="choose one of " + ", ".join(map(repr, EXECUTORS)))
+    """(executor, device, dtype) with every None and "auto" decided: native on a CPU where it can run the model, else
+    torch."""
+    check_executor(executor)
     if isinstance(dtype, str):
-        if dtype not in _DTYPES:
-            raise ParameterError(f"dtype is {dtype!r}", fix="choose one of " + ", ".join(_DTYPES))
-        dtype = _DTYPES[dtype]
-    on_cpu = executor in ("native", "openvino")
+        one_of("dtype", dtype, DTYPES)
+    asked: torch.dtype | None = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     if device is None:
-        device = "cuda" if not on_cpu and torch.cuda.is_available() else "cpu"
+        device = "cuda" if executor != "native" and torch.cuda.is_available() else "cpu"
     on = torch.device(device)
     if on.type == "cuda" and not torch.cuda.is_available():
         raise ParameterError(f"device is {str(on)!r}, but PyTorch finds no CUDA device", fix="choose device='cpu'")
-    if on_cpu and (on.type != "cpu" or dtype not in (None, torch.float32)):
+    if executor == "native" and (on.type != "cpu" or asked not in (None, torch.float32, torch.bfloat16)):
         raise ParameterError(
-            f"executor={executor!r} was asked for on {on.type} in {dtype}",
-            why="it runs on the CPU in float32",
+            f"executor='native' was asked for on {on.type} in {asked}",
+            why="it runs on the CPU, in float32 or bfloat16",
             fix="choose executor='torch', or drop device and dtype",
         )
+    wanted = asked or (torch.bfloat16 if on.type == "cuda" else torch.float32)
     if executor == "auto":
-        executor = _suiting(config, quantize) if on.type == "cpu" and dtype in (None, torch.float32) else "torch"
-    return executor, on, dtype or (torch.bfloat16 if on.type == "cuda" else torch.float32)
+        executor = "native" if on.type == "cpu" and refusal(config, quantize, wanted) is None else "torch"
+    return executor, on, wanted
 
 
-def _suiting(config: DecoderConfig, quantize: str | None) -> str:
-    """The executor for a decoder on a CPU in float32. Our own kernels read weights of 16 bits as they are, half of what
-    OpenVINO reads; in int8 both read the same."""
-    if suits(config, quantize) and (quantize is None or leads_in_int8(matrix_values(config))):
-        return "native"
-    if config.experts is not None:
-        return "torch"
-    if importlib.util.find_spec("openvino") is None:
-        _log.warning("openvino is not installed: the torch executor runs instead, slower on a CPU")
-        return "torch"
-    return "openvino"
+def _warn_of_torch(
+    asked: str, kind: str, config: DecoderConfig, device: torch.device, dtype: torch.dtype, quantize: str | None
+) -> None:
+    """Say why "auto" is not native where one would expect it: on a CPU, in a dtype that it computes in."""
+    if asked == "auto" and kind == "torch" and device.type == "cpu" and dtype in (torch.float32, torch.bfloat16):
+        found = refusal(config, quantize, dtype)
+        log.warning("the native executor cannot run this model (%s): torch runs it instead, slower", found)
+
+
+def quantisation(quantize: str | None, role: str = "target") -> str | None:
+    """What "int8" stands for: "w8a16" for a target, whose distribution it changes least, and "w8a8" for a draft model
+    or head, which it makes fastest and whose distribution decides only how often its tokens are accepted."""
+    return quantize if quantize != "int8" else "w8a16" if role == "target" else "w8a8"
 
 
 def _make(
@@ -322,29 +318,26 @@ def _make(
     config: DecoderConfig,
     weights: Weights,
     device: torch.device,
+    dtype: torch.dtype,
     quantize: str | None,
     threads: int | None,
-    may_fall_back: bool,
+    kv_dtype: str | None,
+    role: str,
 ) -> Executor:
     if kind == "native":
-        check_suits(config, quantize)
-        from slipstream.targets.decoder.native_executor import NativeExecutor  # which needs Numba
+        chosen = quantisation(quantize, role)
+        check_supported(config, chosen, dtype)
+        from slipstream.backends.native.executor import NativeExecutor  # which needs Numba
 
-        return NativeExecutor(config, weights, quantize, threads)
-    if kind == "openvino":
-        try:
-            from slipstream.targets.decoder.openvino_executor import OpenVinoExecutor
-
-            return OpenVinoExecutor(config, weights, quantize=quantize, threads=threads)
-        except (ImportError, UnsupportedModelError) as error:
-            if not may_fall_back and isinstance(error, ImportError):
-                fix = "pip install openvino, or choose executor='torch'"
-                raise LoadError(f"OpenVINO cannot be used: {error}", fix=fix) from error
-            if not may_fall_back:
-                raise
-            _log.warning("OpenVINO cannot run this model (%s): the torch executor runs instead, slower on a CPU", error)
+        return NativeExecutor(config, weights, chosen, threads, dtype, kv_dtype)
     from slipstream.targets.decoder.torch_executor import TorchExecutor
 
+    if kv_dtype is not None:
+        raise ParameterError(
+            f"kv_dtype={kv_dtype!r} was asked of the torch executor",
+            why="its KV cache has the dtype of its arithmetic",
+            fix="drop kv_dtype, or choose executor='native'",
+        )
     if threads is not None:
         torch.set_num_threads(threads)
     return TorchExecutor(config, weights, device, quantize)

@@ -1,0 +1,66 @@
+"""`python -m benchmarks.accuracy`: how far the native executor's quantisations move the embedded target's distribution.
+
+Every prompt that ships is run once by the torch executor in float64 and once in each way; each token gives a row. The
+results stand in `slipstream.backends.native.accuracy`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.prompts import SETS
+from slipstream import zoo
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.errors import UnsupportedModelError
+from slipstream.targets.decoder.model import Decoder
+from slipstream.text import load_tokenizer
+
+WAYS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "w8a16": {"quantize": "w8a16"},
+    "w8a8": {"quantize": "w8a8"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "float16 KV": {"kv_dtype": "float16"},
+}
+
+
+def prompts() -> list[list[int]]:
+    tokenizer = load_tokenizer(zoo.target_dir())
+    files = [zoo.HERE / "prompts" / f"{name}.jsonl" for name in SETS]
+    return [tokenizer.encode(json.loads(line)["prompt"]) for file in files for line in file.read_text().splitlines()]
+
+
+def logits(target: Decoder, tokens: list[int]) -> Tensor:
+    """float64 [len(tokens), V]"""
+    seq = Sequence(tokens[:1])
+    found = target.run([seq], Draft.chains([tokens[1:]])).logits.double().clone()
+    target.release(seq.id)
+    return found
+
+
+def main() -> None:
+    texts, exact = prompts(), Decoder.load(zoo.target_dir(), "torch", torch.float64, "cpu")
+    wanted = [logits(exact, text) for text in texts]
+    for name, options in WAYS.items():
+        try:
+            target = Decoder.load(zoo.target_dir(), "native", **options)
+        except UnsupportedModelError as error:
+            print(f"{name}: not measured: {error}")
+            continue
+        divergences, same = [], []
+        for text, want in zip(texts, wanted, strict=True):
+            found = logits(target, text)
+            p, q = want.log_softmax(-1), found.log_softmax(-1)
+            divergences.append((p.exp() * (p - q)).sum(-1))
+            same.append(want.argmax(-1) == found.argmax(-1))
+        kl, agreement = torch.cat(divergences), torch.cat(same).double().mean()
+        print(f"{name}: KL {kl.mean():.1e}, argmax agreement {100 * agreement:.2f} %, {len(kl):,} rows")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What runs a decoder: one folder for each backend."""

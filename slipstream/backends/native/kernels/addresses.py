@@ -1,0 +1,77 @@
+"""Where the compiled tiles are. Each is compiled, and kept on disk, when its format is first needed."""
+
+from __future__ import annotations
+
+import functools
+
+from slipstream.backends.native.kernels import tiles
+from slipstream.backends.native.kernels.compiled import entry
+from slipstream.backends.native.kernels.tiles import Format, attention_tile, matrix_tile
+
+_float32 = matrix_tile(tiles.FLOAT32)
+_float16 = matrix_tile(tiles.FLOAT16)
+_bfloat16 = matrix_tile(tiles.BFLOAT16)
+_bfloat16_pairs = matrix_tile(tiles.BFLOAT16_PAIRS)
+_int8_pairs = matrix_tile(tiles.INT8_PAIRS)
+_int8_quads = matrix_tile(tiles.INT8_QUADS)
+_int8_quads_twice = matrix_tile(tiles.INT8_QUADS_TWICE)
+_scores_float32, _mix_float32 = attention_tile(tiles.FLOAT32, True), attention_tile(tiles.FLOAT32, False)
+_scores_float16, _mix_float16 = attention_tile(tiles.FLOAT16, True), attention_tile(tiles.FLOAT16, False)
+
+
+@entry
+def float32():
+    return _float32()
+
+
+@entry
+def float16():
+    return _float16()
+
+
+@entry
+def bfloat16():
+    return _bfloat16()
+
+
+@entry
+def bfloat16_pairs():
+    return _bfloat16_pairs()
+
+
+@entry
+def int8_pairs():
+    return _int8_pairs()
+
+
+@entry
+def int8_quads():
+    return _int8_quads()
+
+
+@entry
+def int8_quads_twice():
+    return _int8_quads_twice()
+
+
+@entry
+def attention_float32():
+    return _scores_float32(), _mix_float32()
+
+
+@entry
+def attention_float16():
+    return _scores_float16(), _mix_float16()
+
+
+@functools.cache
+def of_matrix(form: Format) -> int:
+    """Address of the tile for weights of this format; compiles it on a machine that has not done so yet."""
+    return int(globals()[form.name]())
+
+
+@functools.cache
+def of_attention(half: bool) -> tuple[int, int]:
+    """Addresses of the tiles for scores and for values, of a cache in float16 or float32."""
+    scores, mix = attention_float16() if half else attention_float32()
+    return int(scores), int(mix)

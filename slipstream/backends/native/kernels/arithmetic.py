@@ -1,0 +1,241 @@
+"""What a decoder computes row by row, and how a token is picked from its logits. Everything here is serial and, but for
+distributions, in float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from slipstream.backends.native.kernels.compiled import EXACT, FAST, kernel
+from slipstream.backends.native.kernels.memory import address_of
+from slipstream.backends.native.kernels.records import GELU, GELU_TANH, RELU, SILU
+from slipstream.backends.native.kernels.tiles import sum_of, sum_of_squares
+
+_FACTORIALS = tuple(float(math.factorial(k)) for k in range(12, -1, -1))
+
+
+@kernel(fastmath=EXACT)
+def exp(x):
+    """e^x in float32, to 3e-7; x is kept within -87 and 88 (Cephes, expf)."""
+    x = min(max(x, np.float32(-87.0)), np.float32(88.0))
+    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    r = x - n * np.float32(0.693359375)
+    r = r + n * np.float32(2.12194440e-4)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    return (p * r * r + r + np.float32(1)) * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@kernel(fastmath=EXACT)
+def exp_double(x):
+    """e^x in float64 for x <= 0, to 3e-16, 0 below -708: the series of e^r to its 14th term, |r| <= log(2) / 2."""
+    n = np.floor(x * 1.4426950408889634 + 0.5)
+    r = x - n * 6.93145751953125e-1
+    r = r - n * 1.42860682030941723212e-6
+    p = 1.0 / 6227020800
+    for divisor in _FACTORIALS:
+        p = p * r + 1.0 / divisor
+    scale = np.int64((np.int64(np.int32(max(n, -1022.0))) + 1023) << 52).view(np.float64)
+    return p * scale if x >= -708 else 0.0
+
+
+@kernel()
+def _order(bits):
+    """The bits of a float32 as an integer that is the greater the greater the float is, and back again. Compilers make
+    vectors of the maximum of integers, not of floats."""
+    return np.int32(bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF)))
+
+
+@kernel()
+def greatest(x, n):
+    """The maximum of the first n values; of no use where there is a NaN, which shows elsewhere."""
+    bits, top = x.view(np.int32), np.int32(-(2**31))
+    for i in range(n):
+        top = max(top, _order(bits[i]))
+    return np.int32(_order(top)).view(np.float32)
+
+
+@kernel()
+def farthest(x):
+    """The greatest absolute value; NaN if there is one."""
+    bits, top = x.view(np.int32), np.int32(0)
+    for i in range(x.shape[0]):
+        top = max(top, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
+    return np.int32(top).view(np.float32)
+
+
+@kernel()
+def first_greatest(x, n):
+    """The first index among n at which the value is greatest; 0 where all are NaN."""
+    top = greatest(x, n)
+    for start in range(0, n, 64):
+        stop, found = min(start + 64, n), False
+        for i in range(start, stop):
+            found |= x[i] == top
+        if found:
+            for i in range(start, stop):
+                if x[i] == top:
+                    return i
+    return 0
+
+
+@kernel(fastmath=EXACT)
+def rms_norm(x, weight, eps, out):
+    """RMS norm of a row."""
+    n = x.shape[0]
+    factor = np.float32(1) / np.sqrt(sum_of_squares(address_of(x), n) / np.float32(n) + eps)
+    for i in range(n):
+        out[i] = weight[i] * (x[i] * factor)
+
+
+@kernel(fastmath=EXACT)
+def layer_norm(x, weight, bias, eps, out):
+    """LayerNorm of a row; out may not be x."""
+    n = x.shape[0]
+    mean = sum_of(address_of(x), n) / np.float32(n)
+    for i in range(n):
+        out[i] = x[i] - mean
+    factor = np.float32(1) / np.sqrt(sum_of_squares(address_of(out), n) / np.float32(n) + eps)
+    for i in range(n):
+        out[i] = out[i] * factor * weight[i] + bias[i]
+
+
+@kernel()
+def is_finite(x):
+    """Whether every value of a row is."""
+    worst = np.int32(0)
+    bits = x.view(np.int32)
+    for i in range(x.shape[0]):
+        worst = max(worst, np.int32(bits[i] & np.int32(0x7F800000)))
+    return worst != np.int32(0x7F800000)
+
+
+@kernel(fastmath=FAST)
+def rotate(x, heads, size, cos, sin):
+    """Rotate pairs (j, j + D/2) of each head in x [heads * D]."""
+    half = size // 2
+    for h in range(heads):
+        for j in range(half):
+            a, b = x[h * size + j], x[h * size + half + j]
+            x[h * size + j] = a * cos[j] - b * sin[j]
+            x[h * size + half + j] = b * cos[j] + a * sin[j]
+
+
+@kernel(fastmath=EXACT)
+def silu(x):
+    return x / (np.float32(1) + exp(-x))
+
+
+@kernel(fastmath=EXACT)
+def gelu_tanh(x):
+    """GELU by its tanh form (Hendrycks and Gimpel, 1606.08415), 1 + tanh(y) written as 2 / (1 + e^(-2 y))."""
+    inner = np.float32(1.5957691216) * (x + np.float32(0.044715) * x * x * x)
+    return x / (np.float32(1) + exp(-inner))
+
+
+@kernel(fastmath=EXACT)
+def gelu(x):
+    """GELU; erf to 2e-7 by Abramowitz and Stegun, 7.1.26."""
+    z = abs(x) * np.float32(0.70710678118)
+    t = np.float32(1) / (np.float32(1) + np.float32(0.3275911) * z)
+    p = np.float32(1.061405429)
+    p = p * t - np.float32(1.453152027)
+    p = p * t + np.float32(1.421413741)
+    p = p * t - np.float32(0.284496736)
+    p = p * t + np.float32(0.254829592)
+    tail = p * t * exp(-z * z)  # 1 - erf(z)
+    return np.float32(0.5) * x * (np.float32(2) - tail if x > 0 else tail)
+
+
+@kernel(fastmath=EXACT)
+def activate(kind, x, out):
+    """out = the activation function of each value of x."""
+    if kind == SILU:
+        for i in range(out.shape[0]):
+            out[i] = silu(x[i])
+    elif kind == GELU_TANH:
+        for i in range(out.shape[0]):
+            out[i] = gelu_tanh(x[i])
+    elif kind == GELU:
+        for i in range(out.shape[0]):
+            out[i] = gelu(x[i])
+    elif kind == RELU:
+        for i in range(out.shape[0]):
+            out[i] = max(x[i], np.float32(0))
+
+
+@kernel(fastmath=EXACT)
+def gate(kind, x, out):
+    """activation(gate) * up of a row [gate, up]: [2 I] -> [I] (Shazeer, 2002.05202)."""
+    inner = out.shape[0]
+    if kind == SILU:
+        for i in range(inner):
+            out[i] = silu(x[i]) * x[inner + i]
+        return
+    activate(kind, x[:inner], out)
+    for i in range(inner):
+        out[i] *= x[inner + i]
+
+
+@kernel(fastmath=EXACT)
+def add_silu(x, out):
+    """out += silu(x)"""
+    for i in range(out.shape[0]):
+        out[i] += silu(x[i])
+
+
+@kernel(fastmath=EXACT)
+def soften(scores, scale):
+    """In place, the softmax of scores * scale."""
+    n = scores.shape[0]
+    top = greatest(scores, n)
+    for t in range(n):
+        scores[t] = exp((scores[t] - top) * scale)
+    factor = np.float32(1) / sum_of(address_of(scores), n)
+    for t in range(n):
+        scores[t] *= factor
+
+
+@kernel(fastmath=FAST)
+def softmax(logits, inv_temperature, probs):
+    """softmax(logits * inv_temperature) in float64 over the ids that probs [V'] has room for."""
+    top = greatest(logits, probs.shape[0])
+    total = 0.0
+    for i in range(probs.shape[0]):
+        probs[i] = exp_double((np.float64(logits[i]) - np.float64(top)) * inv_temperature)
+        total += probs[i]
+    for i in range(probs.shape[0]):
+        probs[i] /= total
+
+
+@kernel()
+def first_above(probs, u):
+    """The first id whose cumulative probability exceeds u in [0, 1); never one of probability 0."""
+    end = 0.0
+    for i in range(probs.shape[0]):
+        end += probs[i]
+    total, last = 0.0, 0
+    for i in range(probs.shape[0]):
+        if probs[i] > 0:
+            last = i
+            total += probs[i]
+            if total > u * end:
+                break
+    return last
+
+
+@kernel()
+def first_maximum(logits, inv_temperature, noise):
+    """The first maximum of logits * inv_temperature + noise over the ids that noise [V'] has."""
+    best, top = 0, -np.inf
+    for i in range(noise.shape[0]):
+        value = np.float64(logits[i]) * inv_temperature + noise[i]
+        if value > top:
+            best, top = i, value
+    return best

@@ -1,0 +1,138 @@
+"""An EAGLE head (see `heads.eagle`), whose drafts are one call.
+
+R rows, d width of the head, W of the target's states, T taps, V draft vocabulary, K steps, B sequences.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slipstream.backends.native.kernels.arithmetic import is_finite, rms_norm
+from slipstream.backends.native.kernels.compiled import entry, kernel
+from slipstream.backends.native.kernels.layer import (
+    FINE,
+    NO_SUCH_TOKEN,
+    NOT_FINITE,
+    copy,
+    embed,
+    layer_of,
+    norm_row,
+    put_behind,
+    room,
+    run_layer,
+)  # fmt: skip
+from slipstream.backends.native.kernels.matrices import linear, multiply, prepare
+from slipstream.backends.native.kernels.memory import address_of, floats, integers
+from slipstream.backends.native.kernels.picks import pick
+from slipstream.backends.native.kernels.records import NOTHING
+from slipstream.backends.native.kernels.rows import NORM, PLAIN
+
+
+@kernel()
+def _fused(board, head, taps, own):
+    """Taps side by side [R, T * W] -> what EAGLE-3 starts from [R, padded d]."""
+    x, width, eps = taps.copy(), head.target_width, head.own.eps
+    for r in range(x.shape[0]):
+        for t in range(head.taps if head.tap_norms else 0):
+            part = x[r, t * width : (t + 1) * width]
+            rms_norm(part, floats(head.tap_norms + 4 * width * t, width), eps, part)
+        if head.joint_norm:
+            rms_norm(x[r], floats(head.joint_norm, x.shape[1]), eps, x[r])
+    made = np.empty((x.shape[0], head.fc.outs), np.float32)
+    linear(board, head.fc, address_of(x), x.shape[1], x.shape[0], own.packed, address_of(made), head.fc.outs, NOTHING)
+    return made
+
+
+@kernel()
+def _step(board, head, caches, rows, tokens, feature, wanted, after, logits, arena):
+    """The rows' features [R, >= d], which the tokens follow -> of those wanted the features to go on with, after
+    [A, d], and their logits [A, padded V]; the status as of `decoder.forward`."""
+    model, count = head.own, rows.count
+    own = room(board, model, rows, arena, head.fc.columns, head.fc.row_bytes)
+    width, layers, first_version = model.width, model.count, head.feature_norm == 0
+    side = np.empty((count, 2 * width if not first_version else head.fc.width), np.float32)
+    embedded = np.empty((count, width), np.float32)
+    if not embed(model.embed, tokens, address_of(embedded), width, NOTHING):
+        return NO_SUCH_TOKEN
+    for r in range(count):
+        right, x = side[r, width:], floats(own.x + 4 * own.stride * r, width)
+        if first_version:
+            copy(embedded[r], side[r, :width])
+            copy(feature[r], right)
+        else:
+            rms_norm(embedded[r], floats(layer_of(model, NOTHING).norm, width), model.eps, side[r, :width])
+            rms_norm(feature[r, :width], floats(head.feature_norm, width), model.eps, right)
+            copy(right if head.normed_start else feature[r, :width], x)
+    if first_version:
+        linear(board, head.fc, address_of(side), side.shape[1], count, own.packed, own.x, own.stride, NOTHING)
+    everyone, side_at = np.arange(count), address_of(side)
+    for number in range(layers):
+        layer = layer_of(model, number)
+        given, stride, mode = side_at, side.shape[1], PLAIN
+        if first_version:
+            given, stride, mode = own.x, own.stride, PLAIN if number == 0 else NORM
+        going = wanted if number == layers - 1 else everyone
+        run_layer(
+            board, model, caches, rows, number, given, stride, mode, layer.norm, layer.norm_bias, going,
+        )  # fmt: skip
+    state, asked = FINE, wanted.shape[0]
+    for a in range(asked):
+        x = floats(own.x + 4 * own.stride * a, width)
+        if not is_finite(x):
+            state = NOT_FINITE
+        if head.normed_end:
+            norm_row(model, x, model.norm, model.norm_bias, after[a])
+        else:
+            copy(x, after[a])
+    if asked > 0:
+        mode = PLAIN if first_version else NORM
+        prepare(
+            board, model.head, own.x, own.stride, asked, mode, model.norm, model.norm_bias, model.layer_norm, NOTHING,
+            model.eps, NOTHING, own.packed,
+        )  # fmt: skip
+        multiply(board, model.head, asked, own.packed, address_of(logits), logits.shape[1], NOTHING)
+    return state
+
+
+@entry
+def draft(
+    boards, heads, caches, rows, after_rows, tokens, features, own, wanted, picks, drawn, after, logits, probs, arena,
+    threads
+):  # fmt: skip
+    """Run packed rows, and draft K tokens behind those wanted, each step fed with the last.
+
+    tokens [R]     that follow the features: taps side by side [R, T * W] or, of `own` rows, outputs of the head [R, d]
+    after_rows     ROWS with room for B rows
+    wanted         int64 [A], increasing; where K > 0, the last row of each sequence: A = B
+    picks          `Picks`: how tokens are picked
+    drawn          [K, B] gains the draft ids; K = 0: one pass, nothing is drawn
+    after          [A, d] gains the features that the wanted rows go on with, those of the last step
+    logits, probs  [K or 1, A, padded V] and float64 [K, B, V]: see `decoder.decode`
+    Returns as `decoder.forward`; NOT_FINITE if anything was.
+    """
+    boards[0].threads = threads
+    head, steps, state, here = heads[0], drawn.shape[0], FINE, rows[0]
+    each, feature, tokens_now = np.arange(wanted.shape[0]), features, tokens
+    space = room(boards[0], head.own, here, arena, head.fc.columns, head.fc.row_bytes)
+    if space.bytes > arena.shape[0]:
+        return -space.bytes
+    if not own and head.feature_norm != 0:
+        feature = _fused(boards[0], head, features, space)
+    for j in range(max(steps, 1)):
+        if j > 0:
+            ids = integers(head.ids, head.id_count)
+            tokens_now = np.empty(drawn.shape[1], np.int64)
+            for b in range(drawn.shape[1]):
+                tokens_now[b] = ids[drawn[j - 1, b]]
+            put_behind(here, wanted, after_rows[0])
+            here, wanted, feature = after_rows[0], each, after
+            if room(boards[0], head.own, here, arena, head.fc.columns, head.fc.row_bytes).bytes > arena.shape[0]:
+                return -2 * arena.shape[0]
+        found = _step(boards[0], head, caches[0], here, tokens_now, feature, wanted, after, logits[j], arena)
+        if found != FINE:
+            if found != NOT_FINITE:
+                return found
+            state = found
+        if j < steps:
+            pick(picks, j, logits[j], probs[j], drawn[j])
+    return state

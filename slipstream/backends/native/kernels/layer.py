@@ -1,0 +1,301 @@
+"""A layer of a decoder over a paged KV cache: what a model and the heads that draft for it have in common.
+
+R rows, d width, H query heads, Hk key/value heads, D head size, I inner width, B sequences.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, types
+
+from slipstream.backends.native.kernels.arithmetic import exp, greatest, layer_norm, rms_norm
+from slipstream.backends.native.kernels.attention import rows_at
+from slipstream.backends.native.kernels.compiled import callback, kernel
+from slipstream.backends.native.kernels.matrices import (
+    attend,
+    attention_scratch,
+    group_rows,
+    linear,
+    multiply,
+    place,
+    prepare,
+    scratch_of,
+)  # fmt: skip
+from slipstream.backends.native.kernels.memory import (
+    address_of,
+    call,
+    floats,
+    half,
+    integers,
+    pointer,
+    shorts,
+    where,
+)  # fmt: skip
+from slipstream.backends.native.kernels.products import ALIGN
+from slipstream.backends.native.kernels.records import BOARD, CACHE, LAYER, MATRIX, MODEL, NOTHING, ROWS
+from slipstream.backends.native.kernels.rows import ACTIVATE, GATE, NORM
+from slipstream.backends.native.kernels.tiles import BFLOAT16_PAIRS, FLOAT16, FLOAT32, FORMATS, PANEL
+
+_FLOAT32, _FLOAT16, _PAIRS = FORMATS.index(FLOAT32), FORMATS.index(FLOAT16), FORMATS.index(BFLOAT16_PAIRS)
+
+FINE, NOT_FINITE, NO_SUCH_TOKEN, NO_SUCH_POSITION = range(4)
+"""What a pass returns; a negative number instead: so many bytes of room are needed."""
+
+
+DOWN = np.int64(1)
+
+ADD = np.int64(1)
+"""To what is there already."""
+
+
+@kernel()
+def padded(n):
+    return (n + ALIGN - 1) // ALIGN * ALIGN
+
+
+@kernel()
+def copy(x, out):
+    for i in range(out.shape[0]):
+        out[i] = x[i]
+
+
+@kernel()
+def layer_of(model, number):
+    """LAYER record of a model."""
+    return carray(pointer(model.layers), (model.count,), LAYER)[number]
+
+
+@kernel()
+def expert_of(model, number, part):
+    """MATRIX record of an expert: part 0 up, 1 down."""
+    return carray(pointer(model.experts), (model.expert_count, 2), MATRIX)[number, part]
+
+
+@kernel()
+def put_behind(rows, last, after):
+    """Into `after`: one more row of each sequence b, behind its row last[b], which sees all before it."""
+    count = last.shape[0]
+    old, new = rows_at(rows.at, rows.count), rows_at(after.at, count)
+    for b in range(count):
+        slot, position = old[last[b]].slot + 1, old[last[b]].position + 1
+        new[b].sequence, new[b].slot, new[b].position = b, slot, position
+        new[b].length, new[b].past = slot + 1, slot
+    after.count, after.stride, after.turns = count, 0, rows.turns
+
+
+@kernel()
+def _widest(model):
+    """(widest input of a matrix in columns, widest bytes of a packed row, widest output of an MLP's first matrix)"""
+    columns, bytes, wide = model.head.columns, model.head.row_bytes, 0
+    for number in range(model.count):
+        layer = layer_of(model, number)
+        for matrix in (layer.qkv, layer.o, layer.up, layer.down, layer.router):
+            columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
+        wide = max(wide, layer.up.outs)
+    for number in range(model.expert_count):
+        for part in (NOTHING, DOWN):
+            matrix = expert_of(model, number, part)
+            columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
+        wide = max(wide, expert_of(model, number, NOTHING).outs)
+    return columns, bytes, wide
+
+
+@kernel()
+def room(board, model, rows, arena, columns, bytes):
+    """Divide the arena (uint8) for R rows. columns, bytes: of a matrix besides those of the layers that rows are
+    prepared for, or 0. `bytes` of the result is more than the arena has where it is too small."""
+    count, at, longest = rows.count, rows_at(rows.at, rows.count), 0
+    for r in range(count):
+        longest = max(longest, at[r].length)
+    widest, row_bytes, wide = _widest(model)
+    widest, row_bytes = max(widest, columns), max(row_bytes, bytes)
+    stride, wide_stride = padded(model.width), padded(max(wide, model.most_experts))
+    qkv_stride = padded(max((model.heads + 2 * model.kv_heads) * model.size, model.width))
+    mixed_stride = padded(model.heads * model.size)
+    slots = (longest + 2 * PANEL - 1) // (2 * PANEL) * 2 * PANEL
+    scratch = max(scratch_of(widest), attention_scratch(model.size, slots))
+    scratch = (scratch + 63) // 64 * 64
+    base = (address_of(arena) + 63) // 64 * 64
+    board.prepare.scratch = board.attend.scratch = base
+    board.prepare.scratch_bytes = board.attend.scratch_bytes = scratch
+    x = base + 2 * board.size * scratch
+    qkv = x + 4 * count * stride
+    mixed = qkv + 4 * count * qkv_stride
+    inner = mixed + 4 * count * mixed_stride
+    packed = inner + 4 * count * wide_stride
+    end = packed + (count * row_bytes + 63) // 64 * 64
+    own = board.room
+    own.x, own.stride, own.qkv, own.qkv_stride = x, stride, qkv, qkv_stride
+    own.mixed, own.mixed_stride, own.wide, own.wide_stride = mixed, mixed_stride, inner, wide_stride
+    own.packed, own.bytes = packed, end - address_of(arena)
+    return own
+
+
+@kernel()
+def embed(table, tokens, x, stride, add):
+    """Row r of x (an address) = (add ? row r : 0) + embedding of tokens[r]; returns whether all are in the table."""
+    width = table.width
+    for r in range(tokens.shape[0]):
+        if tokens[r] < 0 or tokens[r] >= table.count:
+            return False
+    for r in range(tokens.shape[0]):
+        out = floats(x + 4 * stride * r, width)
+        first, apart = tokens[r] * width, 1
+        if table.panelled:
+            first, apart = tokens[r] // PANEL * PANEL * width + tokens[r] % PANEL, PANEL
+        if not add:
+            for i in range(width):
+                out[i] = 0
+        if table.form == _FLOAT32:
+            values = floats(table.values + 4 * first, apart * width)
+            for i in range(width):
+                out[i] += values[i * apart]
+        elif table.form == _FLOAT16:
+            for i in range(width):
+                out[i] += half(table.values + 2 * (first + i * apart))
+        elif table.form == _PAIRS and table.panelled:  # [width / 2, PANEL, 2] of a panel
+            columns = width + width % 2  # the last pair is filled up
+            start = table.values + 2 * (tokens[r] // PANEL * PANEL * columns + 2 * (tokens[r] % PANEL))
+            for i in range(width):
+                bits = shorts(start + 2 * (i // 2 * 2 * PANEL + i % 2), 1)[0]
+                out[i] += np.int32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+        else:
+            bits = shorts(table.values + 2 * first, apart * width)
+            for i in range(width):
+                out[i] += np.int32(np.uint32(bits[i * apart]) << np.uint32(16)).view(np.float32)
+    return True
+
+
+@kernel()
+def norm_row(model, row, weight, bias, out):
+    """The kind of norm that a model has, of one row [d]."""
+    n = row.shape[0]
+    if model.layer_norm:
+        layer_norm(row, floats(weight, n), floats(bias, n), model.eps, out)
+    else:
+        rms_norm(row, floats(weight, n), model.eps, out)
+
+
+@kernel()
+def _choose(model, layer, scores, stride, count, chosen, shares):
+    """Softmax over the experts of each row, scores [count, experts]; the `experts_per_token` best and their shares."""
+    most = model.experts_per_token
+    for r in range(count):
+        row = floats(scores + 4 * stride * r, layer.experts)
+        top, total = greatest(row, layer.experts), np.float32(0)
+        for e in range(layer.experts):
+            row[e] = exp(row[e] - top)
+            total += row[e]
+        taken = np.float32(0)
+        for k in range(most):
+            best = 0
+            for e in range(layer.experts):
+                if row[e] > row[best]:
+                    best = e
+            chosen[r, k], shares[r, k] = best, row[best] / total
+            taken += shares[r, k]
+            row[best] = -1
+        if model.normed_experts:
+            for k in range(most):
+                shares[r, k] /= taken
+
+
+@kernel()
+def _mixture(board, model, layer, count, room):
+    """x += what the chosen experts make of each row; only these are read. Rows come as `norm`ed by the layer's second
+    norm; each row adds its experts in the order of their numbers."""
+    most = model.experts_per_token
+    chosen, shares = np.empty((count, most), np.int64), np.empty((count, most), np.float32)
+    prepare(
+        board, layer.router, room.x, room.stride, count, NORM, layer.mlp_norm, layer.mlp_norm_bias, model.layer_norm,
+        NOTHING, model.eps, NOTHING, room.packed,
+    )  # fmt: skip
+    multiply(board, layer.router, count, room.packed, room.wide, room.wide_stride, NOTHING)
+    _choose(model, layer, room.wide, room.wide_stride, count, chosen, shares)
+    own, places = np.empty(count, np.int64), np.empty(count, np.int64)
+    sums = np.zeros((count, model.width), np.float32)
+    for e in range(layer.experts):
+        found = NOTHING
+        for r in range(count):
+            for k in range(most):
+                if chosen[r, k] == e:
+                    own[found], places[found] = r, k
+                    found += 1
+        if found == 0:
+            continue
+        up, down = expert_of(model, layer.first_expert + e, NOTHING), expert_of(model, layer.first_expert + e, DOWN)
+        prepare(
+            board, up, room.x, room.stride, found, NORM, layer.mlp_norm, layer.mlp_norm_bias, model.layer_norm, NOTHING,
+            model.eps, address_of(own), room.packed,
+        )  # fmt: skip
+        multiply(board, up, found, room.packed, room.wide, room.wide_stride, NOTHING)
+        prepare(
+            board, down, room.wide, room.wide_stride, found, GATE if model.gated else ACTIVATE, NOTHING, NOTHING,
+            NOTHING, model.activation, model.eps, NOTHING, room.packed,
+        )  # fmt: skip
+        multiply(board, down, found, room.packed, room.qkv, room.qkv_stride, NOTHING)
+        for i in range(found):
+            share, made = shares[own[i], places[i]], floats(room.qkv + 4 * room.qkv_stride * i, model.width)
+            for j in range(model.width):
+                sums[own[i], j] += share * made[j]
+    for r in range(count):
+        out = floats(room.x + 4 * room.stride * r, model.width)
+        for j in range(model.width):
+            out[j] += sums[r, j]
+
+
+@callback(types.void(*[types.int64] * 12))
+def one_layer(boards, models, caches, row, number, given, given_stride, mode, norm, norm_bias, goings, on):
+    """`run_layer`, behind one function pointer: `boards`, `models`, `caches`, `row` and `goings` are addresses."""
+    board, model = carray(pointer(boards), (1,), BOARD)[0], carray(pointer(models), (1,), MODEL)[0]
+    cache, rows = carray(pointer(caches), (1,), CACHE)[0], carray(pointer(row), (1,), ROWS)[0]
+    going, room = integers(goings, on), board.room
+    layer, count = layer_of(model, number), rows.count
+    prepare(
+        board, layer.qkv, given, given_stride, count, mode, norm, norm_bias, model.layer_norm, NOTHING, model.eps,
+        NOTHING, room.packed,
+    )  # fmt: skip
+    multiply(board, layer.qkv, count, room.packed, room.qkv, room.qkv_stride, NOTHING)
+    place(board, model, layer, cache, number, rows, room.qkv, room.qkv_stride)
+    if on == 0:
+        return
+    for a in range(on):
+        if going[a] > a:
+            copy(
+                floats(room.x + 4 * room.stride * going[a], model.width),
+                floats(room.x + 4 * room.stride * a, model.width),
+            )
+    starts = np.empty(on + 1, np.int64)
+    bundles, longest = group_rows(rows, going, model.heads // model.kv_heads, starts)
+    attend(
+        board, model, layer, cache, number, rows, going, starts, bundles, longest, room.qkv, room.qkv_stride,
+        room.mixed, room.mixed_stride,
+    )  # fmt: skip
+    linear(board, layer.o, room.mixed, room.mixed_stride, on, room.packed, room.x, room.stride, ADD)
+    if layer.experts > 0:
+        _mixture(board, model, layer, on, room)
+        return
+    prepare(
+        board, layer.up, room.x, room.stride, on, NORM, layer.mlp_norm, layer.mlp_norm_bias, model.layer_norm, NOTHING,
+        model.eps, NOTHING, room.packed,
+    )  # fmt: skip
+    multiply(board, layer.up, on, room.packed, room.wide, room.wide_stride, NOTHING)
+    prepare(
+        board, layer.down, room.wide, room.wide_stride, on, GATE if model.gated else ACTIVATE, NOTHING, NOTHING,
+        NOTHING, model.activation, model.eps, NOTHING, room.packed,
+    )  # fmt: skip
+    multiply(board, layer.down, on, room.packed, room.x, room.stride, ADD)
+
+
+@kernel()
+def run_layer(board, model, cache, rows, number, given, given_stride, mode, norm, norm_bias, going):
+    """One layer over R rows; the residual stream [R, d] has the `going` ones in its first rows afterwards, and nothing
+    of use behind them.
+
+    given   address of what attention reads, after the transformation `mode` (NORM, or PLAIN): keys and values of all R
+            rows go into the cache
+    going   int64 [A], increasing: the rows that go on from there
+    """
+    places = (where(board), where(model), where(cache), where(rows))
+    args = (number, given, given_stride, mode, norm, norm_bias, address_of(going), going.shape[0])
+    call(board.run_layer, places + args)

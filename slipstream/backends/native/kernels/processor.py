@@ -1,0 +1,58 @@
+"""What this processor can do: the instructions that decide how weights are laid out and which tiles are generated."""
+
+from __future__ import annotations
+
+import functools
+import platform
+
+from llvmlite.binding import get_host_cpu_features
+
+PANEL = 16
+"""Outputs of a matrix that lie side by side in memory: one vector of 16 floats, or as many smaller ones as it takes."""
+
+
+@functools.cache
+def has(feature: str) -> bool:
+    """Whether LLVM finds this feature on the processor, by LLVM's name, such as "avx512vnni"."""
+    return bool(get_host_cpu_features().get(feature))
+
+
+def is_arm() -> bool:
+    return platform.machine().lower() in ("arm64", "aarch64")
+
+
+def lanes() -> int:
+    """32-bit lanes of the widest vector register."""
+    if is_arm():
+        return 4
+    if has("avx512f"):
+        return 16
+    return 8 if has("avx2") else 4
+
+
+def registers() -> int:
+    """Vector registers."""
+    return 32 if is_arm() or has("avx512f") else 16
+
+
+def has_byte_dots() -> bool:
+    """Whether one instruction adds four products of 8-bit integers to a 32-bit sum: AVX-512 VNNI, AVX-VNNI, or the dot
+    products of Arm."""
+    if is_arm():
+        return has("dotprod")
+    return (lanes() == 16 and has("avx512vnni")) or has("avxvnni") or (has("avx512vnni") and has("avx512vl"))
+
+
+def has_bfloat16_dots() -> bool:
+    """Whether one instruction adds two products of bfloat16 numbers to a float32 sum (AVX-512 BF16)."""
+    return not is_arm() and lanes() == 16 and has("avx512bf16")
+
+
+def converts_half() -> bool:
+    """Whether float16 numbers are widened by an instruction (F16C on x86; every 64-bit Arm has one)."""
+    return is_arm() or has("f16c") or has("avx512f")
+
+
+def byte_offset() -> int:
+    """Added to int8 weights where the instruction wants one unsigned operand (x86): they are stored as 1 to 255."""
+    return 0 if is_arm() else 128

@@ -1,0 +1,209 @@
+"""What kernels are told: records whose fields are numbers and addresses.
+
+One layout for every model: a pass is compiled once, and what differs between models and weight formats is data. Host
+code fills these in (`weights`, `executor`); whoever owns the memory behind an address keeps it alive. All fields are
+int64 unless they say otherwise; an address of 0 means "none".
+
+R rows, d width, H query heads, Hk key/value heads, D head size, I inner width, V vocabulary, L layers, B sequences.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def _record(**fields: Any) -> np.dtype:
+    return np.dtype(list(fields.items()), align=True)
+
+
+_I, _F = np.int64, np.float32
+
+MATRIX = _record(
+    tile=_I,  # address of the code: see `tiles._matrix_tile`
+    form=_I,  # index in `tiles.FORMATS`
+    most_rows=_I,  # of a tile
+    weights=_I,
+    scales=_I,  # float32 [outs], of integers
+    bias=_I,  # float32 [outs]
+    outs=_I,  # padded to a multiple of ALIGN
+    width=_I,  # numbers of a row that is multiplied
+    columns=_I,  # the same, padded to what the format takes
+    group=_I,  # columns that share a scale of activations
+    out_bytes=_I,  # of the weights of one output
+    row_bytes=_I,  # of one packed row
+)
+"""A linear layer [out, in]."""
+
+EMBEDDING = _record(values=_I, form=_I, panelled=_I, width=_I, count=_I)
+"""[count, width] in rows, or in the panels of a matrix."""
+
+MODEL = _record(
+    layers=_I,  # address of LAYER [count]
+    count=_I,
+    experts=_I,  # address of MATRIX [n, 2]: up and down of each
+    expert_count=_I,
+    width=_I,
+    heads=_I,
+    kv_heads=_I,
+    size=_I,
+    vocab=_I,
+    layer_norm=_I,  # 1: LayerNorm, 0: RMS norm
+    activation=_I,  # SILU, GELU, GELU_TANH or RELU
+    gated=_I,
+    rotary=_I,
+    embed=EMBEDDING,
+    positions=EMBEDDING,  # learned ones; count 0 where there are none
+    norm=_I,  # the last one, float32 [d] each
+    norm_bias=_I,
+    head=MATRIX,
+    experts_per_token=_I,
+    most_experts=_I,  # of a layer
+    normed_experts=_I,  # whether the weights of the chosen experts are scaled to sum to 1
+    eps=_F,
+)
+
+LAYER = _record(
+    norm=_I,
+    norm_bias=_I,
+    mlp_norm=_I,
+    mlp_norm_bias=_I,
+    q_norm=_I,  # float32 [D], of each head
+    k_norm=_I,
+    window=_I,  # positions that a row sees, its own being the last; 0: all
+    qkv=MATRIX,
+    o=MATRIX,
+    up=MATRIX,  # gate and up below one another where the MLP is gated
+    down=MATRIX,
+    router=MATRIX,
+    experts=_I,  # how many; 0: the MLP is `up` and `down`
+    first_expert=_I,  # their number in `MODEL.experts`
+)
+
+SILU, GELU, GELU_TANH, RELU = range(4)
+
+ROW = _record(
+    sequence=_I,  # row of the block tables
+    slot=_I,  # where the row's keys and values go
+    position=_I,
+    length=_I,  # slots that it looks at, its own being the last or, in a tree, among the last
+    past=_I,  # slots of its sequence that were there before this pass
+)
+"""Where a row stands."""
+
+
+CACHE = _record(
+    layers=_I,  # int64 [L, 2]: addresses of keys [blocks, Hk, D, slots] and values [blocks, Hk, slots, D]
+    tables=_I,  # int64 [B, stride]: the blocks that a sequence owns
+    stride=_I,
+    slots=_I,  # of a block
+    half=_I,  # 1: float16, 0: float32
+    scores=_I,  # addresses of the code: see `tiles._attention_tile`
+    mix=_I,
+)
+"""The paged KV cache."""
+
+ROWS = _record(
+    at=_I,  # ROW [count]
+    count=_I,
+    hidden=_I,  # bool [count, stride]: which of the rows of its sequence in this pass a row does not see
+    stride=_I,  # 0 where each sees all before it
+    turns=_I,  # float32 [positions, 2, D / 2]: cos and sin of every position
+)
+"""The rows of a pass."""
+
+
+# --- what threads share: one record for each kind of work ------------------------------------------------------------
+
+PREPARE = _record(
+    source=_I, stride=_I, gather=_I, rows=_I, width=_I, mode=_I, layer_norm=_I, activation=_I, weight=_I, bias=_I,
+    packed=_I, form=_I, most_rows=_I, columns=_I, group=_I, row_bytes=_I, scratch=_I, scratch_bytes=_I, eps=_F,
+)  # fmt: skip
+"""Rows to transform (`mode`) and to pack for a product: see `rows.prepare`."""
+
+PRODUCT = _record(
+    tile=_I, weights=_I, scales=_I, bias=_I, packed=_I, y=_I, columns=_I, group=_I, outs=_I, out_bytes=_I, row_bytes=_I,
+    rows=_I, most_rows=_I, stride=_I, add=_I, share=_I, bands=_I,
+)  # fmt: skip
+"""Packed rows times a matrix: see `products.product`."""
+
+PLACE = _record(
+    qkv=_I, stride=_I, rows=_I, count=_I, turns=_I, keys=_I, values=_I, half=_I, tables=_I, table_stride=_I, slots=_I,
+    heads=_I, kv_heads=_I, size=_I, rotary=_I, q_norm=_I, k_norm=_I, each=_I, eps=_F,
+)  # fmt: skip
+"""Heads to normalise and rotate, keys and values to write: see `attention.place`."""
+
+ATTEND = _record(
+    q=_I, stride=_I, keys=_I, values=_I, half=_I, tables=_I, table_stride=_I, slots=_I, rows=_I, hidden=_I,
+    hidden_stride=_I, place=_I, starts=_I, heads=_I, kv_heads=_I, size=_I, window=_I, out=_I, out_stride=_I,
+    scratch=_I, scratch_bytes=_I, width=_I, scores=_I, mix=_I, pieces=_I,
+)  # fmt: skip
+"""Attention: see `attention`."""
+
+PREPARED, PRODUCTS, PLACED, ATTENDED, SCORED, SOFTENED, MIXED = map(np.int64, range(7))
+"""Kinds of work (`BOARD.op`)."""
+
+
+NOTHING = np.int64(0)
+"""No address, no flag. Kernels are compiled anew for each literal number that they are called with, hence typed
+constants."""
+
+
+ROOM = _record(
+    x=_I,  # float32 [R, stride]: the residual stream
+    stride=_I,
+    qkv=_I,
+    qkv_stride=_I,
+    mixed=_I,  # output of attention
+    mixed_stride=_I,
+    wide=_I,  # of the MLP, before its activation function
+    wide_stride=_I,
+    packed=_I,  # rows as a product takes them
+    bytes=_I,
+)
+"""Addresses of what a pass works in; rows are padded to a multiple of ALIGN."""
+
+BOARD = _record(
+    op=_I,
+    units=_I,
+    threads=_I,  # that take part in this call
+    size=_I,  # threads that there are
+    counters=_I,  # address: see `pool`
+    address=_I,  # of this record
+    run=_I,  # addresses of `units.run_unit`
+    run_layer=_I,  # and `layer.one_layer`
+    prepare=PREPARE,
+    product=PRODUCT,
+    place=PLACE,
+    attend=ATTEND,
+    room=ROOM,
+)
+"""The work that threads share, one record for each kind."""
+
+
+# --- draft heads -----------------------------------------------------------------------------------------------------
+
+EAGLE = _record(
+    own=MODEL,  # its layers, with the target's embedding; in EAGLE-3 the first norm is the embedding's
+    fc=MATRIX,  # EAGLE-1: [d, d + W] of embedding and feature; EAGLE-3: [d, T * W] of the taps
+    taps=_I,
+    target_width=_I,
+    tap_norms=_I,  # float32 [T, W]
+    joint_norm=_I,  # float32 [T * W]
+    feature_norm=_I,  # float32 [d]; 0 in EAGLE-1
+    ids=_I,  # int64: target id of each draft id
+    id_count=_I,
+    normed_start=_I,  # whether the residual stream begins with the normed feature, ...
+    normed_end=_I,  # ... and whether the next feature is what the output head reads
+)
+"""An EAGLE head: see `eagle`."""
+
+MEDUSA = _record(
+    first=MATRIX,  # [K * d, d]: the first block of every head, since all read the same state
+    later=_I,  # MATRIX [laters]: the next blocks of all heads, then those after them
+    laters=_I,
+    out=_I,  # MATRIX [outs]: of each head, or one that all share
+    outs=_I,
+)
+"""K Medusa heads over states of width d: see `medusa`."""

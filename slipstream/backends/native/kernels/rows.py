@@ -1,0 +1,184 @@
+"""Rows of activations, made ready for a product: transformed (norm, gate) and packed as the tiles of a matrix take
+them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slipstream.backends.native.kernels.arithmetic import activate, farthest, gate, layer_norm, rms_norm
+from slipstream.backends.native.kernels.compiled import EXACT, kernel
+from slipstream.backends.native.kernels.memory import floats, integers, small, words
+from slipstream.backends.native.kernels.processor import byte_offset
+from slipstream.backends.native.kernels.tiles import (
+    BFLOAT16_PAIRS,
+    FORMATS,
+    INT8_PAIRS,
+    INT8_QUADS,
+    INT8_QUADS_TWICE,
+)  # fmt: skip
+
+PLAIN, NORM, GATE, ACTIVATE = map(np.int64, range(4))  # typed: an argument that is a literal would be a type of its own
+"""What is done to a row first."""
+
+_PAIRS, _INT8_PAIRS, _QUADS, _TWICE = (
+    FORMATS.index(form) for form in (BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS, INT8_QUADS_TWICE)
+)
+_OFFSET = np.int32(byte_offset())
+_MOST = 127 * 256 + 127  # whose upper byte, rounded, is 127
+
+
+@kernel()
+def tiles_of(rows, most):
+    """How many tiles so many rows need."""
+    return (rows + most - 1) // most
+
+
+@kernel()
+def first_of(tile, rows, most):
+    """The first row of a tile. Tiles are of similar size: one row costs as many loads of weights as a full tile."""
+    return tile * rows // tiles_of(rows, most)
+
+
+@kernel(fastmath=EXACT)
+def _round(x, most, out):
+    """Round a row to integers in [-most, most], `most` at its greatest value; returns the unit."""
+    top = farthest(x)
+    factor = np.float32(most) / max(top, np.float32(1e-30))
+    for i in range(x.shape[0]):
+        out[i] = np.int32(np.floor(x[i] * factor + np.float32(0.5)))
+    return top / np.float32(most)
+
+
+@kernel()
+def _pack_floats(x, base, r, count):
+    out = floats(base, x.shape[0] * count)
+    for i in range(x.shape[0]):
+        out[i * count + r] = x[i]
+
+
+@kernel()
+def _as_bfloat16(bits):
+    """The bits of a float32, rounded to a bfloat16 (to nearest, ties to even) in the lower half."""
+    return (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+
+
+@kernel()
+def _pack_pairs(x, base, r, count):
+    bits, half = x.view(np.uint32), x.shape[0] // 2
+    out = words(base, half * count)
+    for i in range(half):
+        low, high = np.uint32(_as_bfloat16(bits[2 * i])), np.uint32(_as_bfloat16(bits[2 * i + 1]))
+        out[i * count + r] = np.int32(np.uint32(low | np.uint32(high << np.uint32(16))))
+
+
+@kernel()
+def _pack_int8_pairs(x, base, r, count, narrow):
+    n = x.shape[0]
+    most = min(2**15 - 1, (2**31 - 1) // (127 * n))  # so that no sum overflows
+    floats(base, count)[r] = _round(x, most, narrow[:n])
+    out = words(base + 4 * count, n // 2 * count)
+    for i in range(n // 2):
+        out[i * count + r] = np.int32((narrow[2 * i] & np.int32(0xFFFF)) | np.int32(narrow[2 * i + 1] << np.int32(16)))
+
+
+@kernel()
+def _pack_quads(x, base, r, count, group, narrow, bytes):
+    n = x.shape[0]
+    groups = n // group
+    units, firsts = floats(base, groups * count), words(base + 4 * groups * count, groups * count)
+    for g in range(groups):
+        part = narrow[g * group : (g + 1) * group]
+        units[g * count + r] = _round(x[g * group : (g + 1) * group], 127, part)
+        total = np.int32(0)
+        for i in range(group):
+            bytes[g * group + i] = np.int8(part[i])
+            total += part[i]
+        firsts[g * count + r] = np.int32(-_OFFSET * total)
+    out, whole = words(base + 8 * groups * count, n // 4 * count), bytes[:n].view(np.int32)
+    for i in range(n // 4):
+        out[i * count + r] = whole[i]
+
+
+@kernel()
+def _pack_quads_twice(x, base, r, count, narrow, bytes):
+    n = x.shape[0]
+    floats(base, count)[r] = _round(x, _MOST, narrow[:n])
+    firsts = words(base + 4 * count, 2 * count)
+    upper, lower = bytes[:n], bytes[n : 2 * n]
+    above, below = np.int32(0), np.int32(0)
+    for i in range(n):
+        high = np.int32((narrow[i] + 128) >> 8)
+        low = np.int32(narrow[i] - 256 * high)
+        upper[i], lower[i] = np.int8(high), np.int8(low)
+        above += high
+        below += low
+    firsts[r], firsts[count + r] = np.int32(-_OFFSET * above), np.int32(-_OFFSET * below)
+    out = words(base + 12 * count, n // 2 * count)
+    whole_upper, whole_lower = upper.view(np.int32), lower.view(np.int32)
+    for i in range(n // 4):
+        out[2 * i * count + r] = whole_upper[i]
+        out[(2 * i + 1) * count + r] = whole_lower[i]
+
+
+@kernel()
+def _transform(job, row, out):
+    """The row itself, or what `mode` makes of it in out [width]."""
+    if job.mode == NORM:
+        if job.layer_norm:
+            layer_norm(row, floats(job.weight, job.width), floats(job.bias, job.width), job.eps, out)
+        else:
+            rms_norm(row, floats(job.weight, job.width), job.eps, out)
+    elif job.mode == GATE:
+        gate(job.activation, row, out)
+    elif job.mode == ACTIVATE:
+        activate(job.activation, row, out)
+
+
+@kernel()
+def prepare(job, tile, thread):
+    """Unit of work: transform the rows of one tile and pack them.
+
+    source float32, rows `stride` apart; gather int64 [rows]: which of them, or 0 for all in order. Row r of the tile
+    goes into packed + first * row_bytes, in the layout that `tiles._matrix_tile` gives for the format.
+    """
+    scratch = job.scratch + thread * job.scratch_bytes
+    held = floats(scratch, job.columns)
+    narrow, bytes = words(scratch + 4 * job.columns, job.columns), small(scratch + 8 * job.columns, 2 * job.columns)
+    first = first_of(tile, job.rows, job.most_rows)
+    count = first_of(tile + 1, job.rows, job.most_rows) - first
+    base = job.packed + first * job.row_bytes
+    straight = count == 1 and job.form < _PAIRS  # what is packed is the row itself
+    read = 2 * job.width if job.mode == GATE else job.width
+    for r in range(count):
+        number = first + r
+        if job.gather:
+            number = integers(job.gather, job.rows)[number]
+        row = floats(job.source + 4 * job.stride * number, read)
+        if straight:
+            out = floats(base, job.width)
+            if job.mode == PLAIN:
+                for i in range(job.width):
+                    out[i] = row[i]
+            else:
+                _transform(job, row, out)
+            continue
+        if job.mode != PLAIN:
+            _transform(job, row, held[: job.width])
+            row = held
+        elif job.columns > job.width:
+            for i in range(job.width):
+                held[i] = row[i]
+            row = held
+        for i in range(job.width, job.columns):
+            held[i] = 0
+        row = row[: job.columns]
+        if job.form < _PAIRS:
+            _pack_floats(row, base, r, count)
+        elif job.form == _PAIRS:
+            _pack_pairs(row, base, r, count)
+        elif job.form == _INT8_PAIRS:
+            _pack_int8_pairs(row, base, r, count, narrow)
+        elif job.form == _QUADS:
+            _pack_quads(row, base, r, count, job.group, narrow, bytes)
+        else:
+            _pack_quads_twice(row, base, r, count, narrow, bytes)

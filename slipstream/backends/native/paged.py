@@ -1,0 +1,175 @@
+"""What the native kernels need around a call, whether a decoder or a head runs: a cache, packed rows, memory to work
+in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.backends.native.cache import BLOCK, PagedCache
+from slipstream.backends.native.kernels import addresses
+from slipstream.backends.native.kernels.layer import FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN
+from slipstream.backends.native.kernels.picks import MAXIMUM, NOISE, UNIFORMS, Picks
+from slipstream.backends.native.kernels.records import CACHE, ROW, ROWS
+from slipstream.backends.native.threads import Threads, calls
+from slipstream.core.draws import Draws
+from slipstream.errors import TargetError
+from slipstream.targets.decoder.executor import Batch
+
+_KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
+
+
+class Turns:
+    """cos and sin of the rotary positions, float32 [positions, 2, D / 2], worked out in float64 as far as they are
+    needed.
+
+    inv_freq float64 [D / 2]; scale: of both."""
+
+    def __init__(self, inv_freq: np.ndarray | None, scale: float = 1.0):
+        self._inv_freq, self._scale = inv_freq, scale
+        self._table = np.zeros((0, 2, 0 if inv_freq is None else len(inv_freq)), np.float32)
+
+    def up_to(self, position: int) -> np.ndarray:
+        if self._inv_freq is not None and position >= len(self._table):
+            count = max(position + 1, 2 * len(self._table), 256)
+            angles = np.outer(np.arange(count), self._inv_freq)
+            both = np.stack([np.cos(angles) * self._scale, np.sin(angles) * self._scale], 1)
+            self._table = both.astype(np.float32)
+        return self._table
+
+
+class PackedRows:
+    """The rows of a pass, and the memory behind them: `record` ROWS [1], and `after` ROWS [1] with room for one more
+    row of each of B sequences."""
+
+    def __init__(self, at: np.ndarray, hidden: np.ndarray, turns: np.ndarray, sequences: int):
+        self.at, self.hidden, self.turns, self._more = at, hidden, turns, np.empty(sequences, ROW)
+        self.record = np.zeros(2, ROWS)
+        own = self.record[0]
+        own["at"], own["count"], own["turns"] = at.ctypes.data, len(at), turns.ctypes.data
+        own["hidden"], own["stride"] = hidden.ctypes.data, hidden.shape[1]
+        self.record[1]["at"] = self._more.ctypes.data
+
+
+class NativePaged:
+    """KV in blocks, and calls of kernels over it. Calls of several Python threads take turns."""
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, turns: Turns, kv_dtype: type = np.float32):
+        self._shape, self._turns, self._kv_dtype = (layers, kv_heads, head_dim), turns, kv_dtype
+        self._tiles = addresses.of_attention(np.dtype(kv_dtype) == np.float16)
+        self._arena = np.empty(1 << 16, np.uint8)
+        self._threads: Threads
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin with an empty cache."""
+        self._cache = PagedCache(*self._shape, self._kv_dtype)
+        self._tables: tuple[tuple[int, ...], np.ndarray] = ((), np.zeros((0, 0), np.int64))
+        self._record = np.zeros(1, CACHE)
+
+    def _rows(self, batch: Batch, extra: int = 0) -> PackedRows:
+        """Where the packed rows stand; slots for them, and `extra` more of each sequence, are made sure of."""
+        splits = batch.splits
+        for b, seq_id in enumerate(batch.seq_ids):
+            self._cache.reserve(seq_id, batch.past[b] + splits[b + 1] - splits[b] + extra)
+        count = splits[-1]
+        at = np.empty(count, ROW)
+        position = at["position"]
+        position[:] = batch.positions
+        widest = max((splits[b + 1] - splits[b] for b, tree in enumerate(batch.trees) if tree is not None), default=0)
+        hidden = np.zeros((count, widest), np.bool_)
+        for b, past in enumerate(batch.past):
+            start, stop = splits[b], splits[b + 1]
+            own = at[start:stop]
+            own["sequence"], own["past"] = b, past
+            own["slot"] = np.arange(past, past + stop - start)
+            own["length"] = own["slot"] + 1
+            tree = batch.trees[b]
+            if tree is not None:
+                hidden[start:stop, : stop - start] = ~tree.numpy()
+                own["length"] = past + stop - start
+        furthest = int(position.max()) + extra if count else 0
+        return PackedRows(at, hidden, self._turns.up_to(furthest), len(batch.seq_ids))
+
+    def _caches(self, batch: Batch) -> np.ndarray:
+        """CACHE [1] for the sequences of a batch."""
+        cache = self._cache
+        key = (cache.version, *batch.seq_ids)
+        if self._tables[0] != key:
+            owned = [cache.tables[seq_id] for seq_id in batch.seq_ids]
+            tables = np.zeros((len(owned), max(map(len, owned))), np.int64)
+            for row, blocks in zip(tables, owned, strict=True):
+                row[: len(blocks)] = blocks
+            self._tables = key, tables
+            record = self._record[0]
+            record["layers"], record["slots"] = cache.addresses.ctypes.data, BLOCK
+            record["tables"], record["stride"] = tables.ctypes.data, tables.shape[1]
+            record["half"] = cache.dtype == np.float16
+            record["scores"], record["mix"] = self._tiles
+        return self._record
+
+    def _call(self, kernel: Callable[..., Any], *args: Any, rows: int) -> int:
+        """kernel(pool, *args, arena, threads), again with a larger arena where it asks for one. Raises TargetError
+        where an index lies outside of a table; returns its status."""
+        while True:
+            status = int(self._threads.run(kernel, *args, self._arena, rows=rows))
+            if status >= FINE:
+                break
+            self._arena = np.empty(-status + (-status >> 2), np.uint8)
+        if status == NO_SUCH_TOKEN:
+            raise TargetError(
+                "a token id lies outside of the model's embedding",
+                why="target and draft have different vocabularies, or the prompt holds an id that the model lacks",
+                fix="check the pair with `slipstream check-pair`",
+            )
+        if status == NO_SUCH_POSITION:
+            raise TargetError(
+                "a position lies behind the last one that the model has an embedding for",
+                why="learned positions end with the context that the model was trained for",
+                fix="shorten the prompt or max_tokens",
+            )
+        return status
+
+    def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
+        with calls():
+            self._cache.move(seq_id, src, dst)
+
+    def release(self, seq_id: int) -> None:
+        with calls():
+            self._cache.release(seq_id)
+
+    def kv(self, seq_id: int, length: int) -> Tensor:
+        with calls():
+            return self._cache.read(seq_id, length)
+
+
+def picks_of(draws: Draws, steps: int, count: int, vocab: int) -> Picks:
+    """How K steps of B sequences pick among `vocab` ids."""
+    inv_temperature, uniforms, noise = np.ones(count), np.empty((0, 0)), np.empty((0, 0, 0))
+    if draws.inv_temperature is not None:
+        inv_temperature = draws.inv_temperature.double().numpy()
+    if draws.uniforms is not None:
+        uniforms = draws.uniforms.double().contiguous().numpy()
+    elif draws.noise is not None:
+        noise = draws.noise.double().expand(steps, count, -1).contiguous().numpy()
+    return Picks(
+        _KINDS[draws.kind], vocab if draws.vocab is None else min(draws.vocab, vocab), inv_temperature, uniforms, noise
+    )
+
+
+def check_sound(status: int) -> None:
+    """Raise TargetError where a draft came out of hidden states that are not finite."""
+    if status != FINE:
+        raise TargetError(
+            "the hidden states behind a draft are not finite",
+            why="no token can be drawn from them",
+            fix="check the weights of the model or head that drafts",
+        )
+
+
+def as_int64(tokens: Tensor) -> np.ndarray:
+    return tokens.to(torch.int64).contiguous().numpy()

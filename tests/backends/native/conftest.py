@@ -1,0 +1,21 @@
+"""Fixtures of the native backend's tests; without Numba there is nothing to test."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from tests.targets.conftest import checkpoint, reference  # noqa: F401  (fixtures)
+
+NUMBA = importlib.util.find_spec("numba") is not None
+
+collect_ignore_glob = [] if NUMBA else ["test_*.py"]
+
+
+@pytest.fixture(autouse=NUMBA)
+def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call gets the threads that it asks for, however busy the machine is."""
+    from slipstream.backends.native.threads import Company
+
+    monkeypatch.setattr(Company, "threads", lambda self, most, now: most)

@@ -1,0 +1,181 @@
+"""Random decoders for the native backend, from memory, and batches to run them on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence as Seq
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream.backends.native.executor import NativeExecutor
+from slipstream.backends.native.kernels import processor
+from slipstream.targets.decoder.config import DecoderConfig, Experts
+from slipstream.targets.decoder.executor import Batch
+from slipstream.targets.decoder.weights import Weights
+
+VOCAB = 90
+
+needs_bfloat16 = pytest.mark.skipif(not processor.has_bfloat16_dots(), reason="no bfloat16 products here")
+
+FORMATS = {
+    # name -> (dtype of the checkpoint, options of the executor)
+    "float32": (torch.float32, {}),
+    "float16": (torch.float16, {}),
+    "bfloat16": (torch.bfloat16, {}),
+    "bfloat16 products": (torch.bfloat16, {"dtype": torch.bfloat16}),
+    "w8a16": (torch.float16, {"quantize": "w8a16"}),
+    "w8a8": (torch.float16, {"quantize": "w8a8"}),
+    "int8 without dot products": (torch.float16, {"quantize": "w8a8"}),
+    "float16 with a cache in float16": (torch.float16, {"kv_dtype": "float16"}),
+}
+"""Every way to keep weights and keys, and to multiply."""
+
+EVERY_FORMAT = [pytest.param(name, marks=needs_bfloat16 if "products" in name else ()) for name in FORMATS]
+
+
+def config(layers: int = 2, **changes: Any) -> DecoderConfig:
+    """Wide enough that several threads share a product."""
+    given: dict[str, Any] = {
+        "model_type": "llama",
+        "vocab_size": VOCAB,
+        "hidden_size": 96,
+        "layers": layers,
+        "heads": 6,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 144,
+        "context": 4096,
+        "norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "windows": (None,) * layers,
+    }
+    return DecoderConfig(**given | changes)
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "window": {"windows": (5, None)},
+    "windows": {"windows": (33, 7)},
+    "gpt2": {
+        "norm": "layer", "activation": "gelu_tanh", "gated": False, "qkv_bias": True, "o_bias": True, "mlp_bias": True,
+        "position": "learned", "rope_parameters": {}, "kv_heads": 6, "tie_embeddings": True, "context": 1024,
+    },
+    "mixture": {"experts": Experts(5, 2, 48, True, (True, True))},
+    "half a mixture": {"experts": Experts(4, 3, 80, False, (False, True))},
+    "qwen": {"qkv_bias": True, "qk_norm": True, "tie_embeddings": True, "head_dim": 32, "heads": 4},
+    "many heads": {"heads": 28, "kv_heads": 2, "activation": "gelu"},
+}  # fmt: skip
+
+
+def weights(config: DecoderConfig, dtype: torch.dtype = torch.float32, seed: int = 0, spread: float = 0.15) -> Weights:
+    """Random weights of that dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    made: dict[str, Tensor] = {}
+    for name, shape in config.shapes().items():
+        noise = torch.randn(shape, generator=generator)
+        made[name] = (1 + 0.2 * noise if "norm" in name and "weight" in name else spread * noise).to(dtype)
+    sources = {name: (name, lambda t=t: t, lambda t: t) for name, t in made.items()}
+    return Weights(sources, config, torch.float32)  # type: ignore[arg-type]
+
+
+@contextmanager
+def byte_dots(there: bool) -> Iterator[None]:
+    """As on a processor with or without dot products of bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not there:
+            patch.setattr(processor, "has_byte_dots", lambda: False)
+        yield
+
+
+def executor(shape: str = "llama", form: str = "float32", threads: int = 1, **changes: Any) -> NativeExecutor:
+    """A decoder of SHAPES with weights of FORMATS, which shares every pass among its threads."""
+    dtype, options = FORMATS[form]
+    made = config(**SHAPES[shape] | changes)
+    with byte_dots(form != "int8 without dot products"):
+        found = NativeExecutor(made, weights(made, dtype), threads=threads, **options)  # type: ignore[arg-type]
+    found._threads._small = False
+    return found
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def ids(n: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
+    return torch.randint(3, vocab, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def chain(seq_id: int, past: int, tokens: Seq[int], select: Seq[int] | None = None) -> Batch:
+    """Tokens behind `past` of one sequence; all logits are wanted unless `select` says which."""
+    n = len(tokens)
+    return Batch(
+        [seq_id], torch.tensor(tokens), range(past, past + n), [0, n], [past], [None],
+        range(n) if select is None else select, [4096],
+    )  # fmt: skip
+
+
+def depths_of(parents: Seq[int]) -> list[int]:
+    """Of nodes below the last of the rows that are known: children of -1 have depth 0."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return depths
+
+
+def tree(seq_id: int, past: int, tokens: Seq[int], parents: Seq[int]) -> Batch:
+    """The first len(tokens) - len(parents) tokens are a chain, the others nodes below its last token."""
+    return forest([(seq_id, past, tokens, parents)])
+
+
+def forest(members: Seq[tuple[int, int, Seq[int], Seq[int]]]) -> Batch:
+    """One batch of several (sequence, past, tokens, parents)."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    splits = [0]
+    trees: list[Tensor | None] = []
+    for _, past, own, parents in members:
+        known = len(own) - len(parents)
+        mask = torch.ones(len(own), len(own)).tril().bool()
+        for i, parent in enumerate(parents):
+            mask[known + i] = mask[known + parent] if parent >= 0 or known else False
+            mask[known + i, known + i] = True
+        tokens += own
+        positions += [*range(past, past + known), *(past + known + d for d in depths_of(parents))]
+        splits.append(len(tokens))
+        trees.append(mask if parents else None)
+    return Batch(
+        [m[0] for m in members], torch.tensor(tokens), positions, splits, [m[1] for m in members], trees,
+        range(len(tokens)), [4096] * len(members),
+    )  # fmt: skip
+
+
+def one_by_one(
+    executor: NativeExecutor, seq_id: int, past: int, tokens: Seq[int], parents: Seq[int] = ()
+) -> tuple[Tensor, Tensor]:
+    """Logits of every row of `tree(...)`, each computed alone behind its ancestors, and keys and values of its slot,
+    [rows, L, 2, Hk, D]."""
+    known, rows, kept = len(tokens) - len(parents), list[Tensor](), list[Tensor]()
+    children: dict[int, list[int]] = {}
+    for i, parent in enumerate(parents):
+        children.setdefault(parent, []).append(i)
+    logits: dict[int, Tensor] = {}
+    cache: dict[int, Tensor] = {}
+
+    def run(row: int, slot: int) -> None:
+        logits[row] = executor.forward(chain(seq_id, slot, [tokens[row]])).logits[0].clone()
+        cache[row] = executor.kv(seq_id, slot + 1)[:, :, :, slot]
+
+    def descend(node: int, slot: int) -> None:
+        for child in children.get(node, ()):
+            run(known + child, slot)
+            descend(child, slot + 1)
+
+    for row in range(known):
+        run(row, past + row)
+    descend(-1, past + known)
+    for row in range(len(tokens)):
+        rows.append(logits[row])
+        kept.append(cache[row])
+    return torch.stack(rows), torch.stack(kept)

@@ -1,0 +1,279 @@
+"""What is compiled is kept for other processes, in a folder that nobody else can write, and never under the name of
+another function; and compiling is announced where something is compiled."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numba
+import pytest
+from filelock import FileLock
+from numba import types
+
+from slipstream.backends.native.kernels import compiled
+from tests.backends.native.models import executor
+from tests.checkpoints import Tiny
+
+POSIX = pytest.mark.skipif(not hasattr(os, "getuid"), reason="rights of POSIX")
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """As at the start of a process."""
+    kept = compiled.folder, compiled.announce  # which tests may replace
+    for each in kept:
+        each.cache_clear()
+    yield
+    for each in kept:
+        each.cache_clear()
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """The folders that machine code may be kept in, all of them empty."""
+    found = {name: tmp_path / name for name in ("package", "home", "temporary")}
+    for path in found.values():
+        path.mkdir()
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    monkeypatch.setattr(compiled, "__file__", str(found["package"] / "compiled.py"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(found["home"]))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(found["temporary"]))
+    return found
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
+    """As if these were read-only, which they never are for a superuser."""
+    usable = compiled._usable
+    monkeypatch.setattr(compiled, "_usable", lambda path: not any(f in path.parents for f in folders) and usable(path))
+
+
+def doubled(x):  # type: ignore[no-untyped-def]
+    return x + x
+
+
+@pytest.fixture
+def twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """Makes the same kernel, as another process would."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    return lambda: compiled.entry(doubled)
+
+
+def hits(made: Any) -> int:
+    return sum(made.stats.cache_hits.values())
+
+
+# --- keeping ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_process_need_not_compile(twice: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
+    first = twice()
+    assert first(3) == 6
+    assert caplog.text.count("compiling CPU kernels") == 1
+    caplog.clear()
+    compiled.announce.cache_clear()
+    second = twice()
+    assert second(3) == 6
+    assert (hits(first), hits(second)) == (0, 1)
+    assert not caplog.text
+
+
+def test_callbacks_are_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+
+    def nothing(x):  # type: ignore[no-untyped-def]
+        pass
+
+    made = [compiled.callback(types.void(types.int64))(nothing) for _ in range(2)]
+    assert all(compiled.ready(each) for each in made)
+    assert [each.cache_hits for each in made] == [0, 1]
+
+
+def test_a_change_in_any_kernel_makes_all_compile_anew(
+    twice: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twice()(3)
+    monkeypatch.setattr(compiled, "_SOURCE", "another")
+    changed = twice()
+    assert changed(3) == 6
+    assert hits(changed) == 0
+
+
+def test_the_digest_is_of_every_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    seen = {compiled._digest()}
+    for name, content in (("a.py", "1"), ("b.py", "2"), ("a.py", "3")):
+        (tmp_path / name).write_text(content)
+        seen.add(compiled._digest())
+    assert len(seen) == 4
+
+
+def test_nothing_is_written_while_another_process_writes(twice: Callable[[], Any], tmp_path: Path) -> None:
+    made, done = twice(), threading.Event()
+    with FileLock(tmp_path / "slipstream-kernels.lock"):
+        thread = threading.Thread(target=lambda: (made(3), done.set()))
+        thread.start()
+        assert not done.wait(0.5)
+        assert not list(tmp_path.glob("*.nb[ic]"))
+    assert done.wait(60)
+    thread.join()
+    assert list(tmp_path.glob("*.nbc"))
+
+
+def test_functions_of_one_name_in_two_places_are_not_taken_for_one_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+
+    def one() -> Any:
+        def same(x):  # type: ignore[no-untyped-def]
+            return x + 1
+
+        return same
+
+    def two() -> Any:
+        def same(x):  # type: ignore[no-untyped-def]
+            return x + 2
+
+        return same
+
+    for _ in range(2):
+        assert [compiled.entry(make())(5) for make in (one, two)] == [6, 7]
+
+
+# --- where -----------------------------------------------------------------------------------------------------------
+
+
+def test_machine_code_lies_beside_the_source_where_that_can_be_written(places: dict[str, Path]) -> None:
+    assert compiled.folder() == places["package"] / "__pycache__"
+
+
+def test_else_in_the_cache_of_the_user_else_in_the_temporary_folder(
+    places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, places["package"])
+    assert compiled.folder() == places["home"] / "slipstream" / "kernels"
+    compiled.folder.cache_clear()
+    refuse(monkeypatch, places["home"])
+    found = compiled.folder()
+    assert found is not None
+    assert found.parent == places["temporary"]
+    if hasattr(os, "getuid"):
+        assert str(os.getuid()) in found.name
+        assert stat.S_IMODE(found.stat().st_mode) == 0o700
+
+
+def test_where_nothing_can_be_written_kernels_are_compiled_for_the_process_and_it_is_said(
+    places: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refuse(monkeypatch, *places.values())
+    assert compiled.folder() is None
+    assert compiled.entry(lambda x: x + 1)(1) == 2
+    with compiled.compiling_in_turn(), compiled.compiling_in_turn():
+        pass
+    assert caplog.text.count("compiling CPU kernels") == 1
+    assert "are not kept" in caplog.text
+
+
+def test_a_folder_that_the_user_has_chosen_is_the_only_one(
+    places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "chosen"))
+    assert compiled.folder() == tmp_path / "chosen"
+    compiled.folder.cache_clear()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "file" / "below"))
+    assert compiled.folder() is None
+
+
+@POSIX
+@pytest.mark.parametrize("rights", [0o770, 0o707, 0o777, 0o1777])
+def test_a_folder_that_others_can_write_is_refused(rights: int, places: dict[str, Path]) -> None:
+    beside = places["package"] / "__pycache__"
+    beside.mkdir()
+    beside.chmod(rights)
+    assert compiled.folder() == places["home"] / "slipstream" / "kernels"
+    beside.chmod(0o755)
+    compiled.folder.cache_clear()
+    assert compiled.folder() == beside
+
+
+@POSIX
+def test_a_folder_of_somebody_else_is_refused(places: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the temporary folder anybody may have made one by our name."""
+    refuse(monkeypatch, places["package"], places["home"])
+    mine = os.getuid()
+    theirs = places["temporary"] / f"slipstream-kernels-{mine + 1}"
+    theirs.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+    assert compiled.folder() is None
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+TINY_ENTRY = """
+import logging, sys
+logging.basicConfig(format="%(message)s")
+from slipstream.backends.native.kernels import compiled
+
+def tripled(x):
+    return 3 * x
+
+with compiled.compiling_in_turn():
+    made = compiled.entry(tripled)
+    assert made(7) == 21
+print("hit" if sum(made.stats.cache_hits.values()) else "compiled")
+"""
+
+
+def test_two_processes_that_begin_at_once_compile_once(tmp_path: Path) -> None:
+    """And what the second one needs is there; only who compiles says so."""
+    script = tmp_path / "script.py"
+    script.write_text(TINY_ENTRY)
+    own = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    running = [
+        subprocess.Popen([sys.executable, script], env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0, 0], said
+    assert sorted(out.strip() for out, _ in said) == ["compiled", "hit"]
+    for out, err in said:
+        assert ("compiling CPU kernels" in err) == (out.strip() == "compiled")
+
+
+def test_a_process_that_finds_every_kernel_says_nothing() -> None:
+    executor()  # compiles what is not there yet
+    if compiled.folder() is None:
+        pytest.skip("no folder for kernels can be written here")
+    code = "from tests.backends.native.models import *; executor().forward(chain(0, 0, [3]))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert (found.stdout, found.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_generate_says_that_it_compiles_unless_it_is_to_be_quiet(
+    quiet: bool, tiny: Tiny, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slipstream.cli.main import main
+
+    monkeypatch.setattr(compiled, "folder", lambda: None)  # kernels count as compiled in each process
+    log = logging.getLogger("slipstream")
+    monkeypatch.setattr(log, "handlers", list(log.handlers))
+    monkeypatch.setattr(log, "propagate", log.propagate)
+    arguments = ["generate", "for name in", "-m", str(tiny.target), "--executor", "native", "-n", "4"]
+    with pytest.raises(SystemExit) as left:
+        main([*arguments, *(["-q"] if quiet else [])])
+    out, err = capfd.readouterr()
+    assert left.value.code == 0
+    assert out
+    assert ("compiling CPU kernels" in " ".join(err.split())) is not quiet
+    assert not quiet or not err

@@ -1,0 +1,191 @@
+"""Batch invariance: a row's logits, keys and values are bitwise the same alone, in a chain, in a tree among siblings,
+in a batch of several sequences, and on any number of threads."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream.backends.native.executor import NativeExecutor
+from slipstream.backends.native.kernels.matrices import LONG
+from slipstream.targets.decoder.executor import Batch
+from tests.backends.native.models import (
+    EVERY_FORMAT,
+    SHAPES,
+    chain,
+    depths_of,
+    executor,
+    forest,
+    ids,
+    one_by_one,
+    tree,
+)
+
+THREADS = (1, 2, 3, 5)
+ALONE, TOGETHER = 100, 200  # ids of sequences
+
+make = functools.cache(executor)
+
+TREES = {
+    "chain": [*range(-1, 11)],
+    "one sibling beside a chain": [-1, -1, *range(1, 11)],
+    "comb": [-1, -1, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8],  # at every depth one that goes on and one that does not
+    "flat": [-1] * 14,
+    "binary": [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5],
+}
+
+
+def on_threads(model: NativeExecutor, threads: int) -> NativeExecutor:
+    model._threads.most = threads
+    return model
+
+
+def begin(model: NativeExecutor, seq_id: int, tokens: list[int]) -> None:
+    """Put a prompt into the cache in one pass."""
+    model.release(seq_id)
+    if tokens:
+        model.forward(chain(seq_id, 0, tokens, []))
+
+
+def written(model: NativeExecutor, batch: Batch) -> Tensor:
+    """Keys and values that a batch wrote, [rows, L, 2, Hk, D]."""
+    parts = []
+    for b, seq_id in enumerate(batch.seq_ids):
+        length = batch.past[b] + batch.splits[b + 1] - batch.splits[b]
+        parts.append(model.kv(seq_id, length)[:, :, :, batch.past[b] :].permute(3, 0, 1, 2, 4))
+    return torch.cat(parts)
+
+
+def same(found: Tensor, wanted: Tensor) -> None:
+    differs = (found != wanted).flatten(1).any(1).nonzero().flatten().tolist()
+    assert not differs, f"rows {differs} of {len(found)} differ by up to {(found - wanted).abs().max():.1e}"
+
+
+def check(model: NativeExecutor, members: list[tuple[int, list[int], list[int]]], seed: int) -> None:
+    """Of each (length of the prompt, known rows and nodes' tokens, parents), in one batch on several threads: every row
+    equals the row alone."""
+    logits, kept, rows = [], [], []
+    for b, (past, tokens, parents) in enumerate(members):
+        prompt = ids(past, seed + b)
+        for seq_id in (ALONE + b, TOGETHER + b):
+            begin(on_threads(model, 1), seq_id, prompt)
+        own, cache = one_by_one(model, ALONE + b, past, tokens, parents)
+        logits.append(own)
+        kept.append(cache)
+        rows.append((TOGETHER + b, past, tokens, parents))
+    batch = forest(rows)
+    for threads in (1, 3, 5) if seed % 2 else (1, 2):
+        out = on_threads(model, threads).forward(batch)
+        same(out.logits, torch.cat(logits))
+        same(written(model, batch), torch.cat(kept))
+
+
+def random_tree(draw: random.Random, most: int) -> list[int]:
+    """Parents of up to so many nodes: bushy, lean, or with gaps between siblings."""
+    nodes, kind = draw.randint(1, most), draw.random()
+    return [i - 1 if draw.random() < kind else draw.randint(-1, i - 1) for i in range(nodes)]
+
+
+@pytest.mark.parametrize("form", EVERY_FORMAT)
+@pytest.mark.parametrize("shape", ["llama", "windows"])
+def test_a_chain_of_any_length_equals_its_rows_alone(shape: str, form: str) -> None:
+    model, text = on_threads(make(shape, form), 1), ids(60, 1)
+    alone, kept = one_by_one(model, ALONE, 0, text)
+    for piece in (60, 2, 3, 7, 12, 13, 25):
+        for threads in THREADS if piece > 10 else (1, 3):
+            on_threads(model, threads).release(TOGETHER)
+            for start in range(0, 60, piece):
+                batch = chain(TOGETHER, start, text[start : start + piece])
+                same(model.forward(batch).logits, alone[start : start + piece])
+            same(model.kv(TOGETHER, 60).permute(3, 0, 1, 2, 4), kept)
+
+
+@pytest.mark.parametrize("form", EVERY_FORMAT)
+@pytest.mark.parametrize("kind", TREES)
+def test_every_node_of_a_tree_equals_its_row_alone(kind: str, form: str) -> None:
+    parents = TREES[kind]
+    for shape, past in (("llama", 29), ("window", 3)):
+        check(make(shape, form), [(past, ids(len(parents) + 2, 2), parents)], seed=3)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_random_trees_of_every_kind_of_decoder(shape: str) -> None:
+    draw = random.Random(shape)
+    for seed in range(6):
+        parents, known = random_tree(draw, 24), draw.randint(1, 4)
+        check(make(shape), [(draw.randint(0, 70), ids(known + len(parents), seed), parents)], seed)
+
+
+@pytest.mark.parametrize("form", EVERY_FORMAT)
+@pytest.mark.parametrize("shape", ["llama", "windows", "gpt2", "mixture"])
+def test_ragged_batches_of_trees_and_chains(shape: str, form: str) -> None:
+    """New sequences, trees, chains and single rows, of contexts of any length."""
+    draw = random.Random(f"{shape} {form}")
+    for seed in range(3):
+        members = []
+        for _ in range(draw.randint(2, 5)):
+            parents = random_tree(draw, 12) if draw.random() < 0.7 else []
+            known = draw.choice([1, 1, 2, draw.randint(1, 40)])
+            members.append((draw.randint(0, 80), ids(known + len(parents), draw.randrange(999)), parents))
+        check(make(shape, form), members, seed)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 31, 32, 33, 64])
+def test_a_window_crossed_inside_a_burst(window: int) -> None:
+    """Chains and trees that begin before, at and behind its edge, also at the edge of a block of the cache."""
+    model = make("llama", windows=(window, None))
+    for past in {0, 1, max(0, window - 3), window - 1, window, window + 1, 30, 33}:
+        check(model, [(past, ids(9, past), [])], seed=past)
+        check(model, [(past, ids(14, past), TREES["comb"])], seed=past)
+
+
+@pytest.mark.parametrize("form", ["float32", "w8a16", "float16 with a cache in float16"])
+@pytest.mark.parametrize("shape", ["llama", "windows", "many heads"])
+def test_a_long_context_that_threads_divide_among_themselves(shape: str, form: str) -> None:
+    """From LONG slots on, where heads are too few for the threads."""
+    draw, model = random.Random(7), make(shape, form)
+    for past in (LONG - 2, LONG + 150, 2 * LONG + 5):
+        check(model, [(past, ids(3, past), [])], seed=past)
+        parents = random_tree(draw, 9)
+        check(model, [(past, ids(1 + len(parents), past), parents)], seed=past)
+    check(model, [(LONG + 40, ids(4, 4), [-1, -1, 0]), (5, ids(2, 5), [])], seed=8)
+
+
+def test_only_the_rows_whose_logits_are_wanted_change_nothing() -> None:
+    """The last layer goes on with these alone."""
+    for shape in ("llama", "mixture"):
+        model = make(shape)
+        batch = tree(TOGETHER, 0, ids(17, 9), TREES["comb"])
+        begin(model, TOGETHER, [])
+        whole = model.forward(batch).logits.clone()
+        for select in ([16], [0, 3, 4, 11], [4], range(16)):
+            part = Batch(
+                batch.seq_ids, batch.tokens, batch.positions, batch.splits, batch.past, batch.trees, select, batch.limit
+            )
+            same(model.forward(part).logits, whole[list(select)])
+            same(model.forward(part, taps=(-1,)).logits, whole[list(select)])
+
+
+@pytest.mark.parametrize("form", EVERY_FORMAT)
+def test_a_draft_in_one_call_equals_one_pass_a_step(form: str) -> None:
+    model = make("windows", form)
+    texts = [ids(n, n) for n in (30, 4, 61)]
+    for b, text in enumerate(texts):
+        begin(model, TOGETHER + b, text[:-2])
+    batch = forest([(TOGETHER + b, len(text) - 2, text[-2:], []) for b, text in enumerate(texts)])
+    for threads in (1, 3):
+        made = on_threads(model, threads).unrolled(batch, 5)
+        for b, text in enumerate(texts):
+            drafted = made.tokens[:, b].tolist()
+            begin(on_threads(model, 1), ALONE, text[:-2])
+            alone, _ = one_by_one(model, ALONE, len(text) - 2, [*text[-2:], *drafted[:-1]])
+            same(made.logits[:, b], alone[1:])
+            assert drafted == alone[1:].argmax(-1).tolist()
+
+
+def test_a_tree_shares_positions_among_siblings() -> None:
+    assert depths_of(TREES["comb"]) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]

@@ -1,0 +1,194 @@
+"""Nothing that a prompt, a draft or a pair can hold reads memory that is not the model's."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.backends.native import executor as native_executor
+from slipstream.backends.native.eagle import NativeEagle
+from slipstream.backends.native.kernels import processor
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.errors import ParameterError, TargetError
+from slipstream.targets.decoder.executor import Batch
+from slipstream.targets.decoder.model import Decoder
+from tests.backends.native.models import (
+    SHAPES,
+    VOCAB,
+    chain,
+    config,
+    executor,
+    forest,
+    ids,
+    needs_bfloat16,
+    tree,
+)
+from tests.checkpoints import Tiny, make_model
+from tests.heads.tiny import config as head_config, head
+
+OUTSIDE = [-1, -VOCAB, VOCAB, VOCAB + 5, VOCAB + 1000, 1 << 40, -(1 << 62)]
+FORMS = ["float32", "float16", "w8a8", pytest.param("bfloat16 products", marks=needs_bfloat16)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", ["llama", "qwen"])  # an embedding of its own, and one that is the output head too
+def test_a_token_outside_of_the_vocabulary_is_an_error_and_nothing_is_read(shape: str, form: str) -> None:
+    model, text = executor(shape, form), ids(6)
+    want = model.forward(chain(0, 0, text)).logits.clone()
+    for token in OUTSIDE:
+        for batch in (
+            chain(0, 0, [token]),
+            chain(0, 0, [*text[:5], token]),
+            tree(0, 3, [3, token, 4], [-1, -1]),
+            forest([(0, 0, [3], []), (1, 0, [token], [])]),
+        ):
+            with pytest.raises(TargetError, match="outside of the model's embedding"):
+                model.forward(batch)
+            if all(t is None for t in batch.trees):
+                with pytest.raises(TargetError, match="outside of the model's embedding"):
+                    model.unrolled(batch, 2)
+    assert torch.equal(model.forward(chain(0, 0, text)).logits, want)
+    assert model.forward(chain(0, 0, [VOCAB - 1, 0])).logits.isfinite().all()
+
+
+def test_a_learned_position_beyond_the_last_one_is_an_error() -> None:
+    model = executor("gpt2", context=20)
+    text = ids(22)
+    model.forward(chain(0, 0, text[:20]))
+    for batch in (chain(0, 0, text[:21]), chain(0, 20, text[20:21]), tree(0, 18, text[:4], [-1, 0, 1])):
+        with pytest.raises(TargetError, match="behind the last one"):
+            model.forward(batch)
+    with pytest.raises(TargetError, match="behind the last one"):
+        model.unrolled(chain(0, 17, text[17:19]), 3)
+    model.unrolled(chain(0, 17, text[17:19]), 2)
+    negative = Batch([0], torch.tensor([3]), [-1], [0, 1], [0], [None], [0], [20])
+    with pytest.raises(TargetError, match="behind the last one"):
+        model.forward(negative)
+    with pytest.raises(TargetError, match="20 learned positions"):
+        Decoder(model).run([Sequence([1] * 21)], _no_draft())
+
+
+def _no_draft() -> Draft:
+    return Draft.empty(1)
+
+
+@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_head_refuses_tokens_outside_of_its_embedding(version: int, own: bool) -> None:
+    changes = {"own_embedding": own, "draft_vocab": 24} if version == 3 else {}
+    made = head_config(version, 40, target=8, decoder={"head_dim": 16}, **changes)
+    runtime = NativeEagle(head(made))
+    width = len(made.taps) * made.target_hidden
+    batch = forest([(0, 0, [3, 4, 5], [])])
+    fine = runtime.chains(_last(batch), torch.ones(3, width), 2)[1].clone()
+    for token in (-1, 40, 45, 1040, 1 << 40):
+        bad = _last(forest([(0, 0, [3, token, 5], [])]))
+        with pytest.raises(TargetError, match="outside of the model's embedding"):
+            runtime.chains(bad, torch.ones(3, width), 2)
+        with pytest.raises(TargetError, match="outside of the model's embedding"):
+            runtime.extend(bad, torch.ones(3, width))
+        with pytest.raises(TargetError, match="outside of the model's embedding"):
+            runtime.extend(bad, torch.ones(3, made.hidden_size), own=True)
+    assert torch.equal(runtime.chains(_last(batch), torch.ones(3, width), 2)[1], fine)
+
+
+def _last(batch: Batch) -> Batch:
+    return dataclasses.replace(batch, select=[s - 1 for s in batch.splits[1:]])
+
+
+def test_hidden_states_that_overflow_are_refused() -> None:
+    model = executor()
+    embed = model._model[0]["embed"]
+    row = (ctypes.c_float * (5 * int(embed["width"]))).from_address(int(embed["values"]))
+    row[4 * int(embed["width"])] = math.inf  # of token 4
+    with pytest.raises(TargetError, match="not finite"):
+        model.unrolled(chain(0, 0, [3, 4]), 2)
+    with pytest.raises(TargetError, match="not finite"):
+        Decoder(model).run([Sequence([3, 4])], _no_draft())
+    out = model.forward(forest([(0, 0, [3, 4], []), (1, 0, [3, 5], [])])).logits
+    assert not out[1].isfinite().any()
+    assert out[2:].isfinite().all()
+
+
+@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_key_or_value_that_is_not_finite_shows_in_the_logits(values: bool, threads: int) -> None:
+    """Whether the context is divided among threads or not."""
+    model = executor(threads=threads)
+    for past in (40, 600):
+        for strange in (math.nan, math.inf) if values else (math.nan,):
+            model.release(0)
+            model.forward(chain(0, 0, ids(past), []))
+            block = model._cache.tables[0][0]
+            if values:
+                model._cache.values[0][block, :, 7] = strange
+            else:
+                model._cache.keys[0][block, :, :, 7] = strange
+            assert not model.forward(chain(0, past, [5])).logits.isfinite().all()
+
+
+# --- processors ------------------------------------------------------------------------------------------------------
+
+
+def test_without_instructions_for_float16_weights_are_widened_and_logits_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = ids(30)
+    plain = executor(form="float16")
+    want = plain.forward(chain(0, 0, text)).logits.clone()
+    monkeypatch.setattr(processor, "converts_half", lambda: False)
+    model = executor(form="float16")
+    assert torch.equal(model.forward(chain(0, 0, text)).logits, want)
+    assert model.memory()["weights"] > 1.8 * plain.memory()["weights"]
+    monkeypatch.setattr(native_executor, "converts_half", lambda: False)
+    with pytest.raises(ParameterError, match="F16C"):
+        executor(form="float16 with a cache in float16")
+
+
+# --- pairs that do not fit -------------------------------------------------------------------------------------------
+
+PAIRS = """
+import sys
+from slipstream import LLM, SamplingParams, SlipstreamError
+from slipstream.targets.decoder.model import Decoder
+
+folder, narrow = sys.argv[1:]
+target = Decoder.load(folder, "native", threads=1)
+params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+prompt = [*range(300, 320), 5, 6]
+want = LLM(target).generate([prompt], params)[0].token_ids
+for draft in (narrow, Decoder.load(narrow, "native", threads=1)):
+    try:
+        llm = LLM(folder, draft, executor="native", threads=1)
+        print("the same text" if llm.generate([prompt], params)[0].token_ids == want else "another text")
+    except SlipstreamError as error:
+        print("refused:", error)
+"""
+
+
+def test_a_draft_of_fewer_ids_than_its_target_is_refused_or_harmless(tiny: Tiny, tmp_path: Path) -> None:
+    """In a process of its own: a crash would take the tests along."""
+    make_model(tmp_path / "draft", vocab_size=300)
+    found = subprocess.run(
+        [sys.executable, "-c", PAIRS, tiny.target, tmp_path / "draft"], capture_output=True, text=True, timeout=120
+    )
+    assert found.returncode == 0, found.stderr
+    lines = found.stdout.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith(("the same text", "refused:")) for line in lines)
+
+
+def test_shapes_are_those_of_real_decoders() -> None:
+    for changes in SHAPES.values():
+        made = config(**changes)
+        assert made.heads % made.kv_heads == 0
+        assert np.prod(made.shapes()["embed_tokens.weight"]) == made.vocab_size * made.hidden_size

@@ -1,0 +1,328 @@
+"""Worker threads, Python threads, forks and signals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams
+from slipstream.backends.native import threads as native_threads
+from slipstream.backends.native.threads import Company, Threads, WorkerPool, available_threads, container_quota, pool
+from slipstream.targets.decoder.model import Decoder
+from tests.backends.native.models import chain, executor, ids
+
+WHOLE = Company.threads  # what `undisturbed` has put aside for the other tests
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=180, env=os.environ | environment,
+    )  # fmt: skip
+
+
+# --- how many threads ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """available_threads() of a machine with so many processors, two to a core where it has hyperthreads."""
+
+    def count(cpus: set[int], quota: float | None = None, hyper: bool = False, **environment: str) -> int:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cpus, raising=False)
+        monkeypatch.setattr(native_threads, "container_quota", lambda: quota)
+        monkeypatch.setattr(native_threads, "_cores", lambda given: {str(cpu // 2 if hyper else cpu) for cpu in given})
+        return available_threads()
+
+    return count
+
+
+def test_threads_are_the_cores_that_this_process_may_use(machine: Callable[..., int]) -> None:
+    assert machine(set(range(8))) == 8
+    assert machine({2, 3, 6}) == 3
+    assert machine(set(range(8)), hyper=True) == 4
+    assert machine({1}, quota=8.0) == 1
+    assert machine(set(range(1000))) == native_threads.MOST_THREADS
+
+
+def test_a_container_has_the_time_that_it_is_allowed(machine: Callable[..., int]) -> None:
+    assert machine(set(range(8)), quota=2.0) == 2
+    assert machine(set(range(8)), quota=2.9) == 2
+    assert machine(set(range(8)), quota=0.5) == 1
+    assert machine(set(range(2)), quota=64.0) == 2
+
+
+def test_the_user_has_the_last_word(machine: Callable[..., int]) -> None:
+    assert machine(set(range(8)), quota=2.0, OMP_NUM_THREADS="5") == 5
+    assert machine(set(range(8)), OMP_NUM_THREADS="3,2") == 3
+    assert machine({0}, OMP_NUM_THREADS="100000") == native_threads.MOST_THREADS
+    for nonsense in ("", "0", "-1", "many"):
+        assert machine(set(range(8)), OMP_NUM_THREADS=nonsense) == 8
+
+
+def group(folder: Path, **files: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(content)
+    return folder
+
+
+def test_quotas_of_control_groups_version_2(tmp_path: Path) -> None:
+    """The tightest of the own group and those above it."""
+    root, own = group(tmp_path / "cgroup"), tmp_path / "self"
+    own.write_text("0::/kube/pod\n")
+    assert container_quota(root, own) is None
+    group(root / "kube" / "pod", cpu__max="max 100000\n")
+    assert container_quota(root, own) is None
+    group(root / "kube" / "pod", cpu__max="350000 100000\n")
+    assert container_quota(root, own) == 3.5
+    group(root / "kube", cpu__max="150000 100000\n")
+    assert container_quota(root, own) == 1.5
+    group(root, cpu__max="50000 100000\n")  # as a container sees its own
+    assert container_quota(root, own) == 0.5
+    group(root / "other", cpu__max="1000 100000\n")
+    assert container_quota(root, own) == 0.5
+
+
+def test_quotas_of_control_groups_version_1(tmp_path: Path) -> None:
+    root, own = tmp_path / "cgroup", tmp_path / "self"
+    own.write_text("4:cpu,cpuacct:/docker/x\n1:name=systemd:/docker/x\n")
+    group(root / "cpu", cpu__cfs_quota_us="-1\n", cpu__cfs_period_us="100000\n")
+    assert container_quota(root, own) is None
+    group(root / "cpu", cpu__cfs_quota_us="250000\n")
+    assert container_quota(root, own) == 2.5
+
+
+@pytest.mark.parametrize("content", ["", "max", "many 100000", "100000", "\x00"])
+def test_what_cannot_be_read_is_no_limit(content: str, tmp_path: Path) -> None:
+    root, own = group(tmp_path / "cgroup", cpu__max=content), tmp_path / "self"
+    assert container_quota(root, own) is None
+    own.write_text("nonsense\n0::\n0::/../..\n::::\n")
+    assert container_quota(root, own) is None
+    assert container_quota(tmp_path / "nowhere", tmp_path / "nothing") is None
+
+
+# --- other processes -------------------------------------------------------------------------------------------------
+
+
+def test_threads_that_others_keep_from_running_are_let_go_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated: passes of 10 ms, of whose processor time company takes half."""
+    monkeypatch.setattr(Company, "threads", WHOLE)
+    company, now = Company(), 100.0
+
+    def passes(seconds: float, share: float) -> float:
+        """Share of the time in which all four threads were asked for."""
+        nonlocal now
+        end, together, total = now + seconds, 0.0, 0.0
+        while now < end:
+            threads = company.threads(4, now)
+            total += 0.01
+            now += 0.01
+            if threads > 1:
+                together += 0.01
+                company.observe(0.01, 0.01 * threads * share, threads, now)
+        return together / total
+
+    assert passes(5, 1.0) == 1
+    assert passes(5, 0.8) == 1
+    company.observe(0.03, 0.01, 4, now)  # a single pass that was held up
+    assert passes(1, 1.0) == 1
+    first, later = passes(1.5, 0.5), passes(30, 0.5)
+    assert later < 0.05 < first < 0.5
+    assert company.threads(4, now) in (1, 4)
+    now += company.longest
+    assert passes(5, 1.0) == 1  # the cores are free again
+    assert passes(1.5, 0.5) > 0.05  # and the pauses are short again
+
+
+def test_pauses_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Company, "threads", WHOLE)
+    company, now, pauses = Company(shortest=1.0, longest=8.0), 0.0, list[float]()
+    for _ in range(7):
+        while company.threads(2, now) == 2:
+            now += 0.02
+            company.observe(0.02, 0.01, 2, now)
+        began = now
+        while company.threads(2, now) == 1:
+            now += 0.02
+        pauses.append(round(now - began))
+    assert pauses == [1, 2, 4, 8, 8, 8, 8]
+
+
+# --- the pool --------------------------------------------------------------------------------------------------------
+
+
+def test_idle_workers_sleep() -> None:
+    model = executor(threads=3)
+    for n in range(20):
+        model.forward(chain(0, n, [5]))
+    time.sleep(0.1)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.03
+    want = model.forward(chain(0, 20, [5])).logits.clone()  # and wake up
+    model._threads.most = 1
+    assert torch.equal(model.forward(chain(0, 20, [5])).logits, want)
+
+
+def test_a_pool_that_grows_ends_the_old_one() -> None:
+    with native_threads.calls():
+        size = pool().size
+    model = executor(threads=size + 2)
+    model.forward(chain(0, 0, ids(9)))
+    with native_threads.calls():
+        assert pool().size == size + 2
+        assert pool(2) is pool()
+    deadline = time.monotonic() + 10
+    while True:
+        alive = [t for t in threading.enumerate() if t.name.startswith("slipstream-")]
+        if len(alive) <= size + 1:
+            break
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.01)
+
+
+def test_a_pool_that_is_closed_has_no_threads() -> None:
+    before = threading.active_count()
+    own = WorkerPool(4)
+    own._start()
+    assert threading.active_count() == before + 3
+    own.close()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_a_small_model_has_one_thread_for_few_rows() -> None:
+    small, large = Threads(4, 1 << 20), Threads(4, 1 << 30)
+    assert (small.of(1), small.of(32), small.of(33)) == (1, 1, 4)
+    assert (large.of(1), large.of(500)) == (4, 4)
+    assert Threads(10_000, 1).most == native_threads.MOST_THREADS
+
+
+def test_what_is_placed_is_a_copy_at_the_start_of_a_cache_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    for size in (0, 1, 63, 1 << 21):
+        values = torch.randint(0, 255, (size,), dtype=torch.uint8).numpy()
+        made = native_threads.placed(values)
+        assert made.ctypes.data % 64 == 0 or not size
+        assert bytes(made) == bytes(values)
+    rows = torch.arange(12.0).reshape(3, 4).numpy().T
+    assert native_threads.placed(rows).view("float32").tolist() == rows.flatten().tolist()
+
+
+# --- Python threads --------------------------------------------------------------------------------------------------
+
+
+def llm(shape: str, draft: Any = None, **options: Any) -> LLM:
+    target = Decoder(executor(shape, threads=2), chunk=16)
+    if draft == "model":
+        draft = Decoder(executor("window", threads=2))
+    return LLM(target, draft, **options)
+
+
+@pytest.mark.parametrize("draft", [None, "ngram", "model"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_two_python_threads_generate_on_one_LLM_as_each_would_alone(draft: str | None, temperature: float) -> None:
+    one = llm("llama", draft)
+    prompts = [ids(n, n) for n in (40, 3, 21, 30)]
+    params = [
+        SamplingParams(max_tokens=12, temperature=temperature, seed=i, ignore_eos=True) for i in range(len(prompts))
+    ]
+    want = [one.generate([p], own)[0].token_ids for p, own in zip(prompts, params, strict=True)]
+    for _ in range(3):
+        with ThreadPoolExecutor(3) as helpers:
+            found = list(helpers.map(lambda p, own: one.generate([p], own)[0].token_ids, prompts, params))
+        assert found == want
+
+
+def test_two_python_threads_generate_on_two_LLMs_as_each_would_alone() -> None:
+    models, prompt = [llm("llama", "ngram"), llm("gpt2"), llm("mixture")], ids(30)
+    params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
+    want = [model.generate([prompt], params)[0].token_ids for model in models]
+    for _ in range(5):
+        with ThreadPoolExecutor(3) as helpers:
+            assert list(helpers.map(lambda model: model.generate([prompt], params)[0].token_ids, models)) == want
+
+
+def test_loading_leaves_the_threads_of_torch_as_they_are() -> None:
+    before = torch.get_num_threads()
+    executor(threads=3).forward(chain(0, 0, [3]))
+    assert torch.get_num_threads() == before
+
+
+# --- forks and signals -----------------------------------------------------------------------------------------------
+
+FORK = """
+import os, sys
+from slipstream import LLM, SamplingParams
+from slipstream.targets.decoder.model import Decoder
+from tests.backends.native.models import executor, ids
+
+model = LLM(Decoder(executor(threads=2)), "ngram")
+params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+want = model.generate([ids(40)], params)[0].token_ids
+for _ in range(2):
+    child = os.fork()
+    if child == 0:
+        try:
+            same = model.generate([ids(40)], params)[0].token_ids == want
+        except BaseException:
+            same = False
+        os._exit(0 if same else 3)
+    assert model.generate([ids(40)], params)[0].token_ids == want
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, status
+print("fine")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="no fork here")
+def test_a_child_of_a_fork_generates_the_same_text() -> None:
+    found = run_python(FORK)
+    assert (found.returncode, found.stdout.strip()) == (0, "fine"), found.stderr
+
+
+INTERRUPT = """
+import os, signal, threading, time
+import torch
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.targets.decoder.model import Decoder
+from tests.backends.native.models import VOCAB, chain, executor, ids
+
+model = Decoder(executor(threads=2, layers=4, windows=(None,) * 4), chunk=64)
+fresh = model.executor.forward(chain(0, 0, ids(50))).logits.clone()
+prompt = ids(64 * 3000)
+threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+began = time.monotonic()
+try:
+    model.run([Sequence(prompt)], Draft.empty(1))
+    print("not interrupted")
+except KeyboardInterrupt:
+    assert time.monotonic() - began < 3, time.monotonic() - began
+assert torch.equal(model.executor.forward(chain(1, 0, ids(50))).logits, fresh)
+assert torch.equal(model.executor.unrolled(chain(2, 0, ids(50)), 1).logits[0, 0], fresh[-1])
+print("fine")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_control_C_ends_a_long_prompt_between_two_pieces_and_the_executor_goes_on() -> None:
+    found = run_python(INTERRUPT)
+    assert (found.returncode, found.stdout.strip()) == (0, "fine"), found.stderr

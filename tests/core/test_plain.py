@@ -1,0 +1,396 @@
+"""Several steps of plain decoding in one call: text, counters, stream and KV are those of one step at a time."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence as Seq
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams
+from slipstream.backends.native.executor import steps_worth_a_call
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.plain import plain_steps, stride
+from slipstream.core.sequence import Sequence
+from slipstream.core.step import step
+from slipstream.core.verify import RULES
+from slipstream.drafters.guard import Guard
+from slipstream.drafters.none import NoDrafter
+from slipstream.errors import TargetError
+from slipstream.targets.base import TargetOut
+from slipstream.targets.toy import ToyTarget
+from tests.checkpoints import CONTEXT, Tiny, make_model, make_tokenizer
+
+if importlib.util.find_spec("numba") is None:
+    pytest.skip("numba is not installed", allow_module_level=True)
+
+PROMPTS = ["def add(", "for name in", "café", "x"]
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """Of the shapes that the native kernels take."""
+    folder = tmp_path_factory.mktemp("pair")
+    made = Tiny(folder / "target", folder / "draft")
+    for path, noise in ((made.target, 0.0), (made.draft, 0.05)):
+        make_model(path, noise=noise, hidden_size=64, intermediate_size=96)
+        make_tokenizer(path)
+    return made
+
+
+@pytest.fixture(scope="module")
+def engine(pair: Tiny) -> LLM:
+    llm = LLM(pair.target, executor="native", threads=1)
+    assert llm.target.plain_steps == STEPS
+    return llm
+
+
+@pytest.fixture
+def calls(engine: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Steps of each call of `chains`."""
+    seen: list[int] = []
+    chains = engine.target.chains
+
+    def spied(seqs, steps, *rest):
+        seen.append(steps)
+        return chains(seqs, steps, *rest)
+
+    monkeypatch.setattr(engine.target, "chains", spied)
+    return seen
+
+
+@pytest.fixture
+def one_by_one(engine: LLM, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list]:
+    """`LLM.generate` of the same engine, one step at a time."""
+
+    def generate(prompts, params):
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.target, "plain_steps", 1)
+            return engine.generate(prompts, params)
+
+    return generate
+
+
+def greedy(n: int = 30, **more) -> SamplingParams:
+    return SamplingParams(max_tokens=n, **{"ignore_eos": True} | more)
+
+
+def same(found: Seq, wanted: Seq) -> None:
+    """Everything but the clock."""
+
+    def timeless(completion):
+        stats = {k: v for k, v in completion.stats.as_dict().items() if "second" not in k}
+        return replace(completion, stats=None), stats
+
+    assert [timeless(c) for c in found] == [timeless(c) for c in wanted]
+
+
+# --- the same text --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, STEPS, STEPS + 1, STEPS + 2, 2 * STEPS + 1, 40])
+def test_max_tokens_is_met_exactly(engine, calls, one_by_one, n):
+    found = engine.generate(PROMPTS[:1], greedy(n))
+    assert len(found[0].token_ids) == n
+    assert sum(calls) == (n - 1 if (n - 1) % STEPS != 1 else n - 2), "nothing is run in vain"
+    same(found, one_by_one(PROMPTS[:1], greedy(n)))
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
+def test_sampled_texts_are_those_of_one_step_at_a_time(engine, calls, one_by_one, monkeypatch, rule):
+    """Each token is drawn with the number of its own position, so the same seed gives the same text."""
+    monkeypatch.setattr(engine, "_rule", RULES[rule])
+    for seed in range(6):
+        params = [greedy(25 + i, temperature=0.6 + 0.4 * i, seed=seed + i) for i in range(len(PROMPTS))]
+        same(engine.generate(PROMPTS, params), one_by_one(PROMPTS, params))
+    assert STEPS in calls
+
+
+def test_greedy_texts_beside_sampled_ones_are_their_own(engine, calls):
+    alone = engine.generate(PROMPTS[0], greedy(20))[0].token_ids
+    params = [greedy(20), greedy(20, temperature=1.0, seed=3)]
+    assert engine.generate(PROMPTS[:2], params)[0].token_ids == alone
+    assert calls.count(STEPS) > 2
+
+
+@pytest.mark.parametrize("edit", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"logit_bias": {3: 1.0}}])
+def test_what_edits_the_distribution_takes_one_step_at_a_time(engine, calls, edit):
+    engine.generate(PROMPTS[0], greedy(20, temperature=1.0, seed=1, **edit))
+    assert not calls
+
+
+def test_a_stop_id_ends_the_text_at_every_place_of_a_call(engine, calls, one_by_one):
+    text = engine.generate(PROMPTS[0], greedy())[0].token_ids
+    for token in dict.fromkeys(text[: 2 * STEPS + 2]):
+        params = greedy(stop_token_ids=(token,))
+        found = engine.generate(PROMPTS[:1], params)
+        assert found[0].token_ids == text[: text.index(token) + 1]
+        assert (found[0].finish_reason, found[0].stop_cause) == ("stop", token)
+        same(found, one_by_one(PROMPTS[:1], params))
+    assert calls
+
+
+def test_the_eos_of_the_model_ends_the_text(engine, one_by_one, monkeypatch):
+    text = engine.generate(PROMPTS[0], greedy())[0].token_ids
+    monkeypatch.setattr(engine.target, "eos_ids", frozenset({text[5]}))
+    found = engine.generate(PROMPTS[:1], greedy(ignore_eos=False))
+    assert found[0].token_ids == text[: text.index(text[5]) + 1]
+    same(found, one_by_one(PROMPTS[:1], greedy(ignore_eos=False)))
+
+
+def test_a_stop_string_ends_text_and_stream_at_every_place_of_a_call(engine, one_by_one):
+    whole = engine.generate(PROMPTS[1], greedy(40))[0].text
+    for at in range(1, 3 * STEPS):
+        params = greedy(40, stop=[whole[at : at + 2]])
+        found = engine.generate(PROMPTS[1], params)
+        same(found, one_by_one(PROMPTS[1], params))
+        assert found[0].finish_reason == "stop"
+        assert "".join(chunk.text for chunk in engine.stream(PROMPTS[1], params)) == found[0].text
+
+
+def test_the_end_of_the_context_is_reached_and_never_passed(engine, calls, one_by_one):
+    prompt = [5] * (CONTEXT - 11)
+    found = engine.generate(prompt, greedy(100))
+    assert (len(found[0].token_ids), found[0].finish_reason) == (11, "length")
+    assert calls == [STEPS, 2]
+    same(found, one_by_one(prompt, greedy(100)))
+
+
+def test_a_batch_of_texts_that_end_apart_loses_no_token(engine, calls, one_by_one):
+    """Other lengths, a stop within a call, and more prompts than fit at once."""
+    texts = [c.token_ids for c in engine.generate(PROMPTS, greedy())]
+    params = [greedy(stop_token_ids=(texts[0][4],)), greedy(25), greedy(9), greedy(stop_token_ids=(texts[3][11],))]
+    for most in (2, 4):
+        engine.max_batch = most
+        calls.clear()
+        try:
+            found = engine.generate(PROMPTS, params)
+            same(found, one_by_one(PROMPTS, params))
+        finally:
+            engine.max_batch = 8
+        assert calls
+        assert [c.token_ids for c in found] == [text[: len(c.token_ids)] for text, c in zip(texts, found, strict=True)]
+
+
+def test_logprobs_are_those_of_single_steps(engine, calls, one_by_one):
+    found = engine.generate(PROMPTS[:2], greedy(12, logprobs=2))
+    assert calls
+    same(found, one_by_one(PROMPTS[:2], greedy(12, logprobs=2)))
+
+
+def test_a_target_without_several_steps_takes_one_at_a_time():
+    target = ToyTarget(vocab=7, order=2, seed=3)
+    llm = LLM(target)
+    assert len(list(llm.decode([llm.sequence([1, 2, 3], greedy(9))]))) == 9
+
+
+# --- when it is not to be had ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0, "top_k": 4, "seed": 3},
+        {"repetition_penalty": 1.2},
+        {"logit_bias": {7: 4.0}},
+        {"min_tokens": 4, "stop_token_ids": (1, 2, 3)},
+        {"bad_words": ((9,),)},
+    ],
+    ids=str,
+)
+def test_one_request_with_a_law_of_its_own_has_the_whole_batch_go_step_by_step(engine, calls, one_by_one, params):
+    each = [greedy(12), greedy(12, **params)]
+    found = engine.generate(PROMPTS[:2], each)
+    assert not calls
+    same(found, one_by_one(PROMPTS[:2], each))
+
+
+def test_a_prompt_that_waits_and_a_lossy_rule_go_step_by_step(engine):
+    seq = engine.sequence(PROMPTS[0], greedy())
+    how = (engine.target, engine.drafter)
+    assert stride([seq], *how, RULES["rejection"], 4) == 1, "the prompt is pending"
+    seq.kv_len = len(seq.tokens) - 1
+    assert stride([seq], *how, RULES["rejection"], 4) == STEPS
+    assert stride([seq], *how, RULES["typical"], 4) == 1
+
+
+class Noting(NoDrafter):
+    """Never proposes, but does not say so; notes what it is shown."""
+
+    name = "noting"
+    silent = False
+
+    def __init__(self, taps: tuple[int, ...] = ()):
+        self.taps, self.asked = taps, 0
+        self.seen: list[tuple[int, int, list[int], int]] = []
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        self.asked += any(budget)
+        return super().propose(seqs, budget)
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        assert len(out.logits) == len(seqs)
+        for b, seq in enumerate(seqs):
+            assert seq.kv_len == len(seq.tokens) - 1
+            assert seq.tokens[-1] == verdict.next[b] == int(out.logits[b].argmax())
+        self.seen.append((seqs[0].id, len(seqs[0].tokens), list(verdict.next), len(draft)))
+
+
+def test_a_drafter_that_may_guess_is_asked_before_every_token(engine, calls):
+    engine.use(Noting())
+    try:
+        engine.generate(PROMPTS[:1], greedy(12))
+        assert engine.drafter.drafter.asked == 10  # neither for the first token nor for the last
+    finally:
+        engine.use(None)
+    assert not calls
+
+
+def test_a_drafter_that_reads_hidden_states_is_given_them(engine, calls):
+    engine.use(Noting(taps=(1,)))
+    try:
+        engine.generate(PROMPTS[:1], greedy(12, draft_tokens=0))
+    finally:
+        engine.use(None)
+    assert not calls
+
+
+def test_without_a_budget_a_drafter_is_shown_each_token_as_in_a_step_of_its_own(engine, calls, one_by_one):
+    shown = []
+    for generate in (engine.generate, one_by_one):
+        engine.use(Noting())
+        try:
+            generate(PROMPTS, [greedy(9 + b, draft_tokens=0) for b in range(4)])
+            shown.append([entry[1:] for entry in engine.drafter.drafter.seen])
+        finally:
+            engine.use(None)
+    assert shown[0] == shown[1]
+    assert calls
+
+
+def test_no_drafter_says_so_through_its_guard_too():
+    assert NoDrafter.silent
+    assert Guard(NoDrafter(), ToyTarget(8)).silent
+    assert not Guard(Noting(), ToyTarget(8)).silent
+
+
+def test_a_call_that_is_not_finite_is_left_to_single_steps(engine, one_by_one, monkeypatch):
+    """They say which sequence it is, and never come to what lies behind a stop."""
+
+    def fails(*_):
+        raise TargetError("not finite")
+
+    monkeypatch.setattr(engine.target, "chains", fails)
+    same(engine.generate(PROMPTS[:1], greedy()), one_by_one(PROMPTS[:1], greedy()))
+
+
+# --- what is left behind --------------------------------------------------------------------------------------------
+
+
+def rounds(engine: LLM, seqs: list[Sequence]) -> Iterator[list[Sequence]]:
+    for batch in engine.decode(seqs):
+        for seq in batch:
+            assert seq.kv_len == len(seq.tokens) - len(seq.pending)
+            assert len(seq.pending) == 1
+        yield batch
+
+
+def test_the_kv_is_that_of_a_fresh_prefill(engine, calls):
+    seqs = [engine.sequence(prompt, greedy(40)) for prompt in PROMPTS]
+    steps = rounds(engine, seqs)
+    for _ in range(4):
+        next(steps)
+    kept = [engine.target.executor.kv(seq.id, seq.kv_len) for seq in seqs]
+    steps.close()
+    assert calls == [STEPS] * 3
+    for seq, kv in zip(seqs, kept, strict=True):
+        fresh = engine.sequence(seq.tokens[:-1], greedy(2))
+        engine.target.run([fresh], Draft.empty(1))
+        assert torch.equal(kv, engine.target.executor.kv(fresh.id, seq.kv_len))
+        engine.target.release(fresh.id)
+
+
+def test_drafters_come_and_go_within_one_text(engine, one_by_one):
+    """Single steps, several, and guesses of a lookup, in turns."""
+    prompt = engine.tokenizer.encode("for name in names: for name in names:")
+    wanted = one_by_one([prompt], greedy(60))[0].token_ids
+    seq = engine.sequence(prompt, greedy(60))
+    engine.use("ngram")
+    lookup, none, rule = engine.drafter, Guard(NoDrafter(), engine.target), RULES["rejection"]
+    engine.use(None)
+    several = 0
+    while not seq.finish:
+        for drafter in (none, lookup, none):
+            if not seq.finish:
+                took = plain_steps([seq], engine.target, drafter, rule, 4)
+                several += took
+                if not took:
+                    step([seq], engine.target, drafter, rule, 4)
+                assert seq.kv_len == len(seq.tokens) - 1
+        if not seq.finish:
+            step([seq], engine.target, none, rule, 0)
+    engine.target.release(seq.id)
+    assert seq.output == wanted
+    assert several > 3
+    assert seq.stats.proposed > 0
+
+
+def test_drafters_change_between_requests(engine, one_by_one, pair):
+    wanted = one_by_one(PROMPTS[:2], greedy(40))
+    for draft in (None, "ngram", None, str(pair.draft), None):
+        engine.use(draft)
+        found = engine.generate(PROMPTS[:2], greedy(40))
+        assert [c.token_ids for c in found] == [c.token_ids for c in wanted]
+
+
+# --- streams and accounts -------------------------------------------------------------------------------------------
+
+
+def test_the_first_token_comes_by_itself_and_the_rest_in_order(engine, calls):
+    done = engine.generate(PROMPTS[0], greedy(20))[0]
+    calls.clear()
+    chunks = list(engine.stream(PROMPTS[0], greedy(20)))
+    assert len(chunks[0].pieces) <= 1
+    assert len(chunks) == 1 + len(calls) + (19 - sum(calls))
+    pieces = [piece for chunk in chunks for piece in chunk.pieces]
+    assert [piece.token for piece in pieces] == done.token_ids
+    assert not any(piece.drafted for piece in pieces)
+    assert "".join(piece.text for piece in pieces) == done.text == chunks[-1].completion.text
+    assert [chunk.completion is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+
+
+def test_every_token_counts_as_a_round_of_plain_decoding(engine, calls):
+    for done in engine.generate(PROMPTS, [greedy(10 + b) for b in range(4)]):
+        stats, n = done.stats, len(done.token_ids)
+        assert (stats.rounds, stats.tokens, stats.undrafted, stats.histogram) == (n, n, n, {0: n})
+        assert stats.mean_acceptance_length == 1
+        assert stats.acceptance_rate is None
+        assert done.drafted == [False] * n
+    assert calls
+
+
+def test_all_the_time_is_accounted_for_and_shared_equally(engine, monkeypatch):
+    now = iter(range(10**6))
+    monkeypatch.setattr("slipstream.core.plain.perf_counter", lambda: float(next(now)))
+    seqs = [engine.sequence(prompt, greedy()) for prompt in PROMPTS[:2]]
+    step(seqs, engine.target, engine.drafter, RULES["rejection"], 0)
+    before = [dict(seq.stats.seconds) for seq in seqs]
+    first = seqs[0].stats.first_token_seconds
+    assert plain_steps(seqs, engine.target, engine.drafter, RULES["rejection"], 0)
+    last = next(now) - 1
+    for seq, earlier in zip(seqs, before, strict=True):
+        spent = {phase: seconds - earlier[phase] for phase, seconds in seq.stats.seconds.items()}
+        assert sum(spent.values()) == pytest.approx(last / 2)
+        assert spent["draft"] == pytest.approx(STEPS / 2)
+        assert spent["verify"] == pytest.approx(STEPS / 2)
+        assert spent["target"] == pytest.approx(1 / 2)
+        engine.target.release(seq.id)
+    assert seqs[0].stats.first_token_seconds == first
+
+
+@pytest.mark.parametrize(("nbytes", "steps"), [(10**6, 8), (28_337_664, 8), (220_000_000, 3), (2 * 10**9, 1)])
+def test_a_small_model_takes_more_steps_a_call_than_a_large_one(nbytes, steps):
+    assert steps_worth_a_call(nbytes) == steps
