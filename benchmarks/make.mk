@@ -1,16 +1,19 @@
-# Included by the Makefile. BENCH, DRAFTERS and SIDE_BY_SIDE pass options on, as in `make bench BENCH="--rounds 3"`.
+# Included by the Makefile. BENCH, DRAFTERS, SIDE_BY_SIDE and BACKEND pass options on, as in `make bench BENCH="--rounds 3"`.
 TORCH := torch==2.13.0
 GENAI := .venv-peers
 LLAMACPP := .venv-peer-llamacpp
 VLLM := .venv-peer-vllm
 
-.PHONY: bench bench-drafters side-by-side peers peer-genai peer-llamacpp peer-vllm
+.PHONY: bench bench-drafters bench-backend side-by-side peers peer-genai peer-llamacpp peer-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
 
 bench-drafters: $(READY)
 	$(BIN)/python -m benchmarks.drafters $(DRAFTERS)
+
+bench-backend: $(READY)
+	$(BIN)/python -m benchmarks.backend $(BACKEND)
 
 side-by-side: $(READY)
 	$(BIN)/python -m benchmarks.peers $(SIDE_BY_SIDE)

@@ -1,0 +1,204 @@
+"""From a finished session to the results: a JSON document, and the tables made from it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.backend.lineup import (
+    CONTENDERS,
+    FIGURES,
+    FIRST_USES,
+    GROUPS,
+    REFERENCES,
+    Figure,
+    FirstUse,
+    figure_label,
+    first_use_label,
+    pass_label,
+)
+from slipstream.lab.estimates import ratio, spread
+
+SCHEMA = 1
+QUIET = 0.03
+"""Share of the machine's time that others may use before the tables carry a warning."""
+ORDER = ("missed", "not measured", "reached")
+
+Series = dict[str, dict[str, dict[str, list[float]]]]
+
+
+def judge(figure: Figure, series: Series, skipped: dict[str, str]) -> dict[str, Any]:
+    """The row of one ratio. The interval is a 95 % bootstrap over rounds; both sides are resampled together."""
+    row: dict[str, Any] = {"figure": figure_label(figure), "reach": figure.reach, "unit": "x"}
+    seconds = []
+    for name in (figure.top, figure.bottom):
+        timed = series.get(figure.group, {}).get(name, {}).get(str(figure.rows))
+        if not timed:
+            why = "not available, see below" if f"{figure.group} {name}" in skipped else "not part of this run"
+            return {**row, "verdict": "not measured", "reason": f"{CONTENDERS[name].label}: {why}"}
+        seconds.append(timed)
+    found = ratio([seconds[0]], [seconds[1]])
+    verdict = "reached" if found.value <= figure.reach else "missed"
+    return {**row, "value": found.value, "low": found.low, "high": found.high, "verdict": verdict}
+
+
+def judge_first_use(figure: FirstUse, uses: list[dict[str, Any]], reason: str | None) -> dict[str, Any]:
+    """The row of one first use: the median over processes, with their range."""
+    row: dict[str, Any] = {"figure": first_use_label(figure), "reach": figure.reach, "unit": "s"}
+    seconds = [use["seconds"] for use in uses if use["cached"] == figure.cached]
+    if not seconds:
+        return {**row, "verdict": "not measured", "reason": reason or "not part of this run"}
+    value = float(np.median(seconds))
+    verdict = "reached" if value <= figure.reach else "missed"
+    return {**row, "value": value, "low": min(seconds), "high": max(seconds), "verdict": verdict}
+
+
+def deviation(logits: list[float], reference: list[float]) -> float:
+    """Root mean square of the difference over that of the reference: near 1 or above for another model."""
+    ours, theirs = np.asarray(logits), np.asarray(reference)
+    return float(np.sqrt(np.square(ours - theirs).mean() / np.square(theirs).mean()))
+
+
+def reference(names: Iterable[str]) -> str | None:
+    """The contender whose times and logits the others are compared with."""
+    names = list(names)
+    return next((name for name in REFERENCES if name in names), names[0] if names else None)
+
+
+def times(series: Series, logits: dict[str, dict[str, list[float]]]) -> list[dict[str, Any]]:
+    """A row for each group, contender and pass that was timed."""
+    rows = []
+    for group, contenders in series.items():
+        base = reference(contenders)
+        for name, passes in contenders.items():
+            for count, seconds in passes.items():
+                row: dict[str, Any] = {"group": group, "contender": name, "rows": int(count), "rounds": len(seconds)}
+                row["seconds"] = spread(seconds)
+                theirs = contenders[base].get(count) if base else None
+                if theirs and name != base:
+                    found = ratio([seconds], [theirs])
+                    row["ratio"] = {"to": base, "value": found.value, "low": found.low, "high": found.high}
+                if base and name != base and base in logits.get(group, {}) and name in logits.get(group, {}):
+                    row["deviation"] = deviation(logits[group][name], logits[group][base])
+                rows.append(row)
+    return sorted(rows, key=lambda row: (list(GROUPS).index(row["group"]), row["rows"]))
+
+
+def assemble(
+    series: Series,
+    logits: dict[str, dict[str, list[float]]],
+    skipped: dict[str, str],
+    first_uses: dict[str, list[dict[str, Any]]],
+    notes: dict[str, str],
+    provenance: dict[str, Any],
+) -> dict[str, Any]:
+    """The results as plain JSON values."""
+    figures = [judge(figure, series, skipped) for figure in FIGURES]
+    reason = skipped.get("first_use now")
+    figures += [judge_first_use(figure, first_uses.get("now", []), reason) for figure in FIRST_USES]
+    return {
+        "schema": SCHEMA,
+        "provenance": provenance,
+        "figures": figures,
+        "times": times(series, logits),
+        "first_uses": first_uses,
+        "skipped": skipped,
+        "notes": notes,
+        "seconds": series,
+    }
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The tables for people."""
+    parts = [noise, figure_table, time_tables, first_use_table, skipped_list, origin]
+    blocks = ["\n".join(part(results)) for part in parts]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def noise(results: dict[str, Any]) -> list[str]:
+    share = results["provenance"]["neighbours"]
+    if share is None or share < QUIET:
+        return []
+    return [f"**Not a quiet machine:** {100 * share:.0f} % of its time went to other work."]
+
+
+def figure_table(results: dict[str, Any]) -> list[str]:
+    """What was missed comes first."""
+    rows = ["| figure | must reach | measured (95 % interval) | verdict |", "|---|---|---|---|"]
+    for row in sorted(results["figures"], key=lambda row: ORDER.index(row["verdict"])):
+        show = lambda value, unit=row["unit"]: f"{value:.2f}{unit}" if unit == "x" else f"{value:.2f} {unit}"  # noqa: E731
+        measured, verdict = row.get("reason", ""), row["verdict"]
+        if "value" in row:
+            measured = f"{show(row['value'])} ({show(row['low'])} to {show(row['high'])})"
+        if verdict == "missed":
+            verdict = "**missed**"
+        rows.append(f"| {row['figure']} | at most {show(row['reach'])} | {measured} | {verdict} |")
+    return rows
+
+
+def time_tables(results: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for group in dict.fromkeys(row["group"] for row in results["times"]):
+        found = [row for row in results["times"] if row["group"] == group]
+        base = reference(results["seconds"][group])
+        lines += ["", f"**{GROUPS[group].label}**", ""] if lines else [f"**{GROUPS[group].label}**", ""]
+        against = CONTENDERS[base].label if base else "-"
+        lines.append(f"| pass | contender | ms, median (quartiles) | time / that of {against} | logits off by |")
+        lines.append("|---|---|---|---|---|")
+        for row in found:
+            ms = [f"{1e3 * row['seconds'][part]:.3g}" for part in ("median", "q1", "q3")]
+            times_of = row.get("ratio")
+            ratio_text = "-" if not times_of else (
+                f"{times_of['value']:.2f} ({times_of['low']:.2f} to {times_of['high']:.2f})")  # fmt: skip
+            off = "-" if "deviation" not in row else f"{100 * row['deviation']:.2g} %"
+            cells = [pass_label(row["rows"]), CONTENDERS[row["contender"]].label, f"{ms[0]} ({ms[1]} to {ms[2]})"]
+            lines.append(f"| {' | '.join([*cells, ratio_text, off])} |")
+    return lines
+
+
+def first_use_table(results: dict[str, Any]) -> list[str]:
+    labels = {"now": "this checkout", "before": "before"}
+    rows = []
+    for worker, uses in results["first_uses"].items():
+        for cached in (False, True):
+            seconds = [use["seconds"] for use in uses if use["cached"] == cached]
+            if seconds:
+                where = "on disk" if cached else "empty cache"
+                values = f"{np.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+                rows.append(f"| {labels.get(worker, worker)} | {where} | {values} | {len(seconds)} |")
+    head = [
+        "| first use of the native backend | compiled kernels | s, median (range) | processes |",
+        "|---|---|---|---|",
+    ]
+    return [*head, *rows] if rows else []
+
+
+def skipped_list(results: dict[str, Any]) -> list[str]:
+    if not results["skipped"]:
+        return []
+    lines = ["Not measured:", ""]
+    for name, reason in results["skipped"].items():
+        group, contender = name.split(" ", 1)
+        who = CONTENDERS[contender].label if contender in CONTENDERS else contender
+        where = GROUPS[group].label if group in GROUPS else group.replace("_", " ")
+        lines.append(f"- {where}, {who}: {reason}")
+    return lines
+
+
+def origin(results: dict[str, Any]) -> list[str]:
+    source, machine = results["provenance"], results["provenance"]["machine"]
+    versions = [f"{n}: " + ", ".join(f"{p} {v}" for p, v in found.items()) for n, found in source["versions"].items()]
+    rounds = [row["rounds"] for row in results["times"]]
+    span = f"{min(rounds)} to {max(rounds)} rounds" if rounds else "no rounds"
+    return [
+        f"{source['date']}, commit {source['commit']}, before: {source['before']}; {machine['cpu']} "
+        f"({', '.join(machine['vector'])}), {machine['cores']} cores, {source['threads']} threads, {span}. "
+        "Versions, by process: " + "; ".join(versions) + ".",
+        "",
+        f"    {source['command']}",
+    ]
