@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from slipstream.errors import ParameterError, did_you_mean
 
-EXECUTORS = ("auto", "native", "torch")
+BACKENDS = ("native", "torch")
+"""Folders of `slipstream.backends`, those that "auto" prefers first."""
+
+EXECUTORS = ("auto", *BACKENDS)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 QUANTISATIONS = ("int8", "w8a16", "w8a8")
 DRAFT_QUANTISATIONS = (*QUANTISATIONS, "none")

@@ -62,7 +62,7 @@ class Match:
 
 
 MATCHES = (
-    *(Match("plain", "plain", key) for key in ("transformers", "llamacpp", "genai", "vllm")),
+    *(Match("plain", "plain", key) for key in ("transformers", "llamacpp", "llamacpp_f16", "genai", "vllm")),
     *(Match("draft model", "draft", f"{key}_draft") for key in ("transformers", "llamacpp", "genai", "vllm")),
     *(Match("lookup", "suffix", key)
       for key in ("transformers_lookup", "llamacpp_lookup", "genai_lookup", "vllm_ngram")),

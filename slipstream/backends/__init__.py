@@ -1,1 +1,1 @@
-"""What runs a decoder: one folder for each backend."""
+"""What runs a decoder and its draft heads: one folder for each backend, and one line in `table.BACKENDS`."""

@@ -25,7 +25,7 @@ from slipstream.core.draws import COLD, GREEDY, Drawn, Draws
 from slipstream.core.random import VERIFY
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import account, record, wanted
-from slipstream.core.stop import stop
+from slipstream.core.stop import end_of, stop
 from slipstream.core.threads import host_threads
 from slipstream.core.verify import Rule
 from slipstream.drafters.base import Drafter
@@ -60,7 +60,7 @@ def stride(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, dr
     most: int = getattr(target, "plain_steps", 1)
     if most < 2 or drafter.taps or not rule.lossless:
         return 1
-    if not getattr(drafter, "silent", False) and any(wanted(seq, draft_tokens) for seq in seqs):
+    if not _is_silent(drafter) and any(wanted(seq, draft_tokens) for seq in seqs):
         return 1
     if any(seq.kv_len != len(seq.tokens) - 1 or not seq.params.temperature_only for seq in seqs):
         return 1
@@ -88,8 +88,29 @@ def draws(seqs: Seq[Sequence], rule: Rule, steps: int, vocab: int) -> Draws:
     return Draws(inv_temperature, uniforms=torch.tensor(uniforms, dtype=torch.float64))
 
 
+def _is_silent(drafter: Drafter) -> bool:
+    """Whether it never drafts and learns nothing: see `Drafter`."""
+    return bool(getattr(drafter, "silent", False))
+
+
 def _replay(seqs: Seq[Sequence], drawn: Drawn, drafter: Drafter) -> tuple[float, float]:
-    """Take the tokens [K, B] one step at a time. Returns the seconds spent on looking for stops, and on observing."""
+    """Take the tokens [K, B] as single steps would. Returns the seconds spent on stops, and on observing."""
+    if _is_silent(drafter) and all(seq.params.logprobs is None for seq in seqs):
+        return _take_at_once(seqs, drawn.tokens.T.tolist()), 0.0
+    return _take_one_by_one(seqs, drawn, drafter)
+
+
+def _take_at_once(seqs: Seq[Sequence], runs: Seq[list[int]]) -> float:
+    """Where nobody looks at the single steps: each sequence takes its run of tokens up to a stop."""
+    began = perf_counter()
+    for seq, run in zip(seqs, runs, strict=True):
+        kept, reason = end_of(seq, run)
+        seq.take(run[:kept], reason)
+    return perf_counter() - began
+
+
+def _take_one_by_one(seqs: Seq[Sequence], drawn: Drawn, drafter: Drafter) -> tuple[float, float]:
+    """One step at a time, each with its verdict, its logits and what the drafter observes."""
     verifying = observing = 0.0
     rows = list(range(len(seqs)))  # of the sequences that go on
     for picks, logits in zip(drawn.tokens.tolist(), drawn.logits, strict=True):

@@ -84,6 +84,14 @@ class Sequence:
         """How many tokens may still be emitted."""
         return self.limit - len(self.tokens)
 
+    def take(self, run: Seq[int], finish: str | None) -> None:
+        """Append tokens that single steps of plain decoding would have emitted, one each, and count them."""
+        self.stats.count_plain(len(run))
+        self.tokens.extend(run)
+        self.kv_len = len(self.tokens) - 1
+        self.drafted.extend([False] * len(run))
+        self.finish = finish
+
     def advance(self, verdict: Verdict, draft: Draft, b: int) -> None:
         """Append what sequence `b` of the batch gained from a step, and count it."""
         run, kept, accepted = verdict.run(draft, b), len(verdict.path[b]), verdict.accepted(b)

@@ -58,6 +58,13 @@ class SpecStats:
             self.drafted_at[depth] += 1
             self.accepted_at[depth] += depth <= accepted
 
+    def count_plain(self, steps: int) -> None:
+        """Record so many steps in which nothing was drafted: `count([], 0, 1)` for each."""
+        self.rounds += steps
+        self.tokens += steps
+        self.undrafted += steps
+        self.histogram[0] += steps
+
     @property
     def acceptance_rate(self) -> float | None:
         """accepted / proposed, None if nothing was proposed."""

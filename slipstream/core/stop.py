@@ -22,7 +22,7 @@ from slipstream.core.sequence import Sequence
 def stop(seqs: Seq[Sequence], draft: Draft, verdict: Verdict) -> Verdict:
     """Cut each sequence's run where it must end. Where a guess becomes the last token, the path is shortened to
     the guesses before it and the guess becomes `next`: the last token of a sequence never has KV."""
-    ends = [_end(seq, verdict.run(draft, b)) for b, seq in enumerate(seqs)]
+    ends = [end_of(seq, verdict.run(draft, b)) for b, seq in enumerate(seqs)]
     runs = [verdict.run(draft, b)[:end] for b, (end, _) in enumerate(ends)]
     return Verdict(
         path=[path[: len(run) - 1] for path, run in zip(verdict.path, runs, strict=True)],
@@ -32,7 +32,7 @@ def stop(seqs: Seq[Sequence], draft: Draft, verdict: Verdict) -> Verdict:
     )
 
 
-def _end(seq: Sequence, run: list[int]) -> tuple[int, str | None]:
+def end_of(seq: Sequence, run: list[int]) -> tuple[int, str | None]:
     """How many tokens of `run` the sequence keeps (at least one), and why it ends there, or None."""
     for i, token in enumerate(run):
         if token in seq.stop_ids:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.backends.table import Wish
 from slipstream.core.costs import CostCurve
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.draws import Drawn, Draws
@@ -38,8 +39,8 @@ from slipstream.heads.eagle import EagleHead
 from slipstream.heads.eagle_fit import fit
 from slipstream.heads.eagle_format import load_eagle
 from slipstream.heads.eagle_rows import EagleRows
-from slipstream.heads.eagle_runtime import EagleRuntime, runtime_for
-from slipstream.heads.host import host_of
+from slipstream.heads.eagle_runtime import EagleRuntime
+from slipstream.heads.host import backend_for, host_of
 from slipstream.targets.base import Target, TargetOut
 
 log = logging.getLogger("slipstream")
@@ -271,8 +272,9 @@ def _make(
         from slipstream.targets.costs import measure_costs
 
         config = replace(config, costs=measure_costs(target))
-    executor = getattr(target, "executor", None)
-    runtime = runtime_for(fit(loaded, host), host, getattr(executor, "threads", None), quantize)
+    fitted = fit(loaded, host)
+    wish = Wish(host.device, host.dtype, quantize, host.threads, role="draft")
+    runtime = backend_for(fitted.config.decoder, host, quantize).eagle(fitted, host, wish)
     drafter = EagleDrafter(runtime, host.vocab_size, config)
     if drafter.name != asked:
         log.warning("the head %s is of the kind %r, not %r: it is run as what it is", head, drafter.name, asked)

@@ -321,9 +321,9 @@ def make(
     """head: folder or hub id of the heads, or the heads themselves; None: those that ship for the embedded target.
     quantize: None, or "int8" (w8a8), "w8a16" or "w8a8" for the heads' weights on the native backend. Options as in
     `MedusaDraftConfig`. Raises LoadError, and PairError for heads that were made for another target."""
-    from slipstream.heads.host import host_of
+    from slipstream.backends.table import Wish
+    from slipstream.heads.host import backend_for, host_of
     from slipstream.heads.medusa_format import fit, load_medusa
-    from slipstream.targets.decoder.model import quantisation
 
     config = MedusaDraftConfig(**options)
     host = host_of(target)
@@ -332,17 +332,7 @@ def make(
 
         head = zoo.head_dir("medusa", host.source)
     made = fit(head if isinstance(head, MedusaHeads) else load_medusa(head), host)
-    heads: Heads = made
-    if host.executor == "native":
-        from slipstream.backends.native.medusa import NativeMedusa
-
-        heads = NativeMedusa(made, quantize=quantisation(quantize, "draft"))
-    elif quantize:
-        raise ParameterError(
-            f"quantize={quantize!r} was asked of heads that torch runs",
-            why="torch has no kernels for it",
-            fix="drop quantize, or run the target with executor='native'",
-        )
+    heads: Heads = backend_for(None, host, quantize).medusa(made, Wish(host.device, host.dtype, quantize, role="draft"))
     if config.costs == "measured":
         from dataclasses import replace
 

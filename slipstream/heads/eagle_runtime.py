@@ -10,22 +10,14 @@ passing a smaller `past`.
 
 from __future__ import annotations
 
-import logging
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from slipstream.backends.native.weights import refusal
 from slipstream.core.draws import GREEDY, Drawn, Draws
-from slipstream.errors import ParameterError
 from slipstream.heads.eagle import EagleConfig, EagleHead
-from slipstream.heads.host import Host
-from slipstream.settings import QUANTISATIONS, one_of
 from slipstream.targets.decoder.executor import Batch
-from slipstream.targets.decoder.model import quantisation
-
-log = logging.getLogger("slipstream")
 
 
 class EagleRuntime(Protocol):
@@ -66,34 +58,3 @@ def target_ids(head: EagleHead) -> Tensor:
     if head.config.version == 1:
         return torch.arange(head.config.decoder.vocab_size)
     return head.target_ids
-
-
-def runtime_for(head: EagleHead, host: Host, threads: int | None = None, quantize: str | None = None) -> EagleRuntime:
-    """The native backend where it runs the target and can run the head, else torch, where the target is. quantize:
-    None, or "int8" (which is "w8a8"), "w8a16" or "w8a8" for the head's weights; raises ParameterError with torch."""
-    if quantize is not None:
-        one_of("quantize", quantize, QUANTISATIONS)
-    if is_native(head, host, quantize):
-        from slipstream.backends.native.eagle import NativeEagle
-
-        embedding = None if head.config.own_embedding else host.embedding_record
-        return NativeEagle(head, threads, quantisation(quantize, "draft"), embedding)
-    if quantize:
-        raise ParameterError(
-            f"quantize={quantize!r} was asked of a head that torch runs",
-            why="torch has no kernels for it",
-            fix="drop quantize, or run the target with executor='native'",
-        )
-    from slipstream.heads.eagle_torch import TorchEagle
-
-    return TorchEagle(head)
-
-
-def is_native(head: EagleHead, host: Host, quantize: str | None = None) -> bool:
-    """Whether the native backend runs a head."""
-    if host.executor != "native":
-        return False
-    found = refusal(head.config.decoder, quantize)
-    if found is not None:
-        log.warning("the native backend cannot run this head (%s): torch runs it instead, slower", found)
-    return found is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.backends.table import Backend, Wish, backend
 from slipstream.errors import PairError
 from slipstream.pairs import PADDING
+from slipstream.settings import BACKENDS, QUANTISATIONS, one_of
 from slipstream.targets.base import Target
+from slipstream.targets.decoder.config import DecoderConfig
+
+log = logging.getLogger("slipstream")
 
 
 @dataclass(frozen=True)
 class Host:
     """hidden_size: width of the hidden states; layers: how many, so taps 0..layers and -1 exist; vocab_size: width of
     the logits; dtype, device: of the weights; executor: name of what runs the target; embedding_record: its embedding
-    as the native backend keeps it (`SharedEmbedding`), None elsewhere."""
+    as the native backend keeps it (`SharedEmbedding`), None elsewhere; threads: of the executor, if it sets them."""
 
     hidden_size: int
     layers: int
@@ -30,6 +36,7 @@ class Host:
     source: Path | None
     weights: Any
     embedding_record: Any = None
+    threads: int | None = None
 
     @property
     def tied(self) -> bool:
@@ -70,7 +77,21 @@ def host_of(target: Target) -> Host:
         source=getattr(target, "source", None),
         weights=weights,
         embedding_record=getattr(executor, "embedding", None),
+        threads=getattr(executor, "threads", None),
     )
+
+
+def backend_for(decoder: DecoderConfig | None, host: Host, quantize: str | None = None) -> Backend:
+    """The backend that runs the target, if it can run a head with layers like this `decoder`'s (None: a head without
+    such layers); else torch. quantize: None, "int8", "w8a16" or "w8a8"."""
+    if quantize is not None:
+        one_of("quantize", quantize, QUANTISATIONS)
+    found = backend(host.executor if host.executor in BACKENDS else "torch")
+    why = None if decoder is None else found.refusal(decoder, Wish(host.device, host.dtype, quantize, role="draft"))
+    if why is None:
+        return found
+    log.warning("the %s backend cannot run this head (%s): torch runs it instead, slower", found.name, why)
+    return backend("torch")
 
 
 def same_vocabulary(host: Host, vocab_size: int, kind: str) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from slipstream import LLM, SamplingParams
 from slipstream.backends.native.eagle import NativeEagle
+from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.core.costs import CostCurve
 from slipstream.core.dice import invert
 from slipstream.core.draft import Draft
@@ -31,7 +32,6 @@ from slipstream.errors import PairError, ParameterError
 from slipstream.heads import eagle_rows
 from slipstream.heads.eagle import EagleHead
 from slipstream.heads.eagle_format import save_eagle
-from slipstream.heads.eagle_torch import TorchEagle
 from slipstream.targets.base import Target
 from slipstream.targets.decoder.model import Decoder
 from slipstream.targets.toy import ToyTarget

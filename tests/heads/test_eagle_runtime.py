@@ -12,14 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from slipstream.backends.int8 import quantise_rows
+from slipstream.backends.table import Wish
+from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.core.draws import COLD, Draws
 from slipstream.errors import ParameterError, TargetError
 from slipstream.heads.eagle import EagleConfig, EagleHead
-from slipstream.heads.eagle_runtime import EagleRuntime, is_native, runtime_for
-from slipstream.heads.eagle_torch import TorchEagle
-from slipstream.heads.host import Host
+from slipstream.heads.eagle_runtime import EagleRuntime
+from slipstream.heads.host import Host, backend_for
 from slipstream.targets.decoder.executor import Batch
-from slipstream.targets.decoder.int8 import quantise_rows
 from slipstream.training.eagle3 import chain_states
 from tests.heads.tiny import config, head
 
@@ -286,6 +287,11 @@ def lender(embedding: Any = None) -> Host:
     return Host(32, 3, V, 256, torch.float32, torch.device("cpu"), "native", None, None, embedding_record=embedding)
 
 
+def runtime_for(head: EagleHead, host: Host, quantize: str | None = None) -> EagleRuntime:
+    """As a drafter makes it."""
+    return backend_for(head.config.decoder, host, quantize).eagle(head, host, Wish(quantize=quantize, role="draft"))
+
+
 @needs_numba
 @pytest.mark.parametrize(("quantize", "tolerance"), [(None, 2e-5), ("w8a16", 1e-3), ("int8", 5e-2), ("w8a8", 5e-2)])
 def test_the_native_backend_runs_the_heads_of_its_targets(quantize: str | None, tolerance: float) -> None:
@@ -355,9 +361,12 @@ def test_other_heads_are_left_to_torch(caplog: pytest.LogCaptureFixture) -> None
     with pytest.raises(ParameterError, match="quantize='int8' was asked of a head that torch runs"):
         runtime_for(narrow, lender(), quantize="int8")
     fine = head(variant(3)).float()
-    assert is_native(fine, lender())
-    assert is_native(fine, lender(), "int8")
-    assert not is_native(fine, replace(lender(), executor="torch"))
+    for host, quantize, name in (
+        (lender(), None, "native"),
+        (lender(), "int8", "native"),
+        (replace(lender(), executor="torch"), None, "torch"),
+    ):
+        assert backend_for(fine.config.decoder, host, quantize).name == name
 
 
 @needs_numba

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
 from slipstream.heads.eagle import EagleConfig, EagleHead
-from slipstream.heads.eagle_torch import TorchEagle
 from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.toy import ToyTarget
 

@@ -133,7 +133,7 @@ def test_a_position_beyond_the_learned_ones_is_an_error(decoder: Get) -> None:
 
 
 def test_buffers_grow_past_their_first_size(reference: Ref, decoder: Get, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.targets.decoder.torch_executor._FIRST_SLOTS", 4)
+    monkeypatch.setattr("slipstream.backends.torch.torch_executor._FIRST_SLOTS", 4)
     case = Case(decoder("llama", "torch-float64"), reference("llama", torch.float64), 1e-9)
     seq = case.prefilled(3)
     for _ in range(6):

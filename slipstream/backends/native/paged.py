@@ -42,17 +42,28 @@ class Turns:
         return self._table
 
 
-class PackedRows:
-    """The rows of a pass, and the memory behind them: `record` ROWS [1], and `after` ROWS [1] with room for one more
-    row of each of B sequences."""
+_NOTHING_HIDDEN = np.zeros(1, np.bool_)
 
-    def __init__(self, at: np.ndarray, hidden: np.ndarray, turns: np.ndarray, sequences: int):
-        self.at, self.hidden, self.turns, self._more = at, hidden, turns, np.empty(sequences, ROW)
-        self.record = np.zeros(2, ROWS)
-        own = self.record[0]
-        own["at"], own["count"], own["turns"] = at.ctypes.data, len(at), turns.ctypes.data
-        own["hidden"], own["stride"] = hidden.ctypes.data, hidden.shape[1]
-        self.record[1]["at"] = self._more.ctypes.data
+
+def address(values: np.ndarray) -> int:
+    """Of an array's memory; `values.ctypes.data` takes several times as long."""
+    return int(values.__array_interface__["data"][0])
+
+
+class PackedRows:
+    """The rows of a pass, and the memory behind them: `record` ROWS [2], of the rows and, after them, with room for one
+    more row of each of B sequences.
+
+    at      ROW of each row, as tuples.
+    hidden  bool [R, n], or None where each row sees all before it.
+    """
+
+    def __init__(self, at: list[tuple[int, ...]], hidden: np.ndarray | None, turns: np.ndarray, sequences: int):
+        self.at, self._more = np.array(at, ROW), np.empty(sequences, ROW)
+        self.hidden, self.turns = _NOTHING_HIDDEN if hidden is None else hidden, turns
+        stride = 0 if hidden is None else hidden.shape[1]
+        own = address(self.at), len(at), address(self.hidden), stride, address(turns)
+        self.record = np.array([own, (address(self._more), 0, 0, 0, 0)], ROWS)
 
 
 class NativePaged:
@@ -73,26 +84,22 @@ class NativePaged:
 
     def _rows(self, batch: Batch, extra: int = 0) -> PackedRows:
         """Where the packed rows stand; slots for them, and `extra` more of each sequence, are made sure of."""
-        splits = batch.splits
-        for b, seq_id in enumerate(batch.seq_ids):
-            self._cache.reserve(seq_id, batch.past[b] + splits[b + 1] - splits[b] + extra)
-        count = splits[-1]
-        at = np.empty(count, ROW)
-        position = at["position"]
-        position[:] = batch.positions
-        widest = max((splits[b + 1] - splits[b] for b, tree in enumerate(batch.trees) if tree is not None), default=0)
-        hidden = np.zeros((count, widest), np.bool_)
-        for b, past in enumerate(batch.past):
+        splits, positions = batch.splits, batch.positions
+        at: list[tuple[int, ...]] = []  # sequence, slot, position, length, past
+        hidden: np.ndarray | None = None
+        for b, (seq_id, past, tree) in enumerate(zip(batch.seq_ids, batch.past, batch.trees, strict=True)):
             start, stop = splits[b], splits[b + 1]
-            own = at[start:stop]
-            own["sequence"], own["past"] = b, past
-            own["slot"] = np.arange(past, past + stop - start)
-            own["length"] = own["slot"] + 1
-            tree = batch.trees[b]
-            if tree is not None:
-                hidden[start:stop, : stop - start] = ~tree.numpy()
-                own["length"] = past + stop - start
-        furthest = int(position.max()) + extra if count else 0
+            end = past + stop - start
+            self._cache.reserve(seq_id, end + extra)
+            if tree is None:
+                at += [(b, past + i - start, positions[i], past + i - start + 1, past) for i in range(start, stop)]
+                continue
+            at += [(b, past + i - start, positions[i], end, past) for i in range(start, stop)]
+            if hidden is None:
+                widest = max(splits[k + 1] - splits[k] for k, each in enumerate(batch.trees) if each is not None)
+                hidden = np.zeros((splits[-1], widest), np.bool_)
+            hidden[start:stop, : stop - start] = ~tree.numpy()
+        furthest = max(positions) + extra if at else 0
         return PackedRows(at, hidden, self._turns.up_to(furthest), len(batch.seq_ids))
 
     def _caches(self, batch: Batch) -> np.ndarray:
@@ -106,8 +113,8 @@ class NativePaged:
                 row[: len(blocks)] = blocks
             self._tables = key, tables
             record = self._record[0]
-            record["layers"], record["slots"] = cache.addresses.ctypes.data, BLOCK
-            record["tables"], record["stride"] = tables.ctypes.data, tables.shape[1]
+            record["layers"], record["slots"] = address(cache.addresses), BLOCK
+            record["tables"], record["stride"] = address(tables), tables.shape[1]
             record["half"] = cache.dtype == np.float16
             record["scores"], record["mix"] = self._tiles
         return self._record

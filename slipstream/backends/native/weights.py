@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.backends.int8 import quantise_rows
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.targets.decoder.config import DecoderConfig
-from slipstream.targets.decoder.int8 import quantise_rows
 from slipstream.targets.decoder.weights import Weights
 
 QUANTISATIONS = ("w8a16", "w8a8")

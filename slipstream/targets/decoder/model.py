@@ -6,7 +6,6 @@ which KV to keep. That is all: arithmetic is the executor's, decisions are the s
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -14,12 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from slipstream.backends.native.weights import check_supported, refusal
+from slipstream.backends.table import choose, resolve_wish
 from slipstream.core.draft import Draft
 from slipstream.core.draws import GREEDY, Drawn, Draws
 from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError, TargetError
-from slipstream.settings import DTYPES, check_executor, one_of
 from slipstream.targets.base import TargetOut
 from slipstream.targets.decoder.ahead import Ahead
 from slipstream.targets.decoder.checkpoint import resolve
@@ -27,8 +25,6 @@ from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.executor import Batch, Executor, Output
 from slipstream.targets.decoder.layout import batch_of, prompt_piece
 from slipstream.targets.decoder.weights import Progress, Weights, from_module, load_weights
-
-log = logging.getLogger("slipstream")
 
 
 class Decoder:
@@ -84,10 +80,10 @@ class Decoder:
         Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be honoured.
         """
         config = DecoderConfig.load(source)
-        kind, on, of = choose_executor(config, executor, dtype, device, quantize)
-        _warn_of_torch(executor, kind, config, on, of, quantize)
-        weights = load_weights(source, config, torch.float32 if kind == "native" else of, progress)
-        made = _make(kind, config, weights, on, of, quantize, threads, kv_dtype, role)
+        wish = resolve_wish(executor, dtype, device, quantize, threads, kv_dtype, role)
+        chosen = choose(config, executor, wish)
+        weights = load_weights(source, config, chosen.load_dtype or wish.dtype, progress)
+        made = chosen.executor(config, weights, wish)
         weights.let_go()
         return Decoder(made, chunk, weights, resolve(source))
 
@@ -105,10 +101,10 @@ class Decoder:
         """The same decoder from a transformers model in memory, on its device and (if None) in its dtype."""
         parameter = next(model.parameters())
         config = DecoderConfig.from_dict(model.config.to_dict())  # type: ignore[union-attr, operator]
-        kind, on, of = choose_executor(config, executor, dtype or parameter.dtype, parameter.device, quantize)
-        _warn_of_torch(executor, kind, config, on, of, quantize)
-        weights = from_module(model, config, torch.float32 if kind == "native" else of)
-        made = _make(kind, weights.config, weights, on, of, quantize, threads, kv_dtype, role)
+        wish = resolve_wish(executor, dtype or parameter.dtype, parameter.device, quantize, threads, kv_dtype, role)
+        chosen = choose(config, executor, wish)
+        weights = from_module(model, config, chosen.load_dtype or wish.dtype)
+        made = chosen.executor(weights.config, weights, wish)
         return Decoder(made, chunk, weights)
 
     # --- Target ------------------------------------------------------------------------------------------------
@@ -263,81 +259,3 @@ class Decoder:
             why="no token can be drawn from them",
             fix="use dtype='float32' if the model overflows in float16, and check the weights",
         )
-
-
-# --- choosing an executor --------------------------------------------------------------------------------------
-
-
-def choose_executor(
-    config: DecoderConfig,
-    executor: str,
-    dtype: torch.dtype | str | None,
-    device: torch.device | str | None,
-    quantize: str | None = None,
-) -> tuple[str, torch.device, torch.dtype]:
-    """(executor, device, dtype) with every None and "auto" decided: native on a CPU where it can run the model, else
-    torch."""
-    check_executor(executor)
-    if isinstance(dtype, str):
-        one_of("dtype", dtype, DTYPES)
-    asked: torch.dtype | None = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    if device is None:
-        device = "cuda" if executor != "native" and torch.cuda.is_available() else "cpu"
-    on = torch.device(device)
-    if on.type == "cuda" and not torch.cuda.is_available():
-        raise ParameterError(f"device is {str(on)!r}, but PyTorch finds no CUDA device", fix="choose device='cpu'")
-    if executor == "native" and (on.type != "cpu" or asked not in (None, torch.float32, torch.bfloat16)):
-        raise ParameterError(
-            f"executor='native' was asked for on {on.type} in {asked}",
-            why="it runs on the CPU, in float32 or bfloat16",
-            fix="choose executor='torch', or drop device and dtype",
-        )
-    wanted = asked or (torch.bfloat16 if on.type == "cuda" else torch.float32)
-    if executor == "auto":
-        executor = "native" if on.type == "cpu" and refusal(config, quantize, wanted) is None else "torch"
-    return executor, on, wanted
-
-
-def _warn_of_torch(
-    asked: str, kind: str, config: DecoderConfig, device: torch.device, dtype: torch.dtype, quantize: str | None
-) -> None:
-    """Say why "auto" is not native where one would expect it: on a CPU, in a dtype that it computes in."""
-    if asked == "auto" and kind == "torch" and device.type == "cpu" and dtype in (torch.float32, torch.bfloat16):
-        found = refusal(config, quantize, dtype)
-        log.warning("the native executor cannot run this model (%s): torch runs it instead, slower", found)
-
-
-def quantisation(quantize: str | None, role: str = "target") -> str | None:
-    """What "int8" stands for: "w8a16" for a target, whose distribution it changes least, and "w8a8" for a draft model
-    or head, which it makes fastest and whose distribution decides only how often its tokens are accepted."""
-    return quantize if quantize != "int8" else "w8a16" if role == "target" else "w8a8"
-
-
-def _make(
-    kind: str,
-    config: DecoderConfig,
-    weights: Weights,
-    device: torch.device,
-    dtype: torch.dtype,
-    quantize: str | None,
-    threads: int | None,
-    kv_dtype: str | None,
-    role: str,
-) -> Executor:
-    if kind == "native":
-        chosen = quantisation(quantize, role)
-        check_supported(config, chosen, dtype)
-        from slipstream.backends.native.executor import NativeExecutor  # which needs Numba
-
-        return NativeExecutor(config, weights, chosen, threads, dtype, kv_dtype)
-    from slipstream.targets.decoder.torch_executor import TorchExecutor
-
-    if kv_dtype is not None:
-        raise ParameterError(
-            f"kv_dtype={kv_dtype!r} was asked of the torch executor",
-            why="its KV cache has the dtype of its arithmetic",
-            fix="drop kv_dtype, or choose executor='native'",
-        )
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return TorchExecutor(config, weights, device, quantize)

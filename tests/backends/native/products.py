@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from numba import njit
 
+from slipstream.backends.int8 import quantise_rows
 from slipstream.backends.native.kernels import records, tiles
 from slipstream.backends.native.kernels.matrices import linear, scratch_of
 from slipstream.backends.native.kernels.memory import address_of
 from slipstream.backends.native.kernels.records import NOTHING
 from slipstream.backends.native.threads import pool
 from slipstream.backends.native.weights import GROUP, Layout
-from slipstream.targets.decoder.int8 import quantise_rows
 
 ADD = np.int64(1)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from slipstream.targets.decoder import packed
+from slipstream.backends.torch import torch_linear as packed
 
 CPU = torch.device("cpu")
 

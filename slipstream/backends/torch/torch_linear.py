@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slipstream.backends.int8 import quantise_rows
+
 _ROWS = 8
 """Rows that the packed layout is tuned for: a pending token and a draft of seven."""
 
@@ -72,7 +74,8 @@ class Int8Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        values, self.scale = _quantised(weight)  # int8 [out, in], [out]
+        values, scale = quantise_rows(weight)  # int8 [out, in], [out, 1]
+        self.scale = scale[:, 0]
         self.packed = torch.ops.onednn.qlinear_prepack(values, [_ROWS, weight.shape[1]])
         self.zero = torch.zeros(weight.shape[0], dtype=torch.int64)  # [out]
         self.bias, self.most = bias, greatest()
@@ -102,21 +105,10 @@ def greatest() -> int:
     return 127 if bool((found == 64 * 127 * 127).all()) else 63
 
 
-def _quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round each row of `weight` [out, in] to int8: values [out, in] and scale [out] with W ~ values * scale."""
-    low, high = torch.aminmax(weight, dim=1)  # [out] each
-    scale = (torch.maximum(high, -low) / 127).clamp_(min=1e-30)  # [out]
-    values = torch.empty(weight.shape, dtype=torch.int8)  # [out, in]
-    for first in range(0, len(weight), 1024):  # in pieces: a float copy of a whole head would double the peak
-        piece = slice(first, first + 1024)
-        values[piece] = (weight[piece] / scale[piece, None]).round_()
-    return values, scale
-
-
 def _rounded(weight: Tensor) -> Tensor:
     """`weight` rounded to int8 but kept in float: same values, no memory saved."""
-    values, scale = _quantised(weight)
-    return values.to(weight.dtype) * scale[:, None]
+    values, scale = quantise_rows(weight)
+    return values.to(weight.dtype) * scale.to(weight.dtype)
 
 
 def repacks(dtype: torch.dtype, device: torch.device) -> bool:

@@ -1,0 +1,145 @@
+"""The backends, and how one is chosen.
+
+To add a backend: a folder here with a module `backend.py` that defines `BACKEND`, and its name in
+`slipstream.settings.BACKENDS`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from slipstream.errors import ParameterError, UnsupportedModelError
+from slipstream.settings import BACKENDS, DTYPES, check_executor, one_of
+from slipstream.targets.decoder.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from slipstream.heads.eagle import EagleHead
+    from slipstream.heads.eagle_runtime import EagleRuntime
+    from slipstream.heads.host import Host
+    from slipstream.heads.medusa import MedusaConfig, MedusaHeads
+    from slipstream.targets.decoder.executor import Executor
+    from slipstream.targets.decoder.weights import Weights
+
+log = logging.getLogger("slipstream")
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How a model shall run.
+
+    device    where; dtype: of the arithmetic.
+    quantize  None, "int8", "w8a16" or "w8a8".
+    threads   None: as many as can run at once.
+    kv_dtype  None, "float32" or "float16".
+    role      "target" or "draft": decides what "int8" stands for (see `quantisation`).
+    """
+
+    device: torch.device = _CPU
+    dtype: torch.dtype = torch.float32
+    quantize: str | None = None
+    threads: int | None = None
+    kv_dtype: str | None = None
+    role: str = "target"
+
+
+class Medusa(Protocol):
+    """Medusa heads as a drafter calls them: [B, d] -> [B, K, draft_vocab]."""
+
+    config: MedusaConfig
+    token_map: torch.Tensor
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+class Backend(Protocol):
+    """What a backend declares. `refusal` says why it cannot run a decoder in this way, or returns None."""
+
+    name: str
+    load_dtype: torch.dtype | None
+    """Of the tensors that `executor` reads; None: that of the arithmetic."""
+
+    def check(self, wish: Wish) -> None:
+        """Raise ParameterError for settings that it has for no model."""
+        ...
+
+    def refusal(self, config: DecoderConfig, wish: Wish) -> str | None: ...
+
+    def executor(self, config: DecoderConfig, weights: Weights, wish: Wish) -> Executor:
+        """Raises ParameterError for a setting that it cannot honour."""
+        ...
+
+    def eagle(self, head: EagleHead, host: Host, wish: Wish) -> EagleRuntime: ...
+
+    def medusa(self, heads: MedusaHeads, wish: Wish) -> Medusa: ...
+
+
+def backend(name: str) -> Backend:
+    """The backend of this name; what it needs is imported with it."""
+    made: Backend = import_module(f"slipstream.backends.{name}.backend").BACKEND
+    return made
+
+
+def quantisation(quantize: str | None, role: str = "target") -> str | None:
+    """What "int8" stands for: "w8a16" for a target, whose distribution it changes least, and "w8a8" for a draft model
+    or head, which it makes fastest and whose distribution decides only how often its tokens are accepted."""
+    return quantize if quantize != "int8" else "w8a16" if role == "target" else "w8a8"
+
+
+def resolve_wish(
+    executor: str,
+    dtype: torch.dtype | str | None,
+    device: torch.device | str | None,
+    quantize: str | None = None,
+    threads: int | None = None,
+    kv_dtype: str | None = None,
+    role: str = "target",
+) -> Wish:
+    """The settings with every None decided: CUDA if there is one and the executor can use it, there bfloat16; else the
+    CPU, there float32. Raises ParameterError for names that there are not."""
+    check_executor(executor)
+    if isinstance(dtype, str):
+        one_of("dtype", dtype, DTYPES)
+    asked: torch.dtype | None = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    if device is None:
+        device = "cuda" if executor != "native" and torch.cuda.is_available() else "cpu"
+    on = torch.device(device)
+    if on.type == "cuda" and not torch.cuda.is_available():
+        raise ParameterError(f"device is {str(on)!r}, but PyTorch finds no CUDA device", fix="choose device='cpu'")
+    of = asked or (torch.bfloat16 if on.type == "cuda" else torch.float32)
+    return Wish(on, of, quantize, threads, kv_dtype, role)
+
+
+def choose(config: DecoderConfig, executor: str, wish: Wish) -> Backend:
+    """The backend that was asked for, or for "auto" the first one that can run the decoder in this way. Raises
+    UnsupportedModelError where the one that was asked for cannot."""
+    if executor != "auto":
+        found = backend(executor)
+        found.check(wish)
+        why = found.refusal(config, wish)
+        if why is not None:
+            raise UnsupportedModelError(
+                f"the {executor} backend cannot run this {config.model_type} model in this way",
+                why=why,
+                fix="leave executor at 'auto', or choose executor='torch'",
+            )
+        return found
+    refusals: list[str] = []
+    for name in BACKENDS:
+        found = backend(name)
+        why = found.refusal(config, wish)
+        if why is None:
+            if refusals and wish.device.type == "cpu" and wish.dtype in (torch.float32, torch.bfloat16):
+                log.warning("%s: %s runs it instead, slower", "; ".join(refusals), name)
+            return found
+        refusals.append(f"the {name} backend cannot run this model ({why})")
+    raise UnsupportedModelError("no backend can run this model", why="; ".join(refusals), fix="change the settings")
