@@ -2,7 +2,7 @@
 
 An executor owns the weights and the KV cache of one decoder. It knows nothing of drafts, sampling or rules: it
 is handed packed tokens with their positions and visibility, and returns logits. `model.Decoder` turns sequences
-and drafts into batches; `torch_executor` and `backends.native` implement this interface and pass the same
+and drafts into batches; `backends.torch` and `backends.native` implement this interface and pass the same
 conformance suite.
 """
 
