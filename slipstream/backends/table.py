@@ -116,6 +116,12 @@ def resolve_wish(
     if on.type == "cuda" and not torch.cuda.is_available():
         raise ParameterError(f"device is {str(on)!r}, but PyTorch finds no CUDA device", fix="choose device='cpu'")
     of = asked or (torch.bfloat16 if on.type == "cuda" else torch.float32)
+    if quantize and of == torch.bfloat16 and on.type == "cpu":
+        raise ParameterError(
+            f"quantize={quantize!r} and dtype='bfloat16' were asked for together",
+            why="int8 products are added up in float32",
+            fix="drop one of them",
+        )
     return Wish(on, of, quantize, threads, kv_dtype, role)
 
 

@@ -45,6 +45,8 @@ def refusal(config: DecoderConfig, quantize: str | None = None, dtype: torch.dty
     columns = max(config.hidden_size, config.heads * config.head_dim, config.intermediate_size)
     if quantize and columns > MOST_COLUMNS:
         return f"{columns} columns of int8 products may overflow 32 bits; {MOST_COLUMNS} do not"
+    if quantize and dtype != torch.float32:
+        return f"int8 products are added up in float32, not in {str(dtype).removeprefix('torch.')}"
     if dtype == torch.bfloat16:
         from slipstream.backends.native.kernels.processor import has_bfloat16_dots
 

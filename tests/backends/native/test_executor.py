@@ -457,6 +457,15 @@ def test_what_the_kernels_do_not_run_is_refused_by_name_and_left_to_torch(monkey
     assert chosen(made, "auto", None, "cpu") == "torch"
 
 
+def test_int8_weights_and_bfloat16_arithmetic_are_refused_together() -> None:
+    """Neither is dropped in silence."""
+    for executor_name in ("auto", "native", "torch"):
+        with pytest.raises(ParameterError, match="quantize='w8a8' and dtype='bfloat16' were asked for together"):
+            chosen(config(), executor_name, "bfloat16", "cpu", "w8a8")
+    with pytest.raises(UnsupportedModelError, match="added up in float32, not in bfloat16"):
+        NativeExecutor(config(), weights(config()), "w8a16", dtype=torch.bfloat16)
+
+
 def test_without_bfloat16_products_the_dtype_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor, "has_bfloat16_dots", lambda: False)
     made = config()
