@@ -125,6 +125,15 @@ def resolve_wish(
     return Wish(on, of, quantize, threads, kv_dtype, role)
 
 
+def unsupported(name: str, config: DecoderConfig, why: str) -> UnsupportedModelError:
+    """The error for a decoder that the backend of this name cannot run in the way that was asked for."""
+    return UnsupportedModelError(
+        f"the {name} backend cannot run this {config.model_type} model in this way",
+        why=why,
+        fix="leave executor at 'auto', or choose executor='torch'",
+    )
+
+
 def choose(config: DecoderConfig, executor: str, wish: Wish) -> Backend:
     """The backend that was asked for, or for "auto" the first one that can run the decoder in this way. Raises
     UnsupportedModelError where the one that was asked for cannot."""
@@ -133,11 +142,7 @@ def choose(config: DecoderConfig, executor: str, wish: Wish) -> Backend:
         found.check(wish)
         why = found.refusal(config, wish)
         if why is not None:
-            raise UnsupportedModelError(
-                f"the {executor} backend cannot run this {config.model_type} model in this way",
-                why=why,
-                fix="leave executor at 'auto', or choose executor='torch'",
-            )
+            raise unsupported(executor, config, why)
         return found
     refusals: list[str] = []
     for name in BACKENDS:

@@ -336,7 +336,7 @@ def test_a_row_is_the_same_bit_for_bit_alone_among_others_and_on_several_threads
     one = NativeEagle(made, threads=1, quantize=quantize)
     together = one.chains(batch, features, 4)
     three = NativeEagle(made, threads=3, quantize=quantize)
-    three._threads._small = False
+    three._workspace.threads._small = False
     assert torch.equal(three.chains(batch, features, 4).logits, together.logits)
     for b, text in enumerate(texts):
         last = len(text.tokens) - 1

@@ -89,7 +89,7 @@ def test_a_row_is_the_same_bit_for_bit_in_any_company_and_near_the_exact_one(
 
     rounded = heads.to(dtype).float()
     one, several = (NativeMedusa(rounded, threads, quantize) for threads in (1, 3))
-    several._threads._small = False
+    several._workspace.threads._small = False
     hidden = torch.randn(40, 8, generator=torch.Generator().manual_seed(3))
     alone = torch.cat([one(hidden[i : i + 1]).clone() for i in range(40)])
     for count in (2, 13, 40):

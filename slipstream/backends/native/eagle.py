@@ -3,9 +3,6 @@ are drawn in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,8 +10,8 @@ from torch import Tensor
 from slipstream.backends.native.kernels import eagle
 from slipstream.backends.native.kernels.compiled import compiling_in_turn
 from slipstream.backends.native.kernels.records import EAGLE, LAYER
-from slipstream.backends.native.paged import NativePaged, Turns, as_int64, check_sound, picks_of
-from slipstream.backends.native.threads import Threads, calls
+from slipstream.backends.native.paged import NativePaged, as_int64, check_sound, picks_of
+from slipstream.backends.native.threads import Threads, Workspace, calls
 from slipstream.backends.native.weights import (
     INPUTS,
     Layout,
@@ -33,7 +30,7 @@ from slipstream.targets.decoder.executor import Batch, check_unrolled
 
 class NativeEagle(NativePaged):
     """head: with the target's weights borrowed; any float dtype, computed in float32. Not needed afterwards. Only where
-    `eagle_runtime.is_native`.
+    `heads.host.backend_for` chooses this backend.
     embedding: the target's, where it is in memory already; None for a copy of the head's.
     threads, quantize: as in `NativeExecutor`. See `EagleRuntime`."""
 
@@ -47,15 +44,13 @@ class NativeEagle(NativePaged):
         embedding: SharedEmbedding | None = None,
     ):
         check_quantize(quantize)
-        c = head.config.decoder
         self.config, self.device = head.config, torch.device("cpu")
         self.ids = target_ids(head).cpu()
         with compiling_in_turn():
-            inv_freq, scale = c.rope()
-            super().__init__(c.layers, c.kv_heads, c.head_dim, Turns(inv_freq.numpy().astype(np.float64), float(scale)))
+            super().__init__(head.config.decoder)
             self._layout, self._shared = Layout(), embedding
             self._head = _record(head, self.ids, quantize, embedding, self._layout)
-            self._threads = Threads(threads, self._layout.nbytes)
+            self._workspace = Workspace(Threads(threads, self._layout.nbytes))
             self._padded = int(self._head["own"]["head"]["outs"][0])
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,), (2,))
             self._run(token, torch.zeros(1, len(self.config.taps) * self.config.target_hidden), False, 1, GREEDY)
@@ -72,8 +67,8 @@ class NativeEagle(NativePaged):
 
     def chains(self, batch: Batch, features: Tensor, steps: int, draws: Draws = GREEDY) -> Drawn:
         check_unrolled(steps)
-        drawn, _, logits, laws = self._run(batch, features, False, steps, draws)
-        return Drawn(drawn, logits, laws)
+        drawn, _, logits, probs = self._run(batch, features, False, steps, draws)
+        return Drawn(drawn, logits, probs)
 
     def _run(
         self, batch: Batch, features: Tensor, own: bool, steps: int, draws: Draws
@@ -115,13 +110,8 @@ def _record(
     linear = [weights[f"{at}{name}.weight"] for at in prefixes for names in INPUTS.values() for name in names]
     form = quantised_format(quantize) if quantize else narrowest([weights["fc.weight"], output, *linear])
 
-    def joined(prefix: str, names: Seq[str]) -> Any:
-        bias = [weights[f"{prefix}{n}.bias"] for n in names if f"{prefix}{n}.bias" in weights]
-        rows = torch.cat([weights[f"{prefix}{n}.weight"] for n in names])
-        return layout.matrix(rows, form, torch.cat(bias) if bias else None)
-
     def vector(name: str) -> int:
-        return layout.vector(weights[name]) if name in weights else 0
+        return layout.named(weights, name)
 
     ones = layout.vector(torch.ones(c.hidden_size))  # where EAGLE-1 has no norm
     layers = np.zeros(len(prefixes), LAYER)
@@ -129,7 +119,7 @@ def _record(
         own["norm"] = vector(f"{prefix}input_layernorm.weight") or ones
         own["mlp_norm"] = vector(f"{prefix}post_attention_layernorm.weight")
         for group, names in INPUTS.items():
-            own[group] = joined(prefix, names)
+            own[group] = layout.joined(weights, [f"{prefix}{n}" for n in names], form)
     target = ids.to(torch.int64).contiguous().numpy().copy()
     layout.held += [layers, target]
     made = np.zeros(1, EAGLE)

@@ -12,8 +12,8 @@ from torch import Tensor
 from slipstream.backends.native.kernels import decoder
 from slipstream.backends.native.kernels.compiled import compiling_in_turn
 from slipstream.backends.native.kernels.processor import converts_half
-from slipstream.backends.native.paged import NativePaged, Turns, as_int64, check_sound, picks_of
-from slipstream.backends.native.threads import Threads, calls
+from slipstream.backends.native.paged import NativePaged, as_int64, check_sound, picks_of
+from slipstream.backends.native.threads import Threads, Workspace, calls
 from slipstream.backends.native.weights import Layout, SharedEmbedding, check_quantize, check_supported, decoder_weights
 from slipstream.core.draws import GREEDY, Draws
 from slipstream.errors import ParameterError, TargetError
@@ -79,12 +79,11 @@ class NativeExecutor(NativePaged):
         self.config, self.quantize, self.dtype, self.device = config, quantize, dtype, torch.device("cpu")
         self.kv_dtype = kv_dtype or "float32"
         with compiling_in_turn():
-            turns = Turns(*_rotary(config))
-            super().__init__(config.layers, config.kv_heads, config.head_dim, turns, KV_DTYPES[kv_dtype])
+            super().__init__(config, KV_DTYPES[kv_dtype])
             self._layout = Layout()
             self._model = decoder_weights(config, weights, quantize, dtype, self._layout)
-            self._threads = Threads(threads, self._layout.nbytes)
-            self.threads = self._threads.most
+            chosen = Threads(threads, self._layout.nbytes)
+            self._workspace, self.threads = Workspace(chosen), chosen.most
             self.plain_steps = steps_worth_a_call(self._layout.nbytes)
             self._padded = int(self._model[0]["head"]["outs"])
             self._kept = threading.local()  # logits [R, padded V] of the last pass, of each Python thread
@@ -127,16 +126,8 @@ class NativeExecutor(NativePaged):
             rows = self._rows(batch)
             logits = self._room_for(len(wanted))
             self._call(  # whether the logits are finite is asked where they are used
-                *(
-                    decoder.forward,
-                    self._model,
-                    self._caches(batch),
-                    rows.record[:1],
-                    as_int64(batch.tokens),
-                    given,
-                    first,
-                    last,
-                ),
+                *(decoder.forward, self._model, self._caches(batch), rows.record[:1], as_int64(batch.tokens)),
+                *(given, first, last),
                 *(wanted, alone, np.asarray(taps, np.int64), tapped, stream, logits),
                 rows=count,
             )
@@ -174,40 +165,17 @@ class NativeExecutor(NativePaged):
         with calls():
             rows = self._rows(batch, steps - (exit is None))
             status = self._call(
-                *(
-                    decoder.decode,
-                    self._model,
-                    self._caches(batch),
-                    rows.record[:1],
-                    rows.record[1:],
-                    as_int64(batch.tokens),
-                    last,
-                ),
-                *(
-                    exit or self.config.layers,
-                    picks_of(draws, steps, count, vocab),
-                    drawn,
-                    logits,
-                    probs,
-                    stream,
-                    later,
-                ),
+                *(decoder.decode, self._model, self._caches(batch), rows.record[:1], rows.record[1:]),
+                *(as_int64(batch.tokens), last, exit or self.config.layers, picks_of(draws, steps, count, vocab)),
+                *(drawn, logits, probs, stream, later),
                 rows=batch.splits[-1],
             )
         made, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
-        law = None if draws.kind == "maximum" else torch.from_numpy(probs)
+        drawn_from = None if draws.kind == "maximum" else torch.from_numpy(probs)
         if exit is None:
-            return Unrolled(made, raw, laws=law), status
-        return Unrolled(made, raw, torch.from_numpy(stream), torch.from_numpy(later), law), status
+            return Unrolled(made, raw, laws=drawn_from), status
+        return Unrolled(made, raw, torch.from_numpy(stream), torch.from_numpy(later), drawn_from), status
 
     def memory(self) -> dict[str, int]:
         """Bytes: "weights" that a pass reads, "kv" of the blocks in use so far."""
         return {"weights": self._layout.nbytes, "kv": self._cache.nbytes}
-
-
-def _rotary(config: DecoderConfig) -> tuple[np.ndarray | None, float]:
-    """(inv_freq float64 [D / 2], scale) of rotary positions, None for learned ones."""
-    if config.position != "rope":
-        return None, 1.0
-    inv_freq, scale = config.rope()
-    return inv_freq.numpy().astype(np.float64), float(scale)

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from slipstream.backends.native.kernels import medusa
 from slipstream.backends.native.kernels.compiled import compiling_in_turn
-from slipstream.backends.native.kernels.layer import FINE
 from slipstream.backends.native.kernels.records import MATRIX, MEDUSA
-from slipstream.backends.native.threads import Threads, calls
+from slipstream.backends.native.threads import Threads, Workspace, calls
 from slipstream.backends.native.weights import Layout, check_quantize, narrowest, quantised_format
 from slipstream.errors import TargetError
 from slipstream.heads.medusa import MedusaConfig, MedusaHeads
@@ -26,11 +25,10 @@ class NativeMedusa:
         check_quantize(quantize)
         self.config: MedusaConfig = heads.config
         self.token_map = heads.token_map
-        self._arena = np.empty(1 << 16, np.uint8)
         with compiling_in_turn():
             self._layout = Layout()
             self._heads = _record(heads, quantize, self._layout)
-            self._threads = Threads(threads, self._layout.nbytes)
+            self._workspace = Workspace(Threads(threads, self._layout.nbytes))
             self._padded = -(-self.config.width // 64) * 64
             self(torch.zeros(1, self.config.hidden_size))
 
@@ -43,11 +41,7 @@ class NativeMedusa:
         logits = np.empty((c.heads, rows, self._padded), np.float32)
         given = hidden.float().contiguous().numpy()
         with calls():
-            while True:
-                status = self._threads.run(medusa.guess, self._heads, given, states, logits, self._arena, rows=rows)
-                if status == FINE:
-                    break
-                self._arena = np.empty(-status + (-status >> 2), np.uint8)
+            self._workspace.run(medusa.guess, self._heads, given, states, logits, rows=rows)
         return torch.from_numpy(logits)[..., : c.width].transpose(0, 1)
 
 

@@ -15,9 +15,10 @@ from slipstream.backends.native.kernels import addresses
 from slipstream.backends.native.kernels.layer import FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN
 from slipstream.backends.native.kernels.picks import MAXIMUM, NOISE, UNIFORMS, Picks
 from slipstream.backends.native.kernels.records import CACHE, ROW, ROWS
-from slipstream.backends.native.threads import Threads, calls
+from slipstream.backends.native.threads import Workspace, calls
 from slipstream.core.draws import Draws
 from slipstream.errors import TargetError
+from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.executor import Batch
 
 _KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
@@ -27,11 +28,14 @@ class Turns:
     """cos and sin of the rotary positions, float32 [positions, 2, D / 2], worked out in float64 as far as they are
     needed.
 
-    inv_freq float64 [D / 2]; scale: of both."""
+    Empty for a decoder with learned positions."""
 
-    def __init__(self, inv_freq: np.ndarray | None, scale: float = 1.0):
-        self._inv_freq, self._scale = inv_freq, scale
-        self._table = np.zeros((0, 2, 0 if inv_freq is None else len(inv_freq)), np.float32)
+    def __init__(self, config: DecoderConfig):
+        self._inv_freq: np.ndarray | None = None  # float64 [D / 2]
+        if config.position == "rope":
+            inv_freq, scale = config.rope()
+            self._inv_freq, self._scale = inv_freq.numpy().astype(np.float64), float(scale)
+        self._table = np.zeros((0, 2, 0 if self._inv_freq is None else len(self._inv_freq)), np.float32)
 
     def up_to(self, position: int) -> np.ndarray:
         if self._inv_freq is not None and position >= len(self._table):
@@ -69,11 +73,11 @@ class PackedRows:
 class NativePaged:
     """KV in blocks, and calls of kernels over it. Calls of several Python threads take turns."""
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, turns: Turns, kv_dtype: type = np.float32):
-        self._shape, self._turns, self._kv_dtype = (layers, kv_heads, head_dim), turns, kv_dtype
+    def __init__(self, config: DecoderConfig, kv_dtype: type = np.float32):
+        self._shape = config.layers, config.kv_heads, config.head_dim
+        self._turns, self._kv_dtype = Turns(config), kv_dtype
         self._tiles = addresses.of_attention(np.dtype(kv_dtype) == np.float16)
-        self._arena = np.empty(1 << 16, np.uint8)
-        self._threads: Threads
+        self._workspace: Workspace
         self._forget()
 
     def _forget(self) -> None:
@@ -120,13 +124,9 @@ class NativePaged:
         return self._record
 
     def _call(self, kernel: Callable[..., Any], *args: Any, rows: int) -> int:
-        """kernel(pool, *args, arena, threads), again with a larger arena where it asks for one. Raises TargetError
-        where an index lies outside of a table; returns its status."""
-        while True:
-            status = int(self._threads.run(kernel, *args, self._arena, rows=rows))
-            if status >= FINE:
-                break
-            self._arena = np.empty(-status + (-status >> 2), np.uint8)
+        """kernel(board, *args, arena, threads): see `Workspace.run`. Raises TargetError where an index lies outside of
+        a table; returns the status."""
+        status = self._workspace.run(kernel, *args, rows=rows)
         if status == NO_SUCH_TOKEN:
             raise TargetError(
                 "a token id lies outside of the model's embedding",

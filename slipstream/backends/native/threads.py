@@ -234,6 +234,22 @@ class Threads:
         return pool(self.most).run(function, *args, threads=self.of(rows))
 
 
+class Workspace:
+    """Runs kernels with memory to work in, which grows as they ask for it."""
+
+    def __init__(self, threads: Threads):
+        self.threads, self._arena = threads, np.empty(1 << 16, np.uint8)
+
+    def run(self, kernel: Callable[..., Any], *args: Any, rows: int) -> int:
+        """kernel(board, *args, arena, threads), again with a larger arena where its status is negative: so many bytes
+        are needed. Returns its status."""
+        while True:
+            status = int(self.threads.run(kernel, *args, self._arena, rows=rows))
+            if status >= 0:
+                return status
+            self._arena = np.empty(-status + (-status >> 2), np.uint8)
+
+
 def placed(values: np.ndarray) -> np.ndarray:
     """A copy, uint8, at an address that is a multiple of 64 bytes. As many threads as run a pass write one slice each,
     so that on machines with several memories it is spread over them as it will be read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.int8 import quantise_rows
-from slipstream.errors import ParameterError, UnsupportedModelError
+from slipstream.backends.table import unsupported
+from slipstream.errors import ParameterError
 from slipstream.targets.decoder.config import DecoderConfig
 from slipstream.targets.decoder.weights import Weights
 
@@ -61,11 +62,7 @@ def check_supported(config: DecoderConfig, quantize: str | None = None, dtype: t
     """Raise UnsupportedModelError for what the native backend cannot run."""
     found = refusal(config, quantize, dtype)
     if found is not None:
-        raise UnsupportedModelError(
-            f"the native backend cannot run this {config.model_type} model in this way",
-            why=found,
-            fix="leave executor at 'auto', or choose executor='torch'",
-        )
+        raise unsupported("native", config, found)
 
 
 def check_quantize(quantize: str | None) -> None:
@@ -185,6 +182,16 @@ class Layout:
         made["row_bytes"] = _row_bytes(kind, columns, unit)
         return made[()]
 
+    def joined(self, weights: Mapping[str, Tensor], names: Seq[str], form: str) -> Any:
+        """A MATRIX record of linear layers on the same input, below one another, with their biases if they have any."""
+        rows = [weights[f"{n}.weight"] for n in names]
+        bias = [weights[f"{n}.bias"].float() for n in names if f"{n}.bias" in weights]
+        return self.matrix(rows[0] if len(rows) == 1 else torch.cat(rows), form, torch.cat(bias) if bias else None)
+
+    def named(self, weights: Mapping[str, Tensor], name: str) -> int:
+        """Address of a vector; 0 where there is none of this name."""
+        return self.vector(weights[name]) if name in weights else 0
+
     def embedding(self, weight: Tensor) -> Any:
         """An EMBEDDING record of weight [V, d], in rows, in as many bits as it needs."""
         from slipstream.backends.native.kernels import tiles
@@ -252,13 +259,10 @@ def decoder_weights(
     form = quantised_format(quantize) if quantize else "bfloat16_pairs" if dtype == torch.bfloat16 else floats
 
     def vector(name: str) -> int:
-        return layout.vector(weights[name]) if name in weights else 0
+        return layout.named(weights, name)
 
     def joined(names: Seq[str], chosen: str = form) -> Any:
-        """Linear layers on the same input as one matrix."""
-        rows = [weights[f"{n}.weight"] for n in names]
-        bias = [weights[f"{n}.bias"].float() for n in names if f"{n}.bias" in weights]
-        return layout.matrix(rows[0] if len(rows) == 1 else torch.cat(rows), chosen, torch.cat(bias) if bias else None)
+        return layout.joined(weights, names, chosen)
 
     up = [n for n in INPUTS["up"] if config.gated or "gate" not in n]
     layers, experts = np.zeros(config.layers, LAYER), list[tuple[Any, Any]]()

@@ -96,7 +96,7 @@ def executor(shape: str = "llama", form: str = "float32", threads: int = 1, **ch
     made = config(**SHAPES[shape] | changes)
     with byte_dots(form != "int8 without dot products"):
         found = NativeExecutor(made, weights(made, dtype), threads=threads, **options)  # type: ignore[arg-type]
-    found._threads._small = False
+    found._workspace.threads._small = False
     return found
 
 

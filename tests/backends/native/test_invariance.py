@@ -40,7 +40,7 @@ TREES = {
 
 
 def on_threads(model: NativeExecutor, threads: int) -> NativeExecutor:
-    model._threads.most = threads
+    model._workspace.threads.most = threads
     return model
 
 

@@ -175,7 +175,7 @@ def test_idle_workers_sleep() -> None:
     time.sleep(0.3)
     assert time.process_time() - before < 0.03
     want = model.forward(chain(0, 20, [5])).logits.clone()  # and wake up
-    model._threads.most = 1
+    model._workspace.threads.most = 1
     assert torch.equal(model.forward(chain(0, 20, [5])).logits, want)
 
 

@@ -158,12 +158,6 @@ def floats(address, count):
 
 
 @kernel()
-def table(address, rows, columns):
-    """float32 [rows, columns] at an address."""
-    return carray(pointer(address), (rows, columns), np.float32)
-
-
-@kernel()
 def integers(address, count):
     """int64 [count] at an address."""
     return carray(pointer(address), (count,), np.int64)
