@@ -17,8 +17,8 @@ from slipstream import zoo
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import UnsupportedModelError
-from slipstream.targets.decoder.model import Decoder
-from slipstream.text import load_tokenizer
+from slipstream.models.text import load_tokenizer
+from slipstream.targets.decoder import Decoder
 
 WAYS: dict[str, dict[str, Any]] = {
     "float32": {},

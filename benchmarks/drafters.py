@@ -20,12 +20,12 @@ from rich.console import Console
 
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
-from slipstream.lab.bench import BenchConfig, Contender, bench
+from slipstream.core.target import Target
+from slipstream.lab.benchmark import BenchConfig, Contender, bench
 from slipstream.lab.prompts import Prompt, PromptSet, load
 from slipstream.lab.results import Result
 from slipstream.llm import LLM, as_target
 from slipstream.settings import EXECUTORS
-from slipstream.targets.base import Target
 
 Arm = dict[str, Any]
 

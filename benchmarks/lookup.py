@@ -28,13 +28,13 @@ from time import perf_counter, process_time
 import torch
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Drafter
 from slipstream.core.sequence import Sequence
-from slipstream.drafters.base import Drafter
+from slipstream.core.target import TargetOut
 from slipstream.drafters.ngram import NgramDrafter
 from slipstream.drafters.sam import SamDrafter
 from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
 from slipstream.lab.provenance import machine
-from slipstream.targets.base import TargetOut
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": NgramDrafter,

@@ -10,7 +10,7 @@ from benchmarks.report import QUIET
 from benchmarks.tutorial_kit import ROOT, Kit, block, fence, named, rows, table, warnings
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
-from slipstream.lab.report import percent, times
+from slipstream.lab.report_page import percent, times
 
 CLOSED_C, CLOSED_LONGEST = 0.05, 12
 CLOSED_ALPHAS = (0.9, 0.8, 0.7, 0.6, 0.4)
@@ -64,7 +64,7 @@ def doubling(axes: Any, xs: list[int], ys: list[int]) -> None:
 
 
 def closed_form(kit: Kit) -> str:
-    from slipstream.lab.theory import best_gamma, speedup
+    from slipstream.core.theory import best_gamma, speedup
 
     gammas = list(range(1, CLOSED_LONGEST + 1))
     lines = [(f"alpha {a:g}", gammas, [speedup(a, g, CLOSED_C) for g in gammas]) for a in CLOSED_ALPHAS]
@@ -97,7 +97,7 @@ def rules(kit: Kit) -> str:
 def pairs(kit: Kit) -> str:
     from slipstream.cli.pairs import interval
     from slipstream.lab.hardware import find_hardware
-    from slipstream.lab.registry import PAIRS, outlook
+    from slipstream.lab.known_pairs import PAIRS, outlook
 
     body = []
     for pair in PAIRS:

@@ -14,7 +14,7 @@ from typing import Any
 
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
-from slipstream.lab.report import Section, Table, section, sentence
+from slipstream.lab.report_page import Section, Table, section, sentence
 from slipstream.lab.results import Result, read
 
 WIDTH = 100

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slipstream.core.params import SamplingParams as SamplingParams
     from slipstream.core.stats import SpecStats as SpecStats
-    from slipstream.decoder import SpeculativeDecoder as SpeculativeDecoder, load_model_pair as load_model_pair
     from slipstream.errors import SlipstreamError as SlipstreamError
     from slipstream.llm import LLM as LLM, Chunk as Chunk, Completion as Completion
+    from slipstream.speculative_decoder import (
+        SpeculativeDecoder as SpeculativeDecoder,
+        load_model_pair as load_model_pair,
+    )
 
 __version__ = "0.1.0"
 
@@ -20,8 +23,8 @@ _HOME = {
     "Completion": "slipstream.llm",
     "SamplingParams": "slipstream.core.params",
     "SpecStats": "slipstream.core.stats",
-    "SpeculativeDecoder": "slipstream.decoder",
-    "load_model_pair": "slipstream.decoder",
+    "SpeculativeDecoder": "slipstream.speculative_decoder",
+    "load_model_pair": "slipstream.speculative_decoder",
     "SlipstreamError": "slipstream.errors",
 }
 __all__ = ["__version__", *_HOME]

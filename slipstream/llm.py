@@ -16,22 +16,22 @@ from typing import Any
 
 import torch
 
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.plain import plain_steps
+from slipstream.core.rules import Rule, rule_named
 from slipstream.core.sequence import Sequence, TokenLogprob
 from slipstream.core.stats import SpecStats
 from slipstream.core.step import step
 from slipstream.core.stop import completed_at
-from slipstream.core.verify import Rule, rule_named
-from slipstream.drafters.base import Drafter
+from slipstream.core.target import Target
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.errors import ParameterError, PromptError, did_you_mean
-from slipstream.heads.checkpoint import recognise
+from slipstream.heads.recognition import recognise
+from slipstream.models.text import Decode, Piece, TextStream, decoder_of, load_tokenizer
 from slipstream.settings import DRAFT_QUANTISATIONS, one_of
-from slipstream.targets.base import Target
-from slipstream.text import Decode, Piece, TextStream, decoder_of, load_tokenizer
 
 Prompt = str | Seq[int]
 Message = Mapping[str, str]
@@ -193,7 +193,7 @@ class LLM:
     def _draft_model(self, draft: Any) -> Target:
         path = _path(draft, "draft")
         if path is not None and self._target_path is not None:
-            from slipstream.pairs import require_pair
+            from slipstream.models.pair_check import require_pair
 
             require_pair(self._target_path, path)
         return as_target(draft if path is None else path, **self._draft_load)
@@ -348,7 +348,7 @@ def as_target(model: Any, **load: Any) -> Target:
     """A `Target` out of a path, a loaded transformers model, or a `Target` itself."""
     if isinstance(model, Target):
         return model
-    from slipstream.targets.decoder.model import Decoder
+    from slipstream.targets.decoder import Decoder
 
     if isinstance(model, (str, Path)):
         return Decoder.load(model, **load)

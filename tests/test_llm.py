@@ -9,13 +9,13 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.backends.native.kernels.processor import has_bfloat16_dots
-from slipstream.cli.engine import load
+from slipstream.cli.loading import load
 from slipstream.cli.options import ModelOptions
 from slipstream.core.draft import Draft
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError, PromptError
 from slipstream.lab.provenance import engine_facts
-from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.decoder import Decoder
 from tests.checkpoints import CONTEXT, Tiny, make_model
 
 EXACT = {"executor": "torch", "dtype": "float64", "device": "cpu"}

@@ -14,11 +14,20 @@ from typing import Any
 import torch
 
 from benchmarks.protocol import serve, versions
-from slipstream.targets.decoder.executor import Batch
-from slipstream.targets.decoder.model import Decoder
+
+try:
+    from slipstream.models.executor import Batch
+    from slipstream.targets.decoder import Decoder
+except ImportError:  # a checkout in which they still lay elsewhere
+    from slipstream.targets.decoder.executor import Batch  # type: ignore[no-redef]
+    from slipstream.targets.decoder.model import Decoder  # type: ignore[no-redef]
 
 CONTEXT, PROMPT = -1, -2  # sequence ids: one with tokens in the cache, one that always starts empty
-NATIVE = ("slipstream.targets.decoder.native_executor", "slipstream.backends.native.executor")
+NATIVE = (
+    "slipstream.targets.decoder.native_executor",
+    "slipstream.backends.native.executor",
+    "slipstream.backends.native.native_executor",
+)
 """Where the native executor is, in one version or another."""
 loaded: list[Decoder] = []
 

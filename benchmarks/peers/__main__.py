@@ -22,7 +22,7 @@ from benchmarks.session import Session
 from slipstream import zoo
 from slipstream.lab.plots import svg
 from slipstream.lab.provenance import Neighbours, digest
-from slipstream.text import load_tokenizer
+from slipstream.models.text import load_tokenizer
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from slipstream.errors import ParameterError, UnsupportedModelError
+from slipstream.models.config import DecoderConfig
 from slipstream.settings import BACKENDS, DTYPES, check_executor, one_of
-from slipstream.targets.decoder.config import DecoderConfig
 
 if TYPE_CHECKING:
-    from slipstream.heads.eagle import EagleHead
+    from slipstream.heads.eagle_head import EagleHead
     from slipstream.heads.eagle_runtime import EagleRuntime
     from slipstream.heads.host import Host
-    from slipstream.heads.medusa import MedusaConfig, MedusaHeads
-    from slipstream.targets.decoder.executor import Executor
-    from slipstream.targets.decoder.weights import Weights
+    from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
+    from slipstream.models.executor import Executor
+    from slipstream.models.weights import Weights
 
 log = logging.getLogger("slipstream")
 
@@ -85,7 +85,7 @@ class Backend(Protocol):
 
 def backend(name: str) -> Backend:
     """The backend of this name; what it needs is imported with it."""
-    made: Backend = import_module(f"slipstream.backends.{name}.backend").BACKEND
+    made: Backend = import_module(f"slipstream.backends.{name}.{name}_backend").BACKEND
     return made
 
 

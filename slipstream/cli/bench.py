@@ -12,7 +12,7 @@ from rich.text import Text
 
 from slipstream.cli import render
 from slipstream.cli.contenders import LabModels, values_of
-from slipstream.cli.engine import load, on
+from slipstream.cli.loading import load, on
 from slipstream.cli.options import grouped
 from slipstream.errors import ParameterError
 
@@ -52,7 +52,7 @@ def bench(
     """
     if compare is not None:
         return show_comparison(*compare, as_json)
-    from slipstream.lab.bench import BenchConfig
+    from slipstream.lab.benchmark import BenchConfig
 
     config = BenchConfig(
         tokens=tokens, rounds=rounds, seconds=seconds, seed=seed,
@@ -64,7 +64,7 @@ def bench(
         raise ParameterError("there is no drafter to measure", fix="name one: --drafter ngram")
     writable(out)
     llm = load(models.one("none"), quiet=as_json)
-    from slipstream.lab import bench as lab, prompts as texts
+    from slipstream.lab import benchmark as lab, prompts as texts
 
     chosen = texts.load(llm, prompts, count, category or (), template)
     render.line(f"bench: {len(chosen.prompts)} prompts of {chosen.source}, target={models.target}, {on(llm.target)}")
@@ -86,7 +86,7 @@ def writable(*paths: Path | None) -> None:
 def publish(result: Result, page: Path | None) -> None:
     """Write the page of a result, if one was asked for."""
     if page is not None:
-        from slipstream.lab.report import write_page
+        from slipstream.lab.report_page import write_page
 
         write_page([result], page)
         render.line(f"wrote {page}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.engine import banner, load
+from slipstream.cli.loading import banner, load
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
 from slipstream.errors import SlipstreamError
 

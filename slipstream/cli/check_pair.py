@@ -9,12 +9,12 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.demo import summary
-from slipstream.cli.engine import checkpoint, load, quieten
+from slipstream.cli.loading import checkpoint, load, quieten
 from slipstream.cli.options import ModelOptions
 
 if TYPE_CHECKING:
     from slipstream.lab.measure import Run
-    from slipstream.pairs import PairReport
+    from slipstream.models.pair_check import PairReport
 
 SHOWN_RATES = (0.6, 0.8)
 ROUNDS, TOKENS = 5, 64
@@ -32,7 +32,7 @@ def check_pair(
     Exit code 0 if they fit, 1 if they do not. No weights are loaded unless --measure is given.
     """
     quieten()
-    from slipstream.pairs import compare
+    from slipstream.models.pair_check import compare
 
     models = ModelOptions(target=target, draft=draft, drafter="model", draft_tokens=draft_tokens)
     report = compare(checkpoint(target, "target"), checkpoint(draft, "draft"))

@@ -17,7 +17,7 @@ from slipstream.cli.options import ModelOptions, number, parse_options
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
-    from slipstream.lab.bench import Contender
+    from slipstream.lab.benchmark import Contender
 
 _PANEL = "Speculation"
 _LITERALS = {"true": True, "yes": True, "false": False, "no": False}
@@ -73,7 +73,7 @@ class LabModels(ModelOptions):
 
 def contender(models: LabModels, spec: str, more: Seq[str] = (), **changes: Any) -> Contender:
     """One drafter from what the command line says of it."""
-    from slipstream.lab.bench import Contender
+    from slipstream.lab.benchmark import Contender
 
     name, _, listed = spec.partition(":")
     pairs = [pair for pair in listed.split(",") if pair]

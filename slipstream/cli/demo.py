@@ -10,8 +10,8 @@ import typer
 from rich.text import Text
 
 from slipstream.cli import render
-from slipstream.cli.engine import banner, load
 from slipstream.cli.interrupt import Interrupt
+from slipstream.cli.loading import banner, load
 from slipstream.cli.options import ModelOptions, draft_length, grouped
 from slipstream.core.params import SamplingParams
 

@@ -10,7 +10,7 @@ import typer
 from slipstream.cli import render
 from slipstream.cli.bench import finish, publish, unfinished, writable
 from slipstream.cli.contenders import LabModels
-from slipstream.cli.engine import load, on
+from slipstream.cli.loading import load, on
 from slipstream.cli.options import SamplingOptions, grouped
 from slipstream.errors import ParameterError
 
@@ -35,7 +35,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Say why speculation is slow, or that nothing is wrong: the cause, the fix, and the numbers that led there."""
-    from slipstream.lab.doctor import DoctorConfig
+    from slipstream.lab.diagnosis import DoctorConfig
 
     params = sampling.params()
     config = DoctorConfig(
@@ -49,7 +49,7 @@ def doctor(
         raise ParameterError(
             f"{len(contenders)} drafters were named, one is examined", fix="name one: --drafter model; A+B stacks two"
         )
-    from slipstream.lab import doctor as lab, prompts as texts
+    from slipstream.lab import diagnosis as lab, prompts as texts
 
     writable(out, page)
     llm = load(models.one("none"), quiet=as_json)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.engine import banner, load
 from slipstream.cli.interrupt import Interrupt
+from slipstream.cli.loading import banner, load
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
 from slipstream.errors import PromptError
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.engine import checkpoint, quieten
+from slipstream.cli.loading import checkpoint, quieten
 
 if TYPE_CHECKING:
-    from slipstream.facts import ModelFacts
-    from slipstream.targets.decoder.config import DecoderConfig
+    from slipstream.models.config import DecoderConfig
+    from slipstream.models.facts import ModelFacts
 
 SETTINGS = {
     "w8a16": "quantize w8a16",
@@ -41,7 +41,7 @@ def info(
 def describe(model: str) -> dict[str, Any]:
     """Plain JSON values. Raises the family of `LoadError`; an unsupported architecture is one of them."""
     from slipstream.backends.table import backend, choose, resolve_wish
-    from slipstream.facts import facts
+    from slipstream.models.facts import facts
 
     seen = facts(checkpoint(model, "target"))
     config, experts = seen.config, seen.config.experts
@@ -90,7 +90,7 @@ def native(config: DecoderConfig) -> dict[str, Any]:
     import torch
 
     from slipstream.backends.native.accuracy import MEASURED_ON, bfloat16_products, distances, int8_products
-    from slipstream.backends.native.weights import refusal
+    from slipstream.backends.native.packed_weights import refusal
 
     asked: dict[str, Any] = {"w8a16": {"quantize": "w8a16"}, "w8a8": {"quantize": "w8a8"}}
     asked["bfloat16"] = {"dtype": torch.bfloat16}

@@ -11,11 +11,11 @@ import typer
 from rich.padding import Padding
 
 from slipstream.cli import render
-from slipstream.cli.engine import quieten
+from slipstream.cli.loading import quieten
 
 if TYPE_CHECKING:
     from slipstream.lab.advice import Advice
-    from slipstream.lab.registry import KnownPair, Outlook
+    from slipstream.lab.known_pairs import KnownPair, Outlook
     from slipstream.lab.suggest import Suggestions
 
 UNKNOWN = "no published figure"
@@ -36,7 +36,7 @@ def pairs(
     from slipstream.core.params import check_number
     from slipstream.lab.advice import ADVICE
     from slipstream.lab.hardware import find_hardware
-    from slipstream.lab.registry import PAIRS, outlook
+    from slipstream.lab.known_pairs import PAIRS, outlook
 
     if advice:
         if as_json:
@@ -56,7 +56,7 @@ def pairs(
 
 def record(pair: KnownPair, seen: Outlook) -> dict[str, Any]:
     """One pair as plain JSON values."""
-    from slipstream.lab.registry import MODELS
+    from slipstream.lab.known_pairs import MODELS
 
     sizes = {
         role: {
@@ -70,7 +70,7 @@ def record(pair: KnownPair, seen: Outlook) -> dict[str, Any]:
 
 
 def show_pairs(rows: list[tuple[KnownPair, Outlook]]) -> None:
-    from slipstream.lab.registry import MODELS
+    from slipstream.lab.known_pairs import MODELS
 
     console = render.out()
     said = sources([pair for pair, _ in rows])
@@ -196,7 +196,7 @@ def show_suggestions(found: Suggestions) -> None:
 def where(candidate: Any) -> str:
     """What to give a command for a candidate."""
     from slipstream import zoo
-    from slipstream.lab.registry import MODELS
+    from slipstream.lab.known_pairs import MODELS
     from slipstream.lab.suggest import REGISTRY
 
     if candidate.place == REGISTRY:

@@ -18,7 +18,7 @@ def report(
     svg: Annotated[Path | None, typer.Option(help="Write every plot as SVG to this folder instead.")] = None,
 ) -> None:
     """Make one self-contained page of result files: offline, light and dark, printable. Or the plots for a paper."""
-    from slipstream.lab.report import export, write_page
+    from slipstream.lab.report_page import export, write_page
     from slipstream.lab.results import read
 
     found = [read(path) for path in results]

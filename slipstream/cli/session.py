@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from slipstream.cli import render
-from slipstream.cli.engine import banner
 from slipstream.cli.generate import run
+from slipstream.cli.loading import banner
 from slipstream.cli.options import DRAFTERS, RULES, ModelOptions, draft_length, number, parse_options
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats

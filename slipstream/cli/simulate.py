@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import render, simulate_tables as tables
-from slipstream.cli.engine import checkpoint, load, quieten
+from slipstream.cli.loading import checkpoint, load, quieten
 from slipstream.cli.options import ModelOptions, grouped, number
 from slipstream.cli.simulate_options import CostOptions, DraftOptions, DrawingOptions, HardwareOptions
 from slipstream.errors import ParameterError
@@ -18,7 +18,7 @@ from slipstream.errors import ParameterError
 if TYPE_CHECKING:
     from slipstream.lab.hardware import Hardware
     from slipstream.lab.roofline import ModelSize
-    from slipstream.lab.simulate import Setting
+    from slipstream.lab.simulation import Setting
 
 _MEASURED_STEPS = 8
 BATCHES = "1,4,16,64,256"
@@ -84,8 +84,8 @@ def _lengths(
     model: str | None,
     batches: Seq[int],
 ) -> dict[str, Any]:
-    from slipstream.lab.simulate import compare_lengths
-    from slipstream.lab.theory import best_length
+    from slipstream.core.theory import best_length
+    from slipstream.lab.simulation import compare_lengths
 
     rates = _rates(draft)
     if len(batches) > 1:
@@ -106,9 +106,9 @@ def _lengths(
 
 
 def _setting(costs: CostOptions, target: str | None, model: str | None, batch: int) -> tuple[Setting, list[str]]:
-    from slipstream.core.costs import CostCurve
+    from slipstream.core.cost_curve import CostCurve
     from slipstream.core.params import check_number
-    from slipstream.lab.simulate import Setting
+    from slipstream.lab.simulation import Setting
 
     if costs.measure:
         return _measured(target or "embedded", model, batch, costs.host)
@@ -125,9 +125,9 @@ def _setting(costs: CostOptions, target: str | None, model: str | None, batch: i
 
 
 def _measured(target: str, model: str | None, batch: int, host: float) -> tuple[Setting, list[str]]:
-    from slipstream.drafters.costs import measure_draft_costs
-    from slipstream.lab.simulate import Setting
-    from slipstream.targets.costs import measure_costs
+    from slipstream.drafters.draft_costs import measure_draft_costs
+    from slipstream.lab.simulation import Setting
+    from slipstream.targets.target_costs import measure_costs
 
     llm = load(ModelOptions(target=target, draft=model))
     with render.status("measuring"):
@@ -149,7 +149,7 @@ def _plan(
     from slipstream.core.params import check_number
     from slipstream.lab.capacity import Serving, groups_needed
     from slipstream.lab.roofline import devices_needed, pair_costs
-    from slipstream.lab.simulate import Setting, compare_lengths
+    from slipstream.lab.simulation import Setting, compare_lengths
 
     hardware = _hardware(place)
     if target is None or model is None:
@@ -210,7 +210,7 @@ def _plan(
 
 def _tree(draft: DraftOptions, setting: Setting, draw: DrawingOptions) -> dict[str, Any] | None:
     from slipstream.core.trees import expected_tokens
-    from slipstream.lab.simulate import best_tree, simulate_tree
+    from slipstream.lab.simulation import best_tree, simulate_tree
 
     if draft.tree_rates is None:
         return None
@@ -225,9 +225,9 @@ def _tree(draft: DraftOptions, setting: Setting, draw: DrawingOptions) -> dict[s
 
 def _model(name: str, role: str) -> ModelSize:
     """A name of the registry, a size, or a checkpoint."""
-    from slipstream.facts import facts
-    from slipstream.lab.registry import known_model
+    from slipstream.lab.known_pairs import known_model
     from slipstream.lab.roofline import ModelSize
+    from slipstream.models.facts import facts
 
     known = known_model(name)
     if known is not None:
@@ -238,7 +238,7 @@ def _model(name: str, role: str) -> ModelSize:
         return ModelSize.like_llama(size * unit, name)
     if "/" in name or "\\" in name or name == "embedded" or name.startswith("."):
         return ModelSize.of(facts(checkpoint(name, role)), name)
-    from slipstream.lab.registry import require_model
+    from slipstream.lab.known_pairs import require_model
 
     return require_model(name).size
 
@@ -262,7 +262,7 @@ def _hardware(place: HardwareOptions) -> Hardware:
 def _rates(draft: DraftOptions) -> list[float]:
     """Rates by position, as long as drafts may get."""
     from slipstream.core.params import check_integer, check_number
-    from slipstream.lab.theory import check_rates, geometric_rates
+    from slipstream.core.theory import check_rates, geometric_rates
 
     check_integer("longest", draft.longest, 1)
     if draft.draft_tokens is not None:

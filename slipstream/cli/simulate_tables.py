@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.cli import render
 
 if TYPE_CHECKING:
-    from slipstream.core.costs import CostCurve
+    from slipstream.core.cost_curve import CostCurve
 
 
 def curve(costs: CostCurve | None) -> dict[str, Any] | None:

@@ -11,14 +11,14 @@ import typer
 from slipstream.cli import render
 from slipstream.cli.bench import finish, named_rows, publish, unfinished, writable
 from slipstream.cli.contenders import LabModels, contender, literal, values_of
-from slipstream.cli.engine import load, on
+from slipstream.cli.loading import load, on
 from slipstream.cli.options import grouped, number
 from slipstream.errors import ParameterError
 from slipstream.settings import DTYPES, one_of
 
 if TYPE_CHECKING:
+    from slipstream.lab.parameter_sweep import Setting
     from slipstream.lab.results import Result
-    from slipstream.lab.sweep import Setting
 
 SWEPT = "Swept"
 
@@ -85,14 +85,14 @@ def sweep(
     Every setting takes its turn in every pass; plain decoding is measured beside them for each temperature, batch size
     and dtype.
     """
-    from slipstream.lab.bench import BenchConfig
+    from slipstream.lab.benchmark import BenchConfig
 
     axes, settings = plan(models, temperature, batch, tree_nodes, option or ())
     config = BenchConfig(
         tokens=tokens, rounds=rounds, seconds=seconds, seed=seed,
         temperatures=tuple(axes["temperature"]), batches=tuple(axes["batch"]),
     )  # fmt: skip
-    from slipstream.lab import prompts as texts, sweep as lab
+    from slipstream.lab import parameter_sweep as lab, prompts as texts
 
     writable(out, page)
     engines = {
@@ -115,7 +115,7 @@ def plan(
     models: SweepModels, temperature: str, batch: str, tree_nodes: str | None, option: Any
 ) -> tuple[dict[str, Any], list[Setting]]:
     """The axes, and every setting of the grid. Raises ParameterError."""
-    from slipstream.lab.sweep import Setting, grid
+    from slipstream.lab.parameter_sweep import Setting, grid
 
     specs = models.specs()
     if models.drafter is None and models.drafters is None:

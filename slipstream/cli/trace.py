@@ -11,7 +11,7 @@ from rich.text import Text
 from slipstream.cli import render
 from slipstream.cli.bench import finish, publish, unfinished, writable
 from slipstream.cli.contenders import LabModels
-from slipstream.cli.engine import load, on
+from slipstream.cli.loading import load, on
 from slipstream.cli.options import SamplingOptions, grouped
 from slipstream.errors import ParameterError
 
@@ -39,7 +39,7 @@ def trace(
     params, contenders = sampling.params(), models.contenders()
     if len(contenders) != 1 and (models.drafter or models.drafters):
         raise ParameterError(f"{len(contenders)} drafters were named, one is traced", fix="name one; A+B stacks two")
-    from slipstream.lab import prompts as texts, trace as lab
+    from slipstream.lab import prompts as texts, tracing as lab
 
     writable(out, page)
     llm = load(models.one("none"), quiet=as_json)

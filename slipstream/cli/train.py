@@ -83,7 +83,7 @@ def medusa(
     """
 
     def options() -> Any:
-        from slipstream.training.medusa import MedusaOptions
+        from slipstream.training.medusa_objective import MedusaOptions
 
         return MedusaOptions(heads, layers, own_head, loss, decay)
 

@@ -145,7 +145,7 @@ def start(kind: str, data: DataOptions, loop: LoopOptions, texts: TextOptions, o
         )
     made = options()  # a mistake there is answered before anything is imported that takes long
     from slipstream.training.run import RunConfig, prepare
-    from slipstream.training.settings import LoopConfig
+    from slipstream.training.training_settings import LoopConfig
 
     lr, optimiser = DEFAULTS[kind]
     wanted = LoopConfig(

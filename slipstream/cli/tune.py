@@ -12,12 +12,12 @@ import typer
 from slipstream.cli import render
 from slipstream.cli.bench import finish, named_rows, publish, unfinished, writable
 from slipstream.cli.contenders import LabModels
-from slipstream.cli.engine import load, on
+from slipstream.cli.loading import load, on
 from slipstream.cli.options import SamplingOptions, grouped
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
-    from slipstream.lab.bench import Contender
+    from slipstream.lab.benchmark import Contender
     from slipstream.lab.results import Result
 
 LOOKUPS = ("ngram", "suffix", "recycling")
@@ -72,7 +72,7 @@ def tune(
     --draft-tokens is the longest draft to consider.
     """
     from slipstream.lab.configs import Choice
-    from slipstream.lab.tune import TuneConfig
+    from slipstream.lab.tuning import TuneConfig
 
     params, contenders = sampling.params(), models.longest()
     config = TuneConfig(
@@ -81,7 +81,7 @@ def tune(
     )  # fmt: skip
     if not contenders:
         raise ParameterError("there is no drafter to choose from", fix="name some: --drafters model,ngram")
-    from slipstream.lab import prompts as texts, tune as lab
+    from slipstream.lab import prompts as texts, tuning as lab
     from slipstream.lab.results import write_text
 
     writable(write, out, page)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from slipstream.cli import render
 from slipstream.cli.bench import finish, named_rows, publish, unfinished, writable
-from slipstream.cli.engine import banner, load
+from slipstream.cli.loading import banner, load
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ def verify(
     logits move when several rows are computed at once; samples are tested against the target's exact law (at the
     temperature given, else 1). Exit code 1 if there is a bug.
     """
-    from slipstream.lab.verify import CHECKS, VerifyConfig
+    from slipstream.lab.verification import CHECKS, VerifyConfig
 
     config = VerifyConfig(
         params=sampling.params(), checks=tuple(check) if check else CHECKS, samples=samples, law_prompts=law_prompts,
         length=first, level=level, seed=sampling.seed or 0,
     )  # fmt: skip
-    from slipstream.lab import prompts as texts, verify as lab
+    from slipstream.lab import prompts as texts, verification as lab
 
     writable(out, page)
     llm = load(models, quiet=as_json)

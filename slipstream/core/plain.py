@@ -21,16 +21,16 @@ import numpy as np
 import torch
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Drafter
 from slipstream.core.draws import COLD, GREEDY, Drawn, Draws
 from slipstream.core.random import VERIFY
+from slipstream.core.rules import Rule
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import account, record, wanted
 from slipstream.core.stop import end_of, stop
-from slipstream.core.threads import host_threads
-from slipstream.core.verify import Rule
-from slipstream.drafters.base import Drafter
+from slipstream.core.target import Target, TargetOut
+from slipstream.core.torch_threads import host_threads
 from slipstream.errors import TargetError
-from slipstream.targets.base import Target, TargetOut
 
 
 def plain_steps(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draft_tokens: int) -> bool:

@@ -9,14 +9,14 @@ import torch
 
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Drafter
+from slipstream.core.rules import RULES, Rule, follow, verify
 from slipstream.core.sequence import Sequence, TokenLogprob
 from slipstream.core.stats import PHASES
 from slipstream.core.stop import stop
-from slipstream.core.threads import host_threads
-from slipstream.core.verify import RULES, Rule, follow, verify
+from slipstream.core.target import Target, TargetOut
+from slipstream.core.torch_threads import host_threads
 from slipstream.core.warp import first_maxima, laws
-from slipstream.drafters.base import Drafter
-from slipstream.targets.base import Target, TargetOut
 
 
 def step(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draft_tokens: int) -> Verdict:

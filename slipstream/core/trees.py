@@ -25,7 +25,7 @@ from functools import cached_property
 from itertools import count, product
 from typing import Any
 
-from slipstream.core.costs import CostCurve
+from slipstream.core.cost_curve import CostCurve
 from slipstream.errors import ParameterError
 
 Number = Any  # float or fractions.Fraction, the same throughout one call

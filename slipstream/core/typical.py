@@ -20,7 +20,7 @@ from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
 
 if TYPE_CHECKING:
-    from slipstream.core.verify import Decision
+    from slipstream.core.rules import Decision
 
 EPSILON, DELTA = 0.09, 0.3
 """The reference implementation's `posterior_threshold` and `posterior_alpha`."""

@@ -31,18 +31,18 @@ from typing import Any, cast
 
 import torch
 
-from slipstream.core.costs import CostCurve
+from slipstream.core.cost_curve import CostCurve
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
-from slipstream.drafters.base import Drafter
-from slipstream.drafters.costs import measure_draft_costs
+from slipstream.core.target import Target, TargetOut
+from slipstream.drafters.draft_costs import measure_draft_costs
 from slipstream.drafters.hybrid import Lookup, Member, joint_taps, members_of
 from slipstream.drafters.merge import Part, merge
 from slipstream.drafters.odds import SURPRISE, Reach, fared
 from slipstream.errors import ParameterError
-from slipstream.targets.base import Target, TargetOut
-from slipstream.targets.costs import measure_costs
+from slipstream.targets.target_costs import measure_costs
 
 MATCHES = 7  # records of a lookup: matches of 0, 1, 2-3, 4-7, ... tokens
 FIRST_REST = 2  # rounds

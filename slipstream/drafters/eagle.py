@@ -25,23 +25,23 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.table import Wish
-from slipstream.core.costs import CostCurve
+from slipstream.core.cost_curve import CostCurve
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.draws import Drawn, Draws
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.chains import Chains, joint, laws_of, uncut
 from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
-from slipstream.drafters.trees import ROOT, Tree, add_branches, add_level
+from slipstream.drafters.tree_growth import ROOT, Tree, add_branches, add_level
 from slipstream.errors import ParameterError, did_you_mean
-from slipstream.heads.eagle import EagleHead
 from slipstream.heads.eagle_fit import fit
 from slipstream.heads.eagle_format import load_eagle
+from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import EagleRows
 from slipstream.heads.eagle_runtime import EagleRuntime
 from slipstream.heads.host import backend_for, host_of
-from slipstream.targets.base import Target, TargetOut
 
 log = logging.getLogger("slipstream")
 
@@ -269,7 +269,7 @@ def _make(
     else:
         loaded = load_eagle(head, host.layers)
     if measured:
-        from slipstream.targets.costs import measure_costs
+        from slipstream.targets.target_costs import measure_costs
 
         config = replace(config, costs=measure_costs(target))
     fitted = fit(loaded, host)

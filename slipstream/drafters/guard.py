@@ -10,10 +10,10 @@ import logging
 from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Drafter
 from slipstream.core.sequence import Sequence
-from slipstream.drafters.base import Drafter
+from slipstream.core.target import Target, TargetOut
 from slipstream.errors import DraftError
-from slipstream.targets.base import Target, TargetOut
 
 log = logging.getLogger("slipstream")
 

@@ -32,14 +32,14 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
-from slipstream.drafters.base import Drafter
+from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.merge import Part, merge
 from slipstream.drafters.odds import Reach, fared
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.errors import ParameterError
-from slipstream.targets.base import Target, TargetOut
 
 
 @runtime_checkable

@@ -18,10 +18,10 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.draws import Drawn, Draws
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.chains import Chains
 from slipstream.drafters.control import Control
 from slipstream.errors import ParameterError
-from slipstream.targets.base import Target, TargetOut
 
 log = logging.getLogger("slipstream")
 

@@ -41,9 +41,9 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError
-from slipstream.targets.base import Target, TargetOut
 
 TRIAL = 16  # rounds after which it is judged whether the rows pay
 FADE = 31 / 32  # weight that the record keeps with each round

@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
 from slipstream.drafters.odds import Odds
-from slipstream.targets.base import TargetOut
 
 
 @dataclass(kw_only=True)

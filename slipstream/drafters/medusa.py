@@ -19,18 +19,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from slipstream.core.costs import CostCurve
+from slipstream.core.cost_curve import CostCurve
 from slipstream.core.dice import guess
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target, TargetOut
 from slipstream.core.trees import Tree, best_count, best_tree, optimal_tree, renumbered
 from slipstream.core.warp import laws_after
 from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError, did_you_mean
-from slipstream.heads.medusa import Accuracies, MedusaConfig, MedusaHeads, check_accuracies
-from slipstream.targets.base import Target, TargetOut
+from slipstream.heads.medusa_heads import Accuracies, MedusaConfig, MedusaHeads, check_accuracies
 
 MODES = ("tree", "chain", "sampled")
 
@@ -336,7 +336,7 @@ def make(
     if config.costs == "measured":
         from dataclasses import replace
 
-        from slipstream.targets.costs import measure_costs
+        from slipstream.targets.target_costs import measure_costs
 
         config = replace(config, costs=measure_costs(target))
     return MedusaDrafter(heads, target.vocab_size, config, target.device)

@@ -13,17 +13,17 @@ from typing import Any
 
 from torch import Tensor
 
-from slipstream.core.costs import CostCurve
+from slipstream.core.cost_curve import CostCurve
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.draws import Drawn, Draws
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.chains import Chains
 from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.model_tree import Ran, grow, stood
 from slipstream.errors import ParameterError, did_you_mean
-from slipstream.targets.base import Target, TargetOut
 
 log = logging.getLogger("slipstream")
 
@@ -240,7 +240,7 @@ def make(target: Target, *, model: Target, **options: Any) -> ModelDrafter:
     """See `registry`; options as in `ModelDraftConfig`."""
     config = ModelDraftConfig(**options)
     if config.costs == "measured":
-        from slipstream.targets.costs import measure_costs
+        from slipstream.targets.target_costs import measure_costs
 
         config = replace(config, costs=measure_costs(target))
     return ModelDrafter(model, target.vocab_size, config)

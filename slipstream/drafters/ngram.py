@@ -29,11 +29,11 @@ import torch
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.lookups import LookupDrafter, LookupState
 from slipstream.drafters.odds import Odds
 from slipstream.errors import ParameterError
-from slipstream.targets.base import Target, TargetOut
 
 Context = tuple[int, ...]
 Follower = tuple[int, int, int]  # token, its latest position or 0, length of the context that it followed

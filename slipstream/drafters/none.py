@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
-from slipstream.targets.base import Target, TargetOut
+from slipstream.core.target import Target, TargetOut
 
 
 class NoDrafter:

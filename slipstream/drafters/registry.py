@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from slipstream.drafters.base import Drafter
+from slipstream.core.drafter import Drafter
+from slipstream.core.target import Target
 from slipstream.errors import ParameterError, did_you_mean
-from slipstream.targets.base import Target
 
 DRAFTERS: dict[str, str] = {
     "none": "none",

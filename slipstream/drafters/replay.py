@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from slipstream.core.params import Strict, check_number
+from slipstream.core.target import Target
 from slipstream.drafters.scripted import ScriptedDrafter, replay
 from slipstream.errors import ParameterError
-from slipstream.targets.base import Target
 
 Continuations = Mapping[tuple[int, ...], Seq[int]]
 

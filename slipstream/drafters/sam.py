@@ -27,11 +27,11 @@ import torch
 from slipstream.core.draft import Draft
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.lookups import LookupDrafter, LookupState
 from slipstream.drafters.odds import Odds
 from slipstream.errors import ParameterError
-from slipstream.targets.base import Target
 
 END = -1  # stands in the corpus where a document ends
 REFRESH = 8  # at each token, so many of the strings that end there learn that this is their latest occurrence

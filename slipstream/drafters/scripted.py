@@ -22,7 +22,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import check_number
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
-from slipstream.targets.base import TargetOut
+from slipstream.core.target import TargetOut
 
 Script = Callable[[Sequence, int, int], bool]
 """(sequence, index of the guessed token in the sequence, place in the draft from 0) -> whether the guess is right."""

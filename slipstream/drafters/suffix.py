@@ -33,12 +33,12 @@ import torch
 from slipstream.core.draft import Draft
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.lookups import LookupDrafter, LookupState
 from slipstream.drafters.odds import Odds
 from slipstream.drafters.suffix_tree import END, FANOUT, Node, Store, SuffixTree
 from slipstream.errors import ParameterError
-from slipstream.targets.base import Target
 
 RECORDS = 16  # longer matches share one record of how guesses fared
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slipstream.errors import PairError
-from slipstream.heads.eagle import EagleHead
+from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.host import Host, same_vocabulary
 
 

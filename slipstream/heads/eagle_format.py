@@ -22,10 +22,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
-from slipstream.heads.checkpoint import few, recognise, stored
-from slipstream.heads.eagle import EagleConfig, EagleHead, default_taps
-from slipstream.targets.decoder.checkpoint import read_json, resolve
-from slipstream.targets.decoder.config import DecoderConfig
+from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps
+from slipstream.heads.recognition import few, recognise, stored
+from slipstream.models.checkpoint import read_json, resolve
+from slipstream.models.config import DecoderConfig
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|verifier_.*")
 """Buffers, and copies of the target's own weights."""

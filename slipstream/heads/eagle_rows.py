@@ -15,9 +15,9 @@ from torch import Tensor
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
 from slipstream.heads.eagle_runtime import EagleRuntime
-from slipstream.targets.base import TargetOut
-from slipstream.targets.decoder.executor import Batch
+from slipstream.models.executor import Batch
 
 log = logging.getLogger("slipstream")
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from slipstream.core.draws import GREEDY, Drawn, Draws
-from slipstream.heads.eagle import EagleConfig, EagleHead
-from slipstream.targets.decoder.executor import Batch
+from slipstream.heads.eagle_head import EagleConfig, EagleHead
+from slipstream.models.executor import Batch
 
 
 class EagleRuntime(Protocol):

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.table import Backend, Wish, backend
+from slipstream.core.target import Target
 from slipstream.errors import PairError
-from slipstream.pairs import PADDING
+from slipstream.models.config import DecoderConfig
+from slipstream.models.pair_check import PADDING
 from slipstream.settings import BACKENDS, QUANTISATIONS, one_of
-from slipstream.targets.base import Target
-from slipstream.targets.decoder.config import DecoderConfig
 
 log = logging.getLogger("slipstream")
 

@@ -23,10 +23,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
-from slipstream.heads.checkpoint import few, stored
 from slipstream.heads.host import Host, same_vocabulary
-from slipstream.heads.medusa import Accuracies, MedusaConfig, MedusaHeads
-from slipstream.targets.decoder.checkpoint import SINGLE, read_json, resolve
+from slipstream.heads.medusa_heads import Accuracies, MedusaConfig, MedusaHeads
+from slipstream.heads.recognition import few, stored
+from slipstream.models.checkpoint import SINGLE, read_json, resolve
 
 log = logging.getLogger("slipstream")
 

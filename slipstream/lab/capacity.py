@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.core.params import Strict
+from slipstream.core.theory import best_length, check_rates, expected_length, round_cost
 from slipstream.lab.hardware import Hardware
 from slipstream.lab.roofline import ModelSize, pair_costs
-from slipstream.lab.theory import best_length, check_rates, expected_length, round_cost
 
 MOST_ROWS = 65536
 """Rows of one step that the roofline is asked for."""

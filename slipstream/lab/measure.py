@@ -21,7 +21,7 @@ import numpy as np
 
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
-from slipstream.lab import estimates, memory
+from slipstream.lab import estimates, memory_use
 from slipstream.lab.estimates import Estimate
 from slipstream.lab.identity import Divergence, divergence
 
@@ -97,7 +97,7 @@ class Run:
     cells        [groups][rounds].
     texts        prompt -> output ids of the untimed first pass.
     divergences  (prompt, where it parted from plain decoding's text); only where texts must be equal: greedy.
-    peak_memory  bytes, see `memory.Peak`; None where the system does not tell.
+    peak_memory  bytes, see `memory_use.Peak`; None where the system does not tell.
     """
 
     arm: Arm
@@ -234,7 +234,7 @@ def race(
 def warm_up(run: Run, seed: int, advance: Callable[[], None] = lambda: None) -> None:
     """One pass that is not timed: it compiles what compiles late, keeps the texts, and measures memory."""
     run.drafter = run.arm.prepare()
-    with memory.Peak(run.arm.llm.target.device) as peak:
+    with memory_use.Peak(run.arm.llm.target.device) as peak:
         for group in run.groups:
             done, _ = decode(run.arm, run.drafter, [run.prompts[i] for i in group], [_seed(seed, i) for i in group])
             for i, completion in zip(group, done, strict=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
-from slipstream.lab.report import Section, Table, percent, times
+from slipstream.lab.report_page import Section, Table, percent, times
 from slipstream.lab.results import Result
 
 PHASES = ("draft", "target", "verify", "host", "outside")

@@ -7,8 +7,8 @@ from typing import Any
 
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
-from slipstream.lab.report import Section, Table, percent, times
 from slipstream.lab.report_bench import interval
+from slipstream.lab.report_page import Section, Table, percent, times
 from slipstream.lab.results import Result
 
 AXES = {"draft_tokens": "draft length K", "batch": "batch size", "tree_nodes": "guesses in a tree"}

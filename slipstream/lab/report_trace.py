@@ -8,7 +8,7 @@ from typing import Any
 
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
-from slipstream.lab.report import TEMPLATES, Section, Table, percent
+from slipstream.lab.report_page import TEMPLATES, Section, Table, percent
 from slipstream.lab.results import Result
 
 BEFORE = 400

@@ -15,12 +15,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from slipstream.core.costs import CostCurve
+from slipstream.core.cost_curve import CostCurve
 from slipstream.core.params import Strict, check_number
 from slipstream.lab.hardware import Hardware
 
 if TYPE_CHECKING:
-    from slipstream.facts import ModelFacts
+    from slipstream.models.facts import ModelFacts
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.theory import best_gamma, speedup
 from slipstream.errors import ConfigError, LoadError, ParameterError, UnsupportedModelError, did_you_mean
-from slipstream.facts import ModelFacts, facts
 from slipstream.lab.hardware import Hardware
-from slipstream.lab.registry import ASSUMED_ACCEPTANCE, LONGEST_DRAFT, MODELS, known_model, published
+from slipstream.lab.known_pairs import ASSUMED_ACCEPTANCE, LONGEST_DRAFT, MODELS, known_model, published
 from slipstream.lab.roofline import ModelSize, pair_costs
-from slipstream.lab.theory import best_gamma, speedup
 from slipstream.llm import checkpoint_of
-from slipstream.pairs import PADDING, PairReport, compare_facts
-from slipstream.targets.decoder.checkpoint import read_json
+from slipstream.models.checkpoint import read_json
+from slipstream.models.facts import ModelFacts, facts
+from slipstream.models.pair_check import PADDING, PairReport, compare_facts
 
 REGISTRY = "registry"
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.core.params import Strict
-from slipstream.lab.registry import CHAPTER, NOTEBOOK
-from slipstream.lab.theory import best_gamma, speedup
+from slipstream.core.theory import best_gamma, speedup
+from slipstream.lab.known_pairs import CHAPTER, NOTEBOOK
 
 SHOWN_COSTS = (0.02, 0.05, 0.1)
 """Draft costs for which each rule is worked out: a head or a draft fifty times smaller, a twentieth, a tenth."""

@@ -20,12 +20,12 @@ from slipstream.core.params import SamplingParams, Strict
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
+from slipstream.core.target import Target
 from slipstream.core.warp import warp
 from slipstream.lab.identity import Divergence, Scores, distance, divergence
-from slipstream.targets.base import Target
 
 if TYPE_CHECKING:
-    from slipstream.drafters.base import Drafter
+    from slipstream.core.drafter import Drafter
     from slipstream.llm import LLM
 
 IDENTICAL, TIE, BUG, LOSSY = "identical", "tie within measured noise", "BUG", "differs, as a lossy rule may"

@@ -10,8 +10,8 @@ import torch
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.lab.theory import best_gamma, speedup
-from slipstream.targets.decoder.model import Decoder
+from slipstream.core.theory import best_gamma, speedup
+from slipstream.targets.decoder import Decoder
 
 STARTS, TOKENS, REPEATS = 4, 32, 9
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
 from slipstream.errors import TargetError
-from slipstream.targets.base import TargetOut
 
 _LAW, _TAP = 101, 102  # keys that keep the random numbers of laws and taps apart
 

@@ -26,11 +26,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from slipstream.errors import ParameterError
-from slipstream.training.checkpoint import load_checkpoint, load_weights, save_checkpoint
 from slipstream.training.compact import DRAFT, TARGET, CompactLlama, ModelShape, head_logits
 from slipstream.training.display import Display, StopSignal
-from slipstream.training.layerskip import LayerSkip, dropout_rates, exit_weights, kept_layers
+from slipstream.training.layerskip_recipe import LayerSkip, dropout_rates, exit_weights, kept_layers
 from slipstream.training.packing import Batches, HeldOut, Mix, prepare
+from slipstream.training.resume_state import load_checkpoint, load_weights, save_checkpoint
 from slipstream.training.schedule import Progress, Schedule
 from slipstream.zoo.card import command_of
 from slipstream.zoo.corpus import Package, build_corpus, installed_packages

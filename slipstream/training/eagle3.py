@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.heads.eagle import EagleHead, Rotary
+from slipstream.heads.eagle_head import EagleHead, Rotary
 
 BLOCK = 128
 """Queries in one block of attention: a block sees only the keys up to its own end, so nearly half is never computed."""

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from slipstream.training.agreement import Agreement, draft_agreement, exit_agreement
-from slipstream.training.checkpoint import load_weights
 from slipstream.training.compact import CompactLlama, ModelShape
 from slipstream.training.packing import HeldOut
+from slipstream.training.resume_state import load_weights
 from slipstream.zoo.card import model_card
 from slipstream.zoo.tokenizer import ASSISTANT, END, EOS, save_tokenizer, special_id
 

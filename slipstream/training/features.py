@@ -24,8 +24,8 @@ from torch import Tensor
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import TrainingError
-from slipstream.targets.decoder.layout import batch_of
-from slipstream.targets.decoder.model import Decoder
+from slipstream.models.layout import batch_of
+from slipstream.targets.decoder import Decoder
 from slipstream.training.packing import Stream
 
 FINAL = -1

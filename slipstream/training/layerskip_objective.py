@@ -19,7 +19,7 @@ from slipstream.core.params import Strict, check_integer
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.training.compact import CompactLlama
 from slipstream.training.features import FINAL, Teacher, Window
-from slipstream.training.layerskip import LayerSkip, dropout_rates, exit_weights, kept_layers
+from slipstream.training.layerskip_recipe import LayerSkip, dropout_rates, exit_weights, kept_layers
 from slipstream.training.losses import Aims, check_loss, law_losses
 from slipstream.training.objective import Objective, agreement, chain_chances, likeliest
 from slipstream.training.trainable import HuggingFaceModel, load_trainable, save_model

@@ -18,14 +18,14 @@ import torch
 
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.training.acceptance import HeldOutText, acceptance_length, held_windows
-from slipstream.training.checkpoint import Optimisers, load_checkpoint, save_checkpoint
 from slipstream.training.devices import Devices
 from slipstream.training.display import Display, StopSignal
 from slipstream.training.features import HiddenCache, Teacher, Window
 from slipstream.training.objective import Objective
 from slipstream.training.packing import Orders, Stream
+from slipstream.training.resume_state import Optimisers, load_checkpoint, save_checkpoint
 from slipstream.training.schedule import Progress, Schedule
-from slipstream.training.settings import LoopConfig
+from slipstream.training.training_settings import LoopConfig
 
 
 @dataclass

@@ -24,9 +24,9 @@ import torch
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ParameterError, TrainingError, did_you_mean
 from slipstream.llm import LLM, checkpoint_of
+from slipstream.models.text import load_tokenizer
 from slipstream.settings import check_executor
-from slipstream.targets.decoder.model import Decoder
-from slipstream.text import load_tokenizer
+from slipstream.targets.decoder import Decoder
 from slipstream.training.acceptance import HeldOutText, load_texts, save_texts, write_texts
 from slipstream.training.data import Encoder, Prepared, check_sources, open_stream, prepare_data
 from slipstream.training.devices import Devices
@@ -35,7 +35,7 @@ from slipstream.training.features import HiddenCache, Teacher
 from slipstream.training.loop import Loop, as_json, held_out, read_state
 from slipstream.training.objective import Objective
 from slipstream.training.regenerate import RegenerateConfig, regenerate
-from slipstream.training.settings import LoopConfig
+from slipstream.training.training_settings import LoopConfig
 
 Say = Callable[[str], None]
 
@@ -94,7 +94,7 @@ class RunConfig(Strict):
 
 
 def _medusa(teacher: Teacher, config: RunConfig, prepared: Prepared) -> Objective:
-    from slipstream.training.medusa import MedusaObjective
+    from slipstream.training.medusa_objective import MedusaObjective
 
     return MedusaObjective(teacher, config.options)
 
@@ -202,7 +202,7 @@ class Run:
         return [e["command"] for e in entries if e.get("command")]
 
     def export(self, figures: dict[str, Any]) -> None:
-        from slipstream.training.card import run_card
+        from slipstream.training.training_card import run_card
 
         loop, folder = self.loop, self.config.loop.out / "final"
         greedy = next(i for i, t in enumerate(self.texts) if t.temperature == 0)

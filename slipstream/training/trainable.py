@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from slipstream.errors import LoadError, TrainingError, UnsupportedModelError
-from slipstream.targets.decoder.checkpoint import resolve
-from slipstream.targets.decoder.config import DecoderConfig
-from slipstream.targets.decoder.weights import load_weights
+from slipstream.models.checkpoint import resolve
+from slipstream.models.config import DecoderConfig
+from slipstream.models.weights import load_weights
 from slipstream.training.compact import CompactLlama, ModelShape
 
 

@@ -131,7 +131,7 @@ def test_reasons_are_the_exception_and_name_no_folder():
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_random_checkpoints_load_and_are_written_once(tmp_path, kind):
-    from slipstream.targets.decoder.model import Decoder
+    from slipstream.targets.decoder import Decoder
 
     small = {
         "llama": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32,

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from slipstream import LLM, SamplingParams
-from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.decoder import Decoder
 from tests.checkpoints import Tiny
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")

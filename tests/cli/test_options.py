@@ -11,7 +11,7 @@ from slipstream.cli import options
 from slipstream.cli.main import canonical
 from slipstream.cli.options import ModelOptions, SamplingOptions, draft_length, parse_options
 from slipstream.core.params import SamplingParams
-from slipstream.core.verify import RULES
+from slipstream.core.rules import RULES
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
 

@@ -12,7 +12,7 @@ import typer
 from slipstream.cli.main import app, canonical
 from slipstream.cli.options import DRAFTERS
 from slipstream.lab.advice import ADVICE
-from slipstream.lab.registry import MODELS, PAIRS
+from slipstream.lab.known_pairs import MODELS, PAIRS
 from slipstream.lab.suggest import ALTERNATIVES
 from tests.checkpoints import OTHER_TEXTS, make_model, make_tokenizer
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slipstream.core.costs import CostCurve
+from slipstream.core.cost_curve import CostCurve
 
 QUICK = ["--texts", "50", "--tokens", "64"]
 
@@ -106,9 +106,11 @@ def test_rules_of_thumb_and_presets(cli):
 
 def test_costs_measured_here(cli, tiny, monkeypatch):
     """The tiny pair; real times are replaced, so that nothing depends on the machine."""
-    monkeypatch.setattr("slipstream.targets.costs.measure_costs", lambda target: CostCurve((1, 8), (0.01, 0.012)))
     monkeypatch.setattr(
-        "slipstream.drafters.costs.measure_draft_costs",
+        "slipstream.targets.target_costs.measure_costs", lambda target: CostCurve((1, 8), (0.01, 0.012))
+    )
+    monkeypatch.setattr(
+        "slipstream.drafters.draft_costs.measure_draft_costs",
         lambda target, drafter, lengths: CostCurve((1, 8), (0.001, 0.008)),
     )
     seen = found(cli, "--measure", "-m", tiny.target, "-md", tiny.draft, "--alpha", ".7", *QUICK)

@@ -87,7 +87,7 @@ def test_bad_input_is_answered_with_one_message(
 def test_empty_data_is_refused_before_the_target_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from slipstream.targets.decoder.model import Decoder
+    from slipstream.targets.decoder import Decoder
 
     def refuse(*args: object, **more: object) -> None:
         raise AssertionError("the target was loaded")

@@ -41,7 +41,7 @@ def test_json_for_programs(cli, pair, texts):
 
 def test_a_bug_ends_with_code_1(cli, pair, texts, monkeypatch):
     from slipstream.core import step
-    from slipstream.core.verify import follow
+    from slipstream.core.rules import follow
 
     def wrong(draft, picks):
         return follow(draft, [pick ^ 1 for pick in picks] if len(draft) else picks)
@@ -53,7 +53,7 @@ def test_a_bug_ends_with_code_1(cli, pair, texts, monkeypatch):
 
 
 def test_ctrl_c_keeps_what_was_checked(cli, pair, texts, tmp_path, monkeypatch):
-    from slipstream.lab import verify as lab
+    from slipstream.lab import verification as lab
 
     def stop(*given):
         raise KeyboardInterrupt

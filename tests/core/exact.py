@@ -29,7 +29,7 @@ from torch import Tensor
 
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
-from slipstream.core.verify import Rule, verify
+from slipstream.core.rules import Rule, verify
 from tests.core.worlds import Guesses, Shape, Text, World, every_draft
 
 D = 10**5

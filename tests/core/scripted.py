@@ -10,14 +10,14 @@ from torch import Tensor
 
 from slipstream.core.dice import guess
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
+from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
-from slipstream.core.verify import RULES
+from slipstream.core.target import Target, TargetOut
 from slipstream.core.warp import warp
-from slipstream.drafters.base import Drafter
 from slipstream.drafters.none import NoDrafter
-from slipstream.targets.base import Target, TargetOut
 from slipstream.targets.toy import ToyTarget
 
 LETTERS = "abcdefghijklmnop"

@@ -7,9 +7,9 @@ import torch
 
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
+from slipstream.core.rules import RULES, verify
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import decide, dice
-from slipstream.core.verify import RULES, verify
 from slipstream.core.warp import first_maxima, laws
 from slipstream.errors import TargetError
 

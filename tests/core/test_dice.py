@@ -12,8 +12,8 @@ from slipstream.core.dice import Dice, guess, invert
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
+from slipstream.core.rules import RULES, verify
 from slipstream.core.sequence import Sequence
-from slipstream.core.verify import RULES, verify
 from tests.core.chance import assert_law, g_test
 
 LAW = [0.5, 0.0, 0.25, 0.2, 0.05, 0.0]

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.backends.native.executor import steps_worth_a_call
+from slipstream.backends.native.native_executor import steps_worth_a_call
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.plain import plain_steps, stride
+from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
-from slipstream.core.verify import RULES
+from slipstream.core.target import TargetOut
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import TargetError
-from slipstream.targets.base import TargetOut
 from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import CONTEXT, Tiny, make_model, make_tokenizer
 

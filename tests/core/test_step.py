@@ -12,10 +12,10 @@ import torch
 
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
+from slipstream.core.rules import RULES, Rule
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import PHASES
 from slipstream.core.step import budget, exact
-from slipstream.core.verify import RULES, Rule
 from slipstream.core.warp import warp
 from slipstream.targets.toy import ToyTarget
 from tests.core.chance import P_VALUE, assert_law, g_test

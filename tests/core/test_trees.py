@@ -10,13 +10,13 @@ from functools import cache
 import pytest
 import torch
 
-from slipstream.core.costs import CostCurve
+from slipstream.core import theory
+from slipstream.core.cost_curve import CostCurve
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
+from slipstream.core.rules import RULES, Decision, Rule
 from slipstream.core.trees import Tree, best_count, best_tree, expected_tokens, optimal_tree
-from slipstream.core.verify import RULES, Decision, Rule
 from slipstream.errors import ParameterError
-from slipstream.lab import theory
 from tests.core.exact import mean_accepted, outcomes_of
 from tests.core.worlds import Shape, law, steady
 

@@ -13,10 +13,10 @@ from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
+from slipstream.core.rules import RULES, Rule, verify
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import decide
 from slipstream.core.typical import DELTA, EPSILON, threshold
-from slipstream.core.verify import RULES, Rule, verify
 from slipstream.drafters.scripted import ScriptedDrafter
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget

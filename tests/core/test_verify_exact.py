@@ -15,7 +15,7 @@ import torch
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
 from slipstream.core.random import Stream
-from slipstream.core.verify import RULES, verify
+from slipstream.core.rules import RULES, verify
 from tests.core.exact import Outcome, completed, emitted_law, explore, outcomes_of, pack, target_law
 from tests.core.worlds import Shape, World, every_draft, law, random_world, steady
 

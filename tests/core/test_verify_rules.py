@@ -15,9 +15,9 @@ import torch
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
 from slipstream.core.random import Stream
-from slipstream.core.verify import RULES, Rule, rule_named, verify
+from slipstream.core.rules import RULES, Rule, rule_named, verify
+from slipstream.core.theory import acceptance_rate, block_expected_accepted, expected_accepted
 from slipstream.errors import RuleError
-from slipstream.lab.theory import acceptance_rate, block_expected_accepted, expected_accepted
 from tests.core import wrong
 from tests.core.exact import (
     Outcome,

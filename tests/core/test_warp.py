@@ -12,8 +12,8 @@ import torch
 
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
+from slipstream.core.rules import RULES, verify
 from slipstream.core.sequence import Sequence
-from slipstream.core.verify import RULES, verify
 from slipstream.core.warp import first_maxima, histories, laws, warp
 from slipstream.errors import TargetError
 from tests.core.test_verify_rules import Fixed

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
-from slipstream.core.verify import Decision, Rule
+from slipstream.core.rules import Decision, Rule
 
 Decide = Callable[[Tensor, Tensor, int], tuple[float | Tensor, Tensor]]
 """p [V], q [V], guess -> probability of accepting it, and the mass [V] to draw from if it is rejected."""

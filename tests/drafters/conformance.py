@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
+from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
-from slipstream.core.verify import RULES
-from slipstream.drafters.base import Drafter
+from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.guard import MAX_NODES, Guard
 from slipstream.drafters.none import NoDrafter
 from slipstream.llm import LLM
-from slipstream.targets.base import Target, TargetOut
 from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law
 from tests.end_to_end.sampling import sample
 

@@ -9,22 +9,22 @@ from functools import cache
 import pytest
 import torch
 
-from slipstream.core.costs import CostCurve
+from slipstream.core.cost_curve import CostCurve
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
+from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import budget, decide, step
 from slipstream.core.stop import stop
-from slipstream.core.verify import RULES
+from slipstream.core.target import TargetOut
+from slipstream.core.theory import expected_tokens
 from slipstream.drafters.bandit import BanditConfig, BanditDrafter
-from slipstream.drafters.base import Drafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.drafters.scripted import Script, ScriptedDrafter, right, wrong
 from slipstream.errors import ParameterError
-from slipstream.lab.theory import expected_tokens
 from slipstream.llm import LLM
-from slipstream.targets.base import TargetOut
 from slipstream.targets.toy import ToyTarget
 from tests.end_to_end.exact import Oracle
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from slipstream.core.costs import CostCurve
-from slipstream.drafters.base import Drafter
+from slipstream.core.cost_curve import CostCurve
+from slipstream.core.drafter import Drafter
+from slipstream.core.target import Target
 from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, replay
-from slipstream.targets.base import Target
 from slipstream.targets.toy import ToyTarget
 from tests.drafters.conformance import LENGTH, Case, Conformance
 from tests.drafters.fakes import ExitToy, UnrolledToy

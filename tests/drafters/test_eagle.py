@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 
 from slipstream import LLM, SamplingParams
-from slipstream.backends.native.eagle import NativeEagle
+from slipstream.backends.native.native_eagle import NativeEagle
 from slipstream.backends.torch.torch_eagle import TorchEagle
-from slipstream.core.costs import CostCurve
+from slipstream.core.cost_curve import CostCurve
 from slipstream.core.dice import invert
 from slipstream.core.draft import Draft
 from slipstream.core.draws import Drawn
 from slipstream.core.params import Strict
 from slipstream.core.random import DRAFT, Stream
+from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
-from slipstream.core.verify import RULES
+from slipstream.core.target import Target
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter, make, make_eagle3
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import PairError, ParameterError
 from slipstream.heads import eagle_rows
-from slipstream.heads.eagle import EagleHead
 from slipstream.heads.eagle_format import save_eagle
-from slipstream.targets.base import Target
-from slipstream.targets.decoder.model import Decoder
+from slipstream.heads.eagle_head import EagleHead
+from slipstream.targets.decoder import Decoder
 from slipstream.targets.toy import ToyTarget
 from tests.drafters.conformance import Recorder
 from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law

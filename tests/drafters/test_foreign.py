@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
+from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
-from slipstream.core.verify import RULES
-from slipstream.drafters.base import Drafter
+from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.hybrid import HybridConfig, HybridDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
-from slipstream.targets.base import Target, TargetOut
 from tests.drafters.conformance import Case, check_laws
 from tests.drafters.test_conformance import MAKERS, V, target
 from tests.end_to_end.exact import Oracle

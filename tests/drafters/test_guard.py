@@ -12,8 +12,8 @@ import torch
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
 from slipstream.drafters.guard import MAX_NODES, Guard
-from slipstream.targets.base import TargetOut
 from slipstream.targets.toy import ToyTarget
 from tests.core.scripted import Sampling, Scripted, finish, sequence
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
+from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
-from slipstream.core.verify import RULES
-from slipstream.drafters.base import Drafter
+from slipstream.core.target import TargetOut
 from slipstream.drafters.hybrid import HybridConfig, HybridDrafter, Lookup, members_of
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
@@ -20,7 +21,6 @@ from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.drafters.scripted import RandomDrafter
 from slipstream.errors import ParameterError, RuleError
 from slipstream.llm import LLM
-from slipstream.targets.base import TargetOut
 from slipstream.targets.toy import ToyTarget
 from tests.drafters.conformance import LENGTH, Case, Conformance
 from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law

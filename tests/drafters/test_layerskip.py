@@ -13,12 +13,12 @@ import transformers
 from slipstream import LLM, SamplingParams
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
+from slipstream.core.theory import speedup
 from slipstream.core.warp import warp
 from slipstream.drafters.layerskip import JUDGED, LayerSkipConfig, LayerSkipDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
-from slipstream.lab.theory import speedup
-from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.decoder import Decoder
 from slipstream.targets.exits import Exit, measure_exits
 from slipstream.targets.toy import ToyTarget
 from tests.drafters.conformance import Case, Conformance
@@ -66,7 +66,7 @@ class TestConformance(Conformance):
         return Case(shared, lambda of: drafter(of, control=request.param))  # type: ignore[arg-type]
 
     def test_sampled_text_has_the_targets_law(self, case: Case) -> None:
-        pytest.skip("test_conformance.py holds the drafter's law on a toy, tests/targets/test_ahead.py the logits")
+        pytest.skip("test_conformance.py holds the drafter's law on a toy, tests/targets/test_early_exit.py the logits")
 
 
 @pytest.mark.parametrize("executor", ["torch", "native"])

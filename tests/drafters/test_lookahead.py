@@ -7,14 +7,14 @@ import torch
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import SamplingParams
+from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
-from slipstream.core.verify import RULES
+from slipstream.core.target import TargetOut
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.lookahead import REST, TRIAL, LookaheadConfig, LookaheadDrafter, Patience, Pool
 from slipstream.errors import ParameterError, RuleError
 from slipstream.llm import LLM
-from slipstream.targets.base import TargetOut
 from slipstream.targets.toy import ToyTarget
 from tests.end_to_end.exact import Oracle
 

@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.backends.native.medusa import NativeMedusa
-from slipstream.core.costs import CostCurve
+from slipstream.backends.native.native_medusa import NativeMedusa
+from slipstream.core.cost_curve import CostCurve
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
+from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
+from slipstream.core.target import TargetOut
 from slipstream.core.trees import optimal_tree
-from slipstream.core.verify import RULES
 from slipstream.core.warp import warp
 from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter, assumed
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
-from slipstream.heads.medusa import MedusaConfig, MedusaHeads
 from slipstream.heads.medusa_format import save_medusa
+from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.llm import LLM
-from slipstream.targets.base import TargetOut
-from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.decoder import Decoder
 from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import Tiny
 from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law

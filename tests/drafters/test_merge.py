@@ -10,8 +10,8 @@ import torch
 
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
+from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
-from slipstream.core.verify import RULES
 from slipstream.drafters.merge import Part, merge
 from tests.core.exact import completed, pack, target_law, weighed
 from tests.core.worlds import Guesses, Shape, World, every_draft, law, point, random_world, steady

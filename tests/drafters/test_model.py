@@ -16,12 +16,12 @@ import torch
 from slipstream import LLM, SamplingParams
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.random import Stream
+from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
-from slipstream.core.verify import RULES
 from slipstream.core.warp import warp
 from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
 from slipstream.errors import ParameterError
-from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.decoder import Decoder
 from slipstream.targets.toy import ToyTarget
 from tests.core.exact import completed, rational, target_law, weighed
 from tests.core.worlds import Guesses, Shape, law, point, steady

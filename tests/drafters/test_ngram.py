@@ -12,13 +12,13 @@ import torch
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.ngram import FOLLOWERS, NgramConfig, NgramDrafter, NgramStore
 from slipstream.drafters.odds import Odds
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
-from slipstream.targets.base import TargetOut
 from slipstream.targets.toy import ToyTarget
 from tests.drafters.soak import held, stream
 

@@ -9,12 +9,12 @@ import torch
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
 from slipstream.core.trees import Tree
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.recycling import ASSUMED, REMAKE, RecyclingConfig, RecyclingDrafter, Shape, _Plan
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
-from slipstream.targets.base import TargetOut
 from slipstream.targets.toy import ToyTarget
 from tests.end_to_end.exact import Oracle
 

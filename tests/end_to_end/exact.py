@@ -12,8 +12,8 @@ from torch import Tensor
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target
 from slipstream.core.warp import warp
-from slipstream.targets.base import Target
 
 LEVEL = 1e-6
 """A test fails where a correct program would with this probability: with some 40 tests, once in 25000 runs; but

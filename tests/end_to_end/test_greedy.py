@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
-from slipstream.drafters.base import Drafter
+from slipstream.core.target import Target
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, replay, right, wrong, wrong_at
 from slipstream.llm import LLM
-from slipstream.targets.base import Target
-from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.decoder import Decoder
 from slipstream.targets.toy import ToyTarget
 from tests.end_to_end.exact import Oracle
 from tests.end_to_end.toys import ToyDrafter

@@ -19,10 +19,10 @@ from dataclasses import replace
 
 import pytest
 
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
+from slipstream.core.rules import RULES, Rule
 from slipstream.core.sequence import Sequence
-from slipstream.core.verify import RULES, Rule
-from slipstream.drafters.base import Drafter
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter

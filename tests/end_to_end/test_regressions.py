@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
 from slipstream.core.warp import warp
-from slipstream.drafters.base import Drafter
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.scripted import RandomDrafter, Script, ScriptedDrafter, right, wrong, wrong_at
 from slipstream.llm import LLM, Completion
-from slipstream.targets.base import TargetOut
 from slipstream.targets.toy import ToyTarget
 from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law
 from tests.end_to_end.sampling import sample

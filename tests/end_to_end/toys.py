@@ -12,10 +12,10 @@ from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
+from slipstream.core.rules import Decision, Rule
 from slipstream.core.sequence import Sequence
-from slipstream.core.verify import Decision, Rule
+from slipstream.core.target import TargetOut
 from slipstream.core.warp import warp
-from slipstream.targets.base import TargetOut
 from tests.end_to_end.exact import Oracle
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter
-from slipstream.heads.medusa import MedusaConfig, MedusaHeads
+from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 
 
 def tiny_heads(hidden: int = 8, vocab: int = 11, heads: int = 3, layers: int = 1, seed: int = 0, **config: Any):

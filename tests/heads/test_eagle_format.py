@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slipstream.errors import CheckpointError, ConfigError, LoadError, UnsupportedModelError
-from slipstream.heads.checkpoint import recognise
-from slipstream.heads.eagle import EagleHead
 from slipstream.heads.eagle_format import load_eagle, save_eagle
+from slipstream.heads.eagle_head import EagleHead
+from slipstream.heads.recognition import recognise
 from tests.heads.test_eagle_runtime import VARIANTS, Text, dense
 from tests.heads.tiny import config, head
 

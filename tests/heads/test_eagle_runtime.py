@@ -17,10 +17,10 @@ from slipstream.backends.table import Wish
 from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.core.draws import COLD, Draws
 from slipstream.errors import ParameterError, TargetError
-from slipstream.heads.eagle import EagleConfig, EagleHead
+from slipstream.heads.eagle_head import EagleConfig, EagleHead
 from slipstream.heads.eagle_runtime import EagleRuntime
 from slipstream.heads.host import Host, backend_for
-from slipstream.targets.decoder.executor import Batch
+from slipstream.models.executor import Batch
 from slipstream.training.eagle3 import chain_states
 from tests.heads.tiny import config, head
 
@@ -28,8 +28,8 @@ V, TARGET = 40, 6
 SHORT = {"draft_vocab": 24}
 NATIVE = importlib.util.find_spec("numba") is not None
 if NATIVE:
-    from slipstream.backends.native.eagle import NativeEagle
-    from slipstream.backends.native.weights import Layout, SharedEmbedding
+    from slipstream.backends.native.native_eagle import NativeEagle
+    from slipstream.backends.native.packed_weights import Layout, SharedEmbedding
 needs_numba = pytest.mark.skipif(not NATIVE, reason="numba is not installed")
 BIASES = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
 

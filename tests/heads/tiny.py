@@ -10,8 +10,8 @@ from torch import Tensor
 
 from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
-from slipstream.heads.eagle import EagleConfig, EagleHead
-from slipstream.targets.decoder.config import DecoderConfig
+from slipstream.heads.eagle_head import EagleConfig, EagleHead
+from slipstream.models.config import DecoderConfig
 from slipstream.targets.toy import ToyTarget
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from slipstream.core.params import SamplingParams
-from slipstream.lab.bench import BenchConfig, Contender, bench
+from slipstream.lab.benchmark import BenchConfig, Contender, bench
+from slipstream.lab.parameter_sweep import Setting, sweep
 from slipstream.lab.prompts import Prompt, PromptSet
 from slipstream.lab.results import Result
-from slipstream.lab.sweep import Setting, sweep
-from slipstream.lab.trace import trace
+from slipstream.lab.tracing import trace
 from slipstream.llm import LLM
 from tests.checkpoints import Tiny
 

@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.errors import ParameterError
 from slipstream.lab.hardware import PRESETS, Hardware, find_hardware
-from slipstream.lab.registry import MODELS
+from slipstream.lab.known_pairs import MODELS
 from slipstream.lab.roofline import ModelSize, devices_needed, forward_seconds, pair_costs, roofline_curve
 
 LLAMA_7B, LLAMA_70B = MODELS["Llama-2-7B"].size, MODELS["Llama-2-70B"].size

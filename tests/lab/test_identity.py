@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from slipstream.lab.identity import Divergence, divergence
-from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.decoder import Decoder
 from tests.checkpoints import clone
 
 EXACT = {"executor": "torch", "dtype": "float64", "device": "cpu"}

@@ -10,7 +10,7 @@ from slipstream.core.stats import SpecStats
 from slipstream.drafters.none import NoDrafter
 from slipstream.lab import measure
 from slipstream.lab.measure import Arm, Cell, line_up, passes, race, settled
-from slipstream.lab.memory import Peak
+from slipstream.lab.memory_use import Peak
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
 

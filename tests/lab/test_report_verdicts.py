@@ -6,13 +6,13 @@ import pytest
 
 from slipstream.core.params import SamplingParams
 from slipstream.drafters.scripted import RandomDrafter
-from slipstream.lab.bench import Contender
-from slipstream.lab.doctor import DoctorConfig, doctor
+from slipstream.lab.benchmark import Contender
+from slipstream.lab.diagnosis import DoctorConfig, doctor
 from slipstream.lab.prompts import Prompt, PromptSet
-from slipstream.lab.report import page, section
+from slipstream.lab.report_page import page, section
 from slipstream.lab.results import Result
-from slipstream.lab.tune import TuneConfig, tune
-from slipstream.lab.verify import VerifyConfig, verify
+from slipstream.lab.tuning import TuneConfig, tune
+from slipstream.lab.verification import VerifyConfig, verify
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
 

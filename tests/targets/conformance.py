@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.targets.base import Target
+from slipstream.core.target import Target
 
 
 @dataclass

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.backends.native.weights import refusal
-from slipstream.targets.decoder.config import DecoderConfig
-from slipstream.targets.decoder.model import Decoder
+from slipstream.backends.native.packed_weights import refusal
+from slipstream.models.config import DecoderConfig
+from slipstream.targets.decoder import Decoder
 from tests.targets.families import Reference, make
 
 EXECUTORS = {

@@ -11,7 +11,7 @@ import torch
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import TargetError
-from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.decoder import Decoder
 from tests.targets.conformance import CHAIN, TREE, Case, Conformance
 from tests.targets.conftest import EXECUTORS
 from tests.targets.families import FAMILIES, Reference

@@ -10,8 +10,8 @@ import torch
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target
 from slipstream.errors import TargetError
-from slipstream.targets.base import Target
 from slipstream.targets.toy import ToyTarget
 from tests.targets.conformance import TREE, Case, Conformance
 

@@ -11,7 +11,7 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.core.stats import SpecStats
-from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.decoder import Decoder
 from slipstream.training.acceptance import (
     HeldOutText,
     Written,
@@ -22,7 +22,7 @@ from slipstream.training.acceptance import (
 )
 from slipstream.training.draft_objective import DraftOptions
 from slipstream.training.eagle3_objective import EagleOptions
-from slipstream.training.medusa import MedusaOptions
+from slipstream.training.medusa_objective import MedusaOptions
 from slipstream.training.run import prepare
 from tests.training.tiny import run_config
 

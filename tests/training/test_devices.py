@@ -13,7 +13,7 @@ import torch
 from slipstream.errors import ParameterError
 from slipstream.training import devices
 from slipstream.training.devices import Devices
-from slipstream.training.medusa import MedusaOptions
+from slipstream.training.medusa_objective import MedusaOptions
 from slipstream.training.run import prepare
 from tests.training.tiny import run_config
 

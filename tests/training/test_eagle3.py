@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.heads.eagle import EagleConfig, EagleHead, rotary_tables
-from slipstream.targets.decoder.config import DecoderConfig
+from slipstream.heads.eagle_head import EagleConfig, EagleHead, rotary_tables
+from slipstream.models.config import DecoderConfig
 from slipstream.training import eagle3
 from slipstream.training.eagle3 import chain_losses, chain_states
 from slipstream.training.eagle3_objective import most_frequent, token_counts

@@ -17,14 +17,14 @@ from safetensors.torch import load_file
 
 from slipstream import LLM, SamplingParams
 from slipstream.errors import ParameterError, TrainingError
-from slipstream.targets.decoder.config import DecoderConfig
-from slipstream.targets.decoder.model import Decoder
-from slipstream.training import checkpoint, features
+from slipstream.models.config import DecoderConfig
+from slipstream.targets.decoder import Decoder
+from slipstream.training import features, resume_state
 from slipstream.training.draft_objective import DraftOptions
 from slipstream.training.eagle3_objective import EagleOptions, layers_read
 from slipstream.training.layerskip_objective import LayerSkipOptions
 from slipstream.training.loop import Loop
-from slipstream.training.medusa import MedusaOptions
+from slipstream.training.medusa_objective import MedusaOptions
 from slipstream.training.run import Run, RunConfig, prepare
 from tests.targets.families import make
 from tests.training.tiny import run_config
@@ -130,7 +130,7 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on(
 ) -> None:  # fmt: skip
     config = small("medusa", tiny_target, tiny_data, tmp_path, save_minutes=1e-9)
     run = prepare(config, say=quiet)
-    original, saves = checkpoint.save_file, []
+    original, saves = resume_state.save_file, []
 
     def save_file(tensors: Any, path: Path, **more: Any) -> None:
         saves.append(run.loop.progress.step)
@@ -139,7 +139,7 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on(
             raise fault
         original(tensors, path, **more)
 
-    monkeypatch.setattr(checkpoint, "save_file", save_file)
+    monkeypatch.setattr(resume_state, "save_file", save_file)
     with pytest.raises(TrainingError, match=r"could not be written.*the checkpoint written before is still there"):
         run.loop.run()
     assert saves[-1] == 8, "the run went on to its end"

@@ -12,8 +12,8 @@ import torch
 from slipstream.training.compact import CompactLlama, ModelShape
 from slipstream.training.packing import write_stream
 from slipstream.training.run import RunConfig
-from slipstream.training.settings import LoopConfig
 from slipstream.training.trainable import save_model
+from slipstream.training.training_settings import LoopConfig
 
 VOCAB = 48
 SHAPE = ModelShape(

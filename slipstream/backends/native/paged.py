@@ -18,8 +18,8 @@ from slipstream.backends.native.kernels.records import CACHE, ROW, ROWS
 from slipstream.backends.native.threads import Workspace, calls
 from slipstream.core.draws import Draws
 from slipstream.errors import TargetError
-from slipstream.targets.decoder.config import DecoderConfig
-from slipstream.targets.decoder.executor import Batch
+from slipstream.models.config import DecoderConfig
+from slipstream.models.executor import Batch
 
 _KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
 

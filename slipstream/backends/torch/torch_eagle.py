@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.core.draws import GREEDY, Drawn, Draws
-from slipstream.heads.eagle import EagleHead, Rotary
+from slipstream.heads.eagle_head import EagleHead, Rotary
 from slipstream.heads.eagle_runtime import target_ids
-from slipstream.targets.decoder.executor import Batch, check_unrolled
+from slipstream.models.executor import Batch, check_unrolled
 
 
 class TorchEagle:

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.backends.torch.torch_linear import Linear, linear, repacks
-from slipstream.core.threads import all_threads
+from slipstream.core.torch_threads import all_threads
 from slipstream.errors import ParameterError, TargetError
-from slipstream.targets.decoder.config import DecoderConfig
-from slipstream.targets.decoder.executor import Batch, Output, check_settings
-from slipstream.targets.decoder.weights import Weights
+from slipstream.models.config import DecoderConfig
+from slipstream.models.executor import Batch, Output, check_settings
+from slipstream.models.weights import Weights
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.backends.native.executor import NativeExecutor
 from slipstream.backends.native.kernels import processor
-from slipstream.targets.decoder.config import DecoderConfig, Experts
-from slipstream.targets.decoder.executor import Batch
-from slipstream.targets.decoder.weights import Weights
+from slipstream.backends.native.native_executor import NativeExecutor
+from slipstream.models.config import DecoderConfig, Experts
+from slipstream.models.executor import Batch
+from slipstream.models.weights import Weights
 
 VOCAB = 90
 

@@ -11,8 +11,8 @@ from slipstream.backends.native.kernels import records, tiles
 from slipstream.backends.native.kernels.matrices import linear, scratch_of
 from slipstream.backends.native.kernels.memory import address_of
 from slipstream.backends.native.kernels.records import NOTHING
+from slipstream.backends.native.packed_weights import GROUP, Layout
 from slipstream.backends.native.threads import pool
-from slipstream.backends.native.weights import GROUP, Layout
 
 ADD = np.int64(1)
 

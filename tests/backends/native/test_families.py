@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.backends.native.executor import NativeExecutor
 from slipstream.backends.native.kernels import records
-from slipstream.targets.decoder.config import DecoderConfig, Experts
-from slipstream.targets.decoder.weights import load_weights
+from slipstream.backends.native.native_executor import NativeExecutor
+from slipstream.models.config import DecoderConfig, Experts
+from slipstream.models.weights import load_weights
 from tests.backends.native.models import chain, config, forest, ids, needs_bfloat16, tree, weights
 from tests.targets.families import FAMILIES, Reference
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.backends.native.executor import NativeExecutor
 from slipstream.backends.native.kernels.matrices import LONG
-from slipstream.targets.decoder.executor import Batch
+from slipstream.backends.native.native_executor import NativeExecutor
+from slipstream.models.executor import Batch
 from tests.backends.native.models import (
     EVERY_FORMAT,
     SHAPES,

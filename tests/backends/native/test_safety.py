@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.backends.native import executor as native_executor
-from slipstream.backends.native.eagle import NativeEagle
+from slipstream.backends.native import native_executor as native_executor
 from slipstream.backends.native.kernels import processor
+from slipstream.backends.native.native_eagle import NativeEagle
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError, TargetError
-from slipstream.targets.decoder.executor import Batch
-from slipstream.targets.decoder.model import Decoder
+from slipstream.models.executor import Batch
+from slipstream.targets.decoder import Decoder
 from tests.backends.native.models import (
     SHAPES,
     VOCAB,
@@ -159,7 +159,7 @@ def test_without_instructions_for_float16_weights_are_widened_and_logits_the_sam
 PAIRS = """
 import sys
 from slipstream import LLM, SamplingParams, SlipstreamError
-from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.decoder import Decoder
 
 folder, narrow = sys.argv[1:]
 target = Decoder.load(folder, "native", threads=1)

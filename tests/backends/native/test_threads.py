@@ -19,7 +19,7 @@ import torch
 from slipstream import LLM, SamplingParams
 from slipstream.backends.native import threads as native_threads
 from slipstream.backends.native.threads import Company, Threads, WorkerPool, available_threads, container_quota, pool
-from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.decoder import Decoder
 from tests.backends.native.models import chain, executor, ids
 
 WHOLE = Company.threads  # what `undisturbed` has put aside for the other tests
@@ -271,7 +271,7 @@ def test_loading_leaves_the_threads_of_torch_as_they_are() -> None:
 FORK = """
 import os, sys
 from slipstream import LLM, SamplingParams
-from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.decoder import Decoder
 from tests.backends.native.models import executor, ids
 
 model = LLM(Decoder(executor(threads=2)), "ngram")
@@ -303,7 +303,7 @@ import os, signal, threading, time
 import torch
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.targets.decoder.model import Decoder
+from slipstream.targets.decoder import Decoder
 from tests.backends.native.models import VOCAB, chain, executor, ids
 
 model = Decoder(executor(threads=2, layers=4, windows=(None,) * 4), chunk=64)

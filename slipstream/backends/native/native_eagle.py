@@ -1,0 +1,151 @@
+"""An EAGLE head on the native backend; cache, packed rows and weights as a decoder's. A draft is one call, whose tokens
+are drawn in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.backends.native.kernels import eagle_pass
+from slipstream.backends.native.kernels.compiled import compiling_in_turn
+from slipstream.backends.native.kernels.records import EAGLE, LAYER
+from slipstream.backends.native.packed_weights import (
+    INPUTS,
+    Layout,
+    SharedEmbedding,
+    activation_number,
+    check_quantize,
+    narrowest,
+    quantised_format,
+)  # fmt: skip
+from slipstream.backends.native.paged import NativePaged, as_int64, check_sound, picks_of
+from slipstream.backends.native.threads import Threads, Workspace, calls
+from slipstream.core.draws import GREEDY, Drawn, Draws
+from slipstream.errors import TargetError
+from slipstream.heads.eagle_head import EagleHead
+from slipstream.heads.eagle_runtime import target_ids
+from slipstream.models.executor import Batch, check_unrolled
+
+
+class NativeEagle(NativePaged):
+    """head: with the target's weights borrowed; any float dtype, computed in float32. Not needed afterwards. Only where
+    `heads.host.backend_for` chooses this backend.
+    embedding: the target's, where it is in memory already; None for a copy of the head's.
+    threads, quantize: as in `NativeExecutor`. See `EagleRuntime`."""
+
+    name = "native"
+
+    def __init__(
+        self,
+        head: EagleHead,
+        threads: int | None = None,
+        quantize: str | None = None,
+        embedding: SharedEmbedding | None = None,
+    ):
+        check_quantize(quantize)
+        self.config, self.device = head.config, torch.device("cpu")
+        self.ids = target_ids(head).cpu()
+        with compiling_in_turn():
+            super().__init__(head.config.decoder)
+            self._layout, self._shared = Layout(), embedding
+            self._head = _record(head, self.ids, quantize, embedding, self._layout)
+            self._workspace = Workspace(Threads(threads, self._layout.nbytes))
+            self._padded = int(self._head["own"]["head"]["outs"][0])
+            token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,), (2,))
+            self._run(token, torch.zeros(1, len(self.config.taps) * self.config.target_hidden), False, 1, GREEDY)
+        self._forget()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of what a step reads."""
+        return self._layout.nbytes
+
+    def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
+        _, after, logits, _ = self._run(batch, features, own, 0, GREEDY)
+        return after, logits[0]
+
+    def chains(self, batch: Batch, features: Tensor, steps: int, draws: Draws = GREEDY) -> Drawn:
+        check_unrolled(steps)
+        drawn, _, logits, probs = self._run(batch, features, False, steps, draws)
+        return Drawn(drawn, logits, probs)
+
+    def _run(
+        self, batch: Batch, features: Tensor, own: bool, steps: int, draws: Draws
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """See `eagle_pass.draft`: (draft ids [K, B], next features [A, d], logits [K or 1, A, V], distributions)."""
+        vocab = self.config.draft_vocab
+        wanted = np.asarray(batch.select, np.int64)
+        count, sampled = len(wanted), draws.kind != "maximum"
+        drawn = np.empty((steps, count if steps else 0), np.int64)
+        after = np.empty((count, self.config.hidden_size), np.float32)
+        logits = np.empty((max(steps, 1), count, self._padded), np.float32)
+        probs = np.empty((steps, count if steps else 0, vocab if sampled else 0))
+        expected = self.config.hidden_size if own else len(self.config.taps) * self.config.target_hidden
+        if tuple(features.shape) != (batch.splits[-1], expected):
+            raise TargetError(f"features are {tuple(features.shape)}, the head needs [{batch.splits[-1]}, {expected}]")
+        given = features.float().contiguous().numpy()  # kernels are compiled for no other layout
+        with calls():
+            rows = self._rows(batch, max(steps - 1, 0))
+            status = self._call(
+                *(eagle_pass.draft, self._head, self._caches(batch), rows.record[:1], rows.record[1:]),
+                *(as_int64(batch.tokens), given, own, wanted, picks_of(draws, steps, count, vocab)),
+                *(drawn, after, logits, probs),
+                rows=batch.splits[-1],
+            )
+        if steps:
+            check_sound(status)
+        made, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
+        return made, torch.from_numpy(after), raw, torch.from_numpy(probs) if sampled else None
+
+
+def _record(
+    head: EagleHead, ids: Tensor, quantize: str | None, embedding: SharedEmbedding | None, layout: Layout
+) -> np.ndarray:
+    """EAGLE [1]"""
+    c, d, weights = head.config, head.config.decoder, head.state_dict()
+    table = weights["embed_tokens.weight"] if c.own_embedding else head.borrowed["embedding"]
+    output = head.borrowed["lm_head"] if c.version == 1 else weights["lm_head.weight"]
+    prefixes = ["midlayer."] if c.version == 3 else [f"layers.{i}." for i in range(d.layers)]
+    linear = [weights[f"{at}{name}.weight"] for at in prefixes for names in INPUTS.values() for name in names]
+    form = quantised_format(quantize) if quantize else narrowest([weights["fc.weight"], output, *linear])
+
+    def vector(name: str) -> int:
+        return layout.named(weights, name)
+
+    ones = layout.vector(torch.ones(c.hidden_size))  # where EAGLE-1 has no norm
+    layers = np.zeros(len(prefixes), LAYER)
+    for own, prefix in zip(layers, prefixes, strict=True):
+        own["norm"] = vector(f"{prefix}input_layernorm.weight") or ones
+        own["mlp_norm"] = vector(f"{prefix}post_attention_layernorm.weight")
+        for group, names in INPUTS.items():
+            own[group] = layout.joined(weights, [f"{prefix}{n}" for n in names], form)
+    target = ids.to(torch.int64).contiguous().numpy().copy()
+    layout.held += [layers, target]
+    made = np.zeros(1, EAGLE)
+    own, model = made[0], made[0]["own"]
+    model["layers"], model["count"], model["width"], model["vocab"] = (
+        layers.ctypes.data,
+        len(layers),
+        c.hidden_size,
+        c.draft_vocab,
+    )
+    model["heads"], model["kv_heads"], model["size"] = d.heads, d.kv_heads, d.head_dim
+    model["activation"], model["gated"], model["rotary"], model["eps"] = (
+        activation_number(d.activation),
+        1,
+        1,
+        d.norm_eps,
+    )
+    model["norm"] = vector("norm.weight") if c.version == 3 else ones
+    model["embed"] = layout.embedding(table) if embedding is None else embedding.record
+    model["head"] = layout.matrix(output, form)
+    own["fc"] = layout.matrix(weights["fc.weight"], form, weights["fc.bias"] if c.fc_bias else None)
+    own["taps"], own["target_width"] = len(c.taps), c.target_hidden
+    if c.fc_norm:
+        own["tap_norms"] = layout.vector(torch.stack([weights[f"fc_norm.{i}.weight"] for i in range(len(c.taps))]))
+    own["joint_norm"] = vector("input_norm.weight") if c.norm_before_fc else 0
+    own["feature_norm"] = vector("midlayer.hidden_norm.weight") if c.version == 3 else 0
+    own["ids"], own["id_count"] = target.ctypes.data, len(target)
+    own["normed_start"], own["normed_end"] = c.norm_before_residual, c.norm_output
+    return made

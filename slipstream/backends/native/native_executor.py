@@ -1,0 +1,187 @@
+"""`NativeExecutor`: decoders on a CPU by our own kernels (`slipstream.backends.native.kernels`)."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.backends.native.kernels import decoder_pass
+from slipstream.backends.native.kernels.compiled import compiling_in_turn
+from slipstream.backends.native.kernels.processor import converts_half
+from slipstream.backends.native.packed_weights import (
+    Layout,
+    SharedEmbedding,
+    check_quantize,
+    check_supported,
+    decoder_weights,
+)
+from slipstream.backends.native.paged import NativePaged, as_int64, check_sound, picks_of
+from slipstream.backends.native.threads import Threads, Workspace, calls
+from slipstream.core.draws import GREEDY, Draws
+from slipstream.errors import ParameterError, TargetError
+from slipstream.models.config import DecoderConfig
+from slipstream.models.executor import Batch, Output, Unrolled, check_slice, check_threads, check_unrolled
+from slipstream.models.weights import Weights
+
+TYPICAL_TOKENS = 128
+"""Tokens of a text, for `steps_worth_a_call`."""
+
+CALL_BYTES = 18_000_000
+"""Weights that are read in the time that Python takes around a call (0.55 ms at 33 GB/s, measured)."""
+
+
+def steps_worth_a_call(weight_bytes: int, most: int = 12) -> int:
+    """Steps of plain decoding to run in one call: n steps save 1 - 1 / n of Python's time, and on average (n - 1) / 2
+    steps are run in vain after a text has stopped. The best n for a text of TYPICAL_TOKENS, 1 for large models, at most
+    `most`."""
+    return max(1, min(most, round(math.sqrt(2 * TYPICAL_TOKENS * CALL_BYTES / weight_bytes))))
+
+
+KV_DTYPES = {None: np.float32, "float32": np.float32, "float16": np.float16}
+
+
+class NativeExecutor(NativePaged):
+    """A decoder on the CPU; implements `executor.Executor`.
+
+    quantize  None: weights as the checkpoint keeps them, arithmetic in `dtype`. "w8a16": int8 weights, one scale an
+              output channel, with activations rounded to 16 bits where they meet them. "w8a8": the same with
+              activations in 8 bits, one scale for every 64 columns.
+    dtype     torch.float32, or torch.bfloat16: products of weights and activations that are both rounded to bfloat16,
+              added in float32.
+    threads   None: as many as can run at once (see `threads.available_threads`).
+    kv_dtype  None or "float32", or "float16" for half of the KV cache's memory.
+
+    Logits of a row are bitwise the same however many rows are beside it, in any chain or tree (batch-invariant). The
+    kernels are compiled here, on a machine that has not done so yet, and not while the first request waits.
+
+    Raises UnsupportedModelError for decoders that the kernels do not run, ParameterError for settings that there are
+    not.
+    """
+
+    name = "native"
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Weights,
+        quantize: str | None = None,
+        threads: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        kv_dtype: str | None = None,
+    ):
+        check_quantize(quantize)
+        check_threads(threads)
+        check_supported(config, quantize, dtype)
+        if kv_dtype not in KV_DTYPES:
+            raise ParameterError(f"kv_dtype is {kv_dtype!r}", fix="choose None, 'float32' or 'float16'")
+        if kv_dtype == "float16" and not converts_half():
+            raise ParameterError(
+                "kv_dtype is 'float16' on a processor without instructions for it (F16C)", fix="choose 'float32'"
+            )
+        self.config, self.quantize, self.dtype, self.device = config, quantize, dtype, torch.device("cpu")
+        self.kv_dtype = kv_dtype or "float32"
+        with compiling_in_turn():
+            super().__init__(config, KV_DTYPES[kv_dtype])
+            self._layout = Layout()
+            self._model = decoder_weights(config, weights, quantize, dtype, self._layout)
+            chosen = Threads(threads, self._layout.nbytes)
+            self._workspace, self.threads = Workspace(chosen), chosen.most
+            self.plain_steps = steps_worth_a_call(self._layout.nbytes)
+            self._padded = int(self._model[0]["head"]["outs"])
+            self._kept = threading.local()  # logits [R, padded V] of the last pass, of each Python thread
+            token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,), (2,))
+            self.forward(token)
+            self._unrolled(token, 1)
+        self._forget()
+
+    @property
+    def embedding(self) -> SharedEmbedding:
+        """The embedding [V, d], for heads that borrow it."""
+        return SharedEmbedding(self._model[0]["embed"], self._layout)
+
+    def forward(
+        self,
+        batch: Batch,
+        taps: tuple[int, ...] = (),
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+    ) -> Output:
+        """See `Executor.forward`."""
+        first, last = layers or (0, self.config.layers)
+        check_slice(self.config, first, last, taps)
+        count, width = batch.splits[-1], self.config.hidden_size
+        if first > 0 and (hidden is None or tuple(hidden.shape) != (count, width)):
+            found = "none" if hidden is None else tuple(hidden.shape)
+            raise TargetError(
+                f"layers {first}..{last - 1} need the hidden states of the layers below",
+                why=f"these are [{count}, {width}]; given were {found}",
+                fix="pass the `hidden` that the run of the layers below returned",
+            )
+        given = np.empty((0, width), np.float32)
+        if first > 0 and hidden is not None:
+            given = hidden.float().contiguous().numpy()
+        wanted = np.asarray(batch.select, np.int64)
+        tapped = np.empty((len(taps), count, width), np.float32)
+        stream = np.empty((0 if layers is None else count, width), np.float32)
+        alone = layers is None and not taps
+        with calls():
+            rows = self._rows(batch)
+            logits = self._room_for(len(wanted))
+            self._call(  # whether the logits are finite is asked where they are used
+                *(decoder_pass.forward, self._model, self._caches(batch), rows.record[:1], as_int64(batch.tokens)),
+                *(given, first, last),
+                *(wanted, alone, np.asarray(taps, np.int64), tapped, stream, logits),
+                rows=count,
+            )
+        return Output(
+            torch.from_numpy(logits)[:, : self.config.vocab_size],
+            {tap: torch.from_numpy(tapped[i]) for i, tap in enumerate(taps)},
+            torch.from_numpy(stream) if layers is not None else None,
+        )
+
+    def _room_for(self, rows: int) -> np.ndarray:
+        """float32 [rows, padded V], the same memory each time."""
+        kept = self._kept.__dict__
+        if "logits" not in kept or len(kept["logits"]) < rows:
+            kept["logits"] = np.empty((rows, self._padded), np.float32)
+        return kept["logits"][:rows]  # type: ignore[no-any-return]
+
+    def unrolled(self, batch: Batch, steps: int, draws: Draws = GREEDY, exit: int | None = None) -> Unrolled:
+        """See `Executor.unrolled`. Tokens are drawn in float64, and their distributions returned."""
+        check_unrolled(steps, exit, self.config.layers)
+        made, status = self._unrolled(batch, steps, draws, exit)
+        check_sound(status)
+        return made
+
+    def _unrolled(
+        self, batch: Batch, steps: int, draws: Draws = GREEDY, exit: int | None = None
+    ) -> tuple[Unrolled, int]:
+        """The same, and the status of the kernel."""
+        count, width, vocab = len(batch.seq_ids), self.config.hidden_size, self.config.vocab_size
+        drawn = np.empty((steps, count), np.int64)
+        logits = np.empty((steps, count, self._padded), np.float32)
+        probs = np.empty((steps, count, vocab if draws.kind != "maximum" else 0))
+        stream = np.empty((0 if exit is None else batch.splits[-1], width), np.float32)
+        later = np.empty((0 if exit is None else steps, count, width), np.float32)
+        last = np.asarray(batch.splits[1:], np.int64) - 1
+        with calls():
+            rows = self._rows(batch, steps - (exit is None))
+            status = self._call(
+                *(decoder_pass.decode, self._model, self._caches(batch), rows.record[:1], rows.record[1:]),
+                *(as_int64(batch.tokens), last, exit or self.config.layers, picks_of(draws, steps, count, vocab)),
+                *(drawn, logits, probs, stream, later),
+                rows=batch.splits[-1],
+            )
+        made, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
+        drawn_from = None if draws.kind == "maximum" else torch.from_numpy(probs)
+        if exit is None:
+            return Unrolled(made, raw, laws=drawn_from), status
+        return Unrolled(made, raw, torch.from_numpy(stream), torch.from_numpy(later), drawn_from), status
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: "weights" that a pass reads, "kv" of the blocks in use so far."""
+        return {"weights": self._layout.nbytes, "kv": self._cache.nbytes}

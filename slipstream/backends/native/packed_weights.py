@@ -1,0 +1,316 @@
+"""Weights as the kernels read them: of decoders, and of the heads that draft for them."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterable, Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.backends.int8 import quantise_rows
+from slipstream.backends.table import unsupported
+from slipstream.errors import ParameterError
+from slipstream.models.config import DecoderConfig
+from slipstream.models.weights import Weights
+
+QUANTISATIONS = ("w8a16", "w8a8")
+"""int8 weights, one scale an output channel, with activations in 16 bits (one scale a row) or in 8 (one for every GROUP
+columns of a row)."""
+
+GROUP = 64
+"""Columns that share a scale of 8-bit activations."""
+
+MOST_COLUMNS = 1 << 16
+"""Columns of an int8 matrix up to which no sum of products overflows 32 bits."""
+
+INPUTS = {
+    "qkv": [f"self_attn.{p}_proj" for p in "qkv"],
+    "o": ["self_attn.o_proj"],
+    "up": ["mlp.gate_proj", "mlp.up_proj"],
+    "down": ["mlp.down_proj"],
+}
+"""What is one matrix to the kernels, by the names of a layer's own."""
+
+
+def refusal(config: DecoderConfig, quantize: str | None = None, dtype: torch.dtype = torch.float32) -> str | None:
+    """Why the native backend cannot run such a decoder, or None where it can."""
+    if importlib.util.find_spec("numba") is None:
+        return "Numba is not installed"
+    if config.head_dim % 16:
+        return f"heads of {config.head_dim} values are not a multiple of 16"
+    columns = max(config.hidden_size, config.heads * config.head_dim, config.intermediate_size)
+    if quantize and columns > MOST_COLUMNS:
+        return f"{columns} columns of int8 products may overflow 32 bits; {MOST_COLUMNS} do not"
+    if quantize and dtype != torch.float32:
+        return f"int8 products are added up in float32, not in {str(dtype).removeprefix('torch.')}"
+    if dtype == torch.bfloat16:
+        from slipstream.backends.native.kernels.processor import has_bfloat16_dots
+
+        if not has_bfloat16_dots():
+            return "this processor has no bfloat16 products (AVX-512 BF16)"
+    elif dtype != torch.float32:
+        return f"it computes in float32 or bfloat16, not in {str(dtype).removeprefix('torch.')}"
+    return None
+
+
+def check_supported(config: DecoderConfig, quantize: str | None = None, dtype: torch.dtype = torch.float32) -> None:
+    """Raise UnsupportedModelError for what the native backend cannot run."""
+    found = refusal(config, quantize, dtype)
+    if found is not None:
+        raise unsupported("native", config, found)
+
+
+def check_quantize(quantize: str | None) -> None:
+    """Raise ParameterError for an unknown quantisation."""
+    if quantize not in (None, *QUANTISATIONS):
+        raise ParameterError(
+            f"quantize is {quantize!r}", fix="choose None, 'int8', " + " or ".join(map(repr, QUANTISATIONS))
+        )
+
+
+# --- formats ---------------------------------------------------------------------------------------------------------
+
+
+def narrowest(tensors: Iterable[Tensor]) -> str:
+    """The format that keeps all of these exactly in as few bits as it takes."""
+    left = [torch.float16, torch.bfloat16]
+    for tensor in tensors:
+        left = [dtype for dtype in left if torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)]
+    return format_of(left[0] if left else torch.float32)
+
+
+def format_of(stored: torch.dtype) -> str:
+    """The format that keeps weights of a dtype exactly. float16 is widened where no instruction reads it."""
+    from slipstream.backends.native.kernels.processor import converts_half
+
+    if stored == torch.bfloat16:
+        return "bfloat16"
+    return "float16" if stored == torch.float16 and converts_half() else "float32"
+
+
+def quantised_format(quantize: str) -> str:
+    """Where the processor has no dot products of bytes, both quantisations take 15-bit activations and pairs."""
+    from slipstream.backends.native.kernels.processor import has_byte_dots
+
+    if not has_byte_dots():
+        return "int8_pairs"
+    return "int8_quads_twice" if quantize == "w8a16" else "int8_quads"
+
+
+def _bits(values: Tensor, form: str) -> np.ndarray:
+    """Weights in the bits that a format keeps."""
+    if form == "float32":
+        return values.float().numpy()
+    kind = torch.float16 if form == "float16" else torch.bfloat16
+    return values.to(kind).view(torch.int16).numpy()
+
+
+@dataclass
+class Layout:
+    """Puts tensors into memory for the kernels, and keeps that memory alive.
+
+    held    every array whose address was given away.
+    nbytes  of the matrices, biases and norms that were laid out.
+    """
+
+    held: list[np.ndarray] = field(default_factory=list)
+    nbytes: int = 0
+    _zeros: np.ndarray | None = None
+
+    def keep(self, values: np.ndarray) -> int:
+        """Address of a copy of these values."""
+        from slipstream.backends.native.threads import placed
+
+        made = placed(values)
+        self.held.append(made)
+        self.nbytes += made.nbytes
+        return int(made.ctypes.data)
+
+    def vector(self, values: Tensor | None) -> int:
+        """Address of float32 values; 0 for None."""
+        return 0 if values is None else self.keep(values.float().numpy())
+
+    def _no_bias(self, outs: int) -> int:
+        """Address of so many zeros."""
+        if self._zeros is None or len(self._zeros) < outs:
+            self._zeros = np.zeros(outs, np.float32)
+            self.held.append(self._zeros)
+        return int(self._zeros.ctypes.data)
+
+    def matrix(self, weight: Tensor, form: str, bias: Tensor | None = None) -> Any:
+        """A MATRIX record of weight [out, in] and bias [out]."""
+        from slipstream.backends.native.kernels import addresses, tiles
+        from slipstream.backends.native.kernels.processor import PANEL, byte_offset
+        from slipstream.backends.native.kernels.products import ALIGN
+        from slipstream.backends.native.kernels.records import MATRIX
+
+        kind = next(f for f in tiles.FORMATS if f.name == form)
+        outs, width = weight.shape
+        unit = GROUP if kind.grouped else kind.step
+        columns, padded = -(-width // unit) * unit, -(-outs // ALIGN) * ALIGN
+        made = np.zeros((), MATRIX)
+        if kind.integer:
+            rounded, scale = quantise_rows(weight.float())
+            values = np.zeros((padded, columns), np.int8)
+            values[:outs, :width] = rounded.numpy()
+            made["scales"] = self.keep(np.pad(scale.numpy()[:, 0], (0, padded - outs)))
+            if kind.step == 4 and byte_offset():
+                values = values.view(np.uint8) ^ np.uint8(byte_offset())  # adds 128
+        else:
+            bits = _bits(weight, form)
+            values = np.zeros((padded, columns), bits.dtype)
+            values[:outs, :width] = bits
+        panels = values.reshape(padded // PANEL, PANEL, columns // kind.step, kind.step).transpose(0, 2, 1, 3)
+        made["weights"] = self.keep(panels)
+        if bias is None:
+            made["bias"] = self._no_bias(padded)
+        else:
+            made["bias"] = self.keep(np.pad(bias.float().numpy(), (0, padded - outs)))
+        made["tile"], made["form"], made["most_rows"] = (
+            addresses.of_matrix(kind),
+            tiles.FORMATS.index(kind),
+            kind.most_rows,
+        )
+        made["outs"], made["width"], made["columns"] = padded, width, columns
+        made["group"] = unit if kind.grouped else columns
+        made["out_bytes"] = columns * kind.bytes
+        made["row_bytes"] = _row_bytes(kind, columns, unit)
+        return made[()]
+
+    def joined(self, weights: Mapping[str, Tensor], names: Seq[str], form: str) -> Any:
+        """A MATRIX record of linear layers on the same input, below one another, with their biases if they have any."""
+        rows = [weights[f"{n}.weight"] for n in names]
+        bias = [weights[f"{n}.bias"].float() for n in names if f"{n}.bias" in weights]
+        return self.matrix(rows[0] if len(rows) == 1 else torch.cat(rows), form, torch.cat(bias) if bias else None)
+
+    def named(self, weights: Mapping[str, Tensor], name: str) -> int:
+        """Address of a vector; 0 where there is none of this name."""
+        return self.vector(weights[name]) if name in weights else 0
+
+    def embedding(self, weight: Tensor) -> Any:
+        """An EMBEDDING record of weight [V, d], in rows, in as many bits as it needs."""
+        from slipstream.backends.native.kernels import tiles
+        from slipstream.backends.native.kernels.records import EMBEDDING
+
+        form = narrowest([weight])
+        made = np.zeros((), EMBEDDING)
+        before = self.nbytes
+        made["values"] = self.keep(_bits(weight, form))
+        self.nbytes = before  # a pass reads only single rows
+        made["form"] = next(i for i, f in enumerate(tiles.FORMATS) if f.name == form)
+        made["count"], made["width"] = weight.shape
+        return made[()]
+
+
+def _row_bytes(kind: object, columns: int, unit: int) -> int:
+    """Bytes of a packed row: see `kernels.tiles._matrix_tile`."""
+    from slipstream.backends.native.kernels import tiles
+
+    if kind is tiles.INT8_QUADS:
+        return columns + 8 * (columns // unit)
+    if kind is tiles.INT8_QUADS_TWICE:
+        return 2 * columns + 12
+    if kind is tiles.INT8_PAIRS:
+        return 2 * columns + 4
+    return 2 * columns if kind is tiles.BFLOAT16_PAIRS else 4 * columns
+
+
+@dataclass(frozen=True)
+class SharedEmbedding:
+    """An EMBEDDING record, and the layout that owns its memory."""
+
+    record: Any
+    owner: Layout
+
+
+def panelled(matrix: Any, count: int) -> Any:
+    """An EMBEDDING record that reads the first `count` outputs of a matrix of floats: tied embeddings."""
+    from slipstream.backends.native.kernels.records import EMBEDDING
+
+    made = np.zeros((), EMBEDDING)
+    made["values"], made["form"], made["width"] = matrix["weights"], matrix["form"], matrix["width"]
+    made["panelled"], made["count"] = 1, count
+    return made[()]
+
+
+# --- decoders --------------------------------------------------------------------------------------------------------
+
+
+def activation_number(name: str) -> int:
+    from slipstream.backends.native.kernels import records
+
+    return {"silu": records.SILU, "gelu": records.GELU, "gelu_tanh": records.GELU_TANH, "relu": records.RELU}[name]
+
+
+def decoder_weights(
+    config: DecoderConfig, weights: Weights, quantize: str | None, dtype: torch.dtype, layout: Layout
+) -> np.ndarray:
+    """Read every tensor once: MODEL [1]. Matrices in float32 stay as narrow as they came."""
+    from slipstream.backends.native.kernels.records import LAYER, MATRIX, MODEL
+
+    linear = [n for n, shape in config.shapes().items() if len(shape) == 2 and "embed" not in n]
+    kinds = {weights.stored_dtype(name) for name in (*linear, weights.head)}
+    floats = format_of(kinds.pop() if len(kinds) == 1 else torch.float32)
+    form = quantised_format(quantize) if quantize else "bfloat16_pairs" if dtype == torch.bfloat16 else floats
+
+    def vector(name: str) -> int:
+        return layout.named(weights, name)
+
+    def joined(names: Seq[str], chosen: str = form) -> Any:
+        return layout.joined(weights, names, chosen)
+
+    up = [n for n in INPUTS["up"] if config.gated or "gate" not in n]
+    layers, experts = np.zeros(config.layers, LAYER), list[tuple[Any, Any]]()
+    for i in range(config.layers):
+        at, own = f"layers.{i}", layers[i]
+        for field_name, name in (("norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm")):
+            own[field_name], own[f"{field_name}_bias"] = vector(f"{at}.{name}.weight"), vector(f"{at}.{name}.bias")
+        own["q_norm"], own["k_norm"] = (vector(f"{at}.self_attn.{x}_norm.weight") for x in "qk")
+        own["window"] = config.windows[i] or 0
+        own["qkv"] = joined([f"{at}.{n}" for n in INPUTS["qkv"]])
+        own["o"] = joined([f"{at}.{n}" for n in INPUTS["o"]])
+        if not config.sparse(i):
+            own["up"], own["down"] = joined([f"{at}.{n}" for n in up]), joined([f"{at}.{n}" for n in INPUTS["down"]])
+            continue
+        assert config.experts is not None
+        own["router"] = joined([f"{at}.mlp.gate"], floats)
+        own["experts"], own["first_expert"] = config.experts.count, len(experts)
+        for e in range(config.experts.count):
+            parts = [n.replace("mlp.", f"{at}.mlp.experts.{e}.") for n in up]
+            experts.append((joined(parts), joined([f"{at}.mlp.experts.{e}.down_proj"])))
+    model = np.zeros(1, MODEL)
+    own = model[0]
+    own["width"], own["vocab"] = config.hidden_size, config.vocab_size
+    own["heads"], own["kv_heads"], own["size"] = config.heads, config.kv_heads, config.head_dim
+    own["layer_norm"], own["activation"] = config.norm == "layer", activation_number(config.activation)
+    own["gated"], own["rotary"], own["eps"] = config.gated, config.position == "rope", config.norm_eps
+    own["norm"], own["norm_bias"] = vector("norm.weight"), vector("norm.bias")
+    own["head"] = joined([weights.head.removesuffix(".weight")])
+    tied = weights.head == "embed_tokens.weight" and not quantize
+    if tied and (form != "bfloat16_pairs" or floats == "bfloat16"):
+        own["embed"] = panelled(own["head"], config.vocab_size)
+    else:
+        own["embed"] = layout.embedding(weights["embed_tokens.weight"])
+    if "embed_positions.weight" in weights:
+        own["positions"] = layout.embedding(weights["embed_positions.weight"])
+    if config.experts is not None:
+        own["experts_per_token"], own["normed_experts"] = config.experts.per_token, config.experts.norm_topk
+        own["most_experts"] = config.experts.count
+    table = np.zeros((len(experts), 2), MATRIX)
+    for e, pair in enumerate(experts):
+        table[e, 0], table[e, 1] = pair
+    layout.held += [layers, table]
+    own["layers"], own["count"] = layers.ctypes.data, len(layers)
+    own["experts"], own["expert_count"] = table.ctypes.data, len(table)
+    return model
+
+
+def matrix_values(config: DecoderConfig) -> int:
+    """How many weights a pass reads, experts that are not chosen aside."""
+    unread = set() if config.tie_embeddings else {"embed_tokens.weight"}  # of which only rows are
+    return sum(math.prod(shape) for name, shape in config.shapes().items() if len(shape) == 2 and name not in unread)

@@ -1,0 +1,61 @@
+"""What the torch backend declares; see `backends.table`."""
+
+from __future__ import annotations
+
+import torch
+
+from slipstream.backends.table import Medusa, Wish
+from slipstream.backends.torch.torch_eagle import TorchEagle
+from slipstream.backends.torch.torch_executor import TorchExecutor
+from slipstream.errors import ParameterError
+from slipstream.heads.eagle_head import EagleHead
+from slipstream.heads.eagle_runtime import EagleRuntime
+from slipstream.heads.host import Host
+from slipstream.heads.medusa_heads import MedusaHeads
+from slipstream.models.config import DecoderConfig
+from slipstream.models.executor import Executor
+from slipstream.models.weights import Weights
+
+
+class TorchBackend:
+    """PyTorch on any device: runs every decoder."""
+
+    name = "torch"
+    load_dtype = None
+
+    def check(self, wish: Wish) -> None:
+        if wish.kv_dtype is not None:
+            raise ParameterError(
+                f"kv_dtype={wish.kv_dtype!r} was asked of the torch executor",
+                why="its KV cache has the dtype of its arithmetic",
+                fix="drop kv_dtype, or choose executor='native'",
+            )
+
+    def refusal(self, config: DecoderConfig, wish: Wish) -> str | None:
+        return None
+
+    def executor(self, config: DecoderConfig, weights: Weights, wish: Wish) -> Executor:
+        self.check(wish)
+        if wish.threads is not None:
+            torch.set_num_threads(wish.threads)
+        return TorchExecutor(config, weights, wish.device, wish.quantize)
+
+    def eagle(self, head: EagleHead, host: Host, wish: Wish) -> EagleRuntime:
+        _refuse_quantize(wish.quantize)
+        return TorchEagle(head)
+
+    def medusa(self, heads: MedusaHeads, wish: Wish) -> Medusa:
+        _refuse_quantize(wish.quantize)
+        return heads
+
+
+def _refuse_quantize(quantize: str | None) -> None:
+    if quantize:
+        raise ParameterError(
+            f"quantize={quantize!r} was asked of a head that torch runs",
+            why="torch has no kernels for it",
+            fix="drop quantize, or run the target with executor='native'",
+        )
+
+
+BACKEND = TorchBackend()

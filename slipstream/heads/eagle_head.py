@@ -1,0 +1,249 @@
+"""EAGLE: a decoder layer that continues the target's *features* instead of its text.
+
+At position i the head is given a feature of the target's state after token i and the token that follows, i + 1, and
+guesses token i + 2. Its own output then stands in for the feature that the target has not computed yet.
+
+    EAGLE-1, -2   (Li et al. 2401.15077, section 4; 2406.16858 changes the tree, not the head)
+                  feature: the target's last hidden state after its final norm; fc joins embedding and feature;
+                  the output is such a feature again and goes through the target's own lm_head
+    EAGLE-3       (Li et al. 2503.01840, section 3) feature: fc of three tapped layers; the attention reads
+                  [norm(embedding), norm(feature)]; own norm and lm_head over a reduced vocabulary
+    EAGLE-3.1     one RMS norm for each tap before fc, and the *normed* output as the next feature
+
+Attention itself is handed in: with a cache and tree masks when drafting, with the masks of training-time test when
+training. So what is trained is what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from slipstream.core.params import Strict, check_integer
+from slipstream.errors import ConfigError
+from slipstream.models.config import DecoderConfig
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q [..., H, D], k [..., Hk, D], v [..., Hk, D]), rope applied -> [..., H, D]."""
+
+Rotary = tuple[Tensor, Tensor]
+"""cos and sin, [..., 1, D], in the half-split layout."""
+
+
+@dataclass(frozen=True)
+class EagleConfig(Strict):
+    """What kind of EAGLE head a checkpoint is.
+
+    version           1 (EAGLE-1 and -2) or 3.
+    decoder           sizes, rope and activation of the head's own layers; its `vocab_size` is the target's.
+    taps              target layers that the features come from (see `TargetOut.hidden`); (-1,) for version 1.
+    target_hidden     width of the target's hidden states.
+    draft_vocab       ids that the head can guess; equal to the target's vocabulary for version 1.
+    fc_bias           version 1 only: whether fc has a bias.
+    own_embedding     the checkpoint brings an embedding of its own; otherwise the target's is borrowed.
+    norm_before_residual  the residual stream starts from the normed feature, not the raw one.
+    fc_norm, norm_output  the extra norms of EAGLE-3.1.
+    norm_before_fc    one RMS norm over the joined taps before fc (the gpt-oss heads).
+    """
+
+    version: int
+    decoder: DecoderConfig
+    taps: tuple[int, ...]
+    target_hidden: int
+    draft_vocab: int
+    fc_bias: bool = False
+    own_embedding: bool = False
+    norm_before_residual: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    norm_before_fc: bool = False
+
+    def __post_init__(self) -> None:
+        if self.version not in (1, 3):
+            raise ConfigError(f"EAGLE version {self.version} is unknown", fix="use a head of EAGLE-1, -2 or -3")
+        check_integer("draft_vocab", self.draft_vocab, 1)
+        if self.draft_vocab > self.decoder.vocab_size:
+            raise ConfigError(
+                f"the draft vocabulary has {self.draft_vocab} ids, the target's {self.decoder.vocab_size}",
+                fix="correct draft_vocab_size or vocab_size in config.json",
+            )
+
+    @property
+    def hidden_size(self) -> int:
+        return self.decoder.hidden_size
+
+
+def default_taps(layers: int) -> tuple[int, int, int]:
+    """Low, middle and high layers that EAGLE-3 reads, as vLLM and SGLang choose them."""
+    return 2, layers // 2, layers - 3
+
+
+class _Attention(nn.Module):
+    def __init__(self, c: DecoderConfig, width: int):
+        super().__init__()
+        self.heads, self.kv_heads, self.dim = c.heads, c.kv_heads, c.head_dim
+        self.q_proj = nn.Linear(width, c.heads * c.head_dim, bias=c.qkv_bias)
+        self.k_proj = nn.Linear(width, c.kv_heads * c.head_dim, bias=c.qkv_bias)
+        self.v_proj = nn.Linear(width, c.kv_heads * c.head_dim, bias=c.qkv_bias)
+        self.o_proj = nn.Linear(c.heads * c.head_dim, c.hidden_size, bias=c.o_bias)
+
+    def forward(self, layer: int, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (-1, self.dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return self.o_proj(attend(layer, _rotate(q, rotary), _rotate(k, rotary), v).flatten(-2))  # type: ignore[no-any-return]
+
+
+def _rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Rotate pairs (j, j + D/2) of x [..., heads, D]."""
+    cos, sin = rotary
+    low, high = x.chunk(2, -1)
+    return (x * cos + torch.cat((-high, low), -1) * sin).to(x.dtype)
+
+
+class _MLP(nn.Module):
+    def __init__(self, c: DecoderConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
+        self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
+        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class _PlainLayer(nn.Module):
+    """A layer of EAGLE-1: an ordinary one, except that the first has no input norm (fc comes before it)."""
+
+    def __init__(self, c: DecoderConfig, first: bool):
+        super().__init__()
+        self.input_layernorm = None if first else nn.RMSNorm(c.hidden_size, c.norm_eps)
+        self.self_attn = _Attention(c, c.hidden_size)
+        self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, c.norm_eps)
+        self.mlp = _MLP(c)
+
+    def forward(self, layer: int, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        normed = x if self.input_layernorm is None else self.input_layernorm(x)
+        x = x + self.self_attn(layer, normed, rotary, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+
+
+class _MidLayer(nn.Module):
+    """The layer of EAGLE-3: attention over [norm(embedding), norm(feature)], the feature as residual stream."""
+
+    def __init__(self, c: DecoderConfig, norm_before_residual: bool):
+        super().__init__()
+        self.norm_before_residual = norm_before_residual
+        self.input_layernorm = nn.RMSNorm(c.hidden_size, c.norm_eps)
+        self.hidden_norm = nn.RMSNorm(c.hidden_size, c.norm_eps)
+        self.self_attn = _Attention(c, 2 * c.hidden_size)
+        self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, c.norm_eps)
+        self.mlp = _MLP(c)
+
+    def forward(self, embedded: Tensor, hidden: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        normed = self.hidden_norm(hidden)
+        x = torch.cat((self.input_layernorm(embedded), normed), -1)  # [..., 2 d]
+        x = (normed if self.norm_before_residual else hidden) + self.self_attn(0, x, rotary, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+
+
+class EagleHead(nn.Module):
+    """An EAGLE head whose `state_dict` has the names of the field's checkpoints.
+
+    embedding [V, d] and, for version 1, lm_head [V, d] are the target's and no parameters of the head; `borrow` hands
+    them in. d2t is an *offset*: draft id i stands for target id i + d2t[i].
+    """
+
+    d2t: Tensor  # int64 [draft_vocab]
+    t2d: Tensor  # bool [V]
+
+    def __init__(self, config: EagleConfig):
+        super().__init__()
+        self.config = config
+        c, taps = config.decoder, len(config.taps)
+        if config.version == 1:
+            self.fc = nn.Linear(c.hidden_size + config.target_hidden, c.hidden_size, bias=config.fc_bias)
+            self.layers = nn.ModuleList(_PlainLayer(c, i == 0) for i in range(c.layers))
+        else:
+            self.fc = nn.Linear(taps * config.target_hidden, c.hidden_size, bias=False)
+            if config.fc_norm:
+                self.fc_norm = nn.ModuleList(nn.RMSNorm(config.target_hidden, c.norm_eps) for _ in range(taps))
+            if config.norm_before_fc:
+                self.input_norm = nn.RMSNorm(taps * config.target_hidden, c.norm_eps)
+            self.midlayer = _MidLayer(c, config.norm_before_residual)
+            self.norm = nn.RMSNorm(c.hidden_size, c.norm_eps)
+            self.lm_head = nn.Linear(c.hidden_size, config.draft_vocab, bias=False)
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
+            self.register_buffer("t2d", torch.arange(c.vocab_size) < config.draft_vocab)
+        if config.own_embedding:
+            self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
+        self._borrowed: dict[str, Tensor] = {}
+
+    def borrow(self, embedding: Tensor | None, lm_head: Tensor | None = None) -> EagleHead:
+        """Use the target's embedding [V, d] (None for a head that has its own) and, version 1, its lm_head [V, d];
+        returns self."""
+        lent = {"embedding": embedding, "lm_head": lm_head}
+        self._borrowed = {name: tensor for name, tensor in lent.items() if tensor is not None}
+        return self
+
+    @property
+    def borrowed(self) -> dict[str, Tensor]:
+        """What the target lends, by name: "embedding", "lm_head"."""
+        return self._borrowed
+
+    def select_vocabulary(self, ids: Tensor) -> None:
+        """Let the head guess the target ids `ids`, increasing int64 [draft_vocab]."""
+        self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
+        self.t2d.zero_()
+        self.t2d[ids] = True
+
+    @property
+    def target_ids(self) -> Tensor:
+        """Target id of each draft id, int64 [draft_vocab]."""
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[...] -> [..., d]."""
+        table = self.embed_tokens.weight if self.config.own_embedding else self._borrowed["embedding"]
+        return F.embedding(tokens, table)
+
+    def fuse(self, taps: list[Tensor]) -> Tensor:
+        """The target's tapped states, [..., target_hidden] each -> the feature that the head starts from, [..., d]."""
+        if self.config.version == 1:
+            return taps[0]
+        if self.config.fc_norm:
+            taps = [norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)]
+        joined = torch.cat(taps, -1)  # [..., taps * target_hidden]
+        return self.fc(self.input_norm(joined) if self.config.norm_before_fc else joined)  # type: ignore[no-any-return]
+
+    def forward(self, tokens: Tensor, hidden: Tensor, rotary: Rotary, attend: Attend) -> tuple[Tensor, Tensor]:
+        """One step of every row.
+
+        tokens [...], the token *after* each row's feature; hidden [..., d], from `fuse` or an earlier step.
+        Returns (the feature for the next step, what `logits` reads), [..., d] each.
+        """
+        embedded = self.embed(tokens).to(hidden.dtype)
+        if self.config.version == 1:
+            x = self.fc(torch.cat((embedded, hidden), -1))
+            for i, layer in enumerate(self.layers):
+                x = layer(i, x, rotary, attend)
+            return x, x
+        x = self.midlayer(embedded, hidden, rotary, attend)
+        normed = self.norm(x)
+        return (normed if self.config.norm_output else x), normed
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[..., d], the second result of `forward` -> [..., draft_vocab]."""
+        if self.config.version == 1:
+            return F.linear(x, self._borrowed["lm_head"])
+        return self.lm_head(x)  # type: ignore[no-any-return]
+
+
+def rotary_tables(config: DecoderConfig, length: int, device: torch.device | str = "cpu") -> Rotary:
+    """cos and sin of positions 0..length-1, float32 [length, 1, D] each, with the head's rope scaling."""
+    inv_freq, scale = config.rope()  # [D/2] float64
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), inv_freq)  # [T, D/2]
+    angles = torch.cat((angles, angles), -1).unsqueeze(1)  # [T, 1, D]
+    return (angles.cos() * scale).float().to(device), (angles.sin() * scale).float().to(device)

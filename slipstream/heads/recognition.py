@@ -1,0 +1,103 @@
+"""Which kind of draft head a checkpoint is, and its tensors: what the formats of all heads have in common.
+
+A head is recognised by its config.json and the *names* of its tensors, never by what somebody called it: an EAGLE-3
+head run as an EAGLE-1 head raises no error anywhere in the field and simply never guesses right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from slipstream.errors import CheckpointError, LoadError
+from slipstream.models.checkpoint import read_json, resolve, weight_files
+
+_MEDUSA = re.compile(r"(medusa_heads?\.)?(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight")
+
+Sign = Callable[[Mapping[str, Any], frozenset[str]], bool]
+"""(config.json, names of the tensors; empty if they cannot be read) -> whether this is a head of that kind."""
+
+
+def _eagle3(config: Mapping[str, Any], names: frozenset[str]) -> bool:
+    if names:
+        return {"fc.weight", "lm_head.weight"} <= names and any(n.endswith(".hidden_norm.weight") for n in names)
+    declared = " ".join(map(str, config.get("architectures") or ())).lower()
+    return "eagle3" in declared or config.get("speculators_model_type") == "eagle3"
+
+
+def _eagle(config: Mapping[str, Any], names: frozenset[str]) -> bool:
+    if names:
+        return "fc.weight" in names and not any(n.endswith(".hidden_norm.weight") for n in names)
+    declared = " ".join(map(str, config.get("architectures") or ())).lower()
+    return "eagle" in declared or config.get("speculators_model_type") == "eagle"
+
+
+def _medusa(config: Mapping[str, Any], names: frozenset[str]) -> bool:
+    return "medusa_num_heads" in config or any(_MEDUSA.match(n) for n in names)
+
+
+SIGNS: tuple[tuple[str, Sign], ...] = (("medusa", _medusa), ("eagle3", _eagle3), ("eagle", _eagle))
+"""Kinds of heads and how to tell them, tried in this order."""
+
+
+def recognise(source: str | Path) -> str | None:
+    """ "eagle", "eagle3" or "medusa"; None for an ordinary model, and where there is no readable checkpoint (whoever
+    goes on to load it says why)."""
+    try:
+        folder = resolve(source)
+        config = read_json(folder / "config.json")
+    except LoadError:
+        return None
+    try:
+        names = frozenset(n.removeprefix("model.") for n in tensor_names(folder))
+    except LoadError:  # pickles only, say: config.json may tell, and loading refuses them by name
+        names = frozenset()
+    return next((kind for kind, sign in SIGNS if sign(config, names)), None)
+
+
+def tensor_names(folder: Path) -> list[str]:
+    """Names of all tensors of a checkpoint, unread. Raises CheckpointError."""
+    return [name for file in weight_files(folder) for name in _open(folder / file).keys()]  # noqa: SIM118 no mapping
+
+
+def stored(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a (small) checkpoint by its stored name, as it was stored.
+
+    Raises CheckpointError: files missing, corrupt or pickled, numbers that are not finite.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file in weight_files(folder):
+        handle = _open(folder / file)
+        for name in handle.keys():  # noqa: SIM118 no mapping
+            tensor = handle.get_tensor(name)
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise CheckpointError(
+                    f"{name} in {folder} holds NaN or infinity",
+                    why="every guess computed with it would be meaningless",
+                    fix="download the head again; if it was trained here, look there for an overflow",
+                )
+            tensors[name] = tensor
+    return tensors
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(str(path), framework="pt")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is not a readable safetensors file: {error}",
+            why="it is truncated or corrupt",
+            fix="download or export this file again",
+        ) from error
+
+
+def few(names: Iterable[str]) -> str:
+    """The first five names, and how many more."""
+    listed = sorted(names)
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

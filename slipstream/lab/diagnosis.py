@@ -1,0 +1,243 @@
+"""`slipstream doctor`: why is it slow?
+
+A speed-up follows from a few measured numbers: what a pass of the target costs by its rows, what a draft costs, how
+often guesses stand, and what the host does in between. `diagnose` is a pure function of them: for each possible cause
+it predicts the speed-up as if that cause were gone, and names the one whose end would change most.
+
+    cause                     as if gone
+    draft too expensive       drafting takes no time
+    acceptance too low        four guesses in five stand, and every round drafts
+    compute-bound target      checking a draft takes as long as a plain step
+    batch too large             the same, where one sequence alone would gain
+    few active experts          the same, of a mixture of experts: more rows pick more experts, which must be read
+    host overhead             a round needs no more of the host than a plain step
+    drafts too long           the best shorter length
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream.core.cost_curve import CostCurve
+from slipstream.core.params import SamplingParams, Strict, check_integer
+from slipstream.core.theory import geometric_rates
+from slipstream.lab.benchmark import Contender, figures, kept, warnings
+from slipstream.lab.diagnosis_measured import ROWS, CountingArm, Measured, measured, target_costs
+from slipstream.lab.measure import Arm, Run, line_up, passes, race, settled
+from slipstream.lab.prompts import PromptSet
+from slipstream.lab.provenance import Neighbours, provenance
+from slipstream.lab.results import Result, recording
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM
+
+FINE = 1.05
+"""A speed-up from which on nothing is called wrong."""
+HEALTHY = 0.8
+"""The acceptance rate that counts as good."""
+
+DRAFT, ACCEPTANCE, COMPUTE, BATCH, EXPERTS, HOST, LENGTH = (
+    "draft too expensive", "acceptance too low", "compute-bound target", "batch too large", "few active experts",
+    "host overhead", "drafts too long",
+)  # fmt: skip
+NOTHING = "nothing is wrong"
+
+FIXES = {
+    DRAFT: "take a smaller draft, quantise it (--draft-quantize int8), or draft by lookup: --drafter suffix",
+    ACCEPTANCE: "take a draft of the same family, train one on the target's own texts (slipstream train), lower the "
+    "temperature, or change the method: slipstream tune tries them all",
+    COMPUTE: "draft less (a smaller --draft-tokens, no trees) or not at all: this target pays for every row it checks",
+    BATCH: "decode fewer sequences at once, draft less, or switch speculation off above some batch size",
+    EXPERTS: "draft less: each further row makes the target read experts that one row would not have picked",
+    HOST: "give the process a core of its own, leave the executor at auto, or decode in larger batches: the time goes "
+    "to the program around the models",
+    LENGTH: "lower --draft-tokens",
+}
+
+
+@dataclass(frozen=True)
+class Counterfactual(Strict):
+    """cause: what is thought away; speedup: predicted without it."""
+
+    cause: str
+    speedup: float
+
+
+@dataclass(frozen=True)
+class Diagnosis(Strict):
+    """cause       `NOTHING`, or what to change first.
+    speedup     measured where there is a measurement, else predicted.
+    predicted   from the numbers alone.
+    break_even  acceptance rate at which a drafted round pays for itself; None: not even at 1.
+    acceptance  rate of one guess, as the closed forms know it: the one that yields the measured tokens a drafted round.
+    best_length, best_speedup   by prediction, among lengths up to the one measured; 0 if none pays.
+    enough      whether the end of this one cause would make speculation pay.
+    evidence    the numbers that led there, in sentences.
+    counterfactuals   largest gain first.
+    """
+
+    cause: str
+    fix: str
+    speedup: float
+    predicted: float
+    break_even: float | None
+    acceptance: float | None
+    best_length: int
+    best_speedup: float
+    enough: bool
+    evidence: tuple[str, ...]
+    counterfactuals: tuple[Counterfactual, ...]
+
+
+def diagnose(m: Measured) -> Diagnosis:
+    """Pure: numbers in, cause out."""
+    predicted = m.prediction().speedup
+    length, best = m.best_length()
+    gone = sorted(
+        (Counterfactual(cause, without(m, cause).prediction().speedup) for cause in causes(m)),
+        key=lambda c: -c.speedup,
+    )
+    value, low = (m.speedup[0], m.speedup[1]) if m.speedup else (predicted, predicted)
+    if value >= FINE and low > 1:
+        cause, fix, enough = NOTHING, "", True
+    elif best >= FINE and length < m.draft_tokens and best >= FINE * predicted:
+        cause, fix, enough = LENGTH, f"{FIXES[LENGTH]} to {length}", True
+    else:
+        cause, fix, enough = gone[0].cause, FIXES[gone[0].cause], gone[0].speedup >= FINE
+    return Diagnosis(
+        cause, fix, value, predicted, m.break_even(), acceptance(m), length, best, enough,
+        tuple(evidence(m, cause)), tuple(gone),
+    )  # fmt: skip
+
+
+def causes(m: Measured) -> list[str]:
+    """Possible ones; what more rows cost has one name of three."""
+    rows = COMPUTE
+    if m.experts is not None and m.experts[0] < m.experts[1]:
+        rows = EXPERTS
+    elif m.batch > 1 and m.alone().prediction().speedup >= max(FINE, 1.05 * m.prediction().speedup):
+        rows = BATCH
+    return [DRAFT, ACCEPTANCE, rows, HOST]
+
+
+def without(m: Measured, cause: str) -> Measured:
+    """The same, that cause thought away."""
+    if cause == DRAFT:
+        return replace(m, draft_fixed=0.0, draft_each=0.0, draft_prefill=0.0)
+    if cause == ACCEPTANCE:
+        good = geometric_rates(HEALTHY, m.draft_tokens)
+        own = [*m.position_rates, *[0.0] * (m.draft_tokens - len(m.position_rates))]
+        rates = tuple(max(a, b) for a, b in zip(good, own, strict=True))
+        return replace(m, position_rates=rates, drafted=(1.0,) * m.draft_tokens)
+    if cause == HOST:
+        return replace(m, round_host=min(m.round_host, m.plain_host))
+    return replace(m, costs=CostCurve((1,), (m.costs(m.batch),)))
+
+
+def acceptance(m: Measured) -> float | None:
+    """The alpha whose chain of the depths that were drafted yields as much; None if nothing was drafted."""
+    if not m.position_rates:
+        return None
+    goal = m.tokens_a_round - 1
+    low, high = 0.0, 1.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        chain = zip(geometric_rates(middle, len(m.drafted)), m.drafted, strict=True)
+        low, high = (middle, high) if sum(rate * share for rate, share in chain) < goal else (low, middle)
+    return high
+
+
+def evidence(m: Measured, cause: str) -> list[str]:
+    """The numbers, those of the cause first."""
+    alpha = acceptance(m)
+    ms = 1000
+    drafted = m.drafted[0] if m.drafted else 0.0
+    said = {
+        DRAFT: f"a draft of {m.draft_tokens} takes {m.draft_seconds * ms:.2f} ms, a plain step {m.plain_step * ms:.2f} "
+        f"ms: c = {m.c:.2f} a guess",
+        ACCEPTANCE: (
+            "nothing was drafted"
+            if alpha is None
+            else f"acceptance {alpha:.0%} a guess"
+            + (f" in the {drafted:.0%} of the rounds that drafted" if drafted < 0.95 else "")
+        ),
+        COMPUTE: f"checking {m.rows:.0f} rows takes {m.checking:.2f} times as long as {m.batch}",
+        HOST: f"the host takes {m.round_host * ms:.2f} ms a round and {m.plain_host * ms:.2f} ms a plain step "
+        f"({m.round_host / (m.round_host + m.costs(m.rows) + m.draft_seconds):.0%} of a round)",
+    }
+    if m.batch > 1:
+        alone = m.alone()
+        said[COMPUTE] += f"; {alone.rows:.0f} rows, at batch 1, {alone.checking:.2f} times as long as one"
+    if m.experts:
+        said[COMPUTE] += f"; {m.experts[0]} of {m.experts[1]} experts are picked for a token"
+    key = COMPUTE if cause in (BATCH, EXPERTS) else cause
+    lines = [said[key]] if key in said else []
+    return [*lines, *(line for name, line in said.items() if name != key)]
+
+
+@dataclass(frozen=True)
+class DoctorConfig(Strict):
+    """tokens, rounds, seconds as in `BenchConfig`; batch: sequences at once."""
+
+    tokens: int = 64
+    rounds: int = 4
+    seconds: float = 40.0
+    batch: int = 1
+    seed: int = 0
+    params: SamplingParams = field(default_factory=SamplingParams)
+
+    def __post_init__(self) -> None:
+        check_integer("tokens", self.tokens, 2)
+        check_integer("rounds", self.rounds, 1)
+        check_integer("batch", self.batch, 1)
+
+
+def steps(llm: LLM, prompts: PromptSet, config: DoctorConfig) -> int:
+    """How often `doctor` calls `advance`."""
+    arms = [Arm("", llm, batch=config.batch)] * 2
+    return sum(passes(line_up([arm], prompts.ids, prompts.categories), config.rounds) for arm in arms)
+
+
+def doctor(
+    llm: LLM,
+    contender: Contender,
+    prompts: PromptSet,
+    config: DoctorConfig,
+    out: str | Path | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> Result:
+    """Measure one drafter against plain decoding, and say what holds it back."""
+    check_integer("draft_tokens", contender.draft_tokens, 1)
+    settings = {"contender": contender.label, "draft_tokens": contender.draft_tokens, **asdict(config)}
+    result = Result("doctor", settings, provenance(llm, config.seed, prompts=prompts.digest))
+    runs: list[Run] = []
+    curves: list[CostCurve] = []
+    neighbours = Neighbours()
+
+    def collect() -> dict[str, Any]:
+        result.provenance["neighbours"] = neighbours.share()
+        result.warnings = [*prompts.warnings, *warnings(runs, result.provenance["neighbours"])]
+        data: dict[str, Any] = {
+            "prompts": prompts.as_dict(),
+            "arms": [{"label": run.arm.name, "overall": figures(run)} for run in runs if run.rounds],
+        }
+        if curves and len(data["arms"]) == 2:
+            found = measured(runs[1], curves[0])
+            data |= {"measured": asdict(found), "diagnosis": asdict(diagnose(found))}
+        return data
+
+    with kept(result), recording(result, out, collect) as save:
+        drafter, options = settled(llm, contender.drafter, contender.options)
+        params = replace(config.params, max_tokens=config.tokens)
+        plain = Arm("plain", llm, params=params, batch=config.batch)
+        fast = CountingArm(
+            contender.label, llm, drafter, contender.draft_tokens, options, params, config.batch, against=plain
+        )
+        runs += line_up([plain, fast], prompts.ids, prompts.categories)
+        past = sum(len(ids) for ids in prompts.ids) // len(prompts.ids) + config.tokens // 2
+        curves.append(target_costs(llm.target, past, max(ROWS)))
+        race(runs, config.rounds, advance, config.seconds, save, config.seed)
+    return result

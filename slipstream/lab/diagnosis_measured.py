@@ -1,0 +1,260 @@
+"""What a doctor or a tuner has to know of a target, a drafter and a machine, all of it measured in one interleaved run;
+and what the closed forms make of it.
+
+Acceptance is counted by position among rounds that drafted so deep. How often a drafter drafts so deep is counted among
+rounds that *had room* to: the last rounds of a text have not, and `predict` shortens those itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slipstream.core import theory
+from slipstream.core.cost_curve import CostCurve
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Drafter
+from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.sequence import Sequence
+from slipstream.core.stats import SpecStats
+from slipstream.core.target import TargetOut
+from slipstream.core.theory import Prediction, predict
+from slipstream.lab.measure import Arm, Run
+
+if TYPE_CHECKING:
+    from slipstream.core.target import Target
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+@dataclass(frozen=True)
+class Measured(Strict):
+    """Times in seconds, of the whole batch.
+
+    costs          the target by rows, levelled to what plain decoding took in the same run.
+    draft_tokens   K, most guesses deep a round.
+    position_rates, drafted   as `theory.predict` takes them, one for each depth that was ever drafted.
+    width          guesses a level of depth: 1 for chains.
+    draft_fixed, draft_each   drafting and observing: a round, and each level of depth more.
+    round_host, plain_host    verification and bookkeeping of a round, and of a plain step.
+    prefill, draft_prefill    the pass that reads the prompt, and what the drafter adds to it.
+    tokens         of a text.
+    batch          sequences decoded at once.
+    speedup        (value, low, high) over plain decoding as the clock saw it, with its 95 % interval; None: not raced.
+    experts        (picked by a token, in all) of a mixture of experts.
+    """
+
+    costs: CostCurve
+    draft_tokens: int
+    position_rates: tuple[float, ...]
+    drafted: tuple[float, ...]
+    width: float = 1.0
+    draft_fixed: float = 0.0
+    draft_each: float = 0.0
+    round_host: float = 0.0
+    plain_host: float = 0.0
+    prefill: float = 0.0
+    draft_prefill: float = 0.0
+    tokens: int = 64
+    batch: int = 1
+    speedup: tuple[float, float, float] | None = None
+    experts: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("draft_tokens", "tokens", "batch"):
+            check_integer(name, getattr(self, name), 1)
+        for name in (
+            "draft_fixed", "draft_each", "round_host", "plain_host", "prefill", "draft_prefill", "width",
+        ):  # fmt: skip
+            check_number(name, getattr(self, name), 0.0, float("inf"))
+
+    @property
+    def plain_step(self) -> float:
+        return self.costs(self.batch) + self.plain_host
+
+    @property
+    def draft_seconds(self) -> float:
+        """Of drafting a round."""
+        return self.draft_fixed + self.draft_each * self.draft_tokens
+
+    @property
+    def c(self) -> float:
+        """One draft step over one plain step."""
+        return self.draft_seconds / self.draft_tokens / self.plain_step
+
+    @property
+    def host(self) -> float:
+        """What a round has of host work beyond a plain step, in plain steps."""
+        return max(0.0, self.round_host - self.plain_host) / self.plain_step
+
+    @property
+    def rows(self) -> float:
+        """Of a round that drafts to full depth."""
+        return self.batch * (1 + self.width * self.draft_tokens)
+
+    @property
+    def checking(self) -> float:
+        """Checking a full draft over a plain step of the target."""
+        return self.costs(self.rows) / self.costs(self.batch)
+
+    @property
+    def tokens_a_round(self) -> float:
+        return 1 + sum(rate * share for rate, share in zip(self.position_rates, self.drafted, strict=True))
+
+    def prediction(self, draft_tokens: int | None = None) -> Prediction:
+        """Of a text, with drafts as deep as measured or shorter ones of the same drafter."""
+        depth = self.draft_tokens if draft_tokens is None else draft_tokens
+        deep = min(depth, len(self.position_rates))
+        return predict(
+            self.position_rates[:deep],
+            self.by_depth(),
+            self.draft_fixed + self.draft_each * depth if depth else 0.0,
+            drafted=self.drafted[:deep] if deep else None,
+            round_host=self.round_host,
+            plain_host=self.plain_host,
+            prefill=self.prefill,
+            draft_prefill=self.draft_prefill if depth else 0.0,
+            tokens=self.tokens,
+        )
+
+    def by_depth(self) -> CostCurve:
+        """Seconds of the target in a round of d - 1 levels, for d = 1, 2, ...: batch and width are in it."""
+        depths = range(max(1, self.draft_tokens) + 1)
+        return CostCurve(
+            tuple(d + 1 for d in depths), tuple(self.costs(self.batch * (1 + self.width * d)) for d in depths)
+        )
+
+    def best_length(self) -> tuple[int, float]:
+        """(draft length up to the one measured, its predicted speed-up); 0 where none pays."""
+        gains = [(k, self.prediction(k).speedup) for k in range(1, self.draft_tokens + 1)]
+        return max([(0, 1.0), *gains], key=lambda pair: pair[1])
+
+    def break_even(self) -> float | None:
+        """The acceptance rate at which a round that drafts costs what it yields; None if not even 1 is enough."""
+        relative = CostCurve(self.by_depth().rows, tuple(s / self.costs(self.batch) for s in self.by_depth().seconds))
+        return theory.break_even(self.draft_tokens, self.c, relative, 1, self.host)
+
+    def alone(self) -> Measured:
+        """One sequence at a time. What batches share equally (host, draft) is taken to shrink with them; a draft model
+        shrinks less, so this flatters batch 1 a little."""
+        share = {
+            name: getattr(self, name) / self.batch
+            for name in ("draft_fixed", "draft_each", "round_host", "plain_host", "prefill", "draft_prefill")
+        }
+        return replace(self, batch=1, speedup=None, **share)
+
+
+@dataclass
+class Tally:
+    """Of all rounds: able[j], those that had room for a guess at depth j; drafted[j], those that made one."""
+
+    able: Counter[int] = field(default_factory=Counter)
+    drafted: Counter[int] = field(default_factory=Counter)
+
+    def share(self, depth: int) -> float:
+        return min(1.0, self.drafted[depth] / self.able[depth]) if self.able[depth] else 0.0
+
+
+class Counting:
+    """A drafter that passes everything on to another one and keeps a tally."""
+
+    def __init__(self, drafter: Drafter, tally: Tally):
+        self.drafter, self.tally = drafter, tally
+        self.name, self.taps = drafter.name, drafter.taps
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        draft = self.drafter.propose(seqs, budget)
+        for b, room in enumerate(budget):
+            nodes = range(draft.splits[b], draft.splits[b + 1])
+            deep = max((draft.depths[n] for n in nodes if draft.votes is None or draft.votes[n]), default=0)
+            self.tally.able.update(range(1, room + 1))
+            self.tally.drafted.update(range(1, deep + 1))
+        return draft
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        self.drafter.observe(seqs, draft, out, verdict)
+
+    def release(self, seq_id: int) -> None:
+        self.drafter.release(seq_id)
+
+
+@dataclass(frozen=True, eq=False)
+class CountingArm(Arm):
+    """An arm whose drafter is tallied."""
+
+    tally: Tally = field(default_factory=Tally)
+
+    def prepare(self) -> Any:
+        return Counting(super().prepare(), self.tally)
+
+
+def measured(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:
+    """From a run of a `CountingArm` behind its plain one, and the target's curve as `measure_costs` gives it.
+
+    short: the same drafter with shorter drafts, which tells the price of a level of depth from that of a round; without
+    it the price is taken to grow in proportion.
+    """
+    assert run.plain is not None
+    assert isinstance(run.arm, CountingArm)
+    batch, k, tally = run.arm.batch, run.arm.draft_tokens, run.arm.tally
+    stats, plain = run.stats(), run.plain.stats()
+    texts = len(run.prompts) * run.rounds
+    prefill = run.plain.first_token_seconds()
+    first = max(0.0, run.first_token_seconds() - prefill)
+    depths = [d for d in range(1, k + 1) if stats.drafted_at[d] and tally.share(d) > 0]
+    shares = np.minimum.accumulate([tally.share(d) for d in depths]).tolist() if depths else []
+    draft = _a_round(run, first)
+    if short is not None and short.arm.draft_tokens < k:
+        each = max(0.0, (draft - _a_round(short, first)) / (k - short.arm.draft_tokens))
+        fixed = max(0.0, draft - each * k)
+    else:
+        each, fixed = draft / k, 0.0
+    step = batch * max(1e-9, plain.seconds["target"] - texts / batch * prefill) / max(1, plain.rounds - texts)
+    level = step / costs(batch)
+    gain = run.speedup()
+    return Measured(
+        costs=CostCurve(costs.rows, tuple(level * s for s in costs.seconds)),
+        draft_tokens=k,
+        position_rates=tuple(stats.accepted_at[d] / stats.drafted_at[d] for d in depths),
+        drafted=tuple(shares),
+        width=max(1.0, stats.proposed / max(1, sum(stats.drafted_at.values()))),
+        draft_fixed=fixed,
+        draft_each=each,
+        round_host=_host(stats, batch),
+        plain_host=_host(plain, batch),
+        prefill=prefill,
+        draft_prefill=first,
+        tokens=max(1, round(plain.tokens / texts)),
+        batch=batch,
+        speedup=(gain.value, gain.low, gain.high),
+        experts=experts(run.arm.llm.target),
+    )
+
+
+def _a_round(run: Run, first: float) -> float:
+    """Seconds of drafting a round of the whole batch; `first`: what the drafter took to read the prompt."""
+    stats, texts = run.stats(), len(run.prompts) * run.rounds
+    batch = run.arm.batch
+    return batch * max(0.0, stats.seconds["draft"] - texts / batch * first) / max(1, stats.rounds - texts)
+
+
+def _host(stats: SpecStats, batch: int) -> float:
+    return batch * (stats.seconds["host"] + stats.seconds["verify"]) / max(1, stats.rounds)
+
+
+def experts(target: Target) -> tuple[int, int] | None:
+    found = getattr(getattr(target, "config", None), "experts", None)
+    return None if found is None else (found.per_token, found.count)
+
+
+def target_costs(target: Target, past: int, most: int) -> CostCurve:
+    """The target by rows, up to `most` (as far as its context goes)."""
+    from slipstream.targets.target_costs import measure_costs
+
+    room = max(1, target.context - 2)
+    rows = [n for n in ROWS if n <= min(most, room // 2)] or [1]
+    return measure_costs(target, rows, past=max(1, min(past, room - max(rows))), plain=True)

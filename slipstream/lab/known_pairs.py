@@ -1,0 +1,239 @@
+"""Pairs of target and draft that are recommended, what they are said to reach, and where that is said.
+
+Shapes are those of the published config.json files, so sizes are counted, not quoted. A figure that no source gives is
+None and is shown as "no published figure".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from slipstream.core.params import Strict
+from slipstream.core.theory import best_gamma, break_even, speedup
+from slipstream.errors import ParameterError, did_you_mean
+from slipstream.lab.hardware import Hardware
+from slipstream.lab.roofline import ModelSize, devices_needed, pair_costs
+from slipstream.models.config import DecoderConfig
+from slipstream.models.facts import ModelFacts
+
+NOTEBOOK = 'tutorial "Speculative Decoding: 2-3x Faster LLM Inference"'
+CHAPTER = 'course chapter "07. Speculative Decoding"'
+GPT_FAST = "gpt-fast README: 25.25 to 48.4 tokens/s, both int4, A100, batch 1"
+
+ASSUMED_ACCEPTANCE = 0.7
+"""Where no source gives an acceptance rate. Shown as assumed."""
+
+LONGEST_DRAFT = 16
+
+
+@dataclass(frozen=True)
+class KnownModel(Strict):
+    """A model of the registry.
+
+    hub        its id on the Hugging Face hub.
+    tokenizer  name of the vocabulary: models of one name give the same tokens the same ids, special ones aside.
+    config     what its config.json says of its shape.
+    """
+
+    name: str
+    hub: str
+    tokenizer: str
+    config: Mapping[str, Any]
+
+    @cached_property
+    def facts(self) -> ModelFacts:
+        """As `facts.facts` would find them; the tokenizer itself is not here."""
+        return ModelFacts(self.name, Path(), DecoderConfig.from_dict(self.config), None, False)
+
+    @property
+    def size(self) -> ModelSize:
+        return ModelSize.of(self.facts, self.name)
+
+
+def _llama(
+    width: int, layers: int, heads: int, kv_heads: int, inner: int, vocab: int, context: int, **more: Any
+) -> Any:
+    shape = {
+        "model_type": "llama",
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": inner,
+        "vocab_size": vocab,
+        "max_position_embeddings": context,
+    }
+    return MappingProxyType(shape | more)
+
+
+def _gpt2(width: int, layers: int, heads: int) -> Any:
+    shape = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": 1024, "vocab_size": 50257}
+    return MappingProxyType({"model_type": "gpt2"} | shape)
+
+
+_TIED = {"tie_word_embeddings": True}
+_QWEN = {"model_type": "qwen2", "tie_word_embeddings": False}
+_EXPERTS = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+
+MODELS = {
+    model.name: model
+    for model in (
+        KnownModel("Llama-2-70B", "meta-llama/Llama-2-70b-hf", "Llama 2", _llama(8192, 80, 64, 8, 28672, 32000, 4096)),
+        KnownModel("Llama-2-7B", "meta-llama/Llama-2-7b-hf", "Llama 2", _llama(4096, 32, 32, 32, 11008, 32000, 4096)),
+        KnownModel("CodeLlama-70B", "codellama/CodeLlama-70b-hf", "Llama 2",
+                   _llama(8192, 80, 64, 8, 28672, 32016, 16384)),
+        KnownModel("CodeLlama-7B-Python", "codellama/CodeLlama-7b-Python-hf", "Llama 2",
+                   _llama(4096, 32, 32, 32, 11008, 32000, 16384)),
+        KnownModel("Llama-3-70B", "meta-llama/Meta-Llama-3-70B-Instruct", "Llama 3",
+                   _llama(8192, 80, 64, 8, 28672, 128256, 8192)),
+        KnownModel("Llama-3-8B", "meta-llama/Meta-Llama-3-8B-Instruct", "Llama 3",
+                   _llama(4096, 32, 32, 8, 14336, 128256, 8192)),
+        KnownModel("Llama-3.1-70B", "meta-llama/Llama-3.1-70B-Instruct", "Llama 3",
+                   _llama(8192, 80, 64, 8, 28672, 128256, 131072)),
+        KnownModel("Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct", "Llama 3",
+                   _llama(4096, 32, 32, 8, 14336, 128256, 131072)),
+        KnownModel("Llama-3.2-3B", "meta-llama/Llama-3.2-3B-Instruct", "Llama 3",
+                   _llama(3072, 28, 24, 8, 8192, 128256, 131072, **_TIED)),
+        KnownModel("Llama-3.2-1B", "meta-llama/Llama-3.2-1B-Instruct", "Llama 3",
+                   _llama(2048, 16, 32, 8, 8192, 128256, 131072, **_TIED)),
+        KnownModel("Mixtral-8x7B", "mistralai/Mixtral-8x7B-Instruct-v0.1", "Mistral",
+                   _llama(4096, 32, 32, 8, 14336, 32000, 32768, **_EXPERTS)),
+        KnownModel("Mistral-7B", "mistralai/Mistral-7B-Instruct-v0.2", "Mistral",
+                   _llama(4096, 32, 32, 8, 14336, 32000, 32768, model_type="mistral", sliding_window=None)),
+        KnownModel("Qwen2.5-72B", "Qwen/Qwen2.5-72B-Instruct", "Qwen 2.5",
+                   _llama(8192, 80, 64, 8, 29568, 152064, 32768, **_QWEN)),
+        KnownModel("Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct", "Qwen 2.5",
+                   _llama(3584, 28, 28, 4, 18944, 152064, 32768, **_QWEN)),
+        KnownModel("GPT-2-XL", "openai-community/gpt2-xl", "GPT-2", _gpt2(1600, 48, 25)),
+        KnownModel("GPT-2", "openai-community/gpt2", "GPT-2", _gpt2(768, 12, 12)),
+        KnownModel("DistilGPT-2", "distilbert/distilgpt2", "GPT-2", _gpt2(768, 6, 12)),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KnownPair(Strict):
+    """A recommendation.
+
+    source        who recommends it.
+    acceptance    (low, high) of the published acceptance rate, and `acceptance_source`; None: no published figure.
+    speedup       likewise.
+    draft_tokens  draft length that the source uses, if it names one.
+    note          what else there is to know, in one sentence.
+    """
+
+    target: str
+    draft: str
+    source: str
+    acceptance: tuple[float, float] | None = None
+    acceptance_source: str = ""
+    speedup: tuple[float, float] | None = None
+    speedup_source: str = ""
+    draft_tokens: int | None = None
+    note: str = ""
+
+
+PAIRS = (
+    KnownPair("Llama-2-70B", "Llama-2-7B", CHAPTER, speedup=(1.92, 1.92), speedup_source=GPT_FAST, draft_tokens=4),
+    KnownPair("Llama-3.1-70B", "Llama-3.2-3B", NOTEBOOK, (0.75, 0.80), NOTEBOOK, (2.0, 3.0), NOTEBOOK, 5,
+              note="the tutorial writes Meta-Llama-3.2-3B-Instruct; the hub's id has no Meta-"),
+    KnownPair("Llama-3.1-70B", "Llama-3.1-8B", NOTEBOOK, speedup=(2.0, 3.0), speedup_source=NOTEBOOK,
+              note="the figure is said of Llama 3 70B + 8B"),
+    KnownPair("Llama-3-70B", "Llama-3-8B", NOTEBOOK, speedup=(2.5, 2.5),
+              speedup_source=NOTEBOOK + ": about 20 to 50 tokens/s",
+              note="the tutorial also names a Llama 3 7B, which does not exist"),
+    KnownPair("Llama-3.2-3B", "Llama-3.2-1B", "Slipstream",
+              note="same family and vocabulary, but the draft is more than a third of the target"),
+    KnownPair("CodeLlama-70B", "CodeLlama-7B-Python", CHAPTER,
+              note="the heads differ by 16 rows (infilling tokens), which is harmless; code in other languages will be "
+              "accepted less"),
+    KnownPair("Mixtral-8x7B", "Mistral-7B", NOTEBOOK, (0.70, 0.70), NOTEBOOK, (1.5, 2.0), NOTEBOOK,
+              note="the draft reads over half of what one row of the target reads, and checking more rows wakes more "
+              "experts"),
+    KnownPair("Qwen2.5-72B", "Qwen2.5-7B", NOTEBOOK, (0.75, 0.75), NOTEBOOK, (2.0, 2.5), NOTEBOOK),
+    KnownPair("GPT-2-XL", "DistilGPT-2", NOTEBOOK, (0.65, 0.65), NOTEBOOK, (1.5, 1.5), NOTEBOOK, 5,
+              note="a demonstration that runs on a CPU"),
+    KnownPair("GPT-2-XL", "GPT-2", NOTEBOOK),
+    KnownPair("GPT-2", "DistilGPT-2", NOTEBOOK, speedup=(1.5, 1.5),
+              speedup_source=NOTEBOOK + ': "modest (~1.5x)" for the GPT-2 family on a CPU', draft_tokens=5,
+              note="the draft reads two thirds of the target's bytes, so even on a CPU it pays only above 66 %"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outlook(Strict):
+    """What the closed form expects of a pair at batch 1, beside what is published.
+
+    acceptance   used for the prediction; `assumed` if no source gives one.
+    parameter_ratio  parameters of the draft over those of the target.
+    c            cost of a draft step in target steps, by the roofline.
+    draft_tokens, speedup   the best draft length and what it gives; 0 and 1 if none pays.
+    break_even   smallest acceptance at which some draft length is no loss; None if none is.
+    """
+
+    hardware: Hardware
+    acceptance: float
+    assumed: bool
+    parameter_ratio: float
+    c: float
+    draft_tokens: int
+    speedup: float
+    break_even: float | None
+
+
+def outlook(pair: KnownPair, hardware: Hardware, acceptance: float | None = None, context: int = 1024) -> Outlook:
+    """On the fewest devices of this kind that hold both models in 16 bits, one sequence of `context` tokens.
+
+    Raises ParameterError if 64 of them do not.
+    """
+    target, draft = MODELS[pair.target].size, MODELS[pair.draft].size
+    devices = devices_needed((target, draft), hardware, 1, context)
+    if devices is None:
+        raise ParameterError(f"{pair.target} and {pair.draft} do not fit into 64 x {hardware.name}")
+    hardware = hardware.times(devices)
+    said = pair.acceptance and sum(pair.acceptance) / 2
+    alpha = acceptance if acceptance is not None else said or ASSUMED_ACCEPTANCE
+    costs = pair_costs(target, draft, hardware, 1, context)
+    gamma = best_gamma(alpha, costs.c, LONGEST_DRAFT, costs.target)
+    evens = [break_even(k, costs.c, costs.target) for k in range(1, LONGEST_DRAFT + 1)]
+    return Outlook(
+        hardware=hardware,
+        acceptance=alpha,
+        assumed=acceptance is not None or said is None,
+        parameter_ratio=draft.parameters / target.parameters,
+        c=costs.c,
+        draft_tokens=gamma,
+        speedup=speedup(alpha, gamma, costs.c, costs.target),
+        break_even=min((even for even in evens if even is not None), default=None),
+    )
+
+
+def _key(name: str) -> str:
+    """A name without what varies from one spelling to the next: owner, case, punctuation, kind of tuning."""
+    name = re.sub(r"[^a-z0-9.]", "", name.rstrip("/").rsplit("/", 1)[-1].lower())
+    return re.sub(r"^meta|instruct|chat|hf$|v0\.[12]", "", name).removesuffix("hf")
+
+
+def known_model(name: str) -> KnownModel | None:
+    """The registry's model of that name, hub id or folder name, however it is spelt; None if there is none."""
+    wanted = _key(name)
+    return next((m for m in MODELS.values() if wanted in (_key(m.name), _key(m.hub))), None)
+
+
+def require_model(name: str) -> KnownModel:
+    """`known_model`, or ParameterError."""
+    model = known_model(name)
+    if model is None:
+        raise ParameterError(f"{name!r} is no model of the registry", fix=did_you_mean(name, MODELS))
+    return model
+
+
+def published(target: str, draft: str) -> KnownPair | None:
+    """What is recorded of these two names of the registry."""
+    return next((p for p in PAIRS if (p.target, p.draft) == (target, draft)), None)

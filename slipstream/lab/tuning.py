@@ -1,0 +1,293 @@
+"""`slipstream tune`: which drafter, how far, and when not at all, for these prompts on this machine.
+
+    1. record   plain decoding and every drafter go through the prompts in turns: acceptance by position, what a
+                draft costs, what the host does. Drafters whose price grows with their length run a second, short time.
+    2. predict  the closed forms give every drafter's speed-up at every length up to the one recorded.
+    3. confirm  the best few run against plain decoding, interleaved.
+
+The choice is the fastest of those confirmed whose 95 % interval lies above 1; if there is none, the choice is "none".
+Nothing is carried from one run to another: machines drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream.core.cost_curve import CostCurve
+from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
+from slipstream.errors import ParameterError
+from slipstream.lab.benchmark import Contender, figures, kept, warnings
+from slipstream.lab.configs import Choice, others, slipstream
+from slipstream.lab.diagnosis_measured import CountingArm, Measured, measured, target_costs
+from slipstream.lab.measure import FEWEST_ROUNDS, WEIGHTLESS, Arm, Run, line_up, passes, race, settled
+from slipstream.lab.prompts import PromptSet
+from slipstream.lab.provenance import Neighbours, provenance
+from slipstream.lab.results import Result, recording
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM
+
+SHORT = 2
+"""Draft length of the second recording."""
+RECORDED = 2
+"""Timed passes of a recording: one would leave every prediction to what disturbed it."""
+BATCHES = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class TuneConfig(Strict):
+    """tokens   a prompt, most.
+    confirm  how many of the predicted best are raced against plain decoding.
+    rounds, seconds   of that race, as in `BenchConfig`.
+    """
+
+    tokens: int = 64
+    confirm: int = 3
+    rounds: int = 5
+    seconds: float = 45.0
+    batch: int = 1
+    seed: int = 0
+    params: SamplingParams = field(default_factory=SamplingParams)
+
+    def __post_init__(self) -> None:
+        check_integer("tokens", self.tokens, 2)
+        for name in ("confirm", "rounds", "batch"):
+            check_integer(name, getattr(self, name), 1)
+        check_number("seconds", self.seconds, 0.0, float("inf"))
+
+
+@dataclass(frozen=True)
+class Candidate(Strict):
+    """A drafter (its place among the contenders) at a draft length, and what is predicted of it."""
+
+    contender: int
+    label: str
+    draft_tokens: int
+    predicted: float
+
+
+def candidates(labels: Seq[str], facts: Seq[Measured]) -> list[Candidate]:
+    """Every drafter at every length that was recorded or is shorter, best first. A tree is cut to the depths of its
+    length with as many guesses a level as were recorded."""
+    found = [
+        Candidate(i, label, k, predicted(m, k))
+        for i, (label, m) in enumerate(zip(labels, facts, strict=True))
+        for k in range(1, m.draft_tokens + 1)
+    ]
+    return sorted(found, key=lambda c: (-c.predicted, c.draft_tokens))
+
+
+def predicted(m: Measured, draft_tokens: int) -> float:
+    """Speed-up at a draft length: the closed form, levelled to what the recording itself came to at its own length. The
+    form takes a row to cost what it costs among rounds of equal width; in decoding the widths change, and caches are
+    colder, by the same share at every length."""
+    form = m.prediction(draft_tokens).speedup
+    return form if m.speedup is None else form * m.speedup[0] / m.prediction(m.draft_tokens).speedup
+
+
+def shortlist(found: Seq[Candidate], most: int) -> list[Candidate]:
+    """The best of each drafter, then, if there is room left, the next best lengths of the winner, two apart at least:
+    neighbours are the same within the noise. Drafters that are predicted to lose are raced only if all are."""
+    best = list({c.contender: c for c in reversed(found)}.values())
+    best.sort(key=lambda c: -c.predicted)
+    out = [c for c in best if c.predicted > 1][:most] or best[:1]
+    for c in found:
+        taken = [o.draft_tokens for o in out if o.contender == c.contender]
+        if len(out) < most and c.contender == out[0].contender and min(abs(c.draft_tokens - k) for k in taken) > 1:
+            out.append(c)
+    return out
+
+
+def lengths_by_batch(m: Measured, batches: Seq[int] = BATCHES) -> list[tuple[int, int, int]]:
+    """Best draft length by batch size as [(from, to, K), ...], K = 0 from where speculation does not pay; predicted
+    from the target's curve. Only for facts of batch 1: draft and host are taken to cost each sequence the same again,
+    as lookups do, or, where a level of depth has a price of its own (models), to cost the batch what the target's rows
+    do. A larger batch is never given longer drafts.
+    """
+    if m.batch != 1:
+        raise ParameterError(f"the off-switch is predicted from batch 1, these figures are of batch {m.batch}")
+    each: list[tuple[int, int]] = []
+    for batch in batches:
+        if batch > max(m.costs.rows):
+            break
+        grown = m.costs(batch) / m.costs(1)
+        at = replace(
+            m, batch=batch, speedup=None, draft_each=m.draft_each * grown,
+            draft_fixed=m.draft_fixed * (grown if m.draft_each else batch), draft_prefill=m.draft_prefill * batch,
+            round_host=m.round_host * batch, plain_host=m.plain_host * batch, prefill=m.prefill * batch,
+        )  # fmt: skip
+        longest = each[-1][1] if each else m.draft_tokens  # a larger batch never affords longer drafts
+        each.append((batch, replace(at, draft_tokens=longest).best_length()[0] if longest else 0))
+    out: list[tuple[int, int, int]] = []
+    for i, (batch, k) in enumerate(each):
+        end = each[i + 1][0] - 1 if i + 1 < len(each) else batch
+        if out and out[-1][2] == k:
+            out[-1] = (out[-1][0], end, k)
+        else:
+            out.append((batch, end, k))
+    return out
+
+
+def choose(raced: Seq[dict[str, Any]]) -> dict[str, Any] | None:
+    """The fastest whose whole 95 % interval lies above plain decoding, or None. raced: with "speedup" as {value, low,
+    high}, and "exact", whether its texts were plain decoding's."""
+    paying = [each for each in raced if each["speedup"]["low"] > 1 and each["exact"]]
+    return max(paying, key=lambda each: each["speedup"]["value"], default=None)
+
+
+def steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: TuneConfig) -> int:
+    """How often `tune` calls `advance`, at most."""
+    one = line_up([Arm("", llm, batch=config.batch)], prompts.ids, prompts.categories)
+    recorded = 1 + sum(1 + _has_slope(c) for c in contenders)
+    return passes(one * recorded, RECORDED) + passes(one * (1 + config.confirm), config.rounds)
+
+
+def _has_slope(contender: Contender) -> bool:
+    """Whether the price of a draft grows with its length; what looks up has its answer at once."""
+    names = contender.drafter if isinstance(contender.drafter, list) else [contender.drafter]
+    return contender.draft_tokens > SHORT and not all(name in WEIGHTLESS for name in names)
+
+
+def tune(
+    llm: LLM,
+    contenders: Seq[Contender],
+    prompts: PromptSet,
+    config: TuneConfig,
+    out: str | Path | None = None,
+    advance: Callable[[], None] = lambda: None,
+    origin: Choice | None = None,
+) -> Result:
+    """contenders: drafters with the longest drafts to consider. origin: what target, draft and engine are called, for
+    the configurations that are written. An interruption leaves what was measured."""
+    for c in contenders:
+        check_integer(f"draft_tokens of {c.label}", c.draft_tokens, 1)
+    named = [{"label": c.label, "longest": c.draft_tokens} for c in contenders]
+    result = Result(
+        "tune", {"contenders": named, **asdict(config)}, provenance(llm, config.seed, prompts=prompts.digest)
+    )
+    work = _Tuning(llm, contenders, prompts, config, origin or Choice("none"))
+    neighbours = Neighbours()
+
+    def collect() -> dict[str, Any]:
+        result.provenance["neighbours"] = neighbours.share()
+        result.warnings = [*prompts.warnings, *warnings(work.raced, result.provenance["neighbours"]), *work.doubts()]
+        return {"prompts": prompts.as_dict()} | work.data()
+
+    with kept(result, "drafters"), recording(result, out, collect) as save:
+        work.record(advance)
+        save()
+        work.confirm(advance, save)
+    return result
+
+
+class _Tuning:
+    """The state of one run: what was recorded, what is predicted, what was confirmed."""
+
+    def __init__(self, llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: TuneConfig, origin: Choice):
+        self.llm, self.contenders, self.prompts, self.config, self.origin = llm, contenders, prompts, config, origin
+        self.facts: list[Measured] = []
+        self.shortlisted: list[Candidate] = []
+        self.recorded: list[Run] = []
+        self.raced: list[Run] = []
+        self._ready: list[tuple[Any, dict[str, Any]]] = []
+        self._names: list[str] = []
+
+    def record(self, advance: Callable[[], None]) -> None:
+        plain = self._plain()
+        arms: list[Arm] = [plain]
+        for c in self.contenders:
+            self._ready.append(settled(self.llm, c.drafter, c.options))
+            self._names.append(_name(self._ready[-1][0]))
+            arms.append(self._arm(len(self._ready) - 1, c.draft_tokens, plain))
+            if _has_slope(c):
+                arms.append(self._arm(len(self._ready) - 1, SHORT, plain))
+        most = self.config.batch * (1 + max(c.draft_tokens for c in self.contenders))
+        costs = self._costs(max(most, 64))
+        self.recorded = line_up(arms, self.prompts.ids, self.prompts.categories)
+        race(self.recorded, RECORDED, advance, seed=self.config.seed)
+        runs = iter(self.recorded[1:])
+        for c in self.contenders:
+            long, short = next(runs), next(runs) if _has_slope(c) else None
+            self.facts.append(measured(long, costs, short))
+        self.shortlisted = shortlist(candidates([c.label for c in self.contenders], self.facts), self.config.confirm)
+
+    def confirm(self, advance: Callable[[], None], save: Callable[[], None]) -> None:
+        plain = self._plain()
+        arms: list[Arm] = [plain, *(self._arm(c.contender, c.draft_tokens, plain) for c in self.shortlisted)]
+        self.raced += line_up(arms, self.prompts.ids, self.prompts.categories)
+        race(self.raced, self.config.rounds, advance, self.config.seconds, save, self.config.seed + 1)
+
+    def data(self) -> dict[str, Any]:
+        """What is known so far."""
+        table = [
+            {"label": c.label, "measured": asdict(m), "predicted": [predicted(m, k) for k in _lengths(m)]}
+            for c, m in zip(self.contenders, self.facts, strict=False)
+        ]
+        raced: list[dict[str, Any]] = [
+            {"label": c.label, "contender": c.contender, "draft_tokens": c.draft_tokens, "predicted": c.predicted}
+            | {"speedup": asdict(run.speedup()), "exact": run.exact, "overall": figures(run), "rounds": run.rounds}
+            for c, run in zip(self.shortlisted, self.raced[1:], strict=False)
+            if run.rounds
+        ]
+        enough = min(FEWEST_ROUNDS, self.config.rounds)  # fewer, after an interruption, give no interval
+        best = choose([each for each in raced if each["rounds"] >= enough])
+        found: dict[str, Any] = {"drafters": table, "raced": raced, "choice": None, "configs": None}
+        if raced:
+            picked = replace(self.origin, drafter="none", draft_tokens=0)
+            if best is not None:
+                m, i = self.facts[best["contender"]], best["contender"]
+                lengths = lengths_by_batch(m) if self.config.batch == 1 else []
+                found["choice"] = {k: best[k] for k in ("label", "contender", "draft_tokens", "predicted", "speedup")}
+                found["choice"] |= {"drafter": self._names[i], "lengths": lengths}
+                found["choice"]["break_even"] = replace(m, draft_tokens=best["draft_tokens"]).break_even()
+                options = self.contenders[i].options
+                picked = replace(
+                    self.origin, drafter=self._names[i], draft_tokens=best["draft_tokens"], lengths=lengths,
+                    options={k: v for k, v in options.items() if k not in ("head", "model")},
+                )  # fmt: skip
+            found["configs"] = configurations(picked)
+        return found
+
+    def doubts(self) -> list[str]:
+        return [
+            f"{run.arm.name}: predicted {c.predicted:.2f}x, measured {run.speedup().value:.2f}x; what was recorded did "
+            "not hold for the race, so other predictions may be off too"
+            for c, run in zip(self.shortlisted, self.raced[1:], strict=False)
+            if run.rounds and abs(c.predicted / run.speedup().value - 1) > 0.2
+        ]
+
+    def _plain(self) -> Arm:
+        params = replace(self.config.params, max_tokens=self.config.tokens)
+        return Arm("plain", self.llm, params=params, batch=self.config.batch)
+
+    def _arm(self, contender: int, k: int, plain: Arm) -> CountingArm:
+        drafter, options = self._ready[contender]
+        label = self.contenders[contender].label
+        return CountingArm(label, self.llm, drafter, k, options, plain.params, plain.batch, against=plain)
+
+    def _costs(self, most: int) -> CostCurve:
+        past = sum(map(len, self.prompts.ids)) // len(self.prompts.ids) + self.config.tokens // 2
+        return target_costs(self.llm.target, past, most)
+
+
+def configurations(picked: Choice) -> dict[str, Any]:
+    """For Slipstream, and for whatever else one may serve with; "embedded" stands for a folder there."""
+    from slipstream.llm import checkpoint_of
+
+    folder = None if picked.draft is None else str(checkpoint_of(picked.draft, "draft"))
+    elsewhere = others(replace(picked, draft=folder))
+    return {"slipstream": slipstream(picked)} | {name: made.as_dict() for name, made in elsewhere.items()}
+
+
+def _name(drafter: Any) -> str:
+    """In the registry; of a stack, its members."""
+    if isinstance(drafter, list):
+        return "+".join(map(_name, drafter))
+    return drafter if isinstance(drafter, str) else str(drafter.name)
+
+
+def _lengths(m: Measured) -> range:
+    return range(1, m.draft_tokens + 1)

@@ -1,0 +1,490 @@
+"""`DecoderConfig`: what kind of decoder a checkpoint is, normalised from its Hugging Face `config.json`.
+
+Both executors build the model from this alone, so every difference between families (norm, bias, rotary
+scaling, windows, experts) is decided here, once. What is not understood is refused, never ignored: a rotary
+scaling that is silently dropped yields fluent nonsense after a few thousand tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.errors import ConfigError, UnsupportedModelError
+from slipstream.models.checkpoint import read_json, resolve
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Mixture of experts: `count` MLPs of which a router picks `per_token`.
+
+    norm_topk  the weights of the picked experts are rescaled to sum to 1.
+    layers     for each layer, True if its MLP is a mixture.
+    """
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    norm_topk: bool
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """A decoder-only transformer: pre-norm blocks of causal attention and MLP, residual stream of width
+    `hidden_size` (d), `heads` query heads (H) and `kv_heads` key/value heads (Hk) of `head_dim` (D).
+
+    norm         "rms" (weight only) or "layer" (weight and bias), epsilon `norm_eps`.
+    activation   "silu", "gelu", "gelu_tanh" or "relu"; `gated`: down(act(gate(x)) * up(x)), else down(act(up(x))).
+    *_bias       which linear layers have one; `qk_norm`: RMS norm over D of each query and key head before rope.
+    position     "rope" or "learned" (embeddings added to the input).
+    rope_parameters  theta, type and the parameters of that type (see `rope`); empty for learned positions.
+    windows      for each layer, None (full attention) or W: a token sees itself and the W - 1 positions before it.
+    context      most positions that the checkpoint was made for.
+    eos_ids      ids that end a text, as in generation_config.json, else config.json; possibly empty.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    context: int
+    norm: str = "rms"
+    norm_eps: float = 1e-6
+    activation: str = "silu"
+    gated: bool = True
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    position: str = "rope"
+    rope_parameters: Mapping[str, Any] = field(default_factory=dict)
+    windows: tuple[int | None, ...] = ()
+    experts: Experts | None = None
+    tie_embeddings: bool = False
+    eos_ids: tuple[int, ...] = ()
+
+    @staticmethod
+    def load(source: str | Path) -> DecoderConfig:
+        """Read `config.json` (and `generation_config.json` where there is one) of a folder or hub id.
+
+        Raises ConfigError or UnsupportedModelError, and what `checkpoint.resolve` raises.
+        """
+        folder = resolve(source)
+        config = read_json(folder / "config.json")
+        generation = folder / "generation_config.json"
+        if generation.exists():
+            eos = read_json(generation).get("eos_token_id")
+            if eos is not None:
+                config = config | {"eos_token_id": eos}
+        return DecoderConfig.from_dict(config)
+
+    @staticmethod
+    def from_dict(config: Mapping[str, Any]) -> DecoderConfig:
+        """Normalise a parsed `config.json`, or `to_dict()` of a transformers configuration."""
+        model_type = config.get("model_type")
+        if not isinstance(model_type, str):
+            raise ConfigError("config.json has no model_type", fix="export the checkpoint again")
+        family = FAMILIES.get(model_type)
+        if family is None:
+            raise UnsupportedModelError(
+                f"the architecture {model_type!r} is not supported by the decoder target",
+                why="it supports " + ", ".join(sorted(FAMILIES)),
+                fix="use one of these",
+            )
+        if config.get("quantization_config"):
+            method = _object(config, "quantization_config").get("quant_method")
+            raise UnsupportedModelError(
+                f"the checkpoint is quantised ({method!r})",
+                why="the decoder target reads plain floating-point weights",
+                fix="use the unquantised checkpoint and quantize='int8'",
+            )
+        made = family(config)
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ConfigError(
+                f"{self.heads} heads do not divide among {self.kv_heads} key/value heads",
+                fix="correct config.json",
+            )
+        if self.position == "rope" and self.head_dim % 2:
+            raise ConfigError(
+                f"head_dim {self.head_dim} is odd",
+                why="rotary positions rotate pairs",
+                fix="correct config.json",
+            )
+        if self.experts and not 1 <= self.experts.per_token <= self.experts.count:
+            raise ConfigError(
+                f"num_experts_per_tok is {self.experts.per_token} of {self.experts.count} experts",
+                fix="correct config.json",
+            )
+        if self.position == "rope":
+            self.rope()  # refuses what it does not know, now rather than at the first token
+
+    def sparse(self, layer: int) -> bool:
+        """True if the MLP of `layer` is a mixture of experts."""
+        return self.experts is not None and self.experts.layers[layer]
+
+    def rope(self) -> tuple[Tensor, float]:
+        """Inverse frequencies, float64 [D/2], and the factor that multiplies cos and sin (1 except for YaRN).
+
+        The values are computed in float32 and only then widened: checkpoints were trained with float32
+        frequencies, and at position 100,000 the difference is 0.006 radians.
+        Sources: RoFormer (arXiv 2104.09864); linear: position interpolation (2306.15595); yarn (2309.00071);
+        llama3: the Llama 3.1 release. "dynamic" and "longrope" change the frequencies with the length of the
+        text, which keys already in the cache cannot follow; they are refused.
+        """
+        p = self.rope_parameters
+        kind = p.get("rope_type", p.get("type", "default"))
+        theta, dim = _positive(p, "rope_theta"), self.head_dim
+        powers = theta ** (torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim)  # [D/2]
+        inv_freq = 1.0 / powers  # [D/2]
+        scale = 1.0
+        if p.get("partial_rotary_factor", 1.0) != 1.0:
+            raise UnsupportedModelError(
+                f"partial_rotary_factor is {p['partial_rotary_factor']!r}, only 1.0 is supported",
+                fix="use a checkpoint without it; transformers itself runs this one, without speculation",
+            )
+        if kind == "linear":
+            inv_freq = inv_freq / _positive(p, "factor")
+        elif kind == "llama3":
+            inv_freq = _llama3(inv_freq, p)
+        elif kind == "yarn":
+            inv_freq, scale = _yarn(powers, theta, dim, p, self.context)
+        elif kind != "default":
+            raise UnsupportedModelError(
+                f"the rotary scaling {kind!r} is not supported",
+                why="it supports default, linear, llama3, yarn; ignoring the scaling would change the output",
+                fix="use a checkpoint without it; transformers itself runs this one, without speculation",
+            )
+        return inv_freq.to(torch.float64), scale
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Canonical name -> shape of every weight that this decoder has; linear weights are [out, in]."""
+        d, q, kv = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        out: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (self.vocab_size, d)}
+        if self.position == "learned":
+            out["embed_positions.weight"] = (self.context, d)
+
+        def linear(name: str, rows: int, columns: int, bias: bool) -> None:
+            out[f"{name}.weight"] = (rows, columns)
+            if bias:
+                out[f"{name}.bias"] = (rows,)
+
+        def norm(name: str) -> None:
+            out[f"{name}.weight"] = (d,)
+            if self.norm == "layer":
+                out[f"{name}.bias"] = (d,)
+
+        def mlp(name: str, width: int) -> None:
+            for part in ("gate", "up") if self.gated else ("up",):
+                linear(f"{name}.{part}_proj", width, d, self.mlp_bias)
+            linear(f"{name}.down_proj", d, width, self.mlp_bias)
+
+        for i in range(self.layers):
+            layer = f"layers.{i}"
+            norm(f"{layer}.input_layernorm")
+            for part, rows in (("q", q), ("k", kv), ("v", kv)):
+                linear(f"{layer}.self_attn.{part}_proj", rows, d, self.qkv_bias)
+            linear(f"{layer}.self_attn.o_proj", d, q, self.o_bias)
+            if self.qk_norm:
+                for part in ("q", "k"):
+                    out[f"{layer}.self_attn.{part}_norm.weight"] = (self.head_dim,)
+            norm(f"{layer}.post_attention_layernorm")
+            if self.sparse(i):
+                assert self.experts is not None
+                linear(f"{layer}.mlp.gate", self.experts.count, d, False)
+                for e in range(self.experts.count):
+                    mlp(f"{layer}.mlp.experts.{e}", self.experts.intermediate_size)
+            else:
+                mlp(f"{layer}.mlp", self.intermediate_size)
+        norm("norm")
+        if not self.tie_embeddings:
+            out["lm_head.weight"] = (self.vocab_size, d)
+        return out
+
+
+# --- one function a kind of family: config.json -> DecoderConfig ---------------------------------------------
+
+
+def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
+    """Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE: RMS norm, rotary positions, gated MLP."""
+    kind = config["model_type"]
+    heads, layers = _count(config, "num_attention_heads"), _count(config, "num_hidden_layers")
+    hidden = _count(config, "hidden_size")
+    attention_bias = kind in ("llama", "qwen3", "qwen3_moe") and _flag(config, "attention_bias", False)
+    if kind in ("qwen2", "qwen3", "qwen3_moe") or config.get("head_dim"):
+        default_dim = 128 if kind in ("qwen3", "qwen3_moe") else hidden // heads
+        head_dim = _count(config, "head_dim", default_dim)
+    elif hidden % heads:
+        raise ConfigError(
+            f"hidden_size {hidden} does not divide among {heads} heads", fix="set head_dim in config.json"
+        )
+    else:
+        head_dim = hidden // heads
+    context = _count(config, "max_position_embeddings", _CONTEXT[kind])
+    return DecoderConfig(
+        model_type=kind,
+        vocab_size=_count(config, "vocab_size"),
+        hidden_size=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=_count(config, "num_key_value_heads", heads),
+        head_dim=head_dim,
+        intermediate_size=_count(config, "intermediate_size"),
+        context=context,
+        norm_eps=_positive(config, "rms_norm_eps", 1e-5 if kind == "mixtral" else 1e-6),
+        activation=_activation(config, "hidden_act", "silu"),
+        qkv_bias=attention_bias or kind == "qwen2",
+        o_bias=attention_bias,
+        mlp_bias=kind == "llama" and _flag(config, "mlp_bias", False),
+        qk_norm=kind in ("qwen3", "qwen3_moe"),
+        rope_parameters=_rope_parameters(config, kind),
+        windows=_windows(config, kind, layers),
+        experts=_experts(config, kind, layers),
+        tie_embeddings=_flag(config, "tie_word_embeddings", False),
+        eos_ids=_eos(config),
+    )
+
+
+def _gpt2(config: Mapping[str, Any]) -> DecoderConfig:
+    """GPT-2 and DistilGPT-2: LayerNorm, learned positions, plain MLP, biases everywhere, tied head."""
+    ordinary = {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    }
+    for key, plain in ordinary.items():
+        if _flag(config, key, plain) != plain:
+            raise UnsupportedModelError(
+                f"{key} is {not plain}, only {plain} is supported",
+                fix="use a checkpoint without it; transformers itself runs this one, without speculation",
+            )
+    hidden, heads, layers = _count(config, "n_embd"), _count(config, "n_head"), _count(config, "n_layer")
+    if hidden % heads:
+        raise ConfigError(f"n_embd {hidden} does not divide among {heads} heads", fix="correct config.json")
+    return DecoderConfig(
+        model_type="gpt2",
+        vocab_size=_count(config, "vocab_size"),
+        hidden_size=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate_size=_count(config, "n_inner", 4 * hidden),
+        context=_count(config, "n_positions", 1024),
+        norm="layer",
+        norm_eps=_positive(config, "layer_norm_epsilon", 1e-5),
+        activation=_activation(config, "activation_function", "gelu_new"),
+        gated=False,
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        position="learned",
+        windows=(None,) * layers,
+        tie_embeddings=_flag(config, "tie_word_embeddings", True),
+        eos_ids=_eos(config),
+    )
+
+
+FAMILIES: dict[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
+    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"), _llama_like),
+    "gpt2": _gpt2,
+}
+"""`model_type` -> how its config.json is read."""
+
+# What transformers assumes where config.json leaves a key out (files of its 4.x series leave out defaults).
+_CONTEXT = {
+    "llama": 2048,
+    "mistral": 131072,
+    "mixtral": 131072,
+    "qwen2": 32768,
+    "qwen3": 32768,
+    "qwen3_moe": 32768,
+}
+
+
+# --- parts of a config.json ------------------------------------------------------------------------------------
+
+
+def _rope_parameters(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """`rope_parameters` (transformers 5), or `rope_theta` beside `rope_scaling` (transformers 4)."""
+    parameters = dict(_object(config, "rope_parameters") or _object(config, "rope_scaling"))
+    default_theta = 1e6 if kind == "mixtral" else 1e4
+    parameters.setdefault("rope_theta", config.get("rope_theta", default_theta))
+    if "partial_rotary_factor" in config:
+        parameters.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
+    return parameters
+
+
+def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int | None, ...]:
+    """The sliding window of each layer, decided as transformers does for each family."""
+    if kind == "llama":
+        return (None,) * layers
+    if kind in ("mistral", "mixtral"):
+        assumed = 4096 if kind == "mistral" else None  # what a missing key means
+        size = config.get("sliding_window", assumed)
+        used = size is not None
+    else:
+        size = config.get("sliding_window", 4096)
+        used = _flag(config, "use_sliding_window", False) and size is not None
+    if not used:
+        return (None,) * layers
+    window = _count(config, "sliding_window", 4096)
+    if kind in ("mistral", "mixtral", "qwen3_moe"):
+        return (window,) * layers
+    types = config.get("layer_types")
+    if types is None:
+        first = _count(config, "max_window_layers", 28, least=0)
+        return tuple(window if i >= first else None for i in range(layers))
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
+        raise ConfigError(
+            f"layer_types must name {known} for each of {layers} layers, got {types!r}",
+            fix="correct config.json",
+        )
+    return tuple(window if t == "sliding_attention" else None for t in types)
+
+
+def _experts(config: Mapping[str, Any], kind: str, layers: int) -> Experts | None:
+    if kind == "mixtral":
+        return Experts(
+            count=_count(config, "num_local_experts", 8),
+            per_token=_count(config, "num_experts_per_tok", 2),
+            intermediate_size=_count(config, "intermediate_size"),
+            norm_topk=True,
+            layers=(True,) * layers,
+        )
+    if kind != "qwen3_moe":
+        return None
+    count_key = "num_experts" if "num_experts" in config else "num_local_experts"  # 5.x writes the latter
+    step = _count(config, "decoder_sparse_step", 1)
+    dense = config.get("mlp_only_layers") or []
+    return Experts(
+        count=_count(config, count_key, 128),
+        per_token=_count(config, "num_experts_per_tok", 8),
+        intermediate_size=_count(config, "moe_intermediate_size", 768),
+        norm_topk=_flag(config, "norm_topk_prob", False),
+        layers=tuple(i not in dense and (i + 1) % step == 0 for i in range(layers)),
+    )
+
+
+def _eos(config: Mapping[str, Any]) -> tuple[int, ...]:
+    eos = config.get("eos_token_id")
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if any(not isinstance(i, int) or isinstance(i, bool) for i in ids):
+        raise ConfigError(f"eos_token_id is {eos!r}, expected an integer or a list", fix="correct config.json")
+    vocab = _count(config, "vocab_size")
+    return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab))  # an id outside can never be said
+
+
+def _activation(config: Mapping[str, Any], key: str, default: str) -> str:
+    name = config.get(key, default)
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"the activation {name!r} is not supported",
+            why="it supports " + ", ".join(sorted(_ACTIVATIONS)),
+            fix="use a checkpoint without it; transformers itself runs this one, without speculation",
+        )
+    return _ACTIVATIONS[name]
+
+
+def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = config.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key} is {value!r}, expected an object", fix="correct config.json")
+    return value
+
+
+def _count(config: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise ConfigError(
+            f"config.json has no {key}", why="the shape of the model depends on it", fix="export it again"
+        )
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{key} is {value!r}, must be an integer >= {least}", fix="correct config.json")
+    return value
+
+
+def _flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key} is {value!r}, must be true or false", fix="correct config.json")
+    return value
+
+
+def _positive(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = config.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise ConfigError(f"config.json has no {key}", why="the model's numbers depend on it", fix="export it again")
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ConfigError(f"{key} is {value!r}, must be a positive number", fix="correct config.json")
+    return value
+
+
+# --- rotary scalings -------------------------------------------------------------------------------------------
+
+
+def _llama3(inv_freq: Tensor, p: Mapping[str, Any]) -> Tensor:
+    """Llama 3.1: long wavelengths are slowed by `factor`, short ones kept, those between interpolated."""
+    factor, low, high = (_positive(p, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    trained = _positive(p, "original_max_position_embeddings")
+    wavelength = 2 * math.pi / inv_freq  # [D/2]
+    slowed = torch.where(wavelength > trained / low, inv_freq / factor, inv_freq)  # [D/2]
+    smooth = (trained / wavelength - low) / (high - low)  # [D/2]
+    between = (1 - smooth) * slowed / factor + smooth * slowed  # [D/2]
+    medium = ~(wavelength < trained / high) & ~(wavelength > trained / low)  # [D/2]
+    return torch.where(medium, between, slowed)
+
+
+def _yarn(powers: Tensor, theta: float, dim: int, p: Mapping[str, Any], context: int) -> tuple[Tensor, float]:
+    """YaRN (arXiv 2309.00071): a ramp over the dimensions between keeping and interpolating a frequency."""
+    factor = _positive(p, "factor")
+    trained = _positive(p, "original_max_position_embeddings", context)
+    scale = p.get("attention_factor")
+    if scale is None:
+        mscale, mscale_all = p.get("mscale"), p.get("mscale_all_dim")
+
+        def grown(m: float) -> float:
+            return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
+
+        scale = grown(mscale) / grown(mscale_all) if mscale and mscale_all else grown(1.0)
+
+    def dimension(rotations: float) -> float:
+        """The dimension that makes `rotations` turns over the trained length."""
+        return dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(p.get("beta_fast") or 32), dimension(p.get("beta_slow") or 1)
+    if p.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001  # as in the reference: avoids 0/0
+    ramp = torch.clamp((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1)  # [D/2]
+    keep = 1 - ramp  # [D/2]
+    return 1.0 / (factor * powers) * (1 - keep) + 1.0 / powers * keep, float(scale)

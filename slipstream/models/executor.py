@@ -1,0 +1,179 @@
+"""The one interface behind which the decoder runs: `Batch` in, `Output` out, KV kept inside.
+
+An executor owns the weights and the KV cache of one decoder. It knows nothing of drafts, sampling or rules: it
+is handed packed tokens with their positions and visibility, and returns logits. `model.Decoder` turns sequences
+and drafts into batches; `backends.torch` and `backends.native` implement this interface and pass the same
+conformance suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from slipstream.errors import ParameterError, TargetError
+from slipstream.models.config import DecoderConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """New tokens of B sequences, packed; M tokens in all. A worked example, two sequences:
+
+        sequence 7 holds 3 tokens of KV and runs [a, b] plus a draft of two siblings x, y below b;
+        sequence 9 is new and runs the prompt [p, q]
+
+        tokens    = [a, b, x, y,  p, q]          seq_ids = [7, 9]
+        positions = [3, 4, 5, 5,  0, 1]          past    = [3, 0]
+        splits    = [0, 4, 6]                    trees   = [[[1,0,0,0],    None]
+        select    = [1, 2, 3, 5]                             [1,1,0,0],
+                    (rows whose logits are wanted)           [1,1,1,0],
+                                                             [1,1,0,1]],
+
+    seq_ids    B keys of the KV cache.
+    tokens     int64 [M], on the executor's device.
+    positions  M host integers, rotary / learned positions. Siblings share a position.
+    splits     B+1 host integers: sequence b owns rows splits[b]:splits[b+1].
+    past       B host integers: KV slots of the sequence that are valid and visible to every new token. New token i
+               of the sequence is written to slot past + i; whatever was in that slot before is overwritten,
+               so rolling back is nothing but passing a smaller `past`.
+    trees      for each sequence, None (causal among its new tokens) or bool [n, n]: row i sees column j. A row
+               sees itself and its ancestors among the new tokens.
+    select     host integers, rows of the batch whose logits are wanted, increasing.
+    limit      B host integers: most KV slots that the sequence will ever need (to size its buffers once).
+    """
+
+    seq_ids: Seq[int]
+    tokens: Tensor
+    positions: Seq[int]
+    splits: Seq[int]
+    past: Seq[int]
+    trees: Seq[Tensor | None]
+    select: Seq[int]
+    limit: Seq[int]
+
+    def cut(self, spans: Seq[range]) -> Batch:
+        """Of each sequence the rows spans[b], counted within it, without those that have none. What lies before a span
+        must be in the cache and be seen by all of it. No logits are wanted."""
+        left = [b for b, span in enumerate(spans) if span]
+        rows = [self.splits[b] + i for b in left for i in spans[b]]
+        splits = [0]
+        trees: list[Tensor | None] = []
+        for b in left:
+            start, stop, tree = spans[b].start, spans[b].stop, self.trees[b]
+            splits.append(splits[-1] + stop - start)
+            trees.append(None if tree is None else tree[start:stop, start:stop])
+        return Batch(
+            seq_ids=[self.seq_ids[b] for b in left],
+            tokens=self.tokens[rows],
+            positions=[self.positions[i] for i in rows],
+            splits=splits,
+            past=[self.past[b] + spans[b].start for b in left],
+            trees=trees,
+            select=(),
+            limit=[self.limit[b] for b in left],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """logits [R, V] for the selected rows (float32, or float64 if the weights are); taps: tap -> [M, d]
+    (tap i is the residual stream after i layers, 0 the embeddings, -1 after the final norm); `hidden` [M, d],
+    the residual stream at the end of the slice of layers that ran. All valid until the next forward."""
+
+    logits: Tensor
+    taps: dict[int, Tensor] = field(default_factory=dict)
+    hidden: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unrolled:
+    """K tokens drafted for each of B sequences in one call: tokens [K, B] and their raw logits [K, B, V], valid until
+    the next call.
+
+    hidden  where the layers were left early, the residual stream there, [M, d] of the batch's rows, ...
+    later   ... and [K, B, d] of the drafted tokens. Both valid until the next call.
+    laws    float64 [K, B, V] that the tokens were drawn from, where the call itself drew them in float64; to keep.
+    """
+
+    tokens: Tensor
+    logits: Tensor
+    hidden: Tensor | None = None
+    later: Tensor | None = None
+    laws: Tensor | None = None
+
+
+class Executor(Protocol):
+    name: str
+    config: DecoderConfig
+    device: torch.device
+
+    def forward(
+        self,
+        batch: Batch,
+        taps: tuple[int, ...] = (),
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+    ) -> Output:
+        """One pass. `layers=(a, b)` runs only layers a..b-1: from the embeddings if a is 0, else from `hidden`
+        [M, d], the residual stream that an earlier slice of the same batch returned. Logits are always those of
+        the final norm and head applied at the end of the slice (early exit, LayerSkip section 4.3). An empty
+        `batch.select` wants the KV and `hidden` alone."""
+        ...
+
+    def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
+        """Copy KV slots `src` of a sequence to `dst`, in every layer (an accepted branch moves to its place).
+        `dst[i] <= src[i]`, both increasing."""
+        ...
+
+    def release(self, seq_id: int) -> None:
+        """Free the KV of a sequence; unknown ids are ignored."""
+        ...
+
+    def kv(self, seq_id: int, length: int) -> Tensor:
+        """Copy of the first `length` slots, [L, 2, Hk, length, D] (for tests and tools)."""
+        ...
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held: {"weights": ..., "kv": ...}."""
+        ...
+
+
+# --- what executors refuse alike ------------------------------------------------------------------------------------
+
+
+def check_threads(threads: int | None) -> None:
+    """Raise ParameterError for a number of threads that there is not."""
+    if threads is not None and threads < 1:
+        raise ParameterError(f"threads is {threads}, must be 1 or more", fix="leave it out, or raise it")
+
+
+def check_settings(quantize: str | None, threads: int | None = None) -> None:
+    """Raise ParameterError for weights and threads that there are not."""
+    if quantize not in (None, "int8"):
+        raise ParameterError(
+            f"quantize is {quantize!r} for the torch executor",
+            why="it has int8 weights with activations in 8 bits and no other quantisation",
+            fix="choose None or 'int8', or executor='native'",
+        )
+    check_threads(threads)
+
+
+def check_slice(config: DecoderConfig, first: int, last: int, taps: Seq[int]) -> None:
+    """Raise TargetError unless layers first..last-1 are there, and the taps among them."""
+    if not 0 <= first < last <= config.layers:
+        raise TargetError(f"layers {first}..{last - 1} were asked of a model with {config.layers}")
+    strange = [t for t in taps if t != -1 and not first <= t <= last]
+    if strange:
+        raise TargetError(f"taps {strange} lie outside layers {first}..{last - 1}")
+
+
+def check_unrolled(steps: int, exit: int | None = None, layers: int = 0) -> None:
+    """Raise TargetError for a draft of no steps, or one that leaves a model of so many layers where it has none."""
+    if steps < 1:
+        raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
+    if exit is not None and not 1 <= exit <= layers:
+        raise TargetError(f"an exit after {exit} layers was asked of a model with {layers}")

@@ -1,0 +1,169 @@
+"""What can be said of a checkpoint without loading its weights: shape, sizes, tokenizer.
+
+`slipstream info` prints it, and `pair_check` compares two of them. For hub ids only the small files are fetched; the
+weights stay where they are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from slipstream.errors import CheckpointError, LoadError
+from slipstream.models.checkpoint import read_json, resolve, weight_files
+from slipstream.models.config import DecoderConfig
+
+ROLES = ("bos", "eos", "pad")
+
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2}
+
+
+@dataclass(frozen=True)
+class TokenMap:
+    """Which token each id stands for.
+
+    tokens   id -> token, added tokens included.
+    special  ids of special tokens: control tokens that are no text.
+    roles    "bos", "eos", "pad" -> id, or None where the tokenizer has none.
+    """
+
+    tokens: Mapping[int, str]
+    special: frozenset[int]
+    roles: Mapping[str, int | None]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A checkpoint seen from outside.
+
+    source     what it was asked for by; `folder`: where its small files are.
+    tokenizer  None if the checkpoint brings none.
+    """
+
+    source: str
+    folder: Path
+    config: DecoderConfig
+    tokenizer: TokenMap | None
+    chat_template: bool
+
+    @cached_property
+    def parameters(self) -> int:
+        """All weights, a tied head counted once."""
+        return sum(math.prod(shape) for shape in self.config.shapes().values())
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Weights that one token passes through: of each mixture only the experts that the router picks."""
+        experts = self.config.experts
+        idle = 1 - experts.per_token / experts.count if experts else 0.0
+        mixed = sum(math.prod(s) for name, s in self.config.shapes().items() if ".mlp.experts." in name)
+        return round(self.parameters - idle * mixed)
+
+    @cached_property
+    def step_parameters(self) -> int:
+        """Weights that one decoding step reads: active ones, less an input embedding that is not also the head
+        (of which a step reads a row)."""
+        looked_up = ["embed_positions.weight"]
+        if not self.config.tie_embeddings:
+            looked_up.append("embed_tokens.weight")
+        shapes = self.config.shapes()
+        return self.active_parameters - sum(math.prod(shapes[name]) for name in looked_up if name in shapes)
+
+    @cached_property
+    def stored(self) -> dict[str, int] | None:
+        """Bytes of the weight files by dtype as safetensors names it ("F16"); None if it cannot be known without
+        downloading them. Raises CheckpointError if the files are missing or damaged."""
+        if Path(self.source).expanduser().is_dir():
+            return _stored(self.folder)
+        try:
+            from huggingface_hub import get_safetensors_metadata
+
+            counts = get_safetensors_metadata(self.source).parameter_count
+        except Exception:  # offline, or no safetensors: the size stays unknown, nothing else depends on it
+            return None
+        return {dtype: count * _BYTES.get(dtype, 1) for dtype, count in counts.items()}
+
+    def kv_bytes(self, itemsize: int = 4) -> int:
+        """Bytes of KV cache that one token of context takes, at `itemsize` bytes a number."""
+        return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * itemsize
+
+
+def facts(source: str | Path) -> ModelFacts:
+    """Look at a folder or hub id. Raises the family of `LoadError`, UnsupportedModelError included."""
+    folder = resolve(source, weights=False)
+    config = DecoderConfig.load(folder)
+    settings = _optional(folder / "tokenizer_config.json")
+    chat = "chat_template" in settings or any((folder / f"chat_template.{kind}").exists() for kind in ("jinja", "json"))
+    return ModelFacts(str(source), folder, config, _token_map(folder, settings), chat)
+
+
+def _token_map(folder: Path, settings: Mapping[str, Any]) -> TokenMap | None:
+    """Through the tokenizers library where there is a tokenizer.json (milliseconds), else through transformers,
+    which converts older files; None if there is neither."""
+    from tokenizers import Tokenizer
+
+    if not (folder / "tokenizer.json").exists():
+        return _converted(folder)
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as fault:  # the library raises bare Exception
+        raise LoadError(
+            f"{folder / 'tokenizer.json'} cannot be read: {fault}",
+            why="without it text cannot become token ids",
+            fix="download or export it again",
+        ) from fault
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    names = _optional(folder / "special_tokens_map.json") | dict(settings)
+    roles = {role: _content(names.get(f"{role}_token")) for role in ROLES}
+    return TokenMap(
+        tokens={i: token for token, i in ids.items()},
+        special=frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special),
+        roles={role: None if name is None else ids.get(name) for role, name in roles.items()},
+    )
+
+
+def _converted(folder: Path) -> TokenMap | None:
+    if not any((folder / name).exists() for name in ("vocab.json", "tokenizer.model", "vocab.txt")):
+        return None
+    from slipstream.models.text import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    return TokenMap(
+        tokens={i: token for token, i in tokenizer.get_vocab().items()},
+        special=frozenset(tokenizer.all_special_ids),
+        roles={role: getattr(tokenizer, f"{role}_token_id") for role in ROLES},
+    )
+
+
+def _content(token: Any) -> str | None:
+    """A special token's text: configurations give it as a string or as an object."""
+    return token.get("content") if isinstance(token, Mapping) else token
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _stored(folder: Path) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for name in weight_files(folder):
+        try:
+            with safe_open(str(folder / name), framework="np") as file:
+                for tensor in file.keys():  # noqa: SIM118 - a handle is not a mapping
+                    part = file.get_slice(tensor)
+                    dtype = part.get_dtype()
+                    total[dtype] = total.get(dtype, 0) + math.prod(part.get_shape()) * _BYTES.get(dtype, 1)
+        except (SafetensorError, OSError, json.JSONDecodeError) as error:
+            raise CheckpointError(
+                f"{folder / name} is not a readable safetensors file: {error}",
+                why="it is truncated or corrupt",
+                fix="download or export this file again",
+            ) from error
+    return total

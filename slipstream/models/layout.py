@@ -1,0 +1,84 @@
+"""From sequences and a draft to the packed `Batch` that an executor runs (worked example: `executor.Batch`).
+
+Slots: the KV of token i of a sequence is in slot i; node j of the draft goes to slot len(tokens) + j.
+Positions: siblings share one, so a node's position is that of the last pending token plus its depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.models.executor import Batch
+
+
+def batch_of(seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.device, context: int) -> Batch:
+    """Tokens `starts[b]:` of each sequence, then its nodes; logits for its last token and every node.
+
+    starts   slot of the first token to run: `seq.kv_len`, or later where a long prompt was already run in part.
+    context  most tokens that the target holds; `limit` never promises the executor more, drafts aside.
+    """
+    tokens: list[int] = []
+    positions: list[int] = []
+    splits = [0]
+    select: list[int] = []
+    trees: list[Tensor | None] = []
+    for b, seq in enumerate(seqs):
+        held, first, last = len(seq.tokens), draft.splits[b], draft.splits[b + 1]
+        pending = held - starts[b]
+        tokens += seq.tokens[starts[b] :]
+        if first == last or draft.is_chain:
+            positions += range(starts[b], held + last - first)
+            trees.append(None)
+        else:
+            positions += range(starts[b], held)
+            positions += [held - 1 + depth for depth in draft.depths[first:last]]
+            trees.append(visible(draft, b, pending))
+        if first != last:
+            tokens += draft.ids[first:last]
+        select += range(splits[-1] + pending - 1, splits[-1] + pending + last - first)
+        splits.append(splits[-1] + pending + last - first)
+    return Batch(
+        seq_ids=[seq.id for seq in seqs],
+        tokens=torch.tensor(tokens, dtype=torch.int64, device=device),  # [M]
+        positions=positions,
+        splits=splits,
+        past=starts,
+        trees=trees,
+        select=select,
+        limit=[min(seq.limit, context) + len(draft) for seq in seqs],
+    )
+
+
+def prompt_piece(seq: Sequence, start: int, stop: int, device: torch.device, context: int) -> Batch:
+    """Tokens `start:stop` of one sequence, to prefill a long prompt in pieces; logits of the last one only."""
+    return Batch(
+        seq_ids=[seq.id],
+        tokens=torch.tensor(seq.tokens[start:stop], dtype=torch.int64, device=device),  # [stop - start]
+        positions=range(start, stop),
+        splits=[0, stop - start],
+        past=[start],
+        trees=[None],
+        select=[stop - start - 1],
+        limit=[min(seq.limit, context)],
+    )
+
+
+def visible(draft: Draft, b: int, pending: int) -> Tensor:
+    """What each new token of sequence `b` sees of the others: bool [n, n], n = pending + nodes.
+
+    A pending token sees those before it; a node sees what its parent sees, and itself.
+    """
+    first, last = draft.splits[b], draft.splits[b + 1]
+    n = pending + last - first
+    mask = np.zeros((n, n), dtype=np.bool_)  # [n, n]
+    mask[:pending, :pending] = np.tri(pending, dtype=np.bool_)
+    for i, parent in enumerate(draft.parents[first:last], start=pending):
+        mask[i] = mask[pending + parent]  # a parent of -1 is the last pending token
+        mask[i, i] = True
+    return torch.from_numpy(mask)

@@ -1,0 +1,229 @@
+"""Do a target and a draft model fit together, what would the pair cost, and what could it gain?
+
+Guesses travel as token ids, so what has to agree is which token each id stands for, not how many rows the output
+heads have: vocabularies are padded to round numbers (Qwen2.5: 151936 and 152064 rows for the same tokens). A pair
+that does not agree would still decode correctly, since the target judges ids, but hardly any guess would stand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.core.theory import best_gamma, speedup
+from slipstream.errors import PairError
+from slipstream.models.facts import ROLES, ModelFacts, TokenMap, facts
+
+SHOWN = 5
+"""How many differing ids are listed."""
+
+PADDING = 0.01
+"""Without tokenizers, heads that differ by less than this share are taken for padded ones."""
+
+MAX_DRAFT_TOKENS = 32
+"""Longest draft that `PairReport.expected` considers."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An id that stands for one token in the target and for another in the draft."""
+
+    id: int
+    target: str
+    draft: str
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.target!r} / {self.draft!r}"
+
+
+@dataclass(frozen=True)
+class PairReport:
+    """What `compare` found out.
+
+    compared      whether both sides brought a token map; if not, only sizes were compared.
+    common        ids that both sides know; `differing` of them stand for different tokens, the first five of which
+                  are `differences`.
+    problem       why the pair does not fit, in one sentence; empty if it does.
+    notes         what is unusual and harmless, each in one sentence.
+    cost_ratio    c: bytes that a draft step reads over bytes that a target step reads, both in the same dtype.
+                  Decoding is bound by memory, so this estimates what a guess costs in target steps; small models come
+                  out dearer.
+    """
+
+    target: ModelFacts
+    draft: ModelFacts
+    compared: bool
+    common: int
+    differing: int
+    differences: tuple[Difference, ...]
+    problem: str
+    notes: tuple[str, ...]
+    cost_ratio: float
+
+    @property
+    def fits(self) -> bool:
+        return not self.problem
+
+    @property
+    def break_even(self) -> float:
+        """Acceptance rate above which some draft length gains time: c (Leviathan et al. 2211.17192, corollary 3.9).
+        Above 1: none."""
+        return self.cost_ratio
+
+    def expected(self, acceptance: float) -> tuple[int, float]:
+        """(best draft length, speed-up over plain decoding) at this acceptance rate in [0, 1), by Leviathan et al.
+        2211.17192, theorem 3.8: guesses that are accepted independently. (0, 1.0) if speculation does not pay."""
+        k = best_gamma(acceptance, self.cost_ratio, MAX_DRAFT_TOKENS)
+        return k, speedup(acceptance, k, self.cost_ratio)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "target": _sizes(self.target),
+            "draft": _sizes(self.draft),
+            "fits": self.fits,
+            "problem": self.problem,
+            "notes": list(self.notes),
+            "token_maps_compared": self.compared,
+            "common_ids": self.common,
+            "differing_ids": self.differing,
+            "differences": [asdict(d) for d in self.differences],
+            "cost_ratio": self.cost_ratio,
+            "break_even_acceptance": self.break_even,
+            "expected": {
+                str(a): dict(zip(("draft_tokens", "speedup"), self.expected(a), strict=True)) for a in (0.6, 0.8)
+            },
+        }
+
+
+def compare(target: str | Path, draft: str | Path) -> PairReport:
+    """Compare two checkpoints (folders or hub ids) without loading their weights.
+
+    Raises the family of `LoadError` if one of them cannot be read; that they do not fit is said by the report.
+    """
+    return compare_facts(facts(target), facts(draft))
+
+
+def compare_facts(ours: ModelFacts, theirs: ModelFacts) -> PairReport:
+    """The same for checkpoints that were looked at already."""
+    differences, common = _differences(ours.tokenizer, theirs.tokenizer)
+    plain = [d for d in differences if not _both_special(d.id, ours.tokenizer, theirs.tokenizer)]
+    shown = tuple((plain or differences)[:SHOWN])
+    return PairReport(
+        target=ours,
+        draft=theirs,
+        compared=ours.tokenizer is not None and theirs.tokenizer is not None,
+        common=common,
+        differing=len(differences),
+        differences=shown,
+        problem=_problem(ours, theirs, len(plain), common, shown),
+        notes=tuple(_notes(ours, theirs, len(differences) - len(plain), shown)),
+        cost_ratio=theirs.step_parameters / ours.step_parameters,
+    )
+
+
+def require_pair(target: str | Path, draft: str | Path) -> None:
+    """Raise PairError unless both checkpoints give the same tokens the same ids."""
+    report = compare(target, draft)
+    if report.problem:
+        raise PairError(
+            report.problem,
+            why="guesses are handed over as token ids: nearly all would be rejected, and decoding would only be slower",
+            fix="take a draft of the target's family (`slipstream check-pair` compares two), or the drafter 'ngram', "
+            "which needs no second model",
+        )
+
+
+def _differences(ours: TokenMap | None, theirs: TokenMap | None) -> tuple[list[Difference], int]:
+    """Ids that both know and that differ, in order, and how many both know."""
+    if ours is None or theirs is None:
+        return [], 0
+    both = sorted(ours.tokens.keys() & theirs.tokens.keys())
+    return [Difference(i, ours.tokens[i], theirs.tokens[i]) for i in both if ours.tokens[i] != theirs.tokens[i]], len(
+        both
+    )
+
+
+def _both_special(token: int, ours: TokenMap | None, theirs: TokenMap | None) -> bool:
+    return ours is not None and theirs is not None and token in ours.special and token in theirs.special
+
+
+def _problem(ours: ModelFacts, theirs: ModelFacts, plain: int, common: int, shown: tuple[Difference, ...]) -> str:
+    names = f"target {ours.source!r} and draft {theirs.source!r}"
+    if plain:
+        listed = "; ".join(map(str, shown))
+        return (
+            f"{names} do not share a vocabulary: {plain} of {common} common ids stand for different tokens, the first "
+            f"(id: target / draft): {listed}"
+        )
+    for whole, other in ((ours, theirs), (theirs, ours)):  # a token that the other head has no row for
+        width = other.config.vocab_size
+        if whole.tokenizer and not other.tokenizer and max(whole.tokenizer.tokens, default=0) >= width:
+            return (
+                f"{names} do not share a vocabulary: {whole.source!r} has {len(whole.tokenizer.tokens)} tokens, "
+                f"{other.source!r} has an output of {width} and no tokenizer that would say which"
+            )
+    narrow, wide = sorted((ours.config.vocab_size, theirs.config.vocab_size))
+    if ours.tokenizer is None and theirs.tokenizer is None and wide - narrow > PADDING * wide:
+        return (
+            f"{names} have outputs of {ours.config.vocab_size} and {theirs.config.vocab_size} ids, and neither brings "
+            "a tokenizer: that is too far apart to be padding"
+        )
+    return ""
+
+
+def _notes(ours: ModelFacts, theirs: ModelFacts, special: int, shown: tuple[Difference, ...]) -> list[str]:
+    notes = []
+    widths = ours.config.vocab_size, theirs.config.vocab_size
+    if ours.tokenizer is None or theirs.tokenizer is None:
+        lacking = [side for side, f in (("target", ours), ("draft", theirs)) if f.tokenizer is None]
+        who = "neither side brings" if len(lacking) == 2 else f"the {lacking[0]} brings no"
+        notes.append(f"only sizes were compared ({widths[0]} and {widths[1]} ids): {who} tokenizer files")
+    else:
+        notes += _token_notes(ours.tokenizer, theirs.tokenizer)
+        if widths[0] != widths[1]:
+            notes.append(f"the outputs are padded to different widths, {widths[0]} and {widths[1]}: harmless")
+        if special:
+            listed = "; ".join(map(str, shown))
+            notes.append(
+                f"{special} special tokens have different names ({listed}): guesses of these are rejected at worst"
+            )
+    contexts = ours.config.context, theirs.config.context
+    if contexts[1] < contexts[0]:
+        notes.append(
+            f"the draft's context is {contexts[1]} tokens, the target's {contexts[0]}: drafting stops at "
+            f"{contexts[1]}, decoding goes on plainly"
+        )
+    return notes
+
+
+def _token_notes(ours: TokenMap, theirs: TokenMap) -> list[str]:
+    notes = []
+    for side, mine, other in (("target", ours, theirs), ("draft", theirs, ours)):
+        extra = sorted(mine.tokens.keys() - other.tokens.keys())
+        if extra:
+            few = ", ".join(repr(mine.tokens[i]) for i in extra[:SHOWN])
+            notes.append(
+                f"{len(extra)} tokens are known to the {side} alone ({few}): harmless, they are never guessed right"
+            )
+    for role in ROLES:
+        if ours.roles[role] != theirs.roles[role]:
+            notes.append(
+                f"{role} is {ours.roles[role]} in the target and {theirs.roles[role]} in the draft: the target's counts"
+            )
+    return notes
+
+
+def _sizes(side: ModelFacts) -> dict[str, Any]:
+    return {
+        "source": side.source,
+        "architecture": side.config.model_type,
+        "parameters": side.parameters,
+        "active_parameters": side.active_parameters,
+        "stored_bytes": side.stored,
+        "vocab_size": side.config.vocab_size,
+        "tokens": None if side.tokenizer is None else len(side.tokenizer.tokens),
+        "context": side.config.context,
+        **{role: None if side.tokenizer is None else side.tokenizer.roles[role] for role in ROLES},
+    }

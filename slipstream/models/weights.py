@@ -1,0 +1,303 @@
+"""`Weights`: a checkpoint's tensors under one set of names, whatever family and layout they come from.
+
+    embed_tokens.weight [V, d]      embed_positions.weight [context, d] (learned positions)
+    layers.{i}.input_layernorm.{weight,bias}            layers.{i}.post_attention_layernorm.{weight,bias}
+    layers.{i}.self_attn.{q,k,v,o}_proj.{weight,bias}   layers.{i}.self_attn.{q,k}_norm.weight
+    layers.{i}.mlp.{gate,up,down}_proj.{weight,bias}
+    layers.{i}.mlp.gate.weight (router)                 layers.{i}.mlp.experts.{e}.{gate,up,down}_proj.weight
+    norm.{weight,bias}              lm_head.weight (absent if tied)
+
+All linear weights are [out, in]. Nothing is read before it is asked for: an executor takes one tensor after
+another, packs it, and drops it, so that a model is never in memory twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from slipstream.errors import CheckpointError
+from slipstream.models.checkpoint import resolve, weight_files
+from slipstream.models.config import DecoderConfig
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read so far, bytes in all) after each tensor."""
+
+Cut = Callable[[Tensor], Tensor]
+"""From a stored tensor to one canonical tensor: a view (slice, transpose, one expert)."""
+
+
+_MAPPED = 32 * 2**20
+
+
+class Weights(Mapping[str, Tensor]):
+    """Canonical name -> tensor, read on access, converted to `dtype` and checked for NaN and infinity.
+
+    Every access reads again: keep the result. Float tensors in the stored dtype are views of the mapped file.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, tuple[str, Callable[[], Tensor], Cut]],
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+        files: Seq[_Shard] = (),
+    ):
+        self.config = config
+        self._files = files
+        self._sources = sources  # canonical name -> (stored name, reader, cut)
+        self._shapes = config.shapes()
+        self._progress = progress
+        self._read = 0
+        self.dtype = dtype
+        self.nbytes = sum(torch.Size(s).numel() for s in self._shapes.values()) * dtype.itemsize
+
+    def __getitem__(self, name: str) -> Tensor:
+        stored, read, cut = self._sources[name]
+        try:
+            raw = cut(read())
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{stored} cannot be read: {error}", fix="download the checkpoint again") from error
+        low, high = raw.detach().aminmax()  # one pass, no copy; NaN propagates
+        if not (torch.isfinite(low) and torch.isfinite(high)):
+            raise CheckpointError(
+                f"{stored} holds NaN or infinity",
+                why="every token computed with it would be meaningless",
+                fix="download the checkpoint again; if it was trained or converted here, look there for an overflow",
+            )
+        tensor = raw.detach().to(self.dtype).contiguous()
+        self._read += tensor.nbytes
+        if self._progress:
+            self._progress(min(self._read, self.nbytes), self.nbytes)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sources  # Mapping's own would read the tensor
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        """In which a tensor is kept where it comes from."""
+        return self._sources[name][1]().dtype
+
+    def let_go(self) -> None:
+        """Unmap what was read, since it counts as memory as long as it is mapped. The next access maps it again."""
+        for file in self._files:
+            file.let_go()
+
+    @property
+    def head(self) -> str:
+        """Name of the output head: "lm_head.weight", or "embed_tokens.weight" if tied."""
+        return "lm_head.weight" if "lm_head.weight" in self._sources else "embed_tokens.weight"
+
+
+class _Shard:
+    """One safetensors file. What has been read stays mapped (and counts as memory) as long as the mapping lives,
+    so the file is mapped anew every `_MAPPED` bytes: pages go with the last tensor that views them."""
+
+    def __init__(self, path: Path):
+        self.path, self.mapped = str(path), 0
+        self._handle: Any = None
+
+    @property
+    def handle(self) -> Any:
+        if self._handle is None:
+            self._handle = safe_open(self.path, framework="pt")
+        return self._handle
+
+    def let_go(self) -> None:
+        self._handle, self.mapped = None, 0
+
+    def read(self, name: str) -> Tensor:
+        if self.mapped > _MAPPED:
+            self.let_go()
+        tensor = self.handle.get_tensor(name)
+        self.mapped += tensor.nbytes
+        return tensor
+
+
+def load_weights(
+    source: str | Path,
+    config: DecoderConfig,
+    dtype: torch.dtype = torch.float32,
+    progress: Progress | None = None,
+) -> Weights:
+    """Open the safetensors of a folder or hub id, and check names and shapes against `config`.
+
+    Raises CheckpointError: files missing, corrupt or pickled, tensors missing, unknown or of another shape.
+    """
+    folder = resolve(source)
+    readers: dict[str, tuple[Callable[[], Tensor], tuple[int, ...]]] = {}
+    files: list[_Shard] = []
+    for file, promised in weight_files(folder).items():
+        try:
+            shard = _Shard(folder / file)
+            files.append(shard)
+            held = set(shard.handle.keys())
+            for name in held if promised is None else held.intersection(promised):
+                shape = tuple(shard.handle.get_slice(name).get_shape())
+                readers[name] = (lambda s=shard, n=name: s.read(n), shape)  # type: ignore[misc]
+        except (SafetensorError, OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{folder / file} is not a readable safetensors file: {error}",
+                why="it is truncated or corrupt",
+                fix="download or export this file again",
+            ) from error
+        lost = [] if promised is None else sorted(set(promised) - held)
+        if lost:
+            raise CheckpointError(
+                f"{folder / file} lacks {len(lost)} tensors that the index promises: {_few(lost)}",
+                fix="download the file and the index again",
+            )
+    return _assemble(readers, config, dtype, progress, str(folder), files)
+
+
+def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:
+    """The same canonical weights out of a loaded transformers model; views of its parameters where the dtype
+    agrees (default: the model's own)."""
+    if config is None:
+        config = DecoderConfig.from_dict(model.config.to_dict())  # type: ignore[union-attr, operator]
+    readers = {name: (lambda p=p: p, tuple(p.shape)) for name, p in model.named_parameters()}
+    dtype = dtype or next(model.parameters()).dtype
+    return _assemble(readers, config, dtype, None, type(model).__name__)  # type: ignore[arg-type]
+
+
+def _assemble(
+    readers: Mapping[str, tuple[Callable[[], Tensor], tuple[int, ...]]],
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    progress: Progress | None,
+    origin: str,
+    files: Seq[_Shard] = (),
+) -> Weights:
+    """Map stored tensors to canonical ones and check that they are all there, and no other, in the right shape."""
+    expected = config.shapes()
+    sources: dict[str, tuple[str, Callable[[], Tensor], Cut]] = {}
+    unknown: list[str] = []
+    for stored, (read, shape) in sorted(readers.items()):
+        parts = _canonical(stored, shape, config)
+        if parts is None:
+            unknown.append(stored)
+            continue
+        ghost = torch.empty(shape, device="meta")  # cuts are views: applied to a ghost they yield the shape
+        for name, cut in parts:
+            if name not in expected:
+                unknown.append(stored)
+                continue
+            try:
+                found = tuple(cut(ghost).shape)
+            except (IndexError, RuntimeError, ValueError):
+                found = shape
+            if found != expected[name]:
+                raise CheckpointError(
+                    f"{stored} in {origin} gives {name} the shape {found}, config.json says {expected[name]}",
+                    why="weights and configuration belong to different models",
+                    fix="take both from the same checkpoint",
+                )
+            sources[name] = (f"{stored} in {origin}", read, cut)
+    missing = [name for name in expected if name not in sources]
+    if missing:
+        raise CheckpointError(
+            f"{origin} lacks {len(missing)} of {len(expected)} tensors: {_few(missing)}",
+            why="the model that config.json describes is incomplete"
+            + (f"; unknown tensors: {_few(unknown)}" if unknown else ""),
+            fix="download the checkpoint again, or correct config.json",
+        )
+    if unknown:
+        raise CheckpointError(
+            f"{origin} holds {len(unknown)} tensors that config.json does not account for: {_few(unknown)}",
+            why="leaving them out would run another model than the one that was trained",
+            fix="correct config.json (a bias or norm that it denies?)",
+        )
+    return Weights(sources, config, dtype, progress, files)
+
+
+def _few(names: list[str]) -> str:
+    names = list(dict.fromkeys(names))
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+# --- names -----------------------------------------------------------------------------------------------------
+
+_BUFFERS = re.compile(r".*rotary_emb\.inv_freq|(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
+_MOE = re.compile(r"(layers\.\d+)\.(?:block_sparse_moe|mlp)\.(.+)")
+_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_GPT2 = {
+    "ln_1": "input_layernorm",
+    "ln_2": "post_attention_layernorm",
+    "attn.c_proj": "self_attn.o_proj",
+    "mlp.c_fc": "mlp.up_proj",
+    "mlp.c_proj": "mlp.down_proj",
+}
+_GPT2_TOP = {
+    "wte.weight": "embed_tokens.weight",
+    "wpe.weight": "embed_positions.weight",
+    "ln_f.weight": "norm.weight",
+    "ln_f.bias": "norm.bias",
+    "lm_head.weight": "lm_head.weight",
+}
+
+
+def _whole(t: Tensor) -> Tensor:
+    return t
+
+
+def _canonical(stored: str, shape: tuple[int, ...], config: DecoderConfig) -> list[tuple[str, Cut]] | None:
+    """Canonical tensors that a stored one holds: [] for what is not a weight, None for an unknown name."""
+    if _BUFFERS.fullmatch(stored) or (config.tie_embeddings and stored == "lm_head.weight"):
+        return []
+    if config.model_type == "gpt2":
+        return _canonical_gpt2(stored, config)
+    name = stored.removeprefix("model.")
+    moe = _MOE.fullmatch(name)
+    if moe is None or not config.experts:
+        return [(name, _whole)]
+    layer, part = moe.groups()
+    if part in ("experts.gate_up_proj", "experts.down_proj"):  # fused: [E, 2I, d] and [E, d, I]
+        return _fused(f"{layer}.mlp.experts", part.removeprefix("experts."), shape)
+    *path, last, kind = part.split(".")
+    return [(".".join([f"{layer}.mlp", *path, _MIXTRAL.get(last, last), kind]), _whole)]
+
+
+def _fused(prefix: str, part: str, shape: tuple[int, ...]) -> list[tuple[str, Cut]]:
+    """The layout of transformers 5 in memory: all experts in one tensor, gate above up."""
+    out: list[tuple[str, Cut]] = []
+    for e in range(shape[0]):
+        if part == "down_proj":
+            out.append((f"{prefix}.{e}.down_proj.weight", lambda t, e=e: t[e]))  # type: ignore[misc]
+        else:
+            out.append((f"{prefix}.{e}.gate_proj.weight", lambda t, e=e: t[e].chunk(2)[0]))  # type: ignore[misc]
+            out.append((f"{prefix}.{e}.up_proj.weight", lambda t, e=e: t[e].chunk(2)[1]))  # type: ignore[misc]
+    return out
+
+
+def _canonical_gpt2(stored: str, config: DecoderConfig) -> list[tuple[str, Cut]] | None:
+    """GPT-2 keeps linear weights as [in, out] and query, key and value in one tensor."""
+    name = stored.removeprefix("transformer.")
+    if name in _GPT2_TOP:
+        return [(_GPT2_TOP[name], _whole)]
+    found = re.fullmatch(r"h\.(\d+)\.(.+)\.(weight|bias)", name)
+    if not found:
+        return None
+    layer, part, kind = found.groups()
+    if part == "attn.c_attn":
+        d = config.hidden_size
+        return [
+            (f"layers.{layer}.self_attn.{x}_proj.{kind}", lambda t, j=j: t.t()[j * d : (j + 1) * d])  # type: ignore[misc]
+            for j, x in enumerate("qkv")
+        ]
+    if part not in _GPT2:
+        return None
+    cut: Cut = _whole if part.startswith("ln_") else lambda t: t.t()  # t() leaves a bias as it is
+    return [(f"layers.{layer}.{_GPT2[part]}.{kind}", cut)]

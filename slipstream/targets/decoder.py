@@ -1,0 +1,261 @@
+"""`Decoder`: a Llama-, Mistral-, Qwen- or GPT-2-like checkpoint as a `Target`.
+
+It turns sequences and drafts into packed batches (`layout`), hands them to an executor, and tells the executor
+which KV to keep. That is all: arithmetic is the executor's, decisions are the step's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.backends.table import choose, resolve_wish
+from slipstream.core.draft import Draft
+from slipstream.core.draws import GREEDY, Drawn, Draws
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
+from slipstream.errors import ParameterError, TargetError
+from slipstream.models.checkpoint import resolve
+from slipstream.models.config import DecoderConfig
+from slipstream.models.executor import Batch, Executor, Output
+from slipstream.models.layout import batch_of, prompt_piece
+from slipstream.models.weights import Progress, Weights, from_module, load_weights
+from slipstream.targets.early_exit import Ahead
+
+
+class Decoder:
+    """A `Target` around one executor.
+
+    chunk    longest run of prompt tokens in one forward; longer prompts are prefilled in pieces, which bounds the
+             memory of activations.
+    weights  where the executor's weights came from, by canonical name; read again on access. Draft heads borrow the
+             embedding and the output head.
+    source   folder of the checkpoint, None for a model from memory.
+    """
+
+    def __init__(
+        self, executor: Executor, chunk: int = 512, weights: Weights | None = None, source: Path | None = None
+    ):
+        if chunk < 1:
+            raise ParameterError(f"chunk is {chunk}, must be at least 1", fix="choose chunk >= 1")
+        self.executor, self.config, self.chunk = executor, executor.config, chunk
+        self.weights, self.source = weights, source
+        self.vocab_size, self.context = executor.config.vocab_size, executor.config.context
+        self.device: torch.device = executor.device
+        self._ahead = Ahead(executor)
+        self.eos_ids = frozenset(executor.config.eos_ids)
+        self.host_threads = None if executor.name == "torch" else 1  # see `core.threads`
+        self.plain_steps: int = getattr(executor, "plain_steps", 1)  # see `Target`
+
+    @staticmethod
+    def load(
+        source: str | Path,
+        executor: str = "auto",
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str | None = None,
+        quantize: str | None = None,
+        threads: int | None = None,
+        kv_dtype: str | None = None,
+        role: str = "target",
+        chunk: int = 512,
+        progress: Progress | None = None,
+    ) -> Decoder:
+        """Load a folder or hub id.
+
+        executor  "native" (our own CPU kernels), "torch", or "auto": on a CPU native where it can run the model, else
+                  torch.
+        dtype     None: bfloat16 on CUDA, float32 on a CPU. "bfloat16" on a CPU: native where the processor has bfloat16
+                  products, else torch.
+        device    None: CUDA if there is one and the executor is "auto" or "torch", else the CPU.
+        quantize  None; "w8a16" or "w8a8" (native: see `NativeExecutor`); "int8": w8a16 for a target, w8a8 for a draft
+                  model (`role`), and on torch its own int8 kernels, with activations in 8 bits.
+        threads   None: as many as can run at once. For torch the setting holds for the whole process.
+        kv_dtype  None, "float32" or "float16": the KV cache of the native executor.
+        progress  called with (bytes read, bytes in all).
+
+        Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be honoured.
+        """
+        config = DecoderConfig.load(source)
+        wish = resolve_wish(executor, dtype, device, quantize, threads, kv_dtype, role)
+        chosen = choose(config, executor, wish)
+        weights = load_weights(source, config, chosen.load_dtype or wish.dtype, progress)
+        made = chosen.executor(config, weights, wish)
+        weights.let_go()
+        return Decoder(made, chunk, weights, resolve(source))
+
+    @staticmethod
+    def from_module(
+        model: nn.Module,
+        executor: str = "torch",
+        dtype: torch.dtype | str | None = None,
+        quantize: str | None = None,
+        threads: int | None = None,
+        kv_dtype: str | None = None,
+        role: str = "target",
+        chunk: int = 512,
+    ) -> Decoder:
+        """The same decoder from a transformers model in memory, on its device and (if None) in its dtype."""
+        parameter = next(model.parameters())
+        config = DecoderConfig.from_dict(model.config.to_dict())  # type: ignore[union-attr, operator]
+        wish = resolve_wish(executor, dtype or parameter.dtype, parameter.device, quantize, threads, kv_dtype, role)
+        chosen = choose(config, executor, wish)
+        weights = from_module(model, config, chosen.load_dtype or wish.dtype)
+        made = chosen.executor(weights.config, weights, wish)
+        return Decoder(made, chunk, weights)
+
+    # --- Target ------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        seqs: Seq[Sequence],
+        draft: Draft,
+        taps: Seq[int] = (),
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+    ) -> TargetOut:
+        """Run pending tokens and nodes (see `Target.run`).
+
+        layers  run only layers a..b-1 and apply the head there; `TargetOut.hidden[b]` then holds the residual
+                stream, to be passed as `hidden` [M, d] to a run of the layers from b on (same seqs, same draft).
+
+        Without `layers`, leading rows that `ahead` or `chains` ran already resume where they stopped.
+        """
+        wanted = tuple(taps) if layers is None else tuple(dict.fromkeys((*taps, layers[1])))
+        if any(len(seq.tokens) - seq.kv_len > self.chunk for seq in seqs):
+            return self._run_long(seqs, draft, wanted, layers, hidden)
+        batch = batch_of(seqs, draft, [seq.kv_len for seq in seqs], self.device, self.context)
+        self._check_positions(batch.positions)
+        out = self._forward(batch, seqs, draft, wanted, layers, hidden)
+        self._check_finite(out.logits, seqs, draft)
+        return TargetOut(out.logits, out.taps, batch.splits)
+
+    def _forward(
+        self,
+        batch: Batch,
+        seqs: Seq[Sequence],
+        draft: Draft,
+        taps: tuple[int, ...],
+        layers: tuple[int, int] | None,
+        hidden: Tensor | None,
+    ) -> Output:
+        if layers is None:
+            return self._ahead.forward(batch, seqs, draft, taps)
+        for seq in seqs:
+            self._ahead.drop(seq.id)  # this pass writes over it
+        return self.executor.forward(batch, taps, layers, hidden)
+
+    def ahead(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
+        """Logits [B, V] of the first `exit` layers behind each sequence's pending tokens and its chain of guesses, for
+        a draft by the target itself (see `ahead`). Rows that an earlier call ran are not run again, nor are they by
+        the `run` that verifies them. Pending tokens must fit in one `chunk`."""
+        out = self._ahead.extend(seqs, chains, exit, self.context)
+        self._check_finite(out, seqs, Draft.empty(len(seqs)))
+        return out
+
+    @property
+    def unrolls(self) -> bool:
+        """Whether `chains` is there: several steps in one call."""
+        return hasattr(self.executor, "unrolled")
+
+    def chains(
+        self,
+        seqs: Seq[Sequence],
+        steps: int,
+        draws: Draws = GREEDY,
+        exit: int | None = None,
+    ) -> Drawn:
+        """Decode `steps` tokens of each sequence in one call, picked by `draws`. KV is written for the pending tokens,
+        which must fit in one `chunk`, and for all but the last of the new ones. What a small model costs is the number
+        of calls, hence this; only where `unrolls`.
+
+        exit  use the first so many layers only; the rows are run ahead, as by `ahead`, the last one too.
+        """
+        batch = batch_of(seqs, Draft.empty(len(seqs)), [seq.kv_len for seq in seqs], self.device, self.context)
+        made = self.executor.unrolled(batch, steps, draws, exit)  # type: ignore[attr-defined]
+        for seq in seqs:
+            self._ahead.drop(seq.id)
+        if exit is not None:
+            self._ahead.keep(seqs, batch, made, exit)
+        return Drawn(made.tokens, made.logits, made.laws)
+
+    def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
+        for seq, nodes in zip(seqs, path, strict=True):
+            base = len(seq.tokens)  # slot of node 0: every token so far has its KV after the run
+            moved = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
+            if moved < len(nodes):
+                src = [base + node for node in nodes[moved:]]
+                self.executor.move(seq.id, src, range(base + moved, base + len(nodes)))
+
+    def release(self, seq_id: int) -> None:
+        self._ahead.drop(seq_id)
+        self.executor.release(seq_id)
+
+    # --- parts -------------------------------------------------------------------------------------------------
+
+    def _run_long(
+        self,
+        seqs: Seq[Sequence],
+        draft: Draft,
+        taps: tuple[int, ...],
+        layers: tuple[int, int] | None,
+        hidden: Tensor | None,
+    ) -> TargetOut:
+        """Prefill all but the last piece of each long run of pending tokens, then run as usual."""
+        starts: list[int] = []
+        early: list[list[dict[int, Tensor]]] = []  # for each sequence, the taps of its pieces
+        row = 0  # first row of the sequence in `hidden` [M, d], which covers pieces and all
+        late_rows: list[int] = []
+        for b, seq in enumerate(seqs):
+            start, stop = seq.kv_len, len(seq.tokens)
+            pieces: list[dict[int, Tensor]] = []
+            end = row + stop - start + draft.splits[b + 1] - draft.splits[b]
+            while stop - start > self.chunk:
+                batch = prompt_piece(seq, start, start + self.chunk, self.device, self.context)
+                self._check_positions(batch.positions)
+                given = None if hidden is None else hidden[row : row + self.chunk]  # [chunk, d]
+                out = self.executor.forward(batch, taps, layers, given)
+                pieces.append({tap: h.clone() for tap, h in out.taps.items()})  # valid until the next forward only
+                start, row = start + self.chunk, row + self.chunk
+            starts.append(start)
+            early.append(pieces)
+            late_rows += range(row, end)
+            row = end
+        batch = batch_of(seqs, draft, starts, self.device, self.context)
+        self._check_positions(batch.positions)
+        late = None if hidden is None else hidden[late_rows]
+        out = self._forward(batch, seqs, draft, taps, layers, late)
+        self._check_finite(out.logits, seqs, draft)
+        splits, joined = [0], {}
+        for b in range(len(seqs)):
+            splits.append(splits[-1] + self.chunk * len(early[b]) + batch.splits[b + 1] - batch.splits[b])
+        for tap, last in out.taps.items():
+            parts = []
+            for b in range(len(seqs)):
+                parts += [piece[tap] for piece in early[b]] + [last[batch.splits[b] : batch.splits[b + 1]]]
+            joined[tap] = torch.cat(parts)  # [M, d]
+        return TargetOut(out.logits, joined, splits)
+
+    def _check_positions(self, positions: Seq[int]) -> None:
+        if self.config.position == "learned" and max(positions) >= self.context:
+            raise TargetError(
+                f"position {max(positions)} was asked for, the model has {self.context} learned positions",
+                why="there is no embedding beyond them",
+                fix="shorten the prompt or max_tokens",
+            )
+
+    def _check_finite(self, logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> None:
+        # A state that overflowed makes its whole row NaN, so one column tells (a single strange logit is refused
+        # where the law is made). On CUDA this would be a second synchronisation a step.
+        if self.device.type != "cpu" or all(map(math.isfinite, logits[:, 0].tolist())):
+            return
+        rows = [logits[draft.splits[b] + b : draft.splits[b + 1] + b + 1] for b in range(len(seqs))]
+        bad = [seq.id for seq, row in zip(seqs, rows, strict=True) if not row.isfinite().all()]
+        raise TargetError(
+            f"the target returned logits that are not finite for sequences {bad}",
+            why="no token can be drawn from them",
+            fix="use dtype='float32' if the model overflows in float16, and check the weights",
+        )

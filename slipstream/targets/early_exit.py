@@ -1,0 +1,146 @@
+"""`Ahead`: rows that went through the first layers before the whole model was asked for them.
+
+LayerSkip drafts with the target's own first E layers, and the guesses' keys and values of those layers are the
+target's: verification needs to run the other layers only (Elhoushi et al. 2404.16710, section 4.3). What was run ahead
+is remembered here, for each sequence, and looked up by what is asked for next:
+
+    run ahead, from slot 7 on     [t, a, b]        t is pending, a and b are guesses; hidden [3, d] after E layers
+    asked for, from slot 7 on     [t, a, b, c]     lead of 3: layers 0..E run for c alone, layers E..L for all four
+                                  [t, a, x]        lead of 2
+                                  [t] at slot 9    no lead: another draft was verified in between
+
+So a draft that was cut short, thrown away or joined with others costs speed and nothing else. A lead serves once:
+after the next pass over a sequence its slots hold what that pass put there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.models.executor import Batch, Executor, Output, Unrolled
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """tokens, from slot `past` on, of which layers 0..exit-1 are run; hidden [n, d], the residual stream there."""
+
+    past: int
+    tokens: list[int]
+    exit: int
+    hidden: Tensor
+
+
+class Ahead:
+    """Runs rows ahead on `executor`, and resumes from them."""
+
+    def __init__(self, executor: Executor):
+        self.executor = executor
+        self._leads: dict[int, Lead] = {}
+
+    def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int, context: int) -> Tensor:
+        """Run each sequence's pending tokens and its chain through layers 0..exit-1, rows that are known already
+        aside; logits [B, V] of that exit behind the last row of each, valid until the next run."""
+        rows = [[*seq.pending, *chain] for seq, chain in zip(seqs, chains, strict=True)]
+        known = [self._known(seq, text, exit) for seq, text in zip(seqs, rows, strict=True)]
+        tokens, positions, splits = list[int](), list[int](), [0]
+        for seq, text, n in zip(seqs, rows, known, strict=True):
+            tokens += text[n:]
+            positions += range(seq.kv_len + n, seq.kv_len + len(text))
+            splits.append(len(tokens))
+        batch = Batch(
+            seq_ids=[seq.id for seq in seqs],
+            tokens=torch.tensor(tokens, dtype=torch.int64, device=self.executor.device),  # [M]
+            positions=positions,
+            splits=splits,
+            past=[seq.kv_len + n for seq, n in zip(seqs, known, strict=True)],
+            trees=[None] * len(seqs),
+            select=[s - 1 for s in splits[1:]],
+            limit=[min(seq.limit, context) + len(chain) for seq, chain in zip(seqs, chains, strict=True)],
+        )
+        out = self.executor.forward(batch, (), (0, exit))
+        assert out.hidden is not None
+        for b, (seq, text, n) in enumerate(zip(seqs, rows, known, strict=True)):
+            hidden = out.hidden[splits[b] : splits[b + 1]]  # [len(text) - n, d]
+            held = self._leads[seq.id].hidden[:n] if n else hidden[:0]
+            self._leads[seq.id] = Lead(seq.kv_len, text, exit, torch.cat((held, hidden)))
+        return out.logits
+
+    def _known(self, seq: Sequence, text: list[int], exit: int) -> int:
+        """How many of the first rows need not be run; the last one always is, for its logits."""
+        lead = self._leads.get(seq.id)
+        if lead is None or lead.exit != exit or lead.past != seq.kv_len:
+            return 0
+        return _common(lead.tokens, text[:-1])
+
+    def keep(self, seqs: Seq[Sequence], batch: Batch, made: Unrolled, exit: int) -> None:
+        """Remember what an unrolled call of the first `exit` layers ran: the pending tokens and every new one."""
+        assert made.hidden is not None
+        assert made.later is not None
+        tokens = made.tokens.T.tolist()  # [B][K]
+        for b, seq in enumerate(seqs):
+            hidden = torch.cat((made.hidden[batch.splits[b] : batch.splits[b + 1]], made.later[:, b]))
+            self._leads[seq.id] = Lead(batch.past[b], seq.tokens[batch.past[b] :] + tokens[b], exit, hidden)
+
+    def drop(self, seq_id: int) -> None:
+        """Forget what was run ahead for a sequence; unknown ids are ignored."""
+        self._leads.pop(seq_id, None)
+
+    def forward(self, batch: Batch, seqs: Seq[Sequence], draft: Draft, taps: tuple[int, ...]) -> Output:
+        """The whole model on `batch`, the rows of `seqs` and `draft`, without what leading rows need no more."""
+        leads = [self._leads.pop(seq.id, None) for seq in seqs] if self._leads else []
+        exit = next((lead.exit for lead in leads if lead is not None), 0)
+        if not exit or any(-1 < tap < exit for tap in taps):  # hidden states below the exit were not kept
+            return self.executor.forward(batch, taps)
+        counts = [
+            0 if lead is None or lead.exit != exit else _matching(lead, batch, b, seq, draft)
+            for b, (seq, lead) in enumerate(zip(seqs, leads, strict=True))
+        ]
+        if not any(counts):
+            return self.executor.forward(batch, taps)
+        rest = batch.cut(
+            [range(n, stop - start) for n, start, stop in zip(counts, batch.splits, batch.splits[1:], strict=False)]
+        )
+        fresh: Tensor | None = None
+        if len(rest.tokens):
+            fresh = self.executor.forward(rest, (), (0, exit)).hidden
+        parts: list[Tensor] = []
+        row = 0  # of `fresh`
+        for b, (lead, n) in enumerate(zip(leads, counts, strict=True)):
+            if lead is not None and n:
+                parts.append(lead.hidden[:n])
+            more = batch.splits[b + 1] - batch.splits[b] - n
+            if fresh is not None and more:
+                parts.append(fresh[row : row + more])
+                row += more
+        hidden = torch.cat(parts)  # [M, d]
+        layers = self.executor.config.layers
+        return self.executor.forward(batch, taps, (exit, layers), hidden)
+
+
+def _common(a: Seq[int], b: Seq[int]) -> int:
+    """Length of the common beginning."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n
+
+
+def _matching(lead: Lead, batch: Batch, b: int, seq: Sequence, draft: Draft) -> int:
+    """How many leading rows of sequence `b` are the lead's: the same tokens in the same slots, as a chain that every
+    row behind them sees."""
+    if lead.past != batch.past[b]:
+        return 0
+    n = _common(lead.tokens, seq.tokens[lead.past :] + draft.ids[draft.splits[b] : draft.splits[b + 1]])
+    tree = batch.trees[b]  # [rows, rows]
+    if tree is not None:
+        while n and not bool(tree[n - 1 :, :n].all()):
+            n -= 1
+    return n

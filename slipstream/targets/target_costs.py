@@ -1,0 +1,81 @@
+"""Measure the cost curve of a target on this machine."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence as Seq
+from time import perf_counter
+
+import torch
+
+from slipstream.core.cost_curve import CostCurve
+from slipstream.core.draft import Draft
+from slipstream.core.params import check_integer
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target
+from slipstream.core.torch_threads import host_threads
+from slipstream.errors import ParameterError
+
+ROWS = (1, 2, 4, 8, 16, 32)
+
+
+def measure_costs(
+    target: Target, rows: Seq[int] = ROWS, past: int = 64, repeats: int = 7, plain: bool = False
+) -> CostCurve:
+    """Median seconds of one forward over `rows` rows of a sequence that holds `past` tokens, the row counts in turns.
+
+    A runtime may prepare its kernels anew whenever the number of rows changes. Plain decoding never changes it, so one
+    row is timed behind one row; a round that drafts now and then does, so more rows are timed behind one row, too.
+
+    Costs 2 * len(rows) * (repeats + 1) forwards, a fifth of a second for a small model. The sequence is made up and is
+    released again; running sequences are not touched. Row counts that the target's context cannot hold are left out.
+
+    rows   increasing, beginning with 1. Raises ParameterError otherwise.
+    plain  one row costs what a step of plain decoding does, which may run several in a call (see `core.plain`). Without
+           it, what a round that drafts nothing does.
+    """
+    if not rows or rows[0] != 1 or list(rows) != sorted(set(rows)):
+        raise ParameterError(f"rows are {tuple(rows)}", fix="give increasing numbers from 1 on")
+    check_integer("past", past, 1)
+    check_integer("repeats", repeats, 1)
+    rows = [n for n in rows if n == 1 or n + 1 <= target.context]
+    past = max(1, min(past, target.context - max(rows)))
+    seq = Sequence([i % target.vocab_size for i in range(past + 1)])
+    try:
+        target.run([seq], Draft.empty(1, target.device))
+        target.commit([seq], [[]])
+        seq.kv_len = past
+        times: dict[int, list[float]] = {n: [] for n in rows}
+        for turn in range(repeats + 1):
+            for n in rows:
+                _forward(target, seq, 1)
+                seconds = _plain(target, seq) if plain and n == 1 else _forward(target, seq, n)
+                if turn:  # the first turn binds buffers and packs weights
+                    times[n].append(seconds)
+        return CostCurve.monotone(rows, [statistics.median(times[n]) for n in rows])
+    finally:
+        target.release(seq.id)
+
+
+def _plain(target: Target, seq: Sequence) -> float:
+    """Seconds of a step of plain decoding, of which nothing is kept."""
+    steps = min(getattr(target, "plain_steps", 1), target.context - len(seq.tokens))
+    if steps < 2:
+        return _forward(target, seq, 1)
+    began = perf_counter()
+    with host_threads(getattr(target, "host_threads", None)):
+        target.chains([seq], steps)  # type: ignore[attr-defined]
+    return (perf_counter() - began) / steps
+
+
+def _forward(target: Target, seq: Sequence, rows: int) -> float:
+    """Seconds of a forward over `rows` rows, of which nothing is kept."""
+    draft = Draft.chains([[i % target.vocab_size for i in range(rows - 1)]], device=target.device)
+    began = perf_counter()
+    with host_threads(getattr(target, "host_threads", None)):
+        target.run([seq], draft)
+    if target.device.type == "cuda":
+        torch.cuda.synchronize(target.device)
+    spent = perf_counter() - began
+    target.commit([seq], [[]])
+    return spent

@@ -1,0 +1,112 @@
+"""The objective of Medusa-1: heads on a frozen target, each against the law that many places on (Cai et al.
+2401.10774, section 2.2.1).
+
+Head k at position i guesses token i + 2 + k, which is what the target's law at i + 1 + k is about. The paper trains
+on the text (`loss="ce"`); learning the whole law ("kl") gives more signal a token, and it is the law that accepts.
+The heads' losses are weighted by decay^k, as in the paper: far guesses are hard, and would drown the near ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.heads.medusa_format import save_medusa
+from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
+from slipstream.training.features import FINAL, Teacher, Window
+from slipstream.training.losses import Aims, check_loss, law_losses
+from slipstream.training.objective import Objective, agreement, chain_chances, likeliest
+
+RANKS = 10
+"""Ranks of a head's candidates whose accuracies are measured: the optimised trees need no more."""
+
+
+@dataclass(frozen=True)
+class MedusaOptions(Strict):
+    """heads     K. layers: residual blocks of each.
+    own_head  each head learns an lm_head of its own, beginning with the target's; otherwise the target's is shared.
+    loss      one of `losses.KINDS`. decay: weight of head k is decay^k.
+    """
+
+    heads: int = 4
+    layers: int = 1
+    own_head: bool = True
+    loss: str = "kl"
+    decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        check_integer("heads", self.heads, 1)
+        check_integer("layers", self.layers, 1)
+        check_number("decay", self.decay, 0.0, 1.0, open_low=True)
+        check_loss(self.loss)
+
+
+class MedusaObjective(Objective):
+    name = "medusa"
+    taps = (FINAL,)
+
+    def __init__(self, teacher: Teacher, options: MedusaOptions):
+        super().__init__()
+        self.teacher, self.options, self.depth = teacher, options, options.heads
+        c = teacher.config
+        self.module: MedusaHeads = MedusaHeads(
+            MedusaConfig(options.heads, options.layers, c.hidden_size, c.vocab_size, own_lm_head=options.own_head)
+        )
+        self.module.to(teacher.device, teacher.dtype).start_from(teacher.head)
+        raw = [options.decay**k for k in range(options.heads)]
+        self.weights = [w / sum(raw) for w in raw]
+
+    def forward(self, window: Window) -> tuple[Tensor, dict[str, Tensor]]:
+        final, tokens = window.taps[FINAL], window.tokens  # [B, T, d], [B, T]
+        heads = self.options.heads
+        rows = tokens.shape[1] - heads - 1
+        states = self.module.states(final[:, :rows])  # [B, N, K, d]
+        table = self.module.lm_head
+        weight = table if table.dim() == 3 else table[None]
+        aims = Aims(final, self.teacher.head, tokens, window.counts, 1)
+        loss, each = law_losses(self.options.loss, states.permute(2, 0, 1, 3), weight, aims, self.weights)
+        shown = {f"loss{k + 1}": each[k] for k in range(heads)}
+        if not self.training:
+            said = likeliest(final, self.teacher.head)  # [B, T]
+            for k in range(heads):
+                guess = likeliest(states[:, :, k], weight[min(k, len(weight) - 1)])
+                counts = window.counts[:, 2 + k : 2 + k + rows]
+                shown[f"agree{k + 1}"] = agreement(guess, said[:, 1 + k : 1 + k + rows], counts)
+        return loss, shown
+
+    def chances(self, window: Window, temperature: float) -> Tensor:
+        final = window.taps[FINAL]
+        logits = self.module(final)  # [R, L, K, V]: row n - 1 guesses behind token n
+        guesses = [logits[:, :, k] for k in range(self.options.heads)]
+        return chain_chances(guesses, self.teacher.logits(final), window.tokens, temperature)
+
+    @torch.no_grad()
+    def measure(self, windows: list[Window], prompts: list[list[int]]) -> dict[str, Any]:
+        """`medusa_head_accuracies` [K][RANKS]: how often the candidate of each rank is what the target says."""
+        hits = torch.zeros(self.options.heads, RANKS, dtype=torch.float64)
+        places = [0] * self.options.heads
+        for window, starts in zip(windows, prompts, strict=True):
+            final, tokens = window.taps[FINAL], window.tokens
+            best = self.module(final).topk(min(RANKS, self.teacher.config.vocab_size), -1).indices  # [R, L, K, RANKS]
+            for k in range(self.options.heads):
+                right = best[:, : tokens.shape[1] - 2 - k, k] == tokens[:, 2 + k :, None]  # [R, N, RANKS]
+                at = torch.arange(right.shape[1], device=tokens.device)  # [N]: guesses token at + 2 + k
+                begins = torch.tensor(starts, device=tokens.device)[:, None]
+                # Only guesses of the target's own words count, as in decoding; padding does not.
+                inside = (at + 1 >= begins) & window.counts[:, 2 + k :]  # [R, N]
+                hits[k, : right.shape[2]] += (right & inside[..., None]).sum((0, 1)).double().cpu()
+                places[k] += int(inside.sum())
+        rows = [(hits[k] / max(1, places[k])).tolist() for k in range(self.options.heads)]
+        return {"medusa_head_accuracies": [[round(x, 5) for x in row] for row in rows]}
+
+    def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        measured = facts.get("medusa_head_accuracies")
+        if measured:
+            self.module.config = replace(self.module.config, accuracies=tuple(map(tuple, measured)))
+        save_medusa(self.module, folder, target=facts.get("target"))

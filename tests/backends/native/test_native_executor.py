@@ -1,0 +1,551 @@
+"""The native executor against the torch executor in float64: every format, chains drafted in one call, trees,
+rollbacks, slices of layers. What every executor must do is in the conformance suite too."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import random
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream.backends.int8 import quantise_rows
+from slipstream.backends.native import packed_weights as native_weights
+from slipstream.backends.native.kernels import decoder_pass, processor
+from slipstream.backends.native.native_executor import NativeExecutor, steps_worth_a_call
+from slipstream.backends.native.packed_weights import MOST_COLUMNS, check_supported, matrix_values, refusal
+from slipstream.backends.table import choose, resolve_wish
+from slipstream.backends.torch.torch_executor import TorchExecutor
+from slipstream.core.draws import COLD, GREEDY, Draws
+from slipstream.errors import ParameterError, TargetError, UnsupportedModelError
+from slipstream.models.executor import Batch, Executor
+from slipstream.models.weights import Weights
+from tests.backends.native.models import (
+    EVERY_FORMAT,
+    FORMATS,
+    SHAPES,
+    VOCAB,
+    byte_dots,
+    chain,
+    config,
+    executor,
+    forest,
+    ids,
+    needs_bfloat16,
+    tree,
+    weights,
+)
+
+TEXTS = [30, 41, 3]  # tokens of three sequences, two of them pending
+TREE = [-1, 0, -1, 2]  # below a root, two branches of two
+
+native = functools.cache(executor)
+
+TOLERANCES = {"bfloat16 products": 0.1, "w8a16": 3e-3, "w8a8": 0.1, "int8 without dot products": 5e-3}
+"""Relative to the largest value; 1e-5 for weights that are used as they are, 2e-3 for a cache in float16."""
+
+
+def tolerance(form: str) -> float:
+    return TOLERANCES.get(form, 2e-3 if "cache" in form else 1e-5)
+
+
+@functools.cache
+def oracle(shape: str = "llama", form: str = "float32") -> TorchExecutor:
+    """The same weights in float64, int8 ones as multiples of their scales."""
+    dtype, options = FORMATS[form]
+    made = config(**SHAPES[shape])
+    return TorchExecutor(made, exact_weights(made, weights(made, dtype), "quantize" in options))
+
+
+def exact_weights(made: Any, given: Weights, quantised: bool) -> Weights:
+    stored: dict[str, Tensor] = {}
+    for name in given:
+        tensor = given[name]
+        linear = tensor.ndim == 2 and "embed" not in name and not name.endswith("mlp.gate.weight")
+        if quantised and linear:
+            values, scale = quantise_rows(tensor)
+            tensor = values.double() * scale.double()
+        stored[name] = tensor.double()
+    return Weights({n: (n, lambda t=t: t, lambda t: t) for n, t in stored.items()}, made, torch.float64)  # type: ignore[arg-type]
+
+
+def near(got: Tensor, want: Tensor, allowed: float = 1e-5) -> None:
+    assert got.shape == want.shape
+    assert (got - want).abs().max() <= allowed * want.abs().max()
+
+
+def together(texts: list[list[int]], pending: int = 2) -> Batch:
+    """The last tokens of each text; their logits alone are wanted."""
+    batch = forest([(b, len(text) - pending, text[-pending:], []) for b, text in enumerate(texts)])
+    return dataclasses.replace(batch, select=[s - 1 for s in batch.splits[1:]])
+
+
+def prefilled(model: Executor, texts: list[list[int]], pending: int = 2) -> Batch:
+    for b, text in enumerate(texts):
+        if len(text) > pending:
+            model.forward(chain(b, 0, text[:-pending], []))
+    return together(texts, pending)
+
+
+def stepwise(model: TorchExecutor, text: list[int], steps: int, draws: Draws) -> tuple[list[int], Tensor]:
+    """Tokens and logits [K, V] of one sequence."""
+    model.release(0)
+    tokens, logits = list(text), []
+    for j in range(steps):
+        start = 0 if j == 0 else len(tokens) - 1
+        logits.append(model.forward(chain(0, start, tokens[start:])).logits[-1].clone())
+        tokens.append(int(draws.pick(logits[-1][None], j)))
+    return tokens[len(text) :], torch.stack(logits)
+
+
+def numbers(kind: str, vocab: int | None = None) -> Draws:
+    u = torch.rand(4, len(TEXTS), VOCAB, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    heat = torch.tensor([0.7, 2.0, 0.1], dtype=torch.float64)
+    if kind == "maximum":
+        return Draws(vocab=vocab)
+    if kind == "uniforms":
+        return Draws(heat, u[..., 0], vocab=vocab)
+    return Draws(heat, noise=-(-u.log()).log(), vocab=vocab)
+
+
+def alone(draws: Draws, b: int) -> Draws:
+    def column(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x[:, b : b + 1]
+
+    heat = None if draws.inv_temperature is None else draws.inv_temperature[b : b + 1]
+    return Draws(heat, column(draws.uniforms), column(draws.noise), draws.vocab)
+
+
+# --- logits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", EVERY_FORMAT)
+@pytest.mark.parametrize("shape", ["llama", "many heads", "window"])
+def test_logits_are_those_of_the_stored_weights_in_float64(shape: str, form: str) -> None:
+    text = ids(70)
+    batch = chain(3, 0, text)
+    near(native(shape, form).forward(batch).logits, oracle(shape, form).forward(batch).logits, tolerance(form))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_kind_of_decoder_computes_what_the_torch_executor_computes(shape: str) -> None:
+    text, model, reference = ids(60, 2), native(shape), oracle(shape)
+    for executor_ in (model, reference):
+        executor_.forward(chain(3, 0, text[:50], []))
+    batch = chain(3, 50, text[50:])
+    near(model.forward(batch).logits, reference.forward(batch).logits)
+    near(model.kv(3, 60), reference.kv(3, 60))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("form", EVERY_FORMAT)
+def test_sizes_need_not_be_multiples_of_what_a_step_of_a_product_takes(form: str, tied: bool) -> None:
+    dtype, options = FORMATS[form]
+    made = config(hidden_size=75, intermediate_size=131, vocab_size=101, heads=3, kv_heads=1, tie_embeddings=tied)
+    if tied and "quantize" in options:
+        made = dataclasses.replace(made, tie_embeddings=False)  # the oracle has one tensor for both
+    text = ids(30)
+    reference = TorchExecutor(made, exact_weights(made, weights(made, dtype), "quantize" in options))
+    want = reference.forward(chain(0, 0, text)).logits
+    with byte_dots(form != "int8 without dot products"):
+        model = NativeExecutor(made, weights(made, dtype), threads=1, **options)  # type: ignore[arg-type]
+    near(model.forward(chain(0, 0, text)).logits, want, tolerance(form))
+
+
+def test_trees_chains_and_new_sequences_share_a_batch() -> None:
+    model, reference, text = native(), oracle(), ids(60, 4)
+    for executor_ in (model, reference):
+        executor_.release(3)
+        executor_.forward(chain(1, 0, text[:40], []))
+        executor_.forward(chain(2, 0, text[:33], []))
+    batch = forest([(1, 40, text[40:45], TREE), (2, 33, text[33:36], []), (3, 0, text[:2], [])])
+    near(model.forward(batch).logits, reference.forward(batch).logits)
+
+
+def test_rolling_back_is_passing_a_smaller_past() -> None:
+    model, reference, text, other = native(), oracle(), ids(60, 5), ids(60, 6)
+    model.forward(chain(4, 0, text))
+    mixed = text[:30] + other[:10]
+    reference.release(4)
+    want = reference.forward(chain(4, 0, mixed)).logits[30:]
+    near(model.forward(chain(4, 30, mixed[30:])).logits, want)
+
+
+@pytest.mark.parametrize("shape", ["llama", "windows"])
+@pytest.mark.parametrize("past", [28, 31])  # 31: the move crosses a block
+def test_a_branch_that_is_moved_reads_as_its_chain(past: int, shape: str) -> None:
+    model, text = native(shape), ids(36, 7)
+    a, b, c, d, e = text[past : past + 5] if past + 5 <= 36 else ids(5)
+    model.forward(chain(5, 0, text[:past]))
+    model.forward(tree(5, past, [a, b, c, d, e], TREE))
+    model.move(5, [past + 3, past + 4], [past + 1, past + 2])
+    whole = [*text[:past], a, d, e, 7]
+    last = model.forward(chain(5, past + 3, [7])).logits.clone()
+    moved = model.kv(5, past + 4)
+    again = model.forward(chain(6, 0, whole)).logits[-1:]
+    assert torch.equal(last, again)
+    assert torch.equal(moved, model.kv(6, past + 4))
+
+
+def test_taps_accumulate_and_equal_the_hidden_states() -> None:
+    model, reference, text = native(), oracle(), ids(12, 8)
+    want = reference.forward(chain(7, 0, text), (0, 1, 2, -1))
+    for taps in ((), (2,), (0, -1), (2, 0), (-1, 1), (1, 1)):
+        out = model.forward(chain(7, 0, text, [11]), taps)
+        assert set(out.taps) == set(taps)
+        for tap, got in out.taps.items():
+            near(got, want.taps[tap])
+        near(out.logits, want.logits[-1:])
+
+
+def test_slices_of_layers_share_the_cache() -> None:
+    model, reference, text = native(), oracle(), ids(20, 9)
+    want = reference.forward(chain(8, 0, text)).logits
+    model.forward(chain(8, 0, text[:15]))
+    early = model.forward(chain(8, 15, text[15:]), layers=(0, 1))
+    assert early.hidden is not None
+    late = model.forward(chain(8, 15, text[15:]), layers=(1, 2), hidden=early.hidden)
+    near(late.logits, want[15:])
+    with pytest.raises(TargetError, match="need the hidden states"):
+        model.forward(chain(8, 15, text[15:]), layers=(1, 2))
+
+
+def test_blocks_grow_across_many_sequences_and_are_used_again() -> None:
+    model, reference = executor(), oracle()
+    texts = [ids(33 + 7 * i, i) for i in range(12)]
+    for i, text in enumerate(texts):
+        model.forward(chain(i, 0, text[:-1], [0]))
+    assert model._cache.capacity > 16  # it has grown, with content in it
+    for i, text in enumerate(texts):
+        got = model.forward(chain(i, len(text) - 1, text[-1:])).logits
+        reference.release(50)
+        near(got, reference.forward(chain(50, 0, text)).logits[-1:])
+    held = model.memory()["kv"]
+    for _ in range(3):
+        for i in range(12):
+            model.release(i)
+        for i, text in enumerate(texts):
+            model.forward(chain(20 + i, 0, text, [0]))
+        for i in range(12):
+            model.release(20 + i)
+    assert model.memory()["kv"] == held
+    model.release(999)
+
+
+@pytest.mark.parametrize("form", ["float16", "float16 with a cache in float16"])
+def test_whatever_was_in_a_block_before_does_not_shine_through(form: str) -> None:
+    model, text = native("windows", form), ids(40)
+    batch = tree(0, 0, text, TREE)
+    want = model.forward(batch).logits.clone()
+    for array in (*model._cache.keys, *model._cache.values):
+        array[:] = np.nan
+    assert torch.equal(model.forward(batch).logits, want)
+
+
+def test_logits_handed_out_earlier_stay_readable() -> None:
+    model, text = native(), ids(300)
+    first = model.forward(chain(9, 0, text[:5])).logits
+    for n in (1, 70, 200, 2):
+        model.forward(chain(9, 0, text[:n]))
+    assert first.shape == (5, VOCAB)
+    assert first.isfinite().all()
+    assert model.forward(chain(9, 0, text[:2], [])).logits.shape == (0, VOCAB)
+
+
+class Session:
+    """Random batches of chains and trees, with branches kept, rolled back, moved and released between them."""
+
+    def __init__(self, seed: int):
+        self.random = random.Random(seed)
+        self.length: dict[int, int] = {}
+        self.parents: dict[int, Seq[int]] = {}
+        self.numbers = itertools.count()
+
+    def batch(self) -> Batch:
+        draw = self.random
+        while len(self.length) < 4:
+            self.length[next(self.numbers)] = 0
+        members = []
+        for seq_id in draw.sample(list(self.length), draw.randint(1, 4)):
+            past = self.length[seq_id]
+            if draw.random() < 0.2:
+                past = draw.randint(0, past)  # forget some
+            known, nodes = draw.choice([1, 1, 3, draw.randint(1, 50)]), draw.randint(0, 8)
+            straight = draw.random() < 0.4
+            parents = [i - 1 if straight else draw.randint(-1, i - 1) for i in range(nodes)]
+            members.append((seq_id, past, ids(known + nodes, draw.randrange(999)), parents))
+            self.length[seq_id], self.parents[seq_id] = past + known, parents
+        return forest(members)
+
+    def settle(self, batch: Batch, models: Seq[Executor]) -> None:
+        """Keep a random path of each sequence's nodes."""
+        for seq_id in batch.seq_ids:
+            parents, base, path, node = self.parents[seq_id], self.length[seq_id], list[int](), -1
+            while children := [i for i, parent in enumerate(parents) if parent == node]:
+                node = self.random.choice(children)
+                path.append(node)
+            path = path[: self.random.randint(0, len(path))]
+            for model in models:
+                model.move(seq_id, [base + i for i in path], range(base, base + len(path)))
+            self.length[seq_id] += len(path)
+            if self.length[seq_id] > 150 or self.random.random() < 0.1:
+                for model in models:
+                    model.release(seq_id)
+                del self.length[seq_id]
+
+
+@pytest.mark.parametrize("shape", ["llama", "window", "gpt2", "mixture"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_random_session_equals_the_torch_executor(shape: str, threads: int) -> None:
+    models: list[Executor] = [executor(shape, threads=threads), oracle(shape)]
+    session = Session(seed=7)
+    for _ in range(25):
+        batch = session.batch()
+        got, want = (each.forward(batch, taps=(1, -1)) for each in models)
+        near(got.logits, want.logits, 1e-4)
+        near(got.taps[1], want.taps[1], 1e-4)
+        near(got.taps[-1], want.taps[-1], 1e-4)
+        session.settle(batch, models)
+    for seq_id in session.length:
+        oracle(shape).release(seq_id)
+
+
+# --- drafts in one call ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "form"), [("llama", "float32"), ("gpt2", "float32"), ("llama", "w8a16")])
+@pytest.mark.parametrize("kind", ["maximum", "uniforms", "noise"])
+@pytest.mark.parametrize("vocab", [None, VOCAB - 5])
+def test_a_chain_equals_one_forward_a_step(shape: str, form: str, kind: str, vocab: int | None) -> None:
+    texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
+    draws, model = numbers(kind, vocab), native(shape, form)
+    made = model.unrolled(prefilled(model, texts), 4, draws)
+    for b, text in enumerate(texts):
+        want, logits = stepwise(oracle(shape, form), text, 4, alone(draws, b))
+        assert made.tokens[:, b].tolist() == want
+        near(made.logits[:, b], logits, tolerance(form))
+        assert vocab is None or max(want) < vocab
+
+
+@pytest.mark.parametrize("kind", ["uniforms", "noise"])
+def test_distributions_are_those_of_the_logits_in_float64(kind: str) -> None:
+    texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
+    draws, model = numbers(kind, VOCAB - 5), native(form="float16")
+    made = model.unrolled(prefilled(model, texts), 4, draws)
+    assert made.laws is not None
+    assert draws.inv_temperature is not None
+    want = torch.softmax(made.logits[..., : VOCAB - 5].double() * draws.inv_temperature[None, :, None], -1)
+    assert torch.allclose(made.laws[..., : VOCAB - 5], want, rtol=1e-12, atol=0)
+    assert not made.laws[..., VOCAB - 5 :].any()
+    assert bool((made.laws.gather(-1, made.tokens[..., None]) > 0).all())
+    assert model.unrolled(together(texts), 4).laws is None
+
+
+@pytest.mark.parametrize("form", ["float16", "w8a8"])
+def test_a_chain_is_the_same_bit_for_bit_alone_and_in_company(form: str) -> None:
+    texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
+    draws, model = numbers("uniforms"), native(form=form)
+    company = model.unrolled(prefilled(model, texts), 4, draws)
+    for b, text in enumerate(texts):
+        one = model.unrolled(chain(b, len(text) - 2, text[-2:], [1]), 4, alone(draws, b))
+        assert torch.equal(one.tokens[:, 0], company.tokens[:, b])
+        assert torch.equal(one.logits[:, 0], company.logits[:, b])
+
+
+def test_the_keys_and_values_of_every_token_but_the_last_are_there() -> None:
+    text, model, reference = ids(62, 5), native(form="float16"), oracle(form="float16")
+    made = model.unrolled(prefilled(model, [text]), 5)  # the chain goes on into a new block of the cache
+    whole = text + made.tokens[:-1, 0].tolist()
+    reference.forward(chain(0, 0, whole))
+    near(model.kv(0, len(whole)), reference.kv(0, len(whole)))
+
+
+def test_an_exit_returns_the_stream_of_every_token_and_writes_the_KV_of_its_layers() -> None:
+    model, text = native(), ids(20)
+    made = model.unrolled(chain(8, 0, text), 3, exit=1)
+    assert made.hidden is not None
+    assert made.later is not None
+    whole = text + made.tokens[:, 0].tolist()
+    out = model.forward(chain(9, 0, whole), (1,), (0, 1))
+    assert out.hidden is not None
+    assert torch.equal(torch.cat((made.hidden, made.later[:, 0])), out.hidden)
+    assert torch.equal(out.taps[1], out.hidden)
+    assert torch.equal(made.logits[:, 0], out.logits[19:22])
+    assert torch.equal(model.kv(8, 23)[0], model.kv(9, 23)[0])
+
+
+def test_a_greedy_sequence_among_drawn_ones_has_its_first_maximum() -> None:
+    """And a uniform next to 1 names a token."""
+    batch = forest([(0, 0, [3], []), (1, 0, [4], [])])
+    heat, u = torch.tensor([COLD, 0.01], dtype=torch.float64), torch.tensor([[0.0, 1 - 2.0**-53]] * 3).double()
+    made = native(form="float16").unrolled(batch, 3, Draws(heat, u))
+    assert made.tokens[:, 0].tolist() == made.logits[:, 0].argmax(-1).tolist()
+    assert made.tokens[:, 1].tolist() == [VOCAB - 1] * 3
+
+
+def test_each_sequence_has_its_own_temperature() -> None:
+    noise = torch.zeros(1, 1, VOCAB)
+    noise[:, :, 7] = 100.0
+    draws = Draws(torch.tensor([0.0, 1e9]), noise=noise)
+    made = native().unrolled(forest([(0, 0, [3], []), (1, 0, [4], [])]), 1, draws)
+    assert made.tokens.tolist() == [[7, int(made.logits[0, 1].argmax())]]
+    assert int(made.logits[0, 1].argmax()) != 7
+
+
+def test_minus_infinity_forbids_a_token_and_of_equal_scores_the_first_wins() -> None:
+    model = native()
+    best, noise = int(model.unrolled(chain(0, 0, [3, 4]), 1).tokens), torch.zeros(1, 1, VOCAB)
+    noise[:, :, best] = -torch.inf
+    made = model.unrolled(chain(0, 0, [3, 4]), 1, Draws(noise=noise))
+    assert int(made.tokens) == int((made.logits + noise).argmax()) != best
+    noise = torch.full((2, 1, VOCAB), -1e9)
+    noise[:, :, [5, 40, 41]] = 0.0
+    drawn = model.unrolled(chain(0, 0, [3, 4]), 2, Draws(torch.zeros(1), noise=noise)).tokens  # only noise counts
+    assert drawn.flatten().tolist() == [5, 5]
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"quantize": "int4"}, {"quantize": "int8"}, {"threads": 0}, {"kv_dtype": "int8"}])
+def test_a_setting_that_cannot_be_honoured_is_refused(options: dict[str, Any]) -> None:
+    made = config()
+    with pytest.raises(ParameterError):
+        NativeExecutor(made, weights(made), **options)
+
+
+def test_more_steps_exits_layers_and_taps_than_there_are_are_refused() -> None:
+    model, batch = native(), chain(0, 0, [3, 4])
+    for steps, exit in ((0, None), (2, 0), (2, 3)):
+        with pytest.raises(TargetError):
+            model.unrolled(batch, steps, GREEDY, exit)
+    for taps, layers in (((), (0, 3)), ((), (1, 1)), ((5,), None), ((0,), (1, 2)), ((), (1, 2))):
+        with pytest.raises(TargetError):
+            model.forward(batch, taps, layers)
+
+
+def chosen(config: Any, executor: str, dtype: Any, device: str, quantize: str | None = None) -> str:
+    """Name of the backend that runs a decoder with these settings."""
+    return choose(config, executor, resolve_wish(executor, dtype, device, quantize)).name
+
+
+def test_what_the_kernels_do_not_run_is_refused_by_name_and_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = config()
+    odd, wide = dataclasses.replace(made, head_dim=24), dataclasses.replace(made, intermediate_size=MOST_COLUMNS + 64)
+    assert refusal(made) is refusal(made, "w8a8") is refusal(wide) is None
+    assert chosen(made, "auto", None, "cpu") == "native"
+    assert chosen(made, "auto", None, "cpu", "int8") == "native"
+    assert chosen(odd, "auto", None, "cpu") == "torch"
+    assert chosen(wide, "auto", None, "cpu", "w8a8") == "torch"
+    assert chosen(made, "auto", torch.float64, "cpu") == "torch"
+    for changed, quantize, says in ((odd, None, "heads of 24 values"), (wide, "w8a16", "may overflow 32 bits")):
+        with pytest.raises(UnsupportedModelError, match=says):
+            check_supported(changed, quantize)
+    for device, dtype in (("meta", None), ("cpu", torch.float64)):
+        with pytest.raises(ParameterError, match="on the CPU, in float32 or bfloat16"):
+            chosen(made, "native", dtype, device)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "numba" else find(name, *rest))
+    assert refusal(made) == "Numba is not installed"
+    assert chosen(made, "auto", None, "cpu") == "torch"
+
+
+def test_int8_weights_and_bfloat16_arithmetic_are_refused_together() -> None:
+    """Neither is dropped in silence."""
+    for executor_name in ("auto", "native", "torch"):
+        with pytest.raises(ParameterError, match="quantize='w8a8' and dtype='bfloat16' were asked for together"):
+            chosen(config(), executor_name, "bfloat16", "cpu", "w8a8")
+    with pytest.raises(UnsupportedModelError, match="added up in float32, not in bfloat16"):
+        NativeExecutor(config(), weights(config()), "w8a16", dtype=torch.bfloat16)
+
+
+def test_without_bfloat16_products_the_dtype_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "has_bfloat16_dots", lambda: False)
+    made = config()
+    assert chosen(made, "auto", "bfloat16", "cpu") == "torch"
+    with pytest.raises(UnsupportedModelError, match="AVX-512 BF16"):
+        NativeExecutor(made, weights(made), dtype=torch.bfloat16)
+
+
+@needs_bfloat16
+def test_with_them_auto_runs_bfloat16_here() -> None:
+    assert chosen(config(), "auto", "bfloat16", "cpu") == "native"
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_kept_as_narrow_as_the_checkpoint_has_them() -> None:
+    forms = ("float32", "float16", "bfloat16", "w8a8")
+    sizes = {form: native(form=form).memory()["weights"] for form in forms}
+    assert sizes["float16"] < 0.55 * sizes["float32"]
+    assert sizes["bfloat16"] == sizes["float16"]
+    assert sizes["w8a8"] < 0.4 * sizes["float32"]
+    tied = native("qwen", "bfloat16")._model[0]
+    assert tied["embed"]["values"] == tied["head"]["weights"]
+
+
+def test_a_checkpoint_of_several_dtypes_is_kept_in_float32() -> None:
+    made = config()
+    mixed = weights(made, torch.float16)
+    name = "layers.1.self_attn.o_proj.weight"
+    wide = mixed[name].double()
+    mixed._sources[name] = (name, lambda: wide, lambda t: t)  # type: ignore[index]
+    model = NativeExecutor(made, mixed, threads=1)
+    near(model.forward(chain(0, 0, ids(9))).logits, oracle(form="float16").forward(chain(90, 0, ids(9))).logits)
+    assert model.memory()["weights"] > 1.8 * native(form="float16").memory()["weights"]
+
+
+def test_weights_of_a_pass_are_counted() -> None:
+    made = config(vocab_size=128, hidden_size=128, heads=4, intermediate_size=192)  # nothing is filled up
+    model = NativeExecutor(made, weights(made, torch.float16), threads=1)
+    assert 2 * matrix_values(made) <= model.memory()["weights"] <= 2.1 * matrix_values(made)
+
+
+def test_loading_leaves_the_cache_empty() -> None:
+    assert executor().memory()["kv"] == 0
+
+
+def test_a_cache_in_float16_takes_half() -> None:
+    sizes = []
+    for form in ("float16", "float16 with a cache in float16"):
+        model = executor(form=form)
+        model.forward(chain(0, 0, ids(100), []))
+        sizes.append(model.memory()["kv"])
+    assert sizes[0] == 2 * sizes[1] > 0
+
+
+def test_small_models_take_more_steps_a_call_than_large_ones() -> None:
+    found = [steps_worth_a_call(size) for size in (1 << 10, 30_000_000, 200_000_000, 1 << 33)]
+    assert found == sorted(found, reverse=True)
+    assert (found[0], found[-1]) == (12, 1)
+
+
+@pytest.mark.parametrize("form", EVERY_FORMAT)
+def test_what_is_compiled_on_loading_is_all_that_is_ever_needed(form: str) -> None:
+    model, kernels = native(form=form), (decoder_pass.forward, decoder_pass.decode)
+
+    def compiled() -> list[int]:
+        return [len(each.signatures) for each in kernels]
+
+    before = compiled()
+    assert before == [1, 1]
+    batch = prefilled(model, [ids(n) for n in TEXTS])
+    for draws in (GREEDY, numbers("uniforms"), numbers("noise", VOCAB - 6)):
+        model.unrolled(batch, 4, draws)
+        model.unrolled(batch, 4, draws, exit=1)
+    lower = model.forward(tree(9, 0, ids(5), TREE), (0, 1), (0, 1))
+    model.forward(tree(9, 0, ids(5), TREE), (-1,), (1, 2), lower.hidden)
+    model.forward(chain(9, 0, ids(5), []))
+    assert compiled() == before
+
+
+def test_the_columns_of_the_groups_are_those_of_the_tiles() -> None:
+    assert native(form="w8a8")._model[0]["head"]["group"] == native_weights.GROUP

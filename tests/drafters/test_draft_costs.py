@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import pytest
+
+from slipstream.core.cost_curve import CostCurve
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.drafters.draft_costs import measure_draft_costs
+from slipstream.drafters.none import NoDrafter
+from slipstream.drafters.scripted import RandomDrafter
+from slipstream.targets.toy import ToyTarget
+from tests.targets.test_target_costs import Charging, Clock, Preparing
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("slipstream.core.step.perf_counter", clock)
+    return clock
+
+
+class Slow(RandomDrafter):
+    """Proposing n guesses takes 2 n, observing 1."""
+
+    def __init__(self, clock: Clock):
+        super().__init__(8)
+        self.clock, self.released = clock, list[int]()
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        self.clock.now += 2 * sum(budget)
+        return super().propose(seqs, budget)
+
+    def observe(self, *args: object) -> None:
+        self.clock.now += 1
+
+    def release(self, seq_id: int) -> None:
+        self.released.append(seq_id)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_draft_costs_are_those_of_proposing_and_observing(clock: Clock, temperature: float) -> None:
+    drafter, target = Slow(clock), Charging(clock, vocab=8)
+    curve = measure_draft_costs(target, drafter, (1, 3, 5), temperature=temperature)
+    assert curve.rows == (1, 3, 5)
+    assert curve.seconds == (3.0, 7.0, 11.0)
+    assert not target._slots
+    assert len(drafter.released) == 1
+
+
+def test_what_the_target_takes_beyond_its_curve_counts_where_the_curve_is_known(clock: Clock) -> None:
+    """The toy charges 10 and 1 a row, the curve says 10.5 and 0.5: so a row is dearer than on the curve."""
+    curve = measure_draft_costs(Charging(clock, vocab=8), Slow(clock), (1, 3), costs=CostCurve((1, 2), (11.0, 11.5)))
+    assert curve.seconds == pytest.approx((3.0 + 0.5, 7.0 + 1.5))
+
+
+def test_rounds_that_follow_one_another_do_not_pay_for_a_change_of_the_number_of_rows(clock: Clock) -> None:
+    """The toy charges 10 and 1 a row, and 5 where their number changes: the curve has these 5, a bandit adds or takes
+    them off as its rounds come."""
+    costs = CostCurve((1, 2, 4), (11.0, 17.0, 19.0))
+    assert costs.jump() * costs(1) == 5
+    curve = measure_draft_costs(Preparing(clock, vocab=8), Slow(clock), (1, 3), costs=costs)
+    assert curve.seconds == (3.0, 7.0)
+
+
+class Uneven(Clock):
+    """Of a machine that is faster at times: what is charged takes `pace` times as long."""
+
+    def __init__(self) -> None:
+        self.pace, self._now = 1.0, 0.0
+
+    @property
+    def now(self) -> float:
+        return self._now
+
+    @now.setter
+    def now(self, then: float) -> None:
+        self._now += self.pace * (then - self._now)
+
+
+def test_draft_costs_keep_the_pace_of_the_curve_however_fast_the_machine_was_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Uneven()
+    monkeypatch.setattr("slipstream.core.step.perf_counter", clock)
+
+    class Changing(Slow):
+        rounds = 0
+
+        def observe(self, *args: object) -> None:
+            super().observe(*args)
+            if self.rounds % 6 == 0:  # behind the prompt, then behind each turn of two plain rounds and four others
+                self.clock.pace = (1.0, 3.0, 1.5)[self.rounds // 6 % 3]  # type: ignore[attr-defined]
+            self.rounds += 1
+
+    for speed in (1.0, 2.5):
+        costs = CostCurve((1, 2), (11.0 * speed, 12.0 * speed))
+        curve = measure_draft_costs(Charging(clock, vocab=8), Changing(clock), (1, 3), costs=costs)
+        assert curve.seconds == pytest.approx((3.0 * speed, 7.0 * speed))
+
+
+def test_a_drafter_that_takes_no_time_still_has_a_curve(clock: Clock) -> None:
+    curve = measure_draft_costs(ToyTarget(8), NoDrafter(), (1, 3))
+    assert 0 < curve(3) < 1e-6

@@ -1,0 +1,345 @@
+"""Medusa heads: what they compute, on both executors, and their checkpoints."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+from slipstream.drafters.medusa import Heads
+from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
+from slipstream.heads.host import Host
+from slipstream.heads.medusa_format import fit, load_medusa, save_medusa
+from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
+from slipstream.heads.recognition import recognise
+from tests.heads.medusa_tiny import tiny_heads
+
+KINDS = {
+    "plain": {},
+    "two blocks": {"layers": 2},
+    "no bias": {"bias": False, "layers": 2},
+    "borrowed lm_head": {"own_lm_head": False},
+    "truncated": {"draft_vocab": 6},
+    "truncated and borrowed": {"draft_vocab": 6, "own_lm_head": False, "layers": 2},
+}
+
+
+@pytest.fixture(params=KINDS)
+def heads(request: pytest.FixtureRequest) -> MedusaHeads:
+    return tiny_heads(**KINDS[request.param])
+
+
+def host(hidden: int = 8, vocab: int = 11, dtype: torch.dtype = torch.float64) -> Host:
+    class Lends(dict):
+        head = "lm_head.weight"
+
+    weights = Lends({"lm_head.weight": torch.arange(vocab * hidden, dtype=dtype).reshape(vocab, hidden) / 50})
+    return Host(hidden, 2, vocab, 64, dtype, torch.device("cpu"), "torch", None, weights)
+
+
+def by_hand(heads: MedusaHeads, hidden: torch.Tensor) -> torch.Tensor:
+    """Head by head, as the reference implementation runs them: [M, d] -> [M, K, draft_vocab]."""
+    c, rows = heads.config, []
+    for k in range(c.heads):
+        x = hidden
+        for layer in range(c.layers):
+            bias = None if heads.biases is None else heads.biases[layer, k]
+            x = x + F.silu(F.linear(x, heads.blocks[layer, k], bias))
+        rows.append(F.linear(x, heads.lm_head if heads.lm_heads is None else heads.lm_heads[k]))
+    return torch.stack(rows, 1)
+
+
+# --- what they compute ------------------------------------------------------------------------------------------------
+
+
+def test_all_heads_at_once_are_each_head_by_itself(heads: MedusaHeads) -> None:
+    hidden = torch.randn(4, 8, dtype=torch.float64)
+    torch.testing.assert_close(heads(hidden), by_hand(heads, hidden), rtol=1e-12, atol=1e-12)
+    assert heads(hidden).shape == (4, heads.config.heads, heads.config.width)
+    batch = hidden.reshape(2, 2, 8)  # training hands in [B, T, d]
+    torch.testing.assert_close(heads(batch).flatten(0, 1), heads(hidden), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [[1, 1], [3, 1, 3], [80, 2]])
+def test_the_native_backend_computes_the_same(heads: MedusaHeads, rows: list[int]) -> None:
+    pytest.importorskip("numba")
+    from slipstream.backends.native.native_medusa import NativeMedusa
+
+    there: Heads = NativeMedusa(heads)
+    for n in rows:  # memory is reused, and grows
+        hidden = torch.randn(n, 8, dtype=torch.float64)
+        torch.testing.assert_close(there(hidden).double(), heads(hidden), rtol=1e-4, atol=1e-4)
+    assert there.config is heads.config
+
+
+@pytest.mark.parametrize("quantize", [None, "w8a16", "w8a8"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_row_is_the_same_bit_for_bit_in_any_company_and_near_the_exact_one(
+    heads: MedusaHeads, quantize: str | None, dtype: torch.dtype
+) -> None:
+    pytest.importorskip("numba")
+    from slipstream.backends.native.native_medusa import NativeMedusa
+
+    rounded = heads.to(dtype).float()
+    one, several = (NativeMedusa(rounded, threads, quantize) for threads in (1, 3))
+    several._workspace.threads._small = False
+    hidden = torch.randn(40, 8, generator=torch.Generator().manual_seed(3))
+    alone = torch.cat([one(hidden[i : i + 1]).clone() for i in range(40)])
+    for count in (2, 13, 40):
+        assert torch.equal(several(hidden[:count]), alone[:count])
+    error = (alone - rounded(hidden)).abs().max() / rounded(hidden).abs().max()
+    assert error < (1e-5 if quantize is None else 0.1)
+
+
+def test_new_heads_say_what_the_target_would() -> None:
+    lm_head, hidden = torch.randn(11, 8), torch.randn(3, 8)
+    for own in (True, False):
+        for ids in (None, torch.tensor([1, 4, 9])):
+            made = MedusaHeads(MedusaConfig(2, 1, 8, 11, draft_vocab=None if ids is None else 3, own_lm_head=own))
+            if ids is not None:
+                made.select_vocabulary(ids)
+            made.start_from(lm_head)
+            said = hidden @ (lm_head if ids is None else lm_head[ids]).T
+            torch.testing.assert_close(made(hidden), said[:, None].expand(-1, 2, -1))
+
+
+def test_heads_can_be_trained() -> None:
+    made = MedusaHeads(MedusaConfig(2, 2, 8, 11)).start_from(torch.randn(11, 8))
+    made(torch.randn(3, 5, 8)).logsumexp(-1).sum().backward()
+    assert {name for name, p in made.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0} == {
+        "blocks",
+        "biases",
+        "lm_heads",
+    }
+
+
+def test_heads_without_an_lm_head_say_so() -> None:
+    with pytest.raises(PairError, match="no lm_head"):
+        MedusaHeads(MedusaConfig(2, 1, 8, 11, own_lm_head=False))(torch.randn(1, 8))
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["medusa", "blocks"])
+def test_what_is_written_is_read_back(heads: MedusaHeads, layout: str, tmp_path: Path) -> None:
+    heads.config = replace(heads.config, accuracies=((0.5, 0.25), (0.4, 0.1), (0.3, 0.0)))
+    heads = heads.float()
+    save_medusa(heads, tmp_path, torch.float32, target="some/target", layout=layout, extra={"note": 1})
+    found = load_medusa(tmp_path)
+    if not heads.config.own_lm_head:
+        assert not found.has_lm_head
+        found.borrow(heads.lm_head)
+    assert found.config == heads.config
+    assert torch.equal(found.token_map, heads.token_map)
+    hidden = torch.randn(5, 8)
+    assert torch.equal(found(hidden), heads(hidden))
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert (written["base_model_name_or_path"], written["note"]) == ("some/target", 1)
+    assert recognise(tmp_path) == "medusa"
+
+
+def test_the_files_have_the_names_and_types_of_the_field(tmp_path: Path) -> None:
+    made = tiny_heads(heads=2, layers=2)
+    save_medusa(made, tmp_path / "a")
+    names = {f"{h}.{n}.linear.{k}" for h in range(2) for n in range(2) for k in ("weight", "bias")}
+    found = load_file(tmp_path / "a" / "model.safetensors")
+    assert set(found) == names | {"0.2.weight", "1.2.weight"}
+    assert {t.dtype for t in found.values()} == {torch.float16}
+    save_medusa(tiny_heads(heads=1, layers=1, draft_vocab=4), tmp_path / "b", layout="blocks")
+    found = load_file(tmp_path / "b" / "model.safetensors")
+    assert set(found) == {"blocks.0.layers.0.weight", "blocks.0.layers.0.bias", "lm_heads.0.weight", "token_map"}
+    assert found["token_map"].dtype == torch.int64
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert (config["truncated_vocab_size"], config["vocab_size"], config["medusa_num_heads"]) == (4, 11, 1)
+    save_medusa(tiny_heads(own_lm_head=False), tmp_path / "c")
+    assert not any(name.endswith(".1.weight") for name in load_file(tmp_path / "c" / "model.safetensors"))
+
+
+class Stored:
+    """A checkpoint on disk to change before it is read."""
+
+    def __init__(self, folder: Path, heads: MedusaHeads, **options: str):
+        self.folder = folder
+        save_medusa(heads.float(), folder, torch.float32, **options)
+        self.tensors = load_file(folder / "model.safetensors")
+        self.config = json.loads((folder / "config.json").read_text())
+
+    def load(self) -> MedusaHeads:
+        save_file(self.tensors, self.folder / "model.safetensors")
+        (self.folder / "config.json").write_text(json.dumps(self.config))
+        return load_medusa(self.folder)
+
+
+@pytest.mark.parametrize("prefix", ["medusa_head.", "medusa_heads."])
+def test_names_may_have_the_prefixes_of_the_field(prefix: str, tmp_path: Path) -> None:
+    made = tiny_heads()
+    stored = Stored(tmp_path, made)
+    stored.tensors = {prefix + name: t for name, t in stored.tensors.items()}
+    del stored.config["medusa_num_heads"], stored.config["model_type"]
+    hidden = torch.randn(2, 8)
+    torch.testing.assert_close(stored.load()(hidden), made(hidden))
+    assert recognise(tmp_path) == "medusa"
+
+
+def test_sizes_are_taken_from_the_tensors_where_the_config_is_silent(tmp_path: Path) -> None:
+    stored = Stored(tmp_path, tiny_heads())
+    stored.config = {"medusa_num_heads": 3}
+    assert stored.load().config == tiny_heads().config
+
+
+def test_more_heads_than_the_config_names_are_used_and_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Published checkpoints name two heads and hold five."""
+    stored = Stored(tmp_path, tiny_heads(heads=5))
+    stored.config["medusa_num_heads"] = 2
+    with caplog.at_level(logging.WARNING, logger="slipstream"):
+        assert stored.load().config.heads == 5
+    assert "names 2 heads and holds 5" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "lm_heads.0.weight"])
+def test_a_copy_of_the_targets_lm_head_in_the_file_is_used(name: str, tmp_path: Path) -> None:
+    made = tiny_heads(own_lm_head=False, draft_vocab=6)
+    stored = Stored(tmp_path, made, layout="blocks")
+    whole = torch.randn(11, 8)
+    for rows in (whole, whole[made.token_map]):  # either is found in the field
+        stored.tensors[name] = rows.clone()
+        found = stored.load()
+        assert found.has_lm_head
+        assert torch.equal(found.lm_head, whole[made.token_map])
+
+
+def test_a_full_lm_head_beside_a_token_map_is_cut_to_its_rows(tmp_path: Path) -> None:
+    stored = Stored(tmp_path, tiny_heads(draft_vocab=6))
+    whole = torch.randn(11, 8)
+    stored.tensors |= {f"{h}.1.weight": whole.clone() for h in range(3)}
+    found = stored.load()
+    assert torch.equal(found.lm_heads[1], whole[found.token_map])  # type: ignore[index]
+
+
+def change(**keys: object) -> Callable[[Stored], None]:
+    return lambda stored: stored.config.update(keys)
+
+
+def put(name: str, tensor: torch.Tensor) -> Callable[[Stored], None]:
+    return lambda stored: stored.tensors.update({name: tensor})
+
+
+def drop(*names: str) -> Callable[[Stored], None]:
+    return lambda stored: [stored.tensors.pop(name) for name in names] and None
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "says"),
+    [
+        (drop("1.0.linear.weight"), CheckpointError, "lacks weight of block 0 of head 1"),
+        (drop("2.0.linear.bias", "0.1.weight"), CheckpointError, "bias of block 0 of head 2, lm_head of head 0"),
+        (put("3.5.linear.weight", torch.zeros(8, 8)), CheckpointError, r"lacks .* and \d+ more"),
+        (put("model.layers.0.up", torch.zeros(2)), CheckpointError, r"do not have: model\.layers\.0\.up"),
+        (put("1.0.linear.weight", torch.zeros(8, 7)), CheckpointError, r"\(8, 7\), expected \(8, 8\)"),
+        (put("1.0.linear.weight", torch.full((8, 8), torch.nan)), CheckpointError, "NaN"),
+        (put("0.1.weight", torch.zeros(10, 8)), ConfigError, "10 rows, the vocabulary has 11"),
+        (put("token_map", torch.tensor([0, 1, 1, 2])), ConfigError, "4"),
+        (change(hidden_size=16), ConfigError, "says hidden_size 16, the tensors say 8"),
+        (change(medusa_num_layers=2), ConfigError, "says medusa_num_layers 2, the tensors say 1"),
+        (change(medusa_num_heads=4), CheckpointError, "of head 3"),
+        (change(medusa_num_heads="many"), ConfigError, "'many'"),
+        (change(truncated_vocab_size=5), ConfigError, "says truncated_vocab_size 5, the tensors say 11"),
+        (change(medusa_head_accuracies=[[0.5]]), ConfigError, "1 heads for 3"),
+        (change(medusa_head_accuracies=[[0.5, 0.7]] * 3), ConfigError, "sums to 1.2"),
+        (change(medusa_head_accuracies=[["x"]] * 3), ConfigError, "no table of numbers"),
+        (change(medusa_head_accuracies=3), ConfigError, "no table of numbers"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_by_name(
+    damage: Callable[[Stored], None], error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    stored = Stored(tmp_path, tiny_heads())
+    damage(stored)
+    with pytest.raises(error, match=says):
+        stored.load()
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 1, 2, 3, 4], [0, 1, 2, 3, 4, 11], [-1, 0, 1, 2, 3, 4]])
+def test_a_token_map_that_is_none_is_refused(ids: list[int], tmp_path: Path) -> None:
+    stored = Stored(tmp_path, tiny_heads(draft_vocab=6))
+    stored.tensors["token_map"] = torch.tensor(ids)
+    with pytest.raises(CheckpointError, match="token_map"):
+        stored.load()
+
+
+def test_a_pickle_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2}')
+    (tmp_path / "medusa_lm_head.pt").write_bytes(b"\x80\x02}.")
+    assert recognise(tmp_path) == "medusa"
+    with pytest.raises(CheckpointError, match="pickle"):
+        load_medusa(tmp_path)
+
+
+def test_a_folder_without_heads_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"token_map": torch.arange(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="no residual block"):
+        load_medusa(tmp_path)
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    made = tiny_heads()
+    made.blocks[0, 0, 0, 0] = 1e6  # beyond float16
+    with pytest.raises(CheckpointError, match=r"0\.0\.linear\.weight .*not finite"):
+        save_medusa(made, tmp_path)
+    with pytest.raises(ParameterError, match="layout"):
+        save_medusa(tiny_heads(), tmp_path, layout="vllm")
+
+
+# --- heads and target -------------------------------------------------------------------------------------------------
+
+
+def test_heads_of_another_target_are_refused_with_both_values() -> None:
+    with pytest.raises(PairError, match="width 8, the target's have 16"):
+        fit(tiny_heads(), host(hidden=16))
+    with pytest.raises(PairError, match=r"11 ids, the target has 50"):
+        fit(tiny_heads(), host(vocab=50))
+
+
+def test_heads_take_the_dtype_and_the_lm_head_of_the_target() -> None:
+    lender = host(dtype=torch.float32)
+    made = MedusaHeads(MedusaConfig(2, 1, 8, 11, own_lm_head=False))
+    found = fit(made, lender)
+    assert found.dtype == torch.float32
+    assert torch.equal(found.lm_head, lender.lm_head())
+    assert fit(tiny_heads(), host()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_vocabulary_padded_wider_than_the_targets_is_cut(own: bool) -> None:
+    """The heads know 200 ids, the target 198: the same tokens, padded."""
+    made = tiny_heads(vocab=200, own_lm_head=own)
+    found = fit(made, host(vocab=198))
+    assert found.token_map.tolist() == list(range(198))
+    hidden = torch.randn(2, 8, dtype=torch.float64)
+    torch.testing.assert_close(found(hidden), made(hidden)[..., :198])
+
+
+def test_a_vocabulary_narrower_than_the_targets_borrows_its_rows() -> None:
+    made = MedusaHeads(MedusaConfig(2, 1, 8, 198, own_lm_head=False))
+    lender = host(vocab=200)
+    assert torch.equal(fit(made, lender).lm_head, lender.lm_head()[:198])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"heads": 0}, {"layers": 0}, {"draft_vocab": 12}, {"accuracies": ((0.5,),)}, {"accuracies": ((0.9, 0.2),) * 3}],
+)
+def test_impossible_heads_are_refused(config: dict) -> None:
+    with pytest.raises((ParameterError, ConfigError)):
+        MedusaConfig(**{"heads": 3, "layers": 1, "hidden_size": 8, "vocab_size": 11} | config)

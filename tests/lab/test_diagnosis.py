@@ -1,0 +1,244 @@
+"""Every cause is planted and named: by numbers, and by drafters and targets that have it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import sleep
+
+import pytest
+
+from slipstream.core.cost_curve import CostCurve
+from slipstream.core.theory import geometric_rates, speedup
+from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter
+from slipstream.errors import ParameterError
+from slipstream.lab import diagnosis as lab
+from slipstream.lab.benchmark import Contender
+from slipstream.lab.diagnosis import DoctorConfig, diagnose, doctor, steps, without
+from slipstream.lab.diagnosis_measured import Counting, Measured, Tally
+from slipstream.lab.prompts import Prompt, PromptSet
+from slipstream.lab.results import read
+from slipstream.llm import LLM
+from slipstream.targets.toy import ToyTarget
+
+FLAT = CostCurve((1, 64), (0.010, 0.011))
+GOOD = Measured(
+    costs=FLAT, draft_tokens=4, position_rates=tuple(geometric_rates(0.8, 4)), drafted=(1.0,) * 4, draft_each=0.0005,
+    round_host=0.0001, plain_host=0.0001, prefill=0.01, tokens=64,
+)  # fmt: skip
+
+
+def cause(m: Measured) -> str:
+    return diagnose(m).cause
+
+
+def test_a_healthy_pair_is_left_alone():
+    found = diagnose(GOOD)
+    assert (found.cause, found.fix) == ("nothing is wrong", "")
+    assert found.speedup == found.predicted == pytest.approx(GOOD.prediction().speedup)
+    assert 2.4 < found.speedup < 3
+    assert found.acceptance == pytest.approx(0.8)
+    assert found.break_even == pytest.approx(0.2, abs=0.05)
+
+
+PLANTED = {
+    "draft too expensive": {"draft_each": 0.010},
+    "acceptance too low": {"position_rates": tuple(geometric_rates(0.05, 4))},
+    "compute-bound target": {"costs": CostCurve((1, 2, 64), (0.010, 0.020, 0.64))},
+    "host overhead": {"round_host": 0.03},
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_each_cause_is_named(name):
+    sick = replace(GOOD, **PLANTED[name])
+    found = diagnose(sick)
+    assert found.cause == name
+    assert found.fix == lab.FIXES[name]
+    assert found.enough
+    assert found.predicted < 1.05
+    assert found.counterfactuals[0].cause == name
+    assert found.counterfactuals[0].speedup == pytest.approx(without(sick, name).prediction().speedup)
+    assert found.counterfactuals[0].speedup > 2
+
+
+def test_a_lookup_that_finds_nothing_has_low_acceptance():
+    found = diagnose(replace(GOOD, drafted=(0.02,) * 4, draft_each=0.0))
+    assert found.cause == "acceptance too low"
+    assert "in the 2% of the rounds that drafted" in found.evidence[0]
+    nothing = diagnose(replace(GOOD, position_rates=(), drafted=()))
+    assert (nothing.cause, nothing.acceptance) == ("acceptance too low", None)
+    assert nothing.evidence[0] == "nothing was drafted"
+
+
+def test_a_batch_that_fills_the_machine_is_too_large():
+    """Up to eight rows cost what one costs, then each costs its share: sixteen sequences gain nothing, one does."""
+    knee = CostCurve((1, 8, 16, 160), (0.010, 0.0101, 0.020, 0.2))
+    big = replace(GOOD, costs=knee, batch=16, draft_each=0.002)
+    assert cause(big) == "batch too large"
+    assert cause(replace(big, batch=1, draft_each=0.0005)) == "nothing is wrong"
+
+
+def test_experts_are_blamed_where_there_are_any():
+    steep = replace(GOOD, costs=CostCurve((1, 2, 64), (0.010, 0.019, 0.5)))
+    assert cause(steep) == "compute-bound target"
+    found = diagnose(replace(steep, experts=(2, 8)))
+    assert found.cause == "few active experts"
+    assert "2 of 8 experts" in found.evidence[0]
+    assert cause(replace(steep, experts=(8, 8))) == "compute-bound target"
+
+
+def test_drafts_that_are_too_long_are_shortened_first():
+    long = replace(
+        GOOD, draft_tokens=16, position_rates=tuple(geometric_rates(0.5, 16)), drafted=(1.0,) * 16, draft_each=0.001
+    )
+    found = diagnose(long)
+    assert found.cause == "drafts too long"
+    assert 1 <= found.best_length < 6
+    assert found.fix == f"lower --draft-tokens to {found.best_length}"
+    assert found.best_speedup == pytest.approx(long.prediction(found.best_length).speedup)
+
+
+def test_what_the_clock_says_counts_more_than_what_is_predicted():
+    slow = diagnose(replace(GOOD, speedup=(0.8, 0.7, 0.9)))
+    assert slow.cause != "nothing is wrong"
+    assert slow.speedup == 0.8
+    assert diagnose(replace(GOOD, speedup=(1.3, 0.9, 1.8))).cause != "nothing is wrong"
+    fast = diagnose(replace(GOOD, draft_each=0.010, speedup=(1.5, 1.4, 1.6)))
+    assert fast.cause == "nothing is wrong"
+
+
+def test_two_faults_at_once_are_said_not_to_be_enough():
+    found = diagnose(replace(GOOD, draft_each=0.1, costs=CostCurve((1, 2), (0.01, 0.04))))
+    assert found.cause == "draft too expensive"
+    assert not found.enough
+
+
+def test_predictions_are_the_closed_form():
+    """No host, no prefill, flat costs, long texts: tau / (gamma c + 1)."""
+    plain = Measured(
+        CostCurve((1, 5), (1.0, 1.0)), 4, tuple(geometric_rates(0.7, 4)), (1.0,) * 4, draft_each=0.1, tokens=20_000
+    )
+    assert plain.prediction().speedup == pytest.approx(speedup(0.7, 4, 0.1), rel=1e-3)
+    assert plain.prediction(2).speedup == pytest.approx(speedup(0.7, 2, 0.1), rel=1e-3)
+    assert plain.prediction(0).speedup == pytest.approx(1)
+    assert plain.best_length()[0] == 4
+    assert replace(plain, draft_each=5.0).best_length() == (0, 1.0)
+
+
+def test_trees_are_wider_than_they_are_deep():
+    tree = replace(GOOD, width=4.0, costs=CostCurve((1, 64), (0.01, 0.64)))
+    assert tree.rows == 17
+    assert tree.prediction().speedup < replace(tree, width=1.0).prediction().speedup
+
+
+def test_impossible_measurements_are_refused():
+    with pytest.raises(ParameterError, match="draft_tokens"):
+        replace(GOOD, draft_tokens=0)
+    with pytest.raises(ParameterError, match="prefill"):
+        replace(GOOD, prefill=-1.0)
+
+
+# --- end to end: something is really slow ----------------------------------------------------------------------------
+
+PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two")], "0")
+QUICK = DoctorConfig(tokens=12, rounds=2)
+
+
+class Slow(ToyTarget):
+    """2 ms a pass, and `row` seconds for each row beyond the first."""
+
+    row = 0.0
+
+    def run(self, seqs, draft, taps=()):
+        sleep(0.002 + self.row * len(draft))
+        return super().run(seqs, draft, taps)
+
+
+class ComputeBound(Slow):
+    row = 0.03
+
+
+def oracle(target, **changes):
+    """A drafter that is always right."""
+    llm = LLM(target)
+    texts = {tuple(p.ids): llm.generate([p.ids])[0].token_ids for p in PROMPTS.prompts}
+    return ScriptedDrafter(texts, target.vocab_size)
+
+
+class Sleepy(ScriptedDrafter):
+    def propose(self, seqs, budget):
+        sleep(0.1)
+        return super().propose(seqs, budget)
+
+
+def seen(target, drafter) -> dict:
+    result = doctor(LLM(target), Contender("planted", drafter, 4), PROMPTS, QUICK)
+    return result.data["diagnosis"]
+
+
+def test_a_drafter_that_sleeps_is_too_expensive():
+    target = Slow(vocab=16)
+    found = seen(target, Sleepy(oracle(target).continuations, 16))
+    assert found["cause"] == "draft too expensive"
+    assert found["speedup"] < 1
+
+
+def test_a_drafter_that_guesses_blindly_has_low_acceptance():
+    """Of 256 tokens it hits one by chance, and four rows more cost as much as a pass: no noise makes that worth it."""
+    target = Slow(vocab=256)
+    target.row = 0.0005
+    found = seen(target, RandomDrafter(256, sampled=False))
+    assert found["cause"] == "acceptance too low"
+    assert found["acceptance"] < 0.2
+    assert found["speedup"] < 0.9
+
+
+def test_a_target_that_pays_for_every_row_is_compute_bound(monkeypatch):
+    monkeypatch.setattr(lab, "ROWS", (1, 2, 4, 6))
+    target = ComputeBound(vocab=16)
+    found = seen(target, oracle(target))
+    assert found["cause"] == "compute-bound target"
+    assert found["break_even"] is None
+
+
+def test_host_work_is_seen(monkeypatch):
+    """A verification that dawdles whenever there is something to verify."""
+    from slipstream.core import step
+
+    follow = step.follow
+
+    def dawdling(draft, picks):
+        if len(draft):
+            sleep(0.03)
+        return follow(draft, picks)
+
+    monkeypatch.setattr(step, "follow", dawdling)
+    target = Slow(vocab=16)
+    assert seen(target, oracle(target))["cause"] == "host overhead"
+
+
+def test_a_good_drafter_is_left_alone_and_everything_is_kept(tmp_path):
+    target = Slow(vocab=16)
+    calls = []
+    llm = LLM(target)
+    config = replace(QUICK, rounds=3)
+    result = doctor(
+        llm, Contender("right", oracle(target), 4), PROMPTS, config, tmp_path / "r.json", lambda: calls.append(1)
+    )
+    assert len(calls) == steps(llm, PROMPTS, config)
+    found = result.data["diagnosis"]
+    assert found["cause"] == "nothing is wrong"
+    assert found["acceptance"] == pytest.approx(1)
+    assert read(tmp_path / "r.json", "doctor").data["measured"]["drafted"] == [1.0] * 4
+
+
+def test_room_is_counted_apart_from_drafts():
+    """The last rounds of a text have no room for deep guesses: that is no fault of the drafter's."""
+    target, tally = ToyTarget(vocab=16), Tally()
+    llm = LLM(target, Counting(oracle(target), tally), draft_tokens=4)
+    from slipstream.core.params import SamplingParams
+
+    llm.generate([[1, 2]], SamplingParams(max_tokens=8))  # 1 by the prefill, 5, then 2 with room for one guess
+    assert dict(tally.able) == dict(tally.drafted) == {1: 2, 2: 1, 3: 1, 4: 1}
+    assert tally.share(4) == 1
+    assert tally.share(5) == 0

@@ -1,0 +1,147 @@
+"""Every recommended pair is there, with published figures only where there are some."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.errors import ParameterError
+from slipstream.lab.advice import ADVICE
+from slipstream.lab.hardware import PRESETS, Hardware
+from slipstream.lab.known_pairs import MODELS, PAIRS, known_model, outlook, published, require_model
+from slipstream.lab.thumb import RULES_OF_THUMB, SHOWN_COSTS
+
+RECOMMENDED = [
+    # target, draft, acceptance, speed-up; None: no source gives a figure
+    ("Llama-2-70B", "Llama-2-7B", None, (1.92, 1.92)),
+    ("Llama-3.1-70B", "Llama-3.2-3B", (0.75, 0.80), (2.0, 3.0)),
+    ("Llama-3.1-70B", "Llama-3.1-8B", None, (2.0, 3.0)),
+    ("Llama-3.2-3B", "Llama-3.2-1B", None, None),
+    ("CodeLlama-70B", "CodeLlama-7B-Python", None, None),
+    ("Mixtral-8x7B", "Mistral-7B", (0.70, 0.70), (1.5, 2.0)),
+    ("Qwen2.5-72B", "Qwen2.5-7B", (0.75, 0.75), (2.0, 2.5)),
+    ("GPT-2-XL", "DistilGPT-2", (0.65, 0.65), (1.5, 1.5)),
+    ("GPT-2", "DistilGPT-2", None, (1.5, 1.5)),
+]
+
+
+@pytest.mark.parametrize(("target", "draft", "acceptance", "speedup"), RECOMMENDED)
+def test_every_recommended_pair_is_there(target, draft, acceptance, speedup):
+    pair = published(target, draft)
+    assert pair is not None
+    assert (pair.acceptance, pair.speedup) == (acceptance, speedup)
+    assert pair.source
+
+
+def test_figures_have_sources_and_nothing_else_has():
+    for pair in PAIRS:
+        assert bool(pair.acceptance) == bool(pair.acceptance_source)
+        assert bool(pair.speedup) == bool(pair.speedup_source)
+        assert MODELS[pair.target].tokenizer == MODELS[pair.draft].tokenizer
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("Llama-2-70B", 68_976_648_192), ("Llama-2-7B", 6_738_415_616), ("Llama-3.1-70B", 70_553_706_496),
+        ("Llama-3.1-8B", 8_030_261_248), ("Llama-3.2-3B", 3_212_749_824), ("Llama-3.2-1B", 1_235_814_400),
+        ("Mixtral-8x7B", 46_702_792_704), ("Mistral-7B", 7_241_732_096), ("Qwen2.5-72B", 72_706_203_648),
+        ("Qwen2.5-7B", 7_615_616_512), ("GPT-2-XL", 1_557_611_200), ("GPT-2", 124_439_808), ("DistilGPT-2", 81_912_576),
+    ],
+)  # fmt: skip
+def test_shapes_give_the_published_parameter_counts(name, parameters):
+    """To the last weight, as the model cards count them."""
+    assert MODELS[name].facts.parameters == parameters
+
+
+def test_names_are_known_however_they_are_spelt():
+    for name in ("meta-llama/Llama-3.1-70B-Instruct", "Meta-Llama-3.1-70B-Instruct", "llama-3.1-70b",
+                 "/models/Llama-3.1-70B/"):  # fmt: skip
+        assert known_model(name) is MODELS["Llama-3.1-70B"]
+    others = {
+        "gpt2": "GPT-2",
+        "gpt2-xl": "GPT-2-XL",
+        "distilgpt2": "DistilGPT-2",
+        "mistralai/Mistral-7B-Instruct-v0.2": "Mistral-7B",
+        "Llama-2-7b-chat-hf": "Llama-2-7B",
+    }
+    for name, key in others.items():
+        assert known_model(name) is MODELS[key]
+    assert known_model("Llama-3.1-405B") is None
+    with pytest.raises(ParameterError, match=r"did you mean .Qwen2\.5-72B."):
+        require_model("Qwen2.5-72")
+
+
+def test_every_hub_id_leads_to_its_own_model():
+    for name, model in MODELS.items():
+        assert known_model(model.hub) is model
+        assert known_model(name) is model
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda p: f"{p.target}+{p.draft}")
+def test_every_pair_has_an_outlook(pair):
+    seen = outlook(pair, PRESETS["h100"])
+    assert seen.assumed == (pair.acceptance is None)
+    assert 0 < seen.parameter_ratio < 1
+    assert seen.speedup >= 1
+    assert (seen.speedup > 1) == (seen.draft_tokens > 0)
+    if seen.draft_tokens:
+        assert seen.break_even is not None
+        assert seen.break_even < seen.acceptance
+
+
+def test_outlooks_agree_with_what_is_published_where_the_arithmetic_allows():
+    """70B + 3B lands within the published range; GPT-2 + DistilGPT-2 cannot, on any hardware: a guess costs two thirds
+    of a target step in bytes alone."""
+    seen = outlook(published("Llama-3.1-70B", "Llama-3.2-3B"), PRESETS["h100"])
+    assert 2 <= seen.speedup <= 3
+    ideal = Hardware("no overhead", 1e12, 1e15, 80e9, overhead=0.0)
+    small = outlook(published("GPT-2", "DistilGPT-2"), ideal, context=0)
+    assert small.c == pytest.approx(81_126_144 / 123_653_376, rel=1e-3)
+    assert small.break_even == pytest.approx(small.c, rel=1e-2)
+    assert small.speedup < 1.1
+
+
+def test_a_given_acceptance_is_used_and_called_assumed():
+    seen = outlook(PAIRS[1], PRESETS["h100"], acceptance=0.9)
+    assert (seen.acceptance, seen.assumed) == (0.9, True)
+
+
+def test_a_pair_that_fits_nowhere_is_refused():
+    with pytest.raises(ParameterError, match="do not fit into 64 x tiny"):
+        outlook(PAIRS[0], Hardware("tiny", 1e9, 1e12, 1e9))
+
+
+def test_rules_of_thumb_hold_where_they_are_said_to_and_nowhere_dearer():
+    seen = {rule.text: rule for rule in RULES_OF_THUMB}
+    for rule in RULES_OF_THUMB:
+        c = rule.largest_cost
+        if c is None:
+            assert rule.limit < rule.speedup
+            continue
+        assert rule.at(c)[1] == pytest.approx(rule.speedup, abs=1e-5)
+        assert rule.at(c + 1e-3)[1] < rule.speedup
+    assert seen["80%: about 3x"].largest_cost == pytest.approx((sum(0.8**i for i in range(9)) / 3 - 1) / 8)
+    assert seen["60%: about 2x"].largest_cost == pytest.approx((sum(0.6**i for i in range(6)) / 2 - 1) / 5)
+    assert seen["40%: about 1.5x"].largest_cost == pytest.approx((1.624 / 1.5 - 1) / 3)
+    assert seen["70%, 4 tokens: about 3x"].largest_cost is None
+    assert seen["70%, 4 tokens: about 3x"].limit == pytest.approx(2.7731)
+
+
+def test_an_exact_draft_gives_k_times_at_a_cost_of_one_over_k_squared():
+    for k in (2, 4, 8):
+        rule = next(rule for rule in RULES_OF_THUMB if (rule.alpha, rule.gamma) == (1.0, k))
+        assert rule.largest_cost == pytest.approx(1 / k**2, abs=1e-6)
+        assert rule.limit == k + 1
+
+
+def test_rules_of_thumb_are_worked_out_at_the_shown_costs():
+    worked = RULES_OF_THUMB[0].as_dict()["closed_form"]
+    assert list(worked) == [str(c) for c in SHOWN_COSTS]
+    assert worked["0.05"] == {"gamma": 8, "speedup": pytest.approx(3.092, abs=5e-4)}
+
+
+def test_there_is_advice_for_every_situation_with_a_command():
+    situations = [advice.situation for advice in ADVICE]
+    for word in ("single GPU", "multi-GPU", "no suitable draft", "CPU", "hosted API"):
+        assert any(word in situation for situation in situations)
+    assert all(advice.commands and advice.why and advice.recommendation for advice in ADVICE)

@@ -1,0 +1,166 @@
+"""The tuner predicts, confirms, and never chooses what is slower than plain decoding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from time import sleep
+
+import pytest
+
+from slipstream.core.cost_curve import CostCurve
+from slipstream.core.theory import geometric_rates
+from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, wrong_at
+from slipstream.errors import ParameterError
+from slipstream.lab import tuning as lab
+from slipstream.lab.benchmark import Contender
+from slipstream.lab.configs import Choice
+from slipstream.lab.diagnosis_measured import Measured
+from slipstream.lab.prompts import Prompt, PromptSet
+from slipstream.lab.results import read
+from slipstream.lab.tuning import TuneConfig, candidates, choose, lengths_by_batch, shortlist, steps, tune
+from slipstream.llm import LLM
+from slipstream.targets.toy import ToyTarget
+
+FLAT = CostCurve((1, 64), (0.010, 0.0102))
+STEEP = CostCurve((1, 8, 64), (0.010, 0.011, 0.2))
+
+
+def facts(alpha: float, k: int = 8, each: float = 0.0005, costs: CostCurve = FLAT) -> Measured:
+    return Measured(costs, k, tuple(geometric_rates(alpha, k)), (1.0,) * k, draft_each=each, tokens=500)
+
+
+# --- pure ------------------------------------------------------------------------------------------------------------
+
+
+def test_candidates_are_every_length_best_first():
+    found = candidates(["good", "bad"], [facts(0.8), facts(0.2, 3, 0.01)])
+    assert len(found) == 11
+    assert [c.predicted for c in found] == sorted((c.predicted for c in found), reverse=True)
+    best = facts(0.8).best_length()
+    assert (found[0].label, found[0].draft_tokens, found[0].predicted) == ("good", *best)
+
+
+def test_the_shortlist_has_the_best_of_each_that_is_predicted_to_win():
+    found = candidates(["good", "fair", "bad"], [facts(0.8), facts(0.6), facts(0.1, 4, 0.01)])
+    short = shortlist(found, 3)
+    assert [c.label for c in short] == ["good", "fair", "good"]
+    assert abs(short[0].draft_tokens - short[2].draft_tokens) > 1
+    assert [c.label for c in shortlist(found, 1)] == ["good"]
+
+
+def test_where_all_are_predicted_to_lose_the_least_bad_is_still_raced():
+    found = candidates(["a", "b"], [facts(0.1, 2, 0.01), facts(0.2, 2, 0.01)])
+    assert [c.label for c in shortlist(found, 1)] == ["b"]
+
+
+def test_the_off_switch_follows_the_curve():
+    """Eight rows cost little more than one, then each costs: alone it drafts, in a crowd it does not."""
+    found = lengths_by_batch(facts(0.6, 4, costs=STEEP))
+    assert found[0][0] == 1
+    assert found[0][2] > 1
+    assert found[-1][2] == 0
+    assert all(a[1] + 1 == b[0] for a, b in pairwise(found))
+    lengths = [k for _, _, k in found]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths_by_batch(facts(0.0, 4, costs=STEEP)) == [(1, 32, 0)]
+    with pytest.raises(ParameterError, match="batch 1"):
+        lengths_by_batch(replace(facts(0.5), batch=4))
+
+
+def row(value: float, low: float, exact: bool = True) -> dict:
+    return {"speedup": {"value": value, "low": low, "high": 2 * value}, "exact": exact}
+
+
+def test_only_what_is_faster_beyond_doubt_is_chosen():
+    assert choose([row(1.5, 1.2), row(1.9, 0.9), row(1.7, 1.1)]) == row(1.7, 1.1)
+    assert choose([row(1.5, 0.99), row(0.8, 0.7)]) is None
+    assert choose([row(3.0, 2.0, exact=False)]) is None
+    assert choose([]) is None
+
+
+# --- end to end ------------------------------------------------------------------------------------------------------
+
+PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two")], "0")
+QUICK = TuneConfig(tokens=24, rounds=3, seconds=5)
+SHORT = TuneConfig(tokens=8, rounds=2)
+
+
+class Slow(ToyTarget):
+    """5 ms a pass, whatever its rows."""
+
+    def run(self, seqs, draft, taps=()):
+        sleep(0.005)
+        return super().run(seqs, draft, taps)
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch):
+    monkeypatch.setattr("slipstream.lab.diagnosis_measured.ROWS", (1, 2, 4, 8))
+
+
+def scripted(target, script) -> ScriptedDrafter:
+    texts = {tuple(p.ids): LLM(target).generate([p.ids])[0].token_ids for p in PROMPTS.prompts}
+    return ScriptedDrafter(texts, target.vocab_size, script)
+
+
+def test_the_better_drafter_is_chosen_and_predicted(tmp_path):
+    target = Slow(vocab=16)
+    given = [
+        Contender("mostly right", scripted(target, wrong_at(3)), 4),
+        Contender("blind", RandomDrafter(16, sampled=False), 4),
+    ]
+    calls, llm = [], LLM(target)
+    result = tune(llm, given, PROMPTS, QUICK, tmp_path / "r.json", lambda: calls.append(1), Choice("none", target="t"))
+    data = result.data
+    assert data["choice"]["label"] == "mostly right"
+    assert data["choice"]["draft_tokens"] in (3, 4)
+    assert data["choice"]["speedup"]["low"] > 1
+    assert data["choice"]["predicted"] > 2
+    assert data["configs"]["slipstream"]["target"] == "t"
+    assert data["configs"]["slipstream"]["drafter"] == "scripted"
+    assert "no counterpart" in data["configs"]["vllm"]["note"]
+    assert 0 < len(calls) <= steps(llm, given, PROMPTS, QUICK)
+    assert read(tmp_path / "r.json", "tune").data["choice"] == data["choice"]
+
+
+def test_what_is_slower_than_plain_is_never_chosen():
+    class Sleepy(RandomDrafter):
+        def propose(self, seqs, budget):
+            sleep(0.03)
+            return super().propose(seqs, budget)
+
+    data = tune(LLM(Slow(vocab=16)), [Contender("sleepy", Sleepy(16, sampled=False), 2)], PROMPTS, SHORT).data
+    assert data["choice"] is None
+    assert data["raced"][0]["speedup"]["value"] < 1
+    assert data["configs"]["slipstream"] == {"target": "embedded", "drafter": "none", "draft_tokens": 0}
+    assert data["configs"]["vllm"]["text"] == ""
+
+
+def test_a_wrong_text_is_never_chosen(monkeypatch):
+    """However fast it is."""
+    target = Slow(vocab=16)
+    monkeypatch.setattr("slipstream.lab.measure.Run.exact", property(lambda run: False))
+    data = tune(LLM(target), [Contender("fast", scripted(target, wrong_at(9)), 4)], PROMPTS, QUICK).data
+    assert data["raced"][0]["speedup"]["value"] > 1
+    assert data["choice"] is None
+
+
+def test_interruption_keeps_what_was_recorded(tmp_path, monkeypatch):
+    target = Slow(vocab=16)
+
+    def stop(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lab._Tuning, "confirm", stop)
+    with pytest.raises(KeyboardInterrupt):
+        tune(LLM(target), [Contender("x", scripted(target, wrong_at(3)), 4)], PROMPTS, QUICK, tmp_path / "r.json")
+    kept = read(tmp_path / "r.json", "tune")
+    assert not kept.complete
+    assert kept.data["drafters"][0]["label"] == "x"
+    assert (kept.data["raced"], kept.data["choice"], kept.data["configs"]) == ([], None, None)
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(ParameterError, match="confirm"):
+        TuneConfig(confirm=0)

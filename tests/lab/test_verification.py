@@ -1,0 +1,323 @@
+"""`verify` passes what is right and catches what is planted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+
+import pytest
+import torch
+from scipy.stats import chi2, ncx2
+
+from slipstream.core import step as core_step
+from slipstream.core.draft import Draft
+from slipstream.core.params import SamplingParams
+from slipstream.core.random import DRAFT
+from slipstream.core.rules import Rule, follow
+from slipstream.drafters.scripted import RandomDrafter
+from slipstream.errors import ParameterError
+from slipstream.lab import verify_law
+from slipstream.lab.prompts import Prompt, PromptSet
+from slipstream.lab.results import read
+from slipstream.lab.verification import VerifyConfig, steps, verify
+from slipstream.lab.verify_law import Cells, cells, law_test, noncentral_sf, sample, shift_seen
+from slipstream.lab.verify_texts import Control, control
+from slipstream.llm import LLM
+from slipstream.targets.toy import ToyTarget
+
+PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two")], "0")
+SMALL = VerifyConfig(params=SamplingParams(max_tokens=24), samples=1000, batch=1000, law_prompts=1)
+
+
+def toy(drafter=None, rule="rejection", **target) -> LLM:
+    made = ToyTarget(vocab=5, sharpness=1.0, **target)
+    return LLM(made, drafter or RandomDrafter(5), draft_tokens=3, rule=rule)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
+def test_lossless_rules_pass(rule):
+    result = verify(toy(rule=rule), PROMPTS, SMALL)
+    data = result.data
+    assert data["verdict"] == "ok"
+    assert data["control"]["verdict"] == "identical"
+    assert {row["verdict"] for row in (*data["greedy"], *data["coupled"])} == {"identical"}
+    assert [row["verdict"] for row in data["law"]] == ["no difference seen"]
+    assert 0 < data["law"][0]["smallest_bias"] < 0.2
+    assert result.complete
+    assert not result.warnings
+
+
+class SkewedDrafter(RandomDrafter):
+    """Draws from one law whatever the text, and says so. (From a uniform law, fault A would not even bias.)"""
+
+    law = torch.tensor([0.5, 0.25, 0.15, 0.05, 0.05], dtype=torch.float64)
+
+    def propose(self, seqs, budget):
+        rows = [
+            torch.bucketize(torch.from_numpy(seq.random.uniforms(DRAFT, len(seq.tokens), n)), self.law.cumsum(0)[:-1])
+            for seq, n in zip(seqs, budget, strict=True)
+        ]
+        return Draft.chains([row.tolist() for row in rows], self.law.expand(sum(budget), 5).contiguous())
+
+
+class LyingDrafter(RandomDrafter):
+    """Draws uniformly and claims another law."""
+
+    def propose(self, seqs, budget):
+        draft = super().propose(seqs, budget)
+        lie = torch.tensor([0.6, 0.1, 0.1, 0.1, 0.1], dtype=torch.float64).expand(len(draft), 5)
+        return Draft(draft.tokens, draft.parents, draft.splits, lie.contiguous())
+
+
+class ArgmaxDrafter(RandomDrafter):
+    """Fault E: always its likeliest token, with the softmax as q."""
+
+    def propose(self, seqs, budget):
+        rows = [[0] * depth for depth in budget]
+        q = torch.tensor([0.4, 0.15, 0.15, 0.15, 0.15], dtype=torch.float64).expand(sum(budget), 5)
+        return Draft.chains(rows, q.contiguous())
+
+
+@pytest.mark.parametrize("drafter", [LyingDrafter(5), ArgmaxDrafter(5)])
+def test_a_q_that_is_not_what_was_sampled_from_is_a_bug(drafter):
+    row = verify(toy(drafter), PROMPTS, VerifyConfig(checks=("law",), samples=1000, batch=1000, law_prompts=1)).data[
+        "law"
+    ][0]
+    assert row["verdict"] == "BUG"
+    assert row["second_p"] < row["level"]
+    assert row["largest"][0]["expected"] != pytest.approx(row["largest"][0]["counted"], rel=0.1)
+
+
+def wrong_rule(accept, otherwise) -> Rule:
+    """A chain rule that claims to be lossless: accept(p_x, q_x) is the chance of a guess [B], otherwise(p, q) the mass
+    to draw from after a rejection [B, V]."""
+
+    def decide(draft, law, dice):
+        start = torch.tensor(draft.splits[:-1])  # [B]
+        length, row = torch.tensor(draft.splits[1:]) - start, start + torch.arange(draft.batch)
+        standing, stood, mass = length >= 0, torch.zeros_like(start), law[row]
+        for i in range(int(length.max())):
+            live = standing & (i < length)
+            node = torch.where(live, start + i, 0)
+            p, q, x = law[torch.where(live, row + i, 0)], draft.q[node], draft.tokens[node][:, None]
+            standing = live & torch.tensor(dice.accept(accept(p.gather(1, x)[:, 0], q.gather(1, x)[:, 0]).tolist()))
+            stood += standing
+            after = torch.where(standing[:, None], law[torch.where(live, row + i + 1, 0)], otherwise(p, q))
+            mass = torch.where(live[:, None], after, mass)
+        following = dice.choose(mass / mass.sum(-1, keepdim=True)).tolist()
+        return [list(range(n)) for n in stood.tolist()], following
+
+    return Rule("planted", True, decide)
+
+
+def residual(p, q):
+    mass = (p - q).clamp(min=0)
+    return torch.where(mass.sum(-1, keepdim=True) > 0, mass, p)
+
+
+WRONG = {
+    "A: accept with p, else sample p": wrong_rule(lambda p, q: p, lambda p, q: p),
+    "B: accept with p, else the residual": wrong_rule(lambda p, q: p, residual),
+    "C: accept with p / q, else sample p": wrong_rule(lambda p, q: p / q, lambda p, q: p),
+    "D: accept if p >= q, else the residual": wrong_rule(lambda p, q: (p >= q).double() * 2, residual),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_rules_are_bugs(name):
+    llm = toy(SkewedDrafter(5))
+    llm._rule = WRONG[name]
+    found = verify(llm, PROMPTS, VerifyConfig(checks=("law",), samples=2000, batch=2000, law_prompts=1))
+    assert found.data["verdict"] == "BUG"
+    assert llm.rule.name == "planted"
+
+
+def test_the_same_walk_with_the_right_rule_is_none():
+    llm = toy(SkewedDrafter(5))
+    llm._rule = wrong_rule(lambda p, q: p / q, residual)
+    found = verify(llm, PROMPTS, VerifyConfig(checks=("law",), samples=2000, batch=2000, law_prompts=1))
+    assert found.data["verdict"] == "ok"
+
+
+def test_a_lossy_rule_differs_and_is_no_bug():
+    found = verify(toy(rule="typical"), PROMPTS, SMALL)
+    assert found.data["verdict"] == "lossy"
+    assert "lossy" in found.warnings[0]
+
+
+def test_a_wrong_greedy_is_a_bug(monkeypatch):
+    """Accepting the second best where the draft has it."""
+
+    def second_best(draft, picks):
+        if len(draft):
+            return follow(draft, [(pick + 1) % 5 for pick in picks])
+        return follow(draft, picks)
+
+    monkeypatch.setattr(core_step, "follow", second_best)
+    rows = verify(toy(), PROMPTS, VerifyConfig(checks=("greedy",))).data["greedy"]
+    assert {row["verdict"] for row in rows} == {"BUG"}
+    assert rows[0]["divergence"]["margin"] > 2 * rows[0]["divergence"]["noise"]
+
+
+class Shifty(ToyTarget):
+    """Whose logits depend on what is run beside them; `size` is by how much."""
+
+    size = 1e-9
+
+    def run(self, seqs, draft, taps=()):
+        out = super().run(seqs, draft, taps)
+        if len(draft):
+            out.logits.add_(self.size * torch.sin(torch.arange(out.logits.numel())).reshape(out.logits.shape))
+        return out
+
+
+class ShiftyState(Shifty):
+    size = 3.0
+
+
+def test_the_control_tells_rounding_from_a_wrong_target():
+    small, large = (control(kind(vocab=5), [1, 2], [0, 1, 2, 3, 4, 0], 3) for kind in (Shifty, ShiftyState))
+    assert (small.verdict, small.positions, small.flips) == ("rounding", 6, 0)
+    assert 0 < small.noise < 1e-8
+    assert (large.verdict, large.noise > 1) == ("BUG", True)
+    llm = LLM(ShiftyState(vocab=5), RandomDrafter(5), draft_tokens=2)
+    assert verify(llm, PROMPTS, VerifyConfig(checks=())).data["verdict"] == "BUG"
+
+
+def test_controls_add_up():
+    both = Control(3, 10, 0.1, 1.0, 0.2, 1) + Control(3, 30, 0.3, 2.0, 0.1, 0)
+    assert both == Control(3, 40, 0.3, 1.75, 0.2, 1)
+
+
+def test_a_tie_is_a_tie():
+    """All logits equal up to the noise of this target: texts part, and no one is to blame."""
+
+    class Tied(ToyTarget):
+        def run(self, seqs, draft, taps=()):
+            out = super().run(seqs, draft, taps)
+            out.logits.mul_(1e-12)
+            if len(draft):
+                out.logits.add_(1e-9 * torch.sin(torch.arange(out.logits.numel())).reshape(out.logits.shape))
+            return out
+
+    rows = verify(LLM(Tied(vocab=5), RandomDrafter(5), draft_tokens=3), PROMPTS, SMALL).data["greedy"]
+    assert "BUG" not in {row["verdict"] for row in rows}
+    assert "tie within measured noise" in {row["verdict"] for row in rows}
+
+
+def test_nothing_drafted_is_said():
+    class Silent(RandomDrafter):
+        def propose(self, seqs, budget):
+            return Draft.empty(len(seqs))
+
+    result = verify(toy(Silent(5)), PROMPTS, VerifyConfig(checks=("greedy",)))
+    assert "equal texts prove nothing" in result.warnings[0]
+    with pytest.raises(ParameterError, match="no drafter to check"):
+        verify(LLM(ToyTarget(vocab=5)), PROMPTS, SMALL)
+
+
+def test_penalties_and_filters_are_checked_too():
+    params = SamplingParams(
+        temperature=0.9, top_k=4, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, max_tokens=12
+    )
+    config = VerifyConfig(params=params, samples=800, batch=800, law_prompts=1)
+    assert verify(toy(), PROMPTS, config).data["verdict"] == "ok"
+
+
+# --- the law check ---------------------------------------------------------------------------------------------------
+
+
+def test_cells_are_the_exact_law_pooled():
+    llm = LLM(ToyTarget(vocab=5, sharpness=1.5))
+    params = SamplingParams(temperature=1.0)
+    made = cells(llm, [1, 2], params, 300)
+    assert sum(made.mass.values()) == pytest.approx(1)
+    assert all(300 * mass >= verify_law.FEWEST for mass in made.mass.values())
+    every = Counter()  # the joint law of three tokens by enumeration, in the same cells
+    for a in range(5):
+        for b in range(5):
+            for c in range(5):
+                p, text = 1.0, [1, 2]
+                for token in (a, b, c):
+                    p *= float(torch.softmax(llm.target.logits(text), -1)[token])
+                    text.append(token)
+                every[made.of([a, b, c])] += p
+    assert every == pytest.approx(made.mass)
+
+
+def test_a_text_may_end_and_a_filter_forbids():
+    llm = LLM(ToyTarget(vocab=5, sharpness=1.0, eos_ids=(0,)))
+    params = SamplingParams(temperature=1.0, top_k=3)
+    made = cells(llm, [1, 2], params, 100_000)
+    assert made.of([0]) == (0,) or 0 in made.forbidden[()]
+    out = [next(iter(made.forbidden[()])), 1, 1]
+    assert made.of(out) is None
+    found = law_test([out, *sample(llm, [1, 2], params, 50, 3, 50, 0)], made, 0.001, 0.9)
+    assert (found.forbidden, found.p) == (1, 0.0)
+
+
+def test_a_filter_that_rounding_moves_forbids_nothing():
+    llm = LLM(ToyTarget(vocab=5, sharpness=1.0))
+    params = SamplingParams(temperature=1.0, top_k=3)
+    strict, loose = (cells(llm, [1, 2], params, 1000, noise=noise) for noise in (1e-9, 1e3))
+    assert len(strict.forbidden[()]) == 2
+    assert not loose.forbidden[()]
+
+
+def test_a_point_mass_shows_nothing():
+    llm = toy()
+    config = VerifyConfig(params=SamplingParams(temperature=1e-6), checks=("law",), samples=50, law_prompts=1)
+    row = verify(llm, PROMPTS, config).data["law"][0]
+    assert (row["verdict"], row["smallest_bias"]) == ("nothing could be seen", None)
+
+
+def test_quantiles_and_power_are_right():
+    assert noncentral_sf(30.0, 10, 12.5) == pytest.approx(ncx2.sf(30.0, 10, 12.5), rel=1e-9)
+    shift = shift_seen(20, 0.001, 0.9)
+    assert ncx2.sf(chi2.isf(0.001, 20), 20, shift) == pytest.approx(0.9, rel=1e-6)
+
+
+def test_the_stated_bias_is_seen_as_often_as_stated():
+    """Plant the hardest bias of the stated size (half against half) into a known law and count rejections."""
+    length, n, law = 12, 2000, [1 / 12] * 12
+    made = Cells(2, {(i,): p for i, p in enumerate(law)}, {()}, {(): frozenset()})
+    exact = law_test([[i % length] for i in range(n)], made, 0.001, 0.9)
+    bias = exact.smallest_bias
+    shifted = torch.tensor([p * (1 + 2 * bias * (1 if i < 6 else -1)) for i, p in enumerate(law)])
+    rng = torch.Generator().manual_seed(0)
+    seen = 0
+    for _ in range(100):
+        drawn = torch.multinomial(shifted, n, replacement=True, generator=rng)
+        seen += law_test([[int(t)] for t in drawn], made, 0.001, 0.9).p < 0.001
+    assert 0.8 <= seen / 100 <= 0.98
+    assert math.isclose(exact.g, 0, abs_tol=0.1)
+
+
+def test_interruption_keeps_what_was_checked(tmp_path):
+    calls = []
+
+    def stop():
+        calls.append(1)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify(toy(), PROMPTS, SMALL, tmp_path / "r.json", stop)
+    kept = read(tmp_path / "r.json", "verify")
+    assert (kept.complete, kept.data["control"]["verdict"], kept.data["law"]) == (False, "identical", [])
+    assert len(kept.data["greedy"]) == 2
+    json.dumps(kept.as_dict())
+
+
+def test_progress_is_counted_right():
+    calls = []
+    verify(toy(), PROMPTS, SMALL, advance=lambda: calls.append(1))
+    assert len(calls) == steps(PROMPTS, SMALL)
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(ParameterError, match="did you mean 'coupled'"):
+        VerifyConfig(checks=("coupld",))
+    with pytest.raises(ParameterError, match="length"):
+        VerifyConfig(length=1)

@@ -1,0 +1,376 @@
+"""Checkpoints as they are found in the wild: every layout loads alike, every damage is refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from slipstream.errors import CheckpointError, ConfigError, LoadError, ParameterError, UnsupportedModelError
+from slipstream.models.config import DecoderConfig
+from slipstream.models.weights import from_module, load_weights
+from slipstream.targets.decoder import Decoder
+from tests.targets.families import FAMILIES, Reference, make
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@pytest.fixture
+def copy(checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """Family -> a copy of its checkpoint that may be damaged."""
+
+    def get(family: str = "llama") -> Path:
+        return Path(shutil.copytree(checkpoint(family), tmp_path / family))
+
+    return get
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    return make("llama", tmp_path / "sharded", shard_bytes=100_000)
+
+
+def load(folder: Path) -> Decoder:
+    return Decoder.load(folder, "torch", device="cpu")
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], object], file: str = "config.json") -> Path:
+    value = json.loads((folder / file).read_text())
+    change(value)
+    (folder / file).write_text(json.dumps(value))
+    return folder
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="mappings are read from /proc")
+@pytest.mark.parametrize("executor", ["torch", "native"])
+def test_a_loaded_model_keeps_no_checkpoint_mapped_and_reads_it_again_on_access(
+    executor: str, copy: Callable[..., Path]
+) -> None:
+    """What is mapped counts as memory: half as much again as the weights themselves, for a checkpoint in 16 bits."""
+    folder = copy()
+    decoder = Decoder.load(folder, executor, dtype="float64" if executor == "torch" else None, device="cpu")
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+    assert decoder.weights is not None
+    stored = load_file(folder / SINGLE)["model.norm.weight"]
+    assert torch.equal(decoder.weights["norm.weight"].double(), stored.double())
+
+
+def tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    held = load_file(folder / SINGLE)
+    change(held)
+    save_file(held, folder / SINGLE)
+    return folder
+
+
+# --- layouts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_all_weights_have_one_set_of_names(
+    family: str, checkpoint: Callable[[str], Path], reference: Callable[..., Reference]
+) -> None:
+    """From the file and from the model in memory (where experts are fused), bit for bit."""
+    config = DecoderConfig.load(checkpoint(family))
+    a = load_weights(checkpoint(family), config)
+    b = from_module(reference(family, torch.float32).model)
+    assert set(a) == set(b) == set(config.shapes())
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert a.nbytes == sum(a[name].nbytes for name in a)
+
+
+def test_sharded_equals_single(sharded: Path, checkpoint: Callable[[str], Path]) -> None:
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    config = DecoderConfig.load(sharded)
+    a, b = load_weights(sharded, config), load_weights(checkpoint("llama"), config)
+    assert all(torch.equal(a[name], b[name]) for name in b)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe"])
+def test_fused_experts_in_a_file_load_too(
+    family: str, copy: Callable[..., Path], reference: Callable[..., Reference]
+) -> None:
+    folder = copy(family)
+    model = reference(family, torch.float32).model
+    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / SINGLE)
+    config = DecoderConfig.load(folder)
+    a, b = load_weights(folder, config), from_module(model)
+    assert all(torch.equal(a[name], b[name]) for name in b)
+
+
+def test_gpt2_without_prefix_and_with_mask_buffers_as_on_the_hub(copy: Callable[..., Path]) -> None:
+    folder = copy("gpt2")
+    before = dict(load_weights(folder, DecoderConfig.load(folder)))
+
+    def strip(held: dict[str, torch.Tensor]) -> None:
+        for name in list(held):
+            held[name.removeprefix("transformer.")] = held.pop(name)
+        held["h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
+        held["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+
+    after = load_weights(tensors(folder, strip), DecoderConfig.load(folder))
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_progress_reaches_the_whole(checkpoint: Callable[[str], Path]) -> None:
+    seen: list[tuple[int, int]] = []
+    Decoder.load(checkpoint("llama"), "torch", device="cpu", progress=lambda done, of: seen.append((done, of)))
+    assert [d for d, _ in seen] == sorted(d for d, _ in seen)
+    assert seen[-1][0] == seen[-1][1] > 0
+
+
+def test_weights_in_the_stored_dtype_are_not_copied(reference: Callable[..., Reference]) -> None:
+    model = reference("llama", torch.float32).model
+    assert from_module(model)["norm.weight"].data_ptr() == model.model.norm.weight.data_ptr()
+
+
+# --- config.json -------------------------------------------------------------------------------------------------
+
+
+def test_rope_of_transformers_4_and_5_is_the_same() -> None:
+    base = {k: v for k, v in FAMILIES["llama3.1"]().to_dict().items() if k != "rope_parameters"}
+    scaling = FAMILIES["llama3.1"]().rope_parameters
+    old = base | {
+        "rope_theta": scaling["rope_theta"],
+        "rope_scaling": {k: v for k, v in scaling.items() if k != "rope_theta"},
+    }
+    legacy = base | {"rope_theta": scaling["rope_theta"], "rope_scaling": {"type": "linear", "factor": 2.0}}
+    new = base | {"rope_parameters": scaling}
+    assert torch.equal(DecoderConfig.from_dict(old).rope()[0], DecoderConfig.from_dict(new).rope()[0])
+    plain = DecoderConfig.from_dict(base | {"rope_theta": scaling["rope_theta"]})
+    assert torch.allclose(DecoderConfig.from_dict(legacy).rope()[0] * 2, plain.rope()[0])
+
+
+def test_eos_ids_come_from_the_generation_config(copy: Callable[..., Path]) -> None:
+    folder = edit(copy(), lambda c: c.update(eos_token_id=[4, 5, 4]), "generation_config.json")
+    assert DecoderConfig.load(folder).eos_ids == (4, 5)
+    (folder / "generation_config.json").unlink()
+    assert DecoderConfig.load(folder).eos_ids == (2,)
+    with pytest.raises(ConfigError, match="eos_token_id is '</s>'"):
+        DecoderConfig.load(edit(folder, lambda c: c.update(eos_token_id="</s>")))
+
+
+def test_windows_follow_each_family() -> None:
+    qwen = FAMILIES["qwen2-window"]().to_dict()
+    del qwen["layer_types"]  # files of transformers 4 have none
+    assert DecoderConfig.from_dict(qwen).windows == (None, 6, 6)
+    assert DecoderConfig.from_dict(qwen | {"use_sliding_window": False}).windows == (None,) * 3
+    mistral = FAMILIES["mistral-window"]().to_dict()
+    assert DecoderConfig.from_dict(mistral).windows == (7,) * 3
+    assert DecoderConfig.from_dict(mistral | {"sliding_window": None}).windows == (None,) * 3
+
+
+@pytest.mark.parametrize("name", ["mamba", "t5", "rwkv", "jamba"])
+def test_R12_recurrent_and_other_architectures_are_refused_by_name(name: str, copy: Callable[..., Path]) -> None:
+    """A recurrent state cannot drop rejected tokens by forgetting slots."""
+    with pytest.raises(UnsupportedModelError, match=f"'{name}'.*llama.*qwen3"):
+        load(edit(copy(), lambda c: c.update(model_type=name)))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        (lambda c: c.pop("model_type"), ConfigError, "model_type"),
+        (lambda c: c.pop("hidden_size"), ConfigError, "hidden_size"),
+        (lambda c: c.update(num_hidden_layers="3"), ConfigError, "num_hidden_layers is '3'"),
+        (lambda c: c.update(num_hidden_layers=0), ConfigError, "num_hidden_layers is 0"),
+        (lambda c: c.update(num_key_value_heads=3), ConfigError, "4 heads .* 3 key/value"),
+        (lambda c: c.update(rms_norm_eps=math.nan), ConfigError, "rms_norm_eps"),
+        (lambda c: c.update(head_dim=15), ConfigError, "head_dim 15 is odd"),
+        (lambda c: c.update(hidden_act="xielu"), UnsupportedModelError, "xielu"),
+        (
+            lambda c: c.update(rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+            UnsupportedModelError,
+            "dynamic",
+        ),
+        (lambda c: c.update(rope_parameters={"rope_type": "longrope"}), UnsupportedModelError, "longrope"),
+        (
+            lambda c: c.update(rope_parameters={"rope_type": "llama3", "factor": 8.0}),
+            ConfigError,
+            "low_freq_factor",
+        ),
+        (lambda c: c.update(partial_rotary_factor=0.5), UnsupportedModelError, "partial_rotary_factor"),
+        (lambda c: c.update(quantization_config={"quant_method": "gptq"}), UnsupportedModelError, "gptq"),
+        (lambda c: c.update(hidden_size=128), CheckpointError, "64.*128"),
+        (lambda c: c.update(vocab_size=97), CheckpointError, r"\(96, 64\).*\(97, 64\)"),
+        (lambda c: c.update(num_hidden_layers=4), CheckpointError, r"lacks 9 of 39 tensors: layers\.3"),
+        (
+            lambda c: c.update(num_hidden_layers=2),
+            CheckpointError,
+            "9 tensors that config.json does not account for",
+        ),
+        (lambda c: c.update(attention_bias=True), CheckpointError, r"lacks .*q_proj\.bias"),
+    ],
+)
+def test_a_config_that_is_wrong_says_what(
+    change: Any, error: type[LoadError], says: str, copy: Callable[..., Path]
+) -> None:
+    with pytest.raises(error, match=says):
+        load(edit(copy(), change))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00\xff", "[" * 100_000])
+def test_a_config_that_is_no_json_object_is_refused(text: str, copy: Callable[..., Path]) -> None:
+    folder = copy()
+    (folder / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        load(folder)
+
+
+def test_a_missing_config_is_refused(copy: Callable[..., Path]) -> None:
+    folder = copy()
+    (folder / "config.json").unlink()
+    with pytest.raises(ConfigError, match="does not exist"):
+        load(folder)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a folder"):
+        load(tmp_path / "nothing")
+
+
+def test_a_hub_id_that_cannot_be_fetched_is_a_load_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: Any, **__: Any) -> str:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(LoadError, match=r"some/model.*no route to host"):
+        Decoder.load("some/model")
+
+
+# --- weights -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_a_truncated_file_is_refused(keep: int, copy: Callable[..., Path]) -> None:
+    folder = copy()
+    data = (folder / SINGLE).read_bytes()
+    (folder / SINGLE).write_bytes(data[:keep])
+    with pytest.raises(CheckpointError, match="truncated or corrupt"):
+        load(folder)
+
+
+@pytest.mark.parametrize("damage", ["length", "json", "offsets"])
+def test_a_corrupt_header_is_refused(damage: str, copy: Callable[..., Path]) -> None:
+    folder = copy()
+    data = bytearray((folder / SINGLE).read_bytes())
+    if damage == "length":
+        data[:8] = (2**63).to_bytes(8, "little")
+    elif damage == "json":
+        data[8:9] = b"!"
+    else:
+        at = data.index(b'"data_offsets":[') + 16
+        data[at : at + 1] = b"9"
+    (folder / SINGLE).write_bytes(bytes(data))
+    with pytest.raises(CheckpointError, match="truncated or corrupt"):
+        load(folder)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(value: float, copy: Callable[..., Path]) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    with pytest.raises(CheckpointError, match=f"{name}.*NaN or infinity"):
+        load(tensors(copy(), lambda held: held[name][3, 5].fill_(value)))
+
+
+def test_a_pickle_is_refused_unread(copy: Callable[..., Path]) -> None:
+    folder = copy()
+    (folder / SINGLE).unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"never opened")
+    with pytest.raises(CheckpointError, match=r"pickle.*convert"):
+        load(folder)
+
+
+def test_no_weights_at_all_are_refused(copy: Callable[..., Path]) -> None:
+    folder = copy()
+    (folder / SINGLE).unlink()
+    with pytest.raises(CheckpointError, match=f"no {SINGLE}"):
+        load(folder)
+
+
+def test_a_missing_shard_is_refused_by_name(sharded: Path) -> None:
+    shard = sorted(sharded.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=f"lacks 1 of .* shards: {shard.name}"):
+        load(sharded)
+
+
+def test_a_shard_without_a_promised_tensor_is_refused(sharded: Path) -> None:
+    shard = sorted(json.loads((sharded / INDEX).read_text())["weight_map"].values())[0]
+    edit(sharded, lambda i: i["weight_map"].update({"model.extra.weight": shard}), INDEX)
+    with pytest.raises(CheckpointError, match=r"index promises: model\.extra\.weight"):
+        load(sharded)
+
+
+@pytest.mark.parametrize(
+    "name", ["../model.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..", "model.bin", ""]
+)
+def test_a_shard_name_that_leaves_the_folder_is_refused(name: str, sharded: Path) -> None:
+    edit(sharded, lambda i: i["weight_map"].update({"model.norm.weight": name}), INDEX)
+    with pytest.raises(CheckpointError, match="not a safetensors file of this folder"):
+        load(sharded)
+
+
+def test_a_link_that_leaves_the_folder_is_refused(copy: Callable[..., Path], tmp_path: Path) -> None:
+    folder = copy()
+    outside = tmp_path / "elsewhere" / SINGLE
+    outside.parent.mkdir()
+    (folder / SINGLE).rename(outside)
+    (folder / SINGLE).symlink_to(outside)
+    with pytest.raises(CheckpointError, match="outside the checkpoint"):
+        load(folder)
+
+
+def test_the_hub_cache_may_link_to_its_blobs(copy: Callable[..., Path], tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--x" / "snapshots" / "abc"
+    shutil.copytree(copy(), snapshot)
+    blobs = tmp_path / "models--x" / "blobs"
+    blobs.mkdir()
+    (snapshot / SINGLE).rename(blobs / "0123")
+    (snapshot / SINGLE).symlink_to(Path("..") / ".." / "blobs" / "0123")
+    load(snapshot)
+
+
+def test_an_empty_index_is_refused(sharded: Path) -> None:
+    edit(sharded, lambda i: i.update(weight_map={}), INDEX)
+    with pytest.raises(CheckpointError, match="no usable weight_map"):
+        load(sharded)
+
+
+# --- settings ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"executor": "tensorflow"}, "auto, native, torch"),
+        ({"executor": "openvino"}, "drop the option"),
+        ({"dtype": "int3"}, "float64, float32"),
+        ({"executor": "native", "dtype": "float64"}, "float32"),
+        ({"executor": "native", "quantize": "int4"}, "w8a16"),
+        ({"executor": "torch", "quantize": "w8a16"}, "int8"),
+        ({"executor": "native", "kv_dtype": "bfloat16"}, "float16"),
+        ({"executor": "torch", "quantize": "int4"}, "int8"),
+        ({"executor": "torch", "quantize": "int8", "dtype": "float64"}, "float32"),
+        ({"executor": "torch", "chunk": 0}, "chunk"),
+    ],
+)
+def test_a_setting_that_cannot_be_honoured_is_refused(
+    settings: dict[str, Any], says: str, checkpoint: Callable[[str], Path]
+) -> None:
+    with pytest.raises(ParameterError, match=says):
+        Decoder.load(checkpoint("llama"), device="cpu", **settings)
+
+
+def test_auto_falls_back_to_torch_and_says_so(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert Decoder.load(checkpoint("llama"), device="cpu").executor.name == "torch"
+    assert caplog.text.count("Numba is not installed): torch runs it instead") == 1

@@ -1,0 +1,180 @@
+"""Token maps decide whether two models fit, not sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slipstream.errors import LoadError, PairError
+from slipstream.models.facts import facts
+from slipstream.models.pair_check import compare, require_pair
+from tests.checkpoints import CONTEXT, OTHER_TEXTS, clone, make_model, make_tokenizer
+
+
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same tokens, an output of 448 ids."""
+    folder = tmp_path_factory.mktemp("padded")
+    make_model(folder, vocab_size=448)
+    make_tokenizer(folder)
+    return folder
+
+
+def bare(folder: Path) -> Path:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    return folder
+
+
+def edit_tokenizer(folder: Path, old: str, new: str) -> Path:
+    path = folder / "tokenizer.json"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    return folder
+
+
+def test_the_same_tokens_fit(tiny):
+    report = compare(tiny.target, tiny.draft)
+    assert report.fits
+    assert report.compared
+    assert (report.differing, report.notes) == (0, ())
+    assert report.common == len(facts(tiny.target).tokenizer.tokens)
+    require_pair(tiny.target, str(tiny.draft))
+
+
+def test_padding_is_fine_and_said_to_be(tiny, padded):
+    for target, draft in ((tiny.target, padded), (padded, tiny.target)):
+        report = compare(target, draft)
+        assert report.fits
+        (note,) = report.notes
+        assert "padded to different widths" in note
+        assert "320" in note
+        assert "448" in note
+        assert "harmless" in note
+        require_pair(target, draft)
+
+
+def test_other_tokens_do_not_fit_and_the_first_five_are_listed(tiny, tmp_path):
+    make_model(tmp_path)
+    make_tokenizer(tmp_path, texts=OTHER_TEXTS)
+    report = compare(tiny.target, tmp_path)
+    ours, theirs = (facts(path).tokenizer.tokens for path in (tiny.target, tmp_path))
+    wrong = [i for i in sorted(ours.keys() & theirs.keys()) if ours[i] != theirs[i]]
+    assert report.differing == len(wrong) > 5
+    assert [(d.id, d.target, d.draft) for d in report.differences] == [(i, ours[i], theirs[i]) for i in wrong[:5]]
+    with pytest.raises(PairError) as error:
+        require_pair(tiny.target, tmp_path)
+    for difference in report.differences:
+        assert str(difference) in str(error.value)
+    assert f"{len(wrong)} of {report.common} common ids" in str(error.value)
+
+
+def test_special_tokens_may_have_other_names(tiny, tmp_path):
+    folder = edit_tokenizer(clone(tiny.draft, tmp_path / "draft"), "<|user|>", "<|human|>")
+    report = compare(tiny.target, folder)
+    assert report.fits
+    assert report.differing == 1
+    assert any("1 special tokens have different names (1: '<|user|>' / '<|human|>')" in note for note in report.notes)
+
+
+def test_extra_tokens_on_one_side_are_harmless(tiny, tmp_path):
+    folder = tmp_path / "more"
+    make_model(folder, vocab_size=330)
+    tokenizer = make_tokenizer(folder)
+    tokenizer.add_special_tokens(["<|tool|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for report, side in ((compare(tiny.target, folder), "draft"), (compare(folder, tiny.target), "target")):
+        assert report.fits
+        assert any(f"1 tokens are known to the {side} alone ('<|tool|>')" in note for note in report.notes)
+
+
+def test_other_ends_of_text_are_said(tiny, tmp_path):
+    folder = clone(tiny.draft, tmp_path / "draft")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": {"content": "<|end|>"}}))
+    notes = compare(tiny.target, folder).notes
+    assert "eos is 0 in the target and 3 in the draft: the target's counts" in notes
+
+
+def test_a_shorter_draft_context_is_said(tiny, tmp_path):
+    folder = clone(tiny.draft, tmp_path / "draft")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    (note,) = compare(tiny.target, folder).notes
+    assert f"the draft's context is 64 tokens, the target's {CONTEXT}: drafting stops at 64" in note
+    assert not compare(folder, tiny.target).notes
+
+
+@pytest.mark.parametrize("side", ["target", "draft", "both"])
+def test_without_tokenizers_only_sizes_are_compared(tiny, padded, tmp_path, side):
+    target, draft = clone(tiny.target, tmp_path / "target"), clone(tiny.draft, tmp_path / "draft")
+    for name, folder in (("target", target), ("draft", draft)):
+        if side in (name, "both"):
+            bare(folder)
+    report = compare(target, draft)
+    assert report.fits
+    assert not report.compared
+    who = "neither side brings" if side == "both" else f"the {side} brings no"
+    assert any(note.startswith("only sizes were compared (320 and 320 ids)") and who in note for note in report.notes)
+    require_pair(target, draft)
+
+
+def test_without_tokenizers_a_token_that_has_no_row_is_an_error(tiny, tmp_path):
+    small = tmp_path / "small"
+    make_model(small, vocab_size=300)
+    for target, draft in ((tiny.target, small), (small, tiny.target)):
+        with pytest.raises(PairError, match=r"has \d+ tokens, .* has an output of 300 and no tokenizer"):
+            require_pair(target, draft)
+    with pytest.raises(PairError, match=r"300 and 320|320 and 300"):
+        require_pair(bare(clone(tiny.target, tmp_path / "bare")), small)
+
+
+def test_a_broken_tokenizer_is_an_error_of_loading(tiny, tmp_path):
+    folder = clone(tiny.draft, tmp_path / "draft")
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(LoadError, match=r"tokenizer\.json cannot be read"):
+        require_pair(tiny.target, folder)
+
+
+def test_sizes_are_those_of_the_files(tiny):
+    from transformers import AutoModelForCausalLM
+
+    seen = facts(tiny.target)
+    count = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tiny.target).parameters())
+    assert seen.parameters == seen.active_parameters == count
+    assert seen.stored == {"F32": 4 * count}
+    assert seen.step_parameters == count - 320 * 48  # of its input embedding a step reads one row
+    assert seen.kv_bytes(4) == 2 * 2 * 2 * 16 * 4
+    assert seen.chat_template
+
+
+def test_only_the_experts_that_are_picked_count_as_active(tmp_path):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=1,
+    )  # fmt: skip
+    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    seen = facts(tmp_path)
+    expert = 3 * 16 * 24
+    assert seen.parameters - seen.active_parameters == 2 * 3 * expert
+    assert seen.tokenizer is None
+
+
+def test_cost_and_gain_follow_the_closed_forms(tiny, tmp_path):
+    make_model(tmp_path, num_hidden_layers=8)
+    make_tokenizer(tmp_path)
+    report = compare(tmp_path, tiny.target)
+    c = report.cost_ratio
+    assert c == facts(tiny.target).step_parameters / facts(tmp_path).step_parameters
+    assert 0.2 < c < 0.5
+    assert report.break_even == c
+    assert report.expected(c * 0.9) == (0, 1.0)
+    k, gain = report.expected(0.8)
+    assert k >= 1
+    assert gain == pytest.approx((1 - 0.8 ** (k + 1)) / (0.2 * (k * c + 1)))
+    assert json.loads(json.dumps(report.as_dict()))["expected"]["0.8"]["draft_tokens"] == k

@@ -1,0 +1,127 @@
+"""`TextStream`: pieces add up to the whole text, whole characters only, and stop strings never show."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from slipstream.errors import LoadError
+from slipstream.models.text import REPLACEMENT, Decode, TextStream, decoder_of, load_tokenizer
+from tests.checkpoints import Tiny
+
+TEXT = "def naïve(☃):\n\treturn 'café 🎈🎈' + ''.join(names)  # übergrößenträger 😀\r\n\x00end"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny: Tiny):
+    return load_tokenizer(tiny.target)
+
+
+@pytest.fixture(scope="module")
+def decode(tokenizer) -> Decode:
+    return decoder_of(tokenizer)
+
+
+def chunks(rng: random.Random, ids: list[int]) -> list[list[int]]:
+    """`ids` cut at random places, as steps of different length would."""
+    out = []
+    while ids:
+        n = rng.randint(1, 6)
+        out.append(ids[:n])
+        ids = ids[n:]
+    return out
+
+
+def streamed(decode: Decode, parts: list[list[int]], stop=(), cause=None) -> list[str]:
+    """Text of each step, the last one included."""
+    stream, shown = TextStream(decode, stop), []
+    for i, part in enumerate(parts):
+        for token in part:
+            stream.push(token, drafted=False)
+        pieces = stream.finish(cause) if i == len(parts) - 1 else stream.take()
+        shown.append("".join(piece.text for piece in pieces))
+    return shown
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_pieces_add_up_to_the_text_for_every_chunking(tokenizer, decode, seed):
+    rng = random.Random(seed)
+    ids = tokenizer.encode(TEXT)
+    assert "".join(streamed(decode, chunks(rng, ids))) == decode(ids) == TEXT
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_pieces_of_random_tokens_add_up_too(decode, seed):
+    """Tokens in any order make broken UTF-8: what is shown is what decoding the whole gives."""
+    rng = random.Random(seed)
+    ids = [rng.randrange(320) for _ in range(80)]
+    assert "".join(streamed(decode, chunks(rng, ids))) == decode(ids)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_broken_bytes_add_up(decode, tokenizer, seed):
+    """Nothing but single bytes that cannot stand alone."""
+    rng = random.Random(seed)
+    hard = [i for i in range(4, 260) if decode([i]) == REPLACEMENT]
+    ids = [rng.choice(hard) for _ in range(40)]
+    assert "".join(streamed(decode, chunks(rng, ids))) == decode(ids)
+
+
+def test_a_character_is_shown_once_complete(tokenizer, decode):
+    ids = tokenizer.encode("a😀b", add_special_tokens=False)
+    assert len(ids) >= 5, "the emoji must take several tokens for this test to mean anything"
+    shown = streamed(decode, [[i] for i in ids])
+    assert REPLACEMENT not in "".join(shown)
+    assert [text for text in shown if text] == ["a", "😀", "b"]
+
+
+def test_an_incomplete_character_at_the_end_is_shown_as_such(tokenizer, decode):
+    ids = tokenizer.encode("a😀", add_special_tokens=False)[:-1]
+    shown = streamed(decode, [[i] for i in ids])
+    assert shown[0] == "a"
+    assert REPLACEMENT in shown[-1]
+    assert "".join(shown) == decode(ids)
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("stop", [("return",), ("🎈🎈",), ("é 🎈", "names"), ("join(names)  # ü",)])
+def test_a_stop_string_and_its_beginnings_never_show(tokenizer, decode, seed, stop):
+    rng = random.Random(seed)
+    ids = tokenizer.encode(TEXT)
+    end = next(n for n in range(len(ids) + 1) if any(s in decode(ids[:n]) for s in stop))
+    cause = next(s for s in stop if s in decode(ids[:end]))
+    expected = TEXT[: TEXT.find(cause)]
+    so_far = ""
+    for text in streamed(decode, chunks(rng, ids[:end]), stop, cause):
+        so_far += text
+        assert expected.startswith(so_far)
+    assert so_far == expected
+
+
+def test_what_looked_like_a_stop_string_is_shown_when_it_is_none(tokenizer, decode):
+    ids = tokenizer.encode("one tw two", add_special_tokens=False)
+    assert "".join(streamed(decode, [[i] for i in ids], stop=("two!",))) == "one tw two"
+
+
+def test_pieces_keep_tokens_and_their_origin(tokenizer, decode):
+    ids = tokenizer.encode(TEXT)
+    origin = [i % 3 == 0 for i in range(len(ids))]
+    stream = TextStream(decode)
+    pieces = []
+    for token, drafted in zip(ids, origin, strict=True):
+        stream.push(token, drafted)
+        pieces += stream.take()
+    pieces += stream.finish(None)
+    assert [p.token for p in pieces] == ids
+    assert [p.drafted for p in pieces] == origin
+
+
+def test_special_tokens_are_no_text(tokenizer, decode):
+    ids = [*tokenizer.encode("hi", add_special_tokens=False), tokenizer.eos_token_id]
+    assert "".join(streamed(decode, [[i] for i in ids])) == "hi"
+
+
+def test_a_folder_without_a_tokenizer_says_what_is_missing(tmp_path):
+    with pytest.raises(LoadError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)

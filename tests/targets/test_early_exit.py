@@ -1,0 +1,241 @@
+"""Rows that are run ahead through the first layers: what resumes from them is what a whole pass gives, whatever became
+of the draft in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence as Seq
+
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.errors import TargetError
+from slipstream.models.executor import Batch, Output
+from slipstream.targets.decoder import Decoder
+from tests.targets.conformance import Case
+from tests.targets.conftest import EXECUTORS
+from tests.targets.families import Reference
+
+EXIT = 2
+
+
+@pytest.fixture(params=["torch-float64", "native"])
+def executor(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=["llama", "gpt2", "qwen2-window"])
+def case(
+    request: pytest.FixtureRequest,
+    executor: str,
+    decoder: Callable[..., Decoder],
+    reference: Callable[..., Reference],
+) -> Iterator[Case]:
+    _, dtype, tolerance = EXECUTORS[executor]
+    made = Case(decoder(request.param, executor), reference(request.param, dtype), tolerance)
+    yield made
+    made.close()
+
+
+class Spy:
+    """Notes the layers and the number of rows of every pass."""
+
+    def __init__(self, target: Decoder, patch: pytest.MonkeyPatch):
+        self.passes: list[tuple[tuple[int, int] | None, int]] = []
+        forward = target.executor.forward
+
+        def spied(
+            batch: Batch,
+            taps: tuple[int, ...] = (),
+            layers: tuple[int, int] | None = None,
+            hidden: Tensor | None = None,
+        ) -> Output:
+            self.passes.append((layers, len(batch.tokens)))
+            return forward(batch, taps, layers, hidden)
+
+        patch.setattr(target.executor, "forward", spied)
+
+    def take(self) -> list[tuple[tuple[int, int] | None, int]]:
+        passes, self.passes = self.passes, []
+        return passes
+
+
+def step_by_step(target: Decoder, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> None:
+    """Run ahead what drafting these chains would run: all but the last guess of each."""
+    for n in range(max(map(len, chains))):
+        rows = [b for b, chain in enumerate(chains) if len(chain) > n]
+        target.ahead([seqs[b] for b in rows], [chains[b][:n] for b in rows], EXIT)
+
+
+def unlike_a_prefill(case: Case, seqs: Seq[Sequence]) -> None:
+    """Raise unless the KV of each sequence is that of a fresh prefill."""
+    target = case.target
+    assert isinstance(target, Decoder)
+    for seq in seqs:
+        fresh = Sequence(seq.tokens[: seq.kv_len])
+        target.run([fresh], Draft.empty(1))
+        case.same(target.executor.kv(seq.id, seq.kv_len), target.executor.kv(fresh.id, seq.kv_len))
+        target.release(fresh.id)
+
+
+def test_the_exit_is_the_first_layers_with_norm_and_head(case: Case) -> None:
+    target = case.target
+    assert isinstance(target, Decoder)
+    seq = case.prefilled(6)
+    seq.tokens += case.ids(2)
+    early = target.ahead([seq], [[5, 7]], EXIT).clone()
+    whole = target.run([seq], Draft.chains([[5, 7]]), layers=(0, EXIT)).logits[-1:]
+    case.same(early, whole)
+
+
+def test_rounds_that_resume_equal_the_oracle_and_leave_the_KV_of_a_prefill(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ragged depths, one sequence that was not drafted for, rollbacks of differing depth, one after another."""
+    target = case.target
+    assert isinstance(target, Decoder)
+    seqs = [case.prefilled(5), case.prefilled(9), case.prefilled(3)]
+    spy = Spy(target, monkeypatch)
+    layers = target.config.layers
+    for depths, kept in (
+        ((3, 1, 0), (3, 0, 0)),
+        ((2, 4, 0), (0, 4, 0)),
+        ((1, 0, 3), (1, 0, 1)),
+        ((4, 4, 4), (2, 0, 3)),
+    ):
+        chains = [case.ids(n) for n in depths]
+        step_by_step(target, seqs, chains)
+        spy.take()
+        draft = Draft.chains(chains)
+        case.run(seqs, draft)
+        undrafted = sum(1 for n in depths if n == 0)
+        assert spy.take() == [((0, EXIT), 3), ((EXIT, layers), sum(depths) + 3)]
+        assert undrafted <= 1
+        case.keep(seqs, draft, [list(range(n)) for n in kept])
+        unlike_a_prefill(case, seqs)
+
+
+def test_what_was_run_ahead_is_used_as_far_as_it_is_asked_for(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = case.target
+    assert isinstance(target, Decoder)
+    layers = target.config.layers
+    a, b, c = case.ids(3)
+    other = (b + 1) % target.vocab_size
+    drafts = [
+        (Draft.chains([[a, b, c]]), 3, 1),
+        (Draft.chains([[a, other, c]]), 2, 2),
+        (Draft.chains([[a]]), 2, 0),
+        (Draft.empty(1), 1, 0),  # thrown away: the pending token alone
+        (Draft(torch.tensor([a, b, c]), [-1, 0, 0], [0, 3]), 2, 2),  # joined by another branch, which does not see b
+        (Draft(torch.tensor([a, b, c]), [-1, 0, -1], [0, 3]), 1, 3),
+    ]
+    for draft, known, fresh in drafts:
+        seq = case.prefilled(4)
+        spy = Spy(target, monkeypatch)
+        step_by_step(target, [seq], [[a, b, c]])
+        spy.take()
+        case.run([seq], draft)
+        early = [((0, EXIT), fresh)] if fresh else []
+        assert spy.passes == [*early, ((EXIT, layers), known + fresh)]
+        case.keep([seq], draft, [[0] if len(draft) else []])
+        unlike_a_prefill(case, [seq])
+        case.run([seq], Draft.empty(1))
+        monkeypatch.undo()
+
+
+def test_a_lead_serves_once_and_ends_with_its_sequence(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = case.target
+    assert isinstance(target, Decoder)
+    seq = case.prefilled(4)
+    chain = case.ids(3)
+    spy = Spy(target, monkeypatch)
+    for forget in (
+        lambda: target.run([seq], Draft.chains([[1, 2]])),
+        lambda: target.run([seq], Draft.chains([[1, 2]]), layers=(0, 1)),
+        lambda: target.release(seq.id),
+    ):
+        step_by_step(target, [seq], [chain])
+        forget()
+        if seq.id not in target._ahead._leads:
+            seq.kv_len = 0  # after a release everything is pending
+        spy.take()
+        case.run([seq], Draft.chains([chain]))
+        assert [layers for layers, _ in spy.take()] == [None]
+        assert not target._ahead._leads
+        case.keep([seq], Draft.empty(1), [[]])
+
+
+def test_drafting_again_without_a_run_starts_from_what_is_there(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = case.target
+    assert isinstance(target, Decoder)
+    seq = case.prefilled(4)
+    spy = Spy(target, monkeypatch)
+    first, second = case.ids(3), case.ids(3)
+    step_by_step(target, [seq], [first])
+    step_by_step(target, [seq], [second])
+    assert [rows for _, rows in spy.take()] == [1] * 6
+    draft = Draft.chains([second])
+    case.run([seq], draft)
+    case.keep([seq], draft, [[0, 1, 2]])
+    unlike_a_prefill(case, [seq])
+
+
+def test_hidden_states_are_tapped_on_either_side_of_the_exit(case: Case) -> None:
+    target = case.target
+    assert isinstance(target, Decoder)
+    layers = target.config.layers
+    for taps in ((EXIT, layers, -1), (0, 1, EXIT), (-1,)):
+        seqs = [case.prefilled(5), case.prefilled(3)]
+        chains = [case.ids(3), case.ids(2)]
+        draft = Draft.chains(chains)
+        want = {tap: h.clone() for tap, h in target.run(seqs, draft, taps).hidden.items()}
+        step_by_step(target, seqs, chains)
+        out = target.run(seqs, draft, taps)
+        assert list(out.splits) == [0, 4, 7]
+        for tap in taps:
+            case.same(out.hidden[tap], want[tap])
+
+
+def test_a_long_prompt_beside_it_is_run_in_pieces(case: Case) -> None:
+    assert isinstance(case.target, Decoder)
+    case.target = target = Decoder(case.target.executor, chunk=5)
+    for _ in range(2):
+        seq, prompt, chain = case.prefilled(4), case.sequence(13), case.ids(2)
+        step_by_step(target, [seq], [chain])
+        draft = Draft.chains([chain, []])
+        case.run([seq, prompt], draft)
+        case.keep([seq, prompt], draft, [[0], []])
+        unlike_a_prefill(case, [seq, prompt])
+
+
+def test_an_unrolled_exit_leaves_nothing_but_the_later_layers_to_run(
+    case: Case, executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = case.target
+    assert isinstance(target, Decoder)
+    assert target.unrolls == (executor == "native")
+    if not target.unrolls:
+        pytest.skip("torch drafts step by step")
+    layers = target.config.layers
+    seqs = [case.prefilled(5), case.prefilled(8)]
+    spy = Spy(target, monkeypatch)
+    for kept in ((0, 3), (2, 1), (3, 0)):
+        tokens = target.chains(seqs, 3, exit=EXIT)[0].T.tolist()
+        draft = Draft.chains([tokens[0], tokens[1][:2]])  # one is cut short
+        case.run(seqs, draft)
+        assert spy.take() == [((EXIT, layers), 7)]
+        case.keep(seqs, draft, [list(range(kept[0])), list(range(min(2, kept[1])))])
+        unlike_a_prefill(case, seqs)
+        spy.take()
+    target.chains(seqs, 2, exit=EXIT)
+    tokens = target.chains(seqs, 2)[0].T.tolist()  # the whole model: what was ahead is gone
+    case.run(seqs, Draft.chains(tokens))
+    assert [ran for ran, _ in spy.take()] == [None]
+
+
+def test_hidden_states_must_come_with_a_later_slice(decoder: Callable[..., Decoder], executor: str) -> None:
+    target = decoder("llama", executor)
+    with pytest.raises(TargetError, match="hidden states"):
+        target.run([Sequence([1, 2])], Draft.empty(1), layers=(EXIT, 3))

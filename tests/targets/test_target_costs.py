@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import pytest
+
+import slipstream.targets.target_costs
+from slipstream.core.draft import Draft
+from slipstream.core.params import SamplingParams
+from slipstream.core.rules import RULES
+from slipstream.core.sequence import Sequence
+from slipstream.core.step import step
+from slipstream.core.target import TargetOut
+from slipstream.drafters.none import NoDrafter
+from slipstream.errors import ParameterError
+from slipstream.targets.target_costs import measure_costs
+from slipstream.targets.toy import ToyTarget
+
+
+class Clock:
+    """Time stands still but for what is charged."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Charging(ToyTarget):
+    """A forward over n rows takes 10 + n, the first of each n a thousand more."""
+
+    def __init__(self, clock: Clock, **options: int):
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.clock, self.known = clock, set[int]()
+
+    def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
+        rows = len(seqs) + len(draft)
+        self.clock.now += 10.0 + rows + (0.0 if rows in self.known else 1000.0)
+        self.known.add(rows)
+        return super().run(seqs, draft, taps)
+
+
+class Preparing(Charging):
+    """Another number of rows than in the forward before takes 5 more."""
+
+    before = 0
+
+    def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
+        rows = len(seqs) + len(draft)
+        self.clock.now += 0.0 if rows == self.before else 5.0
+        self.before = rows
+        return super().run(seqs, draft, taps)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(slipstream.targets.target_costs, "perf_counter", clock)
+    return clock
+
+
+def test_the_curve_is_that_of_the_forwards_without_their_first_turn(clock: Clock) -> None:
+    curve = measure_costs(Charging(clock, vocab=8), (1, 4, 16))
+    assert curve.rows == (1, 4, 16)
+    assert curve.seconds == (11.0, 14.0, 26.0)
+
+
+def test_more_rows_bear_what_changing_their_number_costs_and_one_row_does_not(clock: Clock) -> None:
+    assert measure_costs(Preparing(clock, vocab=8), (1, 4, 16)).seconds == (11.0, 19.0, 31.0)
+
+
+class Striding(Charging):
+    """Several steps in a call take 7 each."""
+
+    plain_steps = 4
+
+    def chains(self, seqs: Seq[Sequence], steps: int) -> None:
+        self.clock.now += 7.0 * steps
+
+
+def test_one_row_may_be_a_step_of_plain_decoding(clock: Clock) -> None:
+    assert measure_costs(Striding(clock, vocab=8), (1, 4)).seconds == (11.0, 14.0)
+    assert measure_costs(Striding(clock, vocab=8), (1, 4), plain=True).seconds == (7.0, 14.0)
+    assert measure_costs(Charging(clock, vocab=8), (1, 4), plain=True).seconds == (11.0, 14.0)
+    assert measure_costs(Striding(clock, vocab=8, context=3), (1, 2), plain=True).seconds == (11.0, 12.0)
+
+
+def test_nothing_is_left_behind_and_running_sequences_go_on() -> None:
+    target = ToyTarget(8)
+    seq = Sequence([1, 2, 3], SamplingParams(max_tokens=12))
+    step([seq], target, NoDrafter(), RULES["greedy"], 0)
+    measure_costs(target, (1, 2), repeats=1)
+    assert set(target._slots) == {seq.id}
+    while not seq.finish:
+        step([seq], target, NoDrafter(), RULES["greedy"], 0)
+
+
+def test_rows_beyond_the_context_are_left_out() -> None:
+    assert measure_costs(ToyTarget(8, context=10), (1, 4, 8, 16), repeats=1).rows == (1, 4, 8)
+    assert measure_costs(ToyTarget(8, context=2), (1, 4), repeats=1).rows == (1,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": ()}, "rows are"),
+        ({"rows": (2, 4)}, "rows are"),
+        ({"rows": (1, 4, 4)}, "rows are"),
+        ({"repeats": 0}, "repeats is 0"),
+        ({"past": 0}, "past is 0"),
+    ],
+)
+def test_bad_input_is_refused(options: dict, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        measure_costs(ToyTarget(8), **options)
