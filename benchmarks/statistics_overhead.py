@@ -16,7 +16,6 @@ from typing import Any
 from slipstream import LLM, SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
-from slipstream.core.step import account
 from slipstream.lab.prompts import built_in
 from slipstream.lab.provenance import commit, machine, now, versions
 
@@ -63,14 +62,14 @@ def seconds_of(work: Callable[[], None]) -> float:
 
 def counting_seconds(calls: list[tuple[Any, ...]]) -> float:
     """Processor seconds of what a step counts."""
-    seq, spent = Sequence([0]), (0.1, 0.2, 0.3, 0.4)
+    seq, spent = Sequence([0]), {"draft": 0.1, "target": 0.2, "verify": 0.3, "host": 0.4}
 
     def work() -> None:
         for arguments in calls:
             for _ in range(CLOCKS):
                 perf_counter()
             seq.stats.count(*arguments)
-            account(seq, spent, 1)
+            seq.stats.add_seconds(spent, 1)
 
     return seconds_of(work) / len(calls)
 

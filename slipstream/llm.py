@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,18 +15,16 @@ from typing import Any
 
 import torch
 
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Drafter, NoDrafter, drafts_nothing
 from slipstream.core.params import SamplingParams
-from slipstream.core.plain import plain_steps
 from slipstream.core.rules import Rule, rule_named
 from slipstream.core.sequence import Sequence, TokenLogprob
 from slipstream.core.stats import SpecStats
-from slipstream.core.step import step
 from slipstream.core.stop import completed_at
 from slipstream.core.target import Target
 from slipstream.drafters.guard import Guard
-from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
+from slipstream.engine.engine import Engine
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.heads.recognition import recognise
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, load_tokenizer
@@ -136,7 +133,7 @@ class LLM:
         if max_batch < 1:
             raise ParameterError(f"max_batch is {max_batch}, must be at least 1")
         self.max_batch = max_batch
-        self._turn = threading.RLock()  # steps of several Python threads take turns
+        self._lock = threading.RLock()  # steps of several Python threads take turns
         path = _path(target, "target")
         self.target: Target = as_target(target if path is None else path, **self._load)
         self.tokenizer = tokenizer if tokenizer is not None or path is None else load_tokenizer(path)
@@ -166,12 +163,13 @@ class LLM:
 
     def use(self, draft: Any, **options: Any) -> None:
         """Change the drafter between requests; `draft` as in the class."""
-        self.drafter: Drafter = Guard(self._drafter(draft, options), self.target)
+        self.drafter = self._drafter(draft, options)
+        self._guarded: Drafter = self.drafter if drafts_nothing(self.drafter) else Guard(self.drafter, self.target)
 
     def _drafter(self, draft: Any, options: Mapping[str, Any]) -> Drafter:
         if draft is None:
             return NoDrafter()
-        if hasattr(draft, "propose"):
+        if isinstance(draft, Drafter):
             return draft
         options = dict(options)
         if isinstance(draft, (list, tuple)):
@@ -248,7 +246,7 @@ class LLM:
         """A checked request, ready for `decode`."""
         params = self._resolved(params or SamplingParams())
         ids = self._encoded(prompt)
-        eos = () if params.ignore_eos else getattr(self.target, "eos_ids", ())
+        eos = () if params.ignore_eos else self.target.capabilities.eos_ids
         return Sequence(
             ids,
             params,
@@ -259,26 +257,17 @@ class LLM:
 
     def decode(self, seqs: Seq[Sequence]) -> Iterator[list[Sequence]]:
         """Run sequences to their ends, `max_batch` at a time; yields the batch after every step, or every
-        several where nothing is guessed (see `core.plain`)."""
-        waiting, active = deque(seqs), list[Sequence]()
+        several where nothing is drafted (see `core.plain`). Drafter, rule and draft length are those of the call's
+        beginning; changing them takes effect with the next call."""
+        engine = Engine(self.target, self._guarded, self._rule, self._draft_tokens, self.max_batch, self._lock)
+        for seq in seqs:
+            engine.add(seq)
         try:
-            while waiting or active:
-                while waiting and len(active) < self.max_batch:
-                    active.append(waiting.popleft())
-                for seq in active:
-                    seq.coupled = self._rule.name == "coupled"
-                how = (active, self.target, self.drafter, self._rule, self._draft_tokens)
-                with self._turn:
-                    if not plain_steps(*how):
-                        step(*how)
-                for seq in active:
-                    if seq.finish:
-                        self._release(seq)
-                batch, active = active, [seq for seq in active if not seq.finish]
-                yield batch
+            while engine.unfinished:
+                yield engine.step()
         finally:
-            for seq in active:
-                self._release(seq)
+            for seq in seqs:
+                engine.abort(seq)
 
     def completion(self, seq: Sequence) -> Completion:
         text = ""
@@ -295,12 +284,8 @@ class LLM:
             logprobs=seq.logprobs if seq.params.logprobs is not None else None,
             stats=seq.stats,
             prompt_token_ids=seq.tokens[: seq.prompt],
-            lossless=self._rule.lossless,
+            lossless=seq.lossless,
         )
-
-    def _release(self, seq: Sequence) -> None:
-        self.target.release(seq.id)
-        self.drafter.release(seq.id)
 
     def _encoded(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

@@ -88,7 +88,7 @@ def test_closing_a_stream_early_releases_everything(llm):
     next(stream)
     next(stream)
     stream.close()
-    assert not llm.drafter.drafter._shadows
+    assert not llm.drafter._shadows
     assert llm.generate(PROMPTS[0], greedy())[0].token_ids == llm.generate(PROMPTS[0], greedy())[0].token_ids
 
 
@@ -257,7 +257,6 @@ class Scripted(NoDrafter):
     """Returns whatever it was given, or raises it."""
 
     name = "scripted"
-    silent = False
 
     def __init__(self, answer):
         self.answer = answer
@@ -328,10 +327,10 @@ def test_r24_the_draft_model_can_be_quantised_on_its_own(monkeypatch, tiny, own,
 def test_settings_of_the_native_executor_reach_target_and_draft_and_are_recorded(tiny, settings, target, draft):
     """Through the options of the command line, as `slipstream generate` passes them."""
     llm = load(ModelOptions(target=str(tiny.target), draft=str(tiny.draft), executor="native", **settings), quiet=True)
-    executors = [llm.target.executor, llm.drafter.drafter.model.executor]
-    assert [executor.quantize for executor in executors] == [target, draft]
+    runtimes = [llm.target.capabilities.runtime, llm.drafter.model.capabilities.runtime]
+    assert [runtime.quantize for runtime in runtimes] == [target, draft]
     kv_dtype = settings.get("kv_dtype", "float32")
-    assert {executor.kv_dtype for executor in executors} == {kv_dtype}
+    assert {runtime.kv_dtype for runtime in runtimes} == {kv_dtype}
     facts = engine_facts(llm)
     assert (facts["executor"], facts["quantize"], facts["kv_dtype"]) == ("native", target, kv_dtype)
     assert len(llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True))[0].token_ids) == 8
@@ -341,7 +340,10 @@ def test_settings_of_the_native_executor_reach_target_and_draft_and_are_recorded
 def test_a_dtype_on_a_cpu_chooses_the_executor(tiny, dtype):
     native = dtype == "float32" or (dtype == "bfloat16" and has_bfloat16_dots())
     llm = LLM(tiny.target, dtype=dtype, device="cpu")
-    assert (llm.target.executor.name, engine_facts(llm)["dtype"]) == ("native" if native else "torch", dtype)
+    assert (llm.target.capabilities.runtime.backend, engine_facts(llm)["dtype"]) == (
+        "native" if native else "torch",
+        dtype,
+    )
 
 
 def test_an_unknown_quantisation_of_the_draft_is_refused():

@@ -59,7 +59,7 @@ def _clock(executor: Executor) -> None:
 
         return inner
 
-    for name in ("forward", "unrolled"):
+    for name in ("forward", "decode_steps"):
         if hasattr(executor, name):
             setattr(executor, name, counted(getattr(executor, name)))
 

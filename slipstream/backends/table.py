@@ -15,13 +15,14 @@ import torch
 
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.models.config import DecoderConfig
-from slipstream.settings import BACKENDS, DTYPES, check_executor, one_of
+from slipstream.settings import BACKENDS, DTYPES, QUANTISATIONS, check_executor, one_of
 
 if TYPE_CHECKING:
+    from slipstream.core.target import HeadHost
     from slipstream.heads.eagle_head import EagleHead
     from slipstream.heads.eagle_runtime import EagleRuntime
-    from slipstream.heads.host import Host
-    from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
+    from slipstream.heads.medusa_heads import MedusaHeads
+    from slipstream.heads.medusa_runtime import MedusaRuntime
     from slipstream.models.executor import Executor
     from slipstream.models.weights import Weights
 
@@ -31,7 +32,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Wish:
+class RunSettings:
     """How a model shall run.
 
     device    where; dtype: of the arithmetic.
@@ -49,18 +50,6 @@ class Wish:
     role: str = "target"
 
 
-class Medusa(Protocol):
-    """Medusa heads as a drafter calls them: [B, d] -> [B, K, draft_vocab]."""
-
-    config: MedusaConfig
-    token_map: torch.Tensor
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor: ...
-
-
 class Backend(Protocol):
     """What a backend declares. `refusal` says why it cannot run a decoder in this way, or returns None."""
 
@@ -68,19 +57,19 @@ class Backend(Protocol):
     load_dtype: torch.dtype | None
     """Of the tensors that `executor` reads; None: that of the arithmetic."""
 
-    def check(self, wish: Wish) -> None:
+    def check(self, settings: RunSettings) -> None:
         """Raise ParameterError for settings that it has for no model."""
         ...
 
-    def refusal(self, config: DecoderConfig, wish: Wish) -> str | None: ...
+    def refusal(self, config: DecoderConfig, settings: RunSettings) -> str | None: ...
 
-    def executor(self, config: DecoderConfig, weights: Weights, wish: Wish) -> Executor:
+    def executor(self, config: DecoderConfig, weights: Weights, settings: RunSettings) -> Executor:
         """Raises ParameterError for a setting that it cannot honour."""
         ...
 
-    def eagle(self, head: EagleHead, host: Host, wish: Wish) -> EagleRuntime: ...
+    def eagle(self, head: EagleHead, host: HeadHost, settings: RunSettings) -> EagleRuntime: ...
 
-    def medusa(self, heads: MedusaHeads, wish: Wish) -> Medusa: ...
+    def medusa(self, heads: MedusaHeads, settings: RunSettings) -> MedusaRuntime: ...
 
 
 def backend(name: str) -> Backend:
@@ -95,7 +84,7 @@ def quantisation(quantize: str | None, role: str = "target") -> str | None:
     return quantize if quantize != "int8" else "w8a16" if role == "target" else "w8a8"
 
 
-def resolve_wish(
+def resolve_settings(
     executor: str,
     dtype: torch.dtype | str | None,
     device: torch.device | str | None,
@@ -103,7 +92,7 @@ def resolve_wish(
     threads: int | None = None,
     kv_dtype: str | None = None,
     role: str = "target",
-) -> Wish:
+) -> RunSettings:
     """The settings with every None decided: CUDA if there is one and the executor can use it, there bfloat16; else the
     CPU, there float32. Raises ParameterError for names that there are not."""
     check_executor(executor)
@@ -122,7 +111,7 @@ def resolve_wish(
             why="int8 products are added up in float32",
             fix="drop one of them",
         )
-    return Wish(on, of, quantize, threads, kv_dtype, role)
+    return RunSettings(on, of, quantize, threads, kv_dtype, role)
 
 
 def unsupported(name: str, config: DecoderConfig, why: str) -> UnsupportedModelError:
@@ -134,23 +123,40 @@ def unsupported(name: str, config: DecoderConfig, why: str) -> UnsupportedModelE
     )
 
 
-def choose(config: DecoderConfig, executor: str, wish: Wish) -> Backend:
+def choose(config: DecoderConfig, executor: str, settings: RunSettings) -> Backend:
     """The backend that was asked for, or for "auto" the first one that can run the decoder in this way. Raises
     UnsupportedModelError where the one that was asked for cannot."""
     if executor != "auto":
         found = backend(executor)
-        found.check(wish)
-        why = found.refusal(config, wish)
+        found.check(settings)
+        why = found.refusal(config, settings)
         if why is not None:
             raise unsupported(executor, config, why)
         return found
     refusals: list[str] = []
     for name in BACKENDS:
         found = backend(name)
-        why = found.refusal(config, wish)
+        why = found.refusal(config, settings)
         if why is None:
-            if refusals and wish.device.type == "cpu" and wish.dtype in (torch.float32, torch.bfloat16):
+            if refusals and settings.device.type == "cpu" and settings.dtype in (torch.float32, torch.bfloat16):
                 log.warning("%s: %s runs it instead, slower", "; ".join(refusals), name)
             return found
         refusals.append(f"the {name} backend cannot run this model ({why})")
     raise UnsupportedModelError("no backend can run this model", why="; ".join(refusals), fix="change the settings")
+
+
+def backend_for_head(decoder: DecoderConfig | None, host: HeadHost, quantize: str | None = None) -> Backend:
+    """The backend that runs the target, if it can run a head with layers like this `decoder`'s (None: a head without
+    such layers); else torch. quantize: None, "int8", "w8a16" or "w8a8"."""
+    if quantize is not None:
+        one_of("quantize", quantize, QUANTISATIONS)
+    found = backend(host.runtime.backend if host.runtime.backend in BACKENDS else "torch")
+    why = (
+        None
+        if decoder is None
+        else found.refusal(decoder, RunSettings(host.device, host.dtype, quantize, role="draft"))
+    )
+    if why is None:
+        return found
+    log.warning("the %s backend cannot run this head (%s): torch runs it instead, slower", found.name, why)
+    return backend("torch")

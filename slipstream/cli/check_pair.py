@@ -52,7 +52,7 @@ def measured(models: ModelOptions) -> list[Run]:
     llm = load(models)
     params = SamplingParams(max_tokens=TOKENS)
     plain = Arm("plain", llm, params=params)
-    drafter = llm.drafter.drafter  # type: ignore[attr-defined]
+    drafter = llm.drafter
     runs = line_up(
         [plain, Arm("draft model", llm, drafter, llm.draft_tokens, params=params, against=plain)],
         built_in(llm, "code", 3),

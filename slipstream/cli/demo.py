@@ -74,7 +74,7 @@ def plan(llm: LLM, models: ModelOptions, count: int, tokens: int) -> list[Job]:
     wanted = (models.drafter,) if models.drafter else ("model", "ngram")
     plain, speculative, lookup = Arm("plain", llm, params=params), [], []
     if "model" in wanted and llm.drafter.name == "model":
-        drafter, length = llm.drafter.drafter, draft_length(models.draft_tokens, "model")  # type: ignore[attr-defined]
+        drafter, length = llm.drafter, draft_length(models.draft_tokens, "model")
         speculative.append(Arm("draft model", llm, drafter, length, params=params, against=plain))
     if "ngram" in wanted:
         length = draft_length(models.draft_tokens, "ngram")

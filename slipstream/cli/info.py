@@ -40,14 +40,14 @@ def info(
 
 def describe(model: str) -> dict[str, Any]:
     """Plain JSON values. Raises the family of `LoadError`; an unsupported architecture is one of them."""
-    from slipstream.backends.table import backend, choose, resolve_wish
+    from slipstream.backends.table import backend, choose, resolve_settings
     from slipstream.models.facts import facts
 
     seen = facts(checkpoint(model, "target"))
     config, experts = seen.config, seen.config.experts
-    wish = resolve_wish("auto", None, None)
-    executor, device, dtype = choose(config, "auto", wish).name, wish.device, wish.dtype
-    reason = backend("native").refusal(config, wish) if executor == "torch" and device.type == "cpu" else None
+    settings = resolve_settings("auto", None, None)
+    executor, device, dtype = choose(config, "auto", settings).name, settings.device, settings.dtype
+    reason = backend("native").refusal(config, settings) if executor == "torch" and device.type == "cpu" else None
     windows = sorted({w for w in config.windows if w is not None})
     return {
         "model": model,

@@ -14,6 +14,7 @@ from slipstream.cli import render
 from slipstream.cli.options import ModelOptions, parse_options
 
 if TYPE_CHECKING:
+    from slipstream.core.target import Target
     from slipstream.llm import LLM
 
 
@@ -91,7 +92,7 @@ def banner(llm: LLM, models: ModelOptions) -> str:
     )
 
 
-def on(target: Any) -> str:
+def on(target: Target) -> str:
     """What a target runs on, e.g. "native on cpu"."""
-    executor = getattr(target, "executor", None)
-    return f"{executor.name} on {target.device}" if executor is not None else str(target.device)
+    runtime = target.capabilities.runtime
+    return f"{runtime.backend} on {target.device}" if runtime else str(target.device)

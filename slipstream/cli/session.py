@@ -41,7 +41,7 @@ class Session:
         self.total = SpecStats()
         self.last = ""
         self.side_by_side = False
-        self._drafters = {llm.drafter.name: llm.drafter.drafter}  # type: ignore[attr-defined]
+        self._drafters = {llm.drafter.name: llm.drafter}  # type: ignore[attr-defined]
         self._draft_tokens = models.draft_tokens
         self.commands: dict[str, tuple[Command, str]] = {
             "draft-tokens": (self._set_length, "N: most guesses a step; 0 decodes plainly"),
@@ -114,7 +114,7 @@ class Session:
                     "there is no draft model in this session", fix="start with --draft, or use /drafter ngram"
                 )
             self.llm.use({"model": self.models.draft_model, "none": None}.get(name, name), **parse_options(options))
-            self._drafters[name] = self.llm.drafter.drafter  # type: ignore[attr-defined]
+            self._drafters[name] = self.llm.drafter
         elif argument:
             self.llm.use(self._drafters[name])
         if argument:

@@ -35,7 +35,7 @@ def side_by_side(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     """Decode one after the other (so that each has the machine to itself) and show all three as they come."""
     request = llm.sequence(prompt, params).tokens  # checked once, before anything is drawn
     columns = [Column("plain", llm), Column("drafter alone", drafter_alone(llm)), Column("speculative", llm)]
-    drafter = llm.drafter.drafter  # type: ignore[attr-defined]
+    drafter = llm.drafter
     with Interrupt() as interrupt, canvas(columns) as draw:
         for column in columns:
             if column.engine is None:
@@ -54,7 +54,7 @@ def side_by_side(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
 
 def drafter_alone(llm: LLM) -> LLM | None:
     """The draft model as a target of its own; None if the drafter is no model."""
-    drafter = llm.drafter.drafter  # type: ignore[attr-defined]
+    drafter = llm.drafter
     return LLM(drafter.model, tokenizer=llm.tokenizer) if isinstance(drafter, ModelDrafter) else None
 
 

@@ -1,7 +1,7 @@
 """The contract of a drafter, and nothing else.
 
-A drafter sees sequences, proposes a forest of guesses, and is shown what became of them. Whether it guesses by
-a model, a lookup or a head is its own business: the step and the verification never ask.
+A drafter sees sequences, proposes a draft, and is shown what became of it. Whether it drafts by a model, a lookup or a
+head is its own business: the step and the verification never ask.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from slipstream.core.target import TargetOut
 
 @runtime_checkable
 class Drafter(Protocol):
-    """One that never guesses may have `silent = True`: it is not asked, and the target may run several steps on end."""
-
     name: str
     """Short name for tables, e.g. "model" or "ngram"."""
     taps: tuple[int, ...]
     """Target layers whose hidden states `observe` needs (see `TargetOut.hidden`)."""
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        """Guesses for each sequence, at most `budget[b]` tokens deep; 0 asks for none.
+        """Draft tokens for each sequence, at most `budget[b]` deep; 0 asks for none.
 
-        Whether to guess, and how far, may depend on everything except the guess just drawn: dropping a sampled
-        guess because its own q was low biases the output.
+        Whether to draft, and how far, may depend on everything except the draft token just drawn: dropping a sampled
+        token because its own q was low biases the output.
         """
         ...
 
@@ -38,3 +36,34 @@ class Drafter(Protocol):
     def release(self, seq_id: int) -> None:
         """Forget a sequence. Unknown ids are ignored."""
         ...
+
+
+@runtime_checkable
+class CompositeDrafter(Drafter, Protocol):
+    """A drafter that is made of others."""
+
+    members: tuple[Drafter, ...]
+
+
+class NoDrafter:
+    """Drafts nothing: plain decoding, the baseline of every speed-up, through the same code as everything else.
+
+    It learns nothing either, so it need not be asked, and the target may decode several steps in one call.
+    """
+
+    name = "none"
+    taps: tuple[int, ...] = ()
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        return Draft.empty(len(seqs))
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        pass
+
+    def release(self, seq_id: int) -> None:
+        pass
+
+
+def drafts_nothing(drafter: Drafter) -> bool:
+    """Whether it is known never to draft nor to learn. A subclass of `NoDrafter` may do either."""
+    return type(drafter) is NoDrafter

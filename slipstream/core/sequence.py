@@ -39,7 +39,8 @@ class Sequence:
     stop_ids  ids that end the sequence (EOS of the model, unless ignored, and those of the request).
     context   most tokens the target can hold.
     decode    token ids -> text, for stop strings; None if there is no tokenizer.
-    coupled   True if the rule picks with noise keyed by position, which drafters then share.
+    coupled   True if the rule picks with noise keyed by position, which drafters then share. Set by the engine.
+    lossless  whether the rule that verifies it preserves the target's distribution. Set by the engine.
     drafted   one entry per output token: True if it was a guess that stood, False if the target said it itself.
     """
 
@@ -49,6 +50,7 @@ class Sequence:
     context: int = 2**31
     decode: Callable[[Seq[int]], str] | None = None
     coupled: bool = False
+    lossless: bool = True
     stream: Stream | None = None
     id: int = field(default_factory=lambda: next(_ids))
 

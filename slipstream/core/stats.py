@@ -17,7 +17,7 @@ the sequence ended on a guess (then no token of the target's own followed it).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,13 @@ class SpecStats:
         self.tokens += steps
         self.undrafted += steps
         self.histogram[0] += steps
+
+    def add_seconds(self, seconds: Mapping[str, float], sharers: int) -> None:
+        """Add the seconds of a step by phase, which `sharers` sequences share."""
+        if self.first_token_seconds is None:
+            self.first_token_seconds = sum(seconds.values())
+        for phase, spent in seconds.items():
+            self.seconds[phase] += spent / sharers
 
     @property
     def acceptance_rate(self) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from time import perf_counter
 
 import torch
 
@@ -12,7 +11,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Drafter
 from slipstream.core.rules import RULES, Rule, follow, verify
 from slipstream.core.sequence import Sequence, TokenLogprob
-from slipstream.core.stats import PHASES
+from slipstream.core.step_clock import StepClock
 from slipstream.core.stop import stop
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.torch_threads import host_threads
@@ -20,37 +19,19 @@ from slipstream.core.warp import first_maxima, laws
 
 
 def step(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draft_tokens: int) -> Verdict:
-    """Advance every sequence by one round: at least one token each, at most `draft_tokens` + 1.
+    """Advance every sequence by one step: at least one token each, at most `draft_tokens` + 1.
 
-    Plain decoding is this function with a drafter that never guesses, and prefill is its first call: the prompt
+    Plain decoding is this function with a drafter that drafts nothing, and prefill is its first call: the prompt
     is pending and nothing is drafted.
     """
-    with host_threads(getattr(target, "host_threads", None)):
-        return _step(seqs, target, drafter, rule, draft_tokens)
-
-
-def _step(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draft_tokens: int) -> Verdict:
-    began = perf_counter()
-    draft = drafter.propose(seqs, [budget(seq, draft_tokens) for seq in seqs])
-    drafted = perf_counter()
-    out = target.run(seqs, draft, drafter.taps)
-    ran = perf_counter()
-    verdict = stop(seqs, draft, decide(seqs, draft, out.logits, rule))
-    verified = perf_counter()
-    target.commit(seqs, verdict.path)
-    committed = perf_counter()
-    record(seqs, draft, out, verdict)
-    recorded = perf_counter()
-    drafter.observe(seqs, draft, out, verdict)
-    observed = perf_counter()
-    spent = (
-        drafted - began + observed - recorded,
-        ran - drafted + committed - verified,
-        verified - ran,
-        recorded - committed,
-    )
-    for seq in seqs:
-        account(seq, spent, len(seqs))
+    with host_threads(target.capabilities.torch_threads), StepClock(seqs) as clock:
+        draft = clock.draft(drafter.propose, seqs, [budget(seq, draft_tokens) for seq in seqs])
+        out = clock.target(target.run, seqs, draft, drafter.taps)
+        verdict = clock.verify(decide, seqs, draft, out.logits, rule)
+        verdict = clock.verify(stop, seqs, draft, verdict)
+        clock.target(target.commit, seqs, verdict.path)
+        record(seqs, draft, out, verdict)
+        clock.draft(drafter.observe, seqs, draft, out, verdict)
     return verdict
 
 
@@ -101,10 +82,3 @@ def logprobs(logits: torch.Tensor, run: Seq[int], top: int) -> list[TokenLogprob
         TokenLogprob(token, float(row[token]), tuple(zip(ids, values, strict=True)))
         for token, row, ids, values in zip(run, logs, best.indices.tolist(), best.values.tolist(), strict=True)
     ]
-
-
-def account(seq: Sequence, spent: Seq[float], sharers: int) -> None:
-    if seq.stats.first_token_seconds is None:
-        seq.stats.first_token_seconds = sum(spent)
-    for phase, seconds in zip(PHASES, spent, strict=True):
-        seq.stats.seconds[phase] += seconds / sharers

@@ -1,16 +1,25 @@
-"""What can be a target: the contract between the step and whatever runs the large model."""
+"""What can be a target: the contract between a step and whatever runs the large model.
+
+Every target runs, commits and releases. What else it can do it declares in `Capabilities`; nobody probes for members.
+Whoever needs a capability takes it from there, and refuses the target with `needed` where it is None.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
+from slipstream.errors import PairError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +40,7 @@ class TargetOut:
 
 @runtime_checkable
 class Target(Protocol):
-    """A model that scores a forest of guesses in one forward. Alone knows modules, masks, pages, kernels.
-
-    One whose forwards are not torch's may have `host_threads`, the most threads that torch should then use beside it
-    (see `core.threads`).
-
-    One that runs several steps of plain decoding faster in one call than one by one may have `plain_steps`, the most
-    that are worth a call, and `chains(seqs, steps) -> Drawn`: `steps` tokens of each sequence, each the first maximum
-    of the same logits that `run` would return, bit for bit. It writes the KV of the pending tokens and of all new ones
-    but the last, and raises TargetError where something was not finite (see `core.plain`).
-    """
+    """A model that scores a batch of drafts in one forward. It alone knows modules, masks, pages and kernels."""
 
     vocab_size: int
     """Width V of the logits."""
@@ -48,6 +48,11 @@ class Target(Protocol):
     """Most tokens that a sequence may hold."""
     device: torch.device
     """Where logits and draft tokens live."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do beyond this protocol."""
+        ...
 
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
         """Run each sequence's pending tokens and its nodes; nothing is kept until `commit`."""
@@ -63,3 +68,152 @@ class Target(Protocol):
     def release(self, seq_id: int) -> None:
         """Forget a sequence. Unknown ids are ignored."""
         ...
+
+
+# --- what a target may declare --------------------------------------------------------------------------------------
+
+
+class MultiStep(Protocol):
+    """Decodes several tokens of each sequence in one call: no host code runs between the forwards."""
+
+    steps_per_call: int
+    """Most steps of plain decoding that are worth one call; 1 where a single step is as fast."""
+    max_pending: int
+    """Most pending tokens of a sequence in such a call; longer prompts are run by `Target.run` first."""
+
+    def decode_steps(
+        self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
+    ) -> DecodedSteps:
+        """`steps` tokens of each sequence, picked by `sampling` from the same logits that `run` would return, bit for
+        bit. KV is written for the pending tokens and for all new ones but the last.
+
+        exit  run the first so many layers only (see `EarlyExit`); then KV is written for the last new token, too.
+
+        Raises TargetError where logits or hidden states are not finite.
+        """
+        ...
+
+
+class EarlyExit(Protocol):
+    """Can leave after its first layers: final norm and output head applied there (LayerSkip, Elhoushi et al.
+    2404.16710). A target that declares this is a `Target`, too."""
+
+    vocab_size: int
+    context: int
+    device: torch.device
+    layers: int
+    """How many layers it has; exits are 1..layers-1."""
+    max_pending: int
+    """Most pending tokens of a sequence in `run_first_layers`."""
+
+    def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
+        """Logits [B, V] of the first `exit` layers, after each sequence's pending tokens and its chain of draft tokens.
+        Rows that an earlier call ran are not run again, neither here nor by the `run` that verifies them."""
+        ...
+
+    def run(
+        self,
+        seqs: Seq[Sequence],
+        draft: Draft,
+        taps: Seq[int] = (),
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+    ) -> TargetOut:
+        """As `Target.run`; layers=(a, b) runs layers a..b-1 only, from `hidden` [M, d] if a > 0, and applies the head
+        there. `TargetOut.hidden[b]` is what the next slice starts from."""
+        ...
+
+    def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None: ...
+
+    def release(self, seq_id: int) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class HeadHost:
+    """What a target offers a draft head: sizes, hidden states (taps 0..layers and -1), and weights to borrow.
+
+    hidden_size      width of the hidden states.
+    layers           how many layers the target has.
+    embedding        () -> [V, hidden_size], on the target's device.
+    lm_head          () -> [V, hidden_size], the output head.
+    tied             whether the embedding is the output head, too.
+    dtype            of these weights.
+    packed_embedding  the embedding in the format of the backend that runs the target, for heads of the same backend;
+                     None where it keeps none.
+    """
+
+    hidden_size: int
+    layers: int
+    vocab_size: int
+    context: int
+    device: torch.device
+    dtype: torch.dtype
+    embedding: Callable[[], Tensor]
+    lm_head: Callable[[], Tensor]
+    tied: bool
+    runtime: Runtime
+    packed_embedding: Any = None
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What runs the model, for banners, result files and heads that are to run the same way.
+
+    backend   name of the backend, e.g. "native".
+    dtype     of the arithmetic.
+    quantize  None, "int8", "w8a16" or "w8a8".
+    kv_dtype  of the KV cache.
+    threads   CPU threads, None where the backend does not set them.
+    source    folder of the checkpoint, None for a model from memory.
+    """
+
+    backend: str
+    dtype: torch.dtype
+    quantize: str | None = None
+    kv_dtype: str | None = None
+    threads: int | None = None
+    source: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Capabilities:
+    """What a target can do beyond `Target`. None: it cannot.
+
+    eos_ids        ids that end a text.
+    trees          whether siblings can be run in one forward; False: chains only.
+    multi_step     several tokens in one call.
+    early_exit     drafting with its own first layers.
+    head_host      hidden states and weights for draft heads.
+    runtime        what runs it.
+    torch_threads  most threads that torch should use beside it (see `core.torch_threads`); None: as many as it likes.
+    experts        (experts per token, experts) of a mixture of experts; None for a dense model.
+    """
+
+    eos_ids: frozenset[int] = frozenset()
+    trees: bool = True
+    multi_step: MultiStep | None = None
+    early_exit: EarlyExit | None = None
+    head_host: HeadHost | None = None
+    runtime: Runtime | None = None
+    torch_threads: int | None = None
+    experts: tuple[int, int] | None = None
+
+
+HEAD_HOST = "hidden states and weights for a draft head"
+EARLY_EXIT = "an exit after its first layers"
+"""How errors name capabilities; see `needed`."""
+
+
+def needed(capability: T | None, target: Target, what: str, asked_by: str) -> T:
+    """`capability`, or PairError where the target does not declare it.
+
+    what      names the capability in the error, e.g. `HEAD_HOST`.
+    asked_by  names who needs it, e.g. "drafter 'layerskip'".
+    """
+    if capability is None:
+        raise PairError(
+            f"{asked_by} needs {what}, which the target {type(target).__name__} does not offer",
+            why="what a target can do beyond a forward pass is declared in its `capabilities`",
+            fix="load the target from a checkpoint (LLM or Decoder.load), or choose another drafter",
+        )
+    return capability

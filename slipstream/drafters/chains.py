@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE, DecodedSteps, StepSampling
 from slipstream.core.dice import guess, invert
 from slipstream.core.draft import Draft
-from slipstream.core.draws import COLD, Drawn, Draws
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
@@ -39,8 +39,8 @@ class Source(Protocol):
     device: torch.device
     width: int
     """Of its logits, V'; may be padded beyond the target's vocabulary, or fall short of it."""
-    unrolls: bool
-    """Whether there is `unroll`."""
+    multi_step: bool
+    """Whether `decode_steps` drafts several tokens in one call."""
 
     def room(self, seq: Sequence) -> int:
         """How many tokens more the model can hold behind this sequence."""
@@ -50,8 +50,8 @@ class Source(Protocol):
         """Logits [R, V'] behind each sequence and its chain of guesses so far, which are of one length."""
         ...
 
-    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> Drawn:
-        """`steps` tokens behind each sequence in one call; see `Decoder.chains`."""
+    def decode_steps(self, seqs: Seq[Sequence], steps: int, draws: StepSampling) -> DecodedSteps:
+        """`steps` tokens behind each sequence in one call; see `MultiStep`. Only asked if `multi_step`."""
         ...
 
 
@@ -96,7 +96,7 @@ class Chains:
         bare, other = list[int](), list[int]()
         for b, seq in enumerate(seqs):
             if depth[b] > 0:
-                (bare if self.source.unrolls and only_temperature(self._params(seq)) else other).append(b)
+                (bare if self.source.multi_step and only_temperature(self._params(seq)) else other).append(b)
         for coupled in (False, True):  # numbers of two kinds
             alike = [b for b in bare if seqs[b].coupled == coupled]
             while alike:
@@ -117,15 +117,15 @@ class Chains:
         own = [seqs[b] for b in rows]
         each = [self._params(seq) for seq in own]
         draws = self._draws(own, each, steps)
-        drawn = self.source.unroll(own, steps, draws)
+        drawn = self.source.decode_steps(own, steps, draws)
         tokens = drawn.tokens.T.tolist()  # [R][K]
         for r, b in enumerate(rows):
             most, chain, law = depth[b], tokens[r], None
             raw = drawn.logits[:most, r, : self.vocab_size]  # [K, V]
             if not each[r].greedy:
-                own_law = warp(raw, each[r]) if drawn.laws is None else drawn.laws[:most, r, : self.vocab_size]
+                own_law = warp(raw, each[r]) if drawn.probs is None else drawn.probs[:most, r, : self.vocab_size]
                 law = widened(own_law, self.vocab_size)
-                if drawn.laws is None:
+                if drawn.probs is None:
                     chain = self._again(law, raw, draws, r, each[r])
                     most = next((n for n in range(1, most) if chain[n - 1] != tokens[r][n - 1]), most)
             worth = law
@@ -141,7 +141,7 @@ class Chains:
             chains[b].worth = None if worth is None else worth[:most]
         return left
 
-    def _again(self, law: Tensor, raw: Tensor, draws: Draws, r: int, params: SamplingParams) -> list[int]:
+    def _again(self, law: Tensor, raw: Tensor, draws: StepSampling, r: int, params: SamplingParams) -> list[int]:
         """The picks of row `r` of an unrolled call, made once more in float64 from its logits and their law [K, V]."""
         if draws.uniforms is not None:
             return invert(law, draws.uniforms[: len(law), r].to(law.device)).tolist()
@@ -158,22 +158,22 @@ class Chains:
         self._usual = steps
         return steps
 
-    def _draws(self, seqs: Seq[Sequence], each: Seq[SamplingParams], steps: int) -> Draws:
+    def _draws(self, seqs: Seq[Sequence], each: Seq[SamplingParams], steps: int) -> StepSampling:
         """The numbers of a call; a guess's do not depend on how many steps there are, nor on how it is drafted: `guess`
         uses the same. Under the rule `coupled`, the noise that the target will use at the same positions."""
         if all(params.greedy for params in each):
-            return Draws(vocab=self._vocab)
+            return StepSampling(vocab=self._vocab)
         coupled = seqs[0].coupled
-        cold = 1.0 if coupled else COLD  # for greedy ones among them, whose noise is 0
+        cold = 1.0 if coupled else ARGMAX_INV_TEMPERATURE  # for greedy ones among them, whose noise is 0
         heat = torch.tensor([cold if p.greedy else 1 / _heat(p) for p in each], dtype=torch.float64)
         if coupled:
             noise = torch.stack([self._noise(seq, steps, p.greedy) for seq, p in zip(seqs, each, strict=True)], 1)
-            return Draws(heat, noise=noise, vocab=self._vocab)
+            return StepSampling(heat, noise=noise, vocab=self._vocab)
         columns = [
             np.zeros(steps) if params.greedy else seq.random.uniforms(DRAFT, len(seq.tokens), steps)
             for seq, params in zip(seqs, each, strict=True)
         ]
-        return Draws(heat, torch.from_numpy(np.stack(columns, 1)), vocab=self._vocab)
+        return StepSampling(heat, torch.from_numpy(np.stack(columns, 1)), vocab=self._vocab)
 
     def _noise(self, seq: Sequence, steps: int, greedy: bool) -> Tensor:
         """Gumbel noise [K, V'] in float64, none for a greedy sequence."""

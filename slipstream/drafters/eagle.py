@@ -24,13 +24,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.backends.table import Wish
+from slipstream.backends.table import RunSettings, backend_for_head
 from slipstream.core.cost_curve import CostCurve
+from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.draws import Drawn, Draws
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Target, TargetOut
+from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
 from slipstream.drafters.chains import Chains, joint, laws_of, uncut
 from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
@@ -41,7 +41,6 @@ from slipstream.heads.eagle_format import load_eagle
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import EagleRows
 from slipstream.heads.eagle_runtime import EagleRuntime
-from slipstream.heads.host import backend_for, host_of
 
 log = logging.getLogger("slipstream")
 
@@ -97,7 +96,7 @@ class EagleDrafter:
         self.taps: tuple[int, ...] = runtime.config.taps
         self.rows = EagleRows(runtime)
         self.device, self.width = runtime.device, vocab_size
-        self.unrolls = True
+        self.multi_step = True
         comb = self.config.shape == "comb"
         self._chains = Chains(self, vocab_size, self.config.length, self.config.sampled, weighed=comb)
         self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of what `extend` ran last
@@ -155,17 +154,17 @@ class EagleDrafter:
         self._state = [seq.id for seq in seqs], hidden
         return self._scattered(logits)
 
-    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> Drawn:
+    def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
         """Tokens [K, R] and logits [K, R, V]. Drawn by uniforms, draft ids are cumulated in their own order, which is
         that of the target's ids wherever d2t never falls; elsewhere most chains end early, exact as ever."""
         batch, features = self.rows.pending(seqs)
-        if draws.noise is not None and self._ids is not None:
-            draws = replace(draws, noise=draws.noise[..., self._ids])  # [K, R, draft_vocab]
-        drawn = self.runtime.chains(batch, features, steps, draws)
+        if sampling.noise is not None and self._ids is not None:
+            sampling = replace(sampling, noise=sampling.noise[..., self._ids])  # [K, R, draft_vocab]
+        drawn = self.runtime.decode_steps(batch, features, steps, sampling)
         self.rows.ran(seqs)
-        laws = None if drawn.laws is None else self._scattered(drawn.laws, 0.0)
+        probs = None if drawn.probs is None else self._scattered(drawn.probs, 0.0)
         tokens = drawn.tokens if self._ids is None else self._ids[drawn.tokens]
-        return Drawn(tokens, self._scattered(drawn.logits), laws)
+        return DecodedSteps(tokens, self._scattered(drawn.logits), probs)
 
     def _scattered(self, values: Tensor, elsewhere: float = -torch.inf) -> Tensor:
         """Logits, or laws, [..., draft_vocab] over draft ids -> [..., V] over target ids; `elsewhere` is for those that
@@ -259,11 +258,11 @@ def _make(
 ) -> EagleDrafter:
     measured = options.get("costs") == "measured"
     config = EagleDraftConfig(**options | ({"costs": None} if measured else {}))
-    host = host_of(target)
+    host = needed(target.capabilities.head_host, target, HEAD_HOST, f"drafter {asked!r}")
     if head is None:
         from slipstream.zoo import head_dir
 
-        head = head_dir(asked, host.source)
+        head = head_dir(asked, host.runtime.source)
     if isinstance(head, EagleHead):  # a copy: whoever trains it goes on with its own
         loaded = copy.deepcopy(head).eval().requires_grad_(False)
     else:
@@ -273,8 +272,8 @@ def _make(
 
         config = replace(config, costs=measure_costs(target))
     fitted = fit(loaded, host)
-    wish = Wish(host.device, host.dtype, quantize, host.threads, role="draft")
-    runtime = backend_for(fitted.config.decoder, host, quantize).eagle(fitted, host, wish)
+    settings = RunSettings(host.device, host.dtype, quantize, host.runtime.threads, role="draft")
+    runtime = backend_for_head(fitted.config.decoder, host, quantize).eagle(fitted, host, settings)
     drafter = EagleDrafter(runtime, host.vocab_size, config)
     if drafter.name != asked:
         log.warning("the head %s is of the kind %r, not %r: it is run as what it is", head, drafter.name, asked)

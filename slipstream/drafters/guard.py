@@ -28,7 +28,6 @@ class Guard:
     def __init__(self, drafter: Drafter, target: Target):
         self.drafter, self.target = drafter, target
         self.name, self.taps = drafter.name, drafter.taps
-        self.silent: bool = getattr(drafter, "silent", False)
         self.faults = 0
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
@@ -36,6 +35,8 @@ class Guard:
             try:
                 draft = self.drafter.propose(seqs, budget)
                 draft.check(budget, self.target.vocab_size, MAX_NODES)
+                if not (draft.is_chain or self.target.capabilities.trees):
+                    raise DraftError("a tree was drafted for a target that runs chains only")
                 return draft
             except Exception as fault:  # whatever a drafter does wrong must end here
                 self._count(seqs, "propose", fault)

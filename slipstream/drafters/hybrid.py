@@ -218,7 +218,8 @@ def _usual(target: Target, model: Target | None) -> list[Drafter]:
     from slipstream import zoo
 
     try:
-        head = zoo.head_dir("eagle3", getattr(target, "source", None))
+        runtime = target.capabilities.runtime
+        head = zoo.head_dir("eagle3", None if runtime is None else runtime.source)
     except ParameterError:  # none ships for this target
         return members
     return [*members, make_drafter("eagle3", target, head=head)]

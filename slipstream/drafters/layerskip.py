@@ -1,7 +1,7 @@
 """LayerSkip: the target drafts with its own first layers, the final norm and the head (Elhoushi et al. 2404.16710).
 
 There is no second model and no second cache: what drafting computed is the beginning of what verification needs, and
-`Decoder` resumes there (section 4.3; see `targets.decoder.ahead`). It pays on targets that were trained for it, with
+`Decoder` resumes there (section 4.3; see `targets.early_exit`). It pays on targets that were trained for it, with
 layer dropout and an early-exit loss; on others the exits rarely agree with the whole model, and a warning says so.
 """
 
@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
+from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.draws import Drawn, Draws
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Target, TargetOut
+from slipstream.core.target import EARLY_EXIT, Target, TargetOut, needed
 from slipstream.drafters.chains import Chains
 from slipstream.drafters.control import Control
 from slipstream.errors import ParameterError
@@ -64,16 +64,19 @@ class LayerSkipConfig(Strict):
 
 
 class LayerSkipDrafter:
-    """target: a `Decoder`, the one that verifies. `found` holds what "auto" measured, else nothing."""
+    """target: the one that verifies; it must declare `early_exit`. `found` holds what "auto" measured, else nothing.
+
+    Raises PairError for a target that cannot leave early."""
 
     name = "layerskip"
     taps: tuple[int, ...] = ()
 
-    def __init__(self, target: Any, config: LayerSkipConfig | None = None):
-        self.target, self.config = target, config or LayerSkipConfig()
-        layers = _layers(target)
+    def __init__(self, target: Target, config: LayerSkipConfig | None = None):
+        self.config = config or LayerSkipConfig()
+        self.target = needed(target.capabilities.early_exit, target, EARLY_EXIT, "drafter 'layerskip'")
+        self._multi_step, layers = target.capabilities.multi_step, self.target.layers
         self.device, self.width = target.device, target.vocab_size
-        self.unrolls: bool = target.unrolls
+        self.multi_step = self._multi_step is not None
         self.longest = self.config.longest
         self.found: list[Any] = []
         self._watching = self.config.exit != "auto"
@@ -120,20 +123,21 @@ class LayerSkipDrafter:
 
     def _depth(self, seq: Sequence, most: int) -> int:
         """Pending tokens beyond a chunk are a prompt's: the target runs them in pieces, and nothing ahead."""
-        if most <= 0 or len(seq.tokens) - seq.kv_len > self.target.chunk:
+        if most <= 0 or len(seq.tokens) - seq.kv_len > self.target.max_pending:
             return 0
         return most if self.longest is None else min(most, self.longest)
 
     def room(self, seq: Sequence) -> int:
-        return int(self.target.context) - len(seq.tokens)
+        return self.target.context - len(seq.tokens)
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
         """See `chains.Source`."""
-        return self.target.ahead(seqs, chains, self.exit)  # type: ignore[no-any-return]
+        return self.target.run_first_layers(seqs, chains, self.exit)
 
-    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> Drawn:
+    def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
         """See `chains.Source`."""
-        return self.target.chains(seqs, steps, draws, self.exit)  # type: ignore[no-any-return]
+        assert self._multi_step is not None
+        return self._multi_step.decode_steps(seqs, steps, sampling, self.exit)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         """The cache is the target's own. Only an exit that was not measured is watched, until it is known."""
@@ -149,7 +153,7 @@ class LayerSkipDrafter:
             self._watching = False
             self._shown.clear()
             if self._right <= self.cost * self._judged:
-                self._warn(self._right / self._judged, _layers(self.target))
+                self._warn(self._right / self._judged, self.target.layers)
 
     def _warn(self, agreement: float, layers: int) -> None:
         log.warning(
@@ -165,18 +169,6 @@ class LayerSkipDrafter:
 
     def release(self, seq_id: int) -> None:
         self._shown.pop(seq_id, None)
-
-
-def _layers(target: Any) -> int:
-    """How many layers the target has. Raises ParameterError for one that cannot leave early."""
-    layers = getattr(getattr(target, "config", None), "layers", 0)
-    if not hasattr(target, "ahead") or layers < 2:
-        raise ParameterError(
-            f"drafter 'layerskip' cannot draft with {type(target).__name__} of {layers} layers",
-            why="it runs the first layers of the target by themselves",
-            fix="run the target with Decoder, or choose another drafter",
-        )
-    return int(layers)
 
 
 def make(target: Target, **options: Any) -> LayerSkipDrafter:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +24,14 @@ from slipstream.core.dice import guess
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Target, TargetOut
+from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
 from slipstream.core.trees import Tree, best_count, best_tree, optimal_tree, renumbered
 from slipstream.core.warp import laws_after
 from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError, did_you_mean
-from slipstream.heads.medusa_heads import Accuracies, MedusaConfig, MedusaHeads, check_accuracies
+from slipstream.heads.medusa_heads import Accuracies, MedusaHeads, check_accuracies
+from slipstream.heads.medusa_runtime import MedusaRuntime
 
 MODES = ("tree", "chain", "sampled")
 
@@ -102,20 +103,6 @@ def assumed(heads: int) -> Accuracies:
     return tuple(tuple(0.6 * 0.75**h * share for share in (1, 0.2, 0.1, 0.06, 0.04, 0.03)) for h in range(heads))
 
 
-class Heads(Protocol):
-    """What runs the heads: `MedusaHeads` itself or `NativeMedusa`."""
-
-    config: MedusaConfig
-    token_map: Tensor
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """[R, d] -> [R, K, draft_vocab], valid until the next call."""
-        ...
-
-
 @dataclass(frozen=True)
 class _Shape:
     """tree: for drafts of one depth; places: each node's place among the candidates [K * top] of a row; index: the same
@@ -127,14 +114,14 @@ class _Shape:
 
 
 class MedusaDrafter:
-    """heads: see `Heads`, reading hidden states on `device`. vocab_size: width of the target's logits."""
+    """heads: see `MedusaRuntime`, reading hidden states on `device`. vocab_size: width of the target's logits."""
 
     name = "medusa"
     taps: tuple[int, ...] = (-1,)
 
     def __init__(
         self,
-        heads: Heads,
+        heads: MedusaRuntime,
         vocab_size: int,
         config: MedusaDraftConfig | None = None,
         device: torch.device | str = "cpu",
@@ -321,18 +308,19 @@ def make(
     """head: folder or hub id of the heads, or the heads themselves; None: those that ship for the embedded target.
     quantize: None, or "int8" (w8a8), "w8a16" or "w8a8" for the heads' weights on the native backend. Options as in
     `MedusaDraftConfig`. Raises LoadError, and PairError for heads that were made for another target."""
-    from slipstream.backends.table import Wish
-    from slipstream.heads.host import backend_for, host_of
+    from slipstream.backends.table import RunSettings, backend_for_head
     from slipstream.heads.medusa_format import fit, load_medusa
 
     config = MedusaDraftConfig(**options)
-    host = host_of(target)
+    host = needed(target.capabilities.head_host, target, HEAD_HOST, "drafter 'medusa'")
     if head is None:
         from slipstream import zoo
 
-        head = zoo.head_dir("medusa", host.source)
+        head = zoo.head_dir("medusa", host.runtime.source)
     made = fit(head if isinstance(head, MedusaHeads) else load_medusa(head), host)
-    heads: Heads = backend_for(None, host, quantize).medusa(made, Wish(host.device, host.dtype, quantize, role="draft"))
+    heads: MedusaRuntime = backend_for_head(None, host, quantize).medusa(
+        made, RunSettings(host.device, host.dtype, quantize, role="draft")
+    )
     if config.costs == "measured":
         from dataclasses import replace
 

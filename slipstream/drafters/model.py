@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from slipstream.core.cost_curve import CostCurve
+from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.draws import Drawn, Draws
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
@@ -103,7 +103,8 @@ class ModelDrafter:
         self.model, self.vocab_size = model, vocab_size
         self.config = config or ModelDraftConfig()
         self.context, self.device, self.width = model.context, model.device, model.vocab_size
-        self.unrolls: bool = getattr(model, "unrolls", False)
+        self._multi_step = model.capabilities.multi_step
+        self.multi_step = self._multi_step is not None
         self._chains = Chains(self, vocab_size, self.config.length)
         self._shadows: dict[int, Shadow] = {}
         self._ran: dict[int, Ran] = {}  # of each sequence's tree, the nodes that the model has run
@@ -168,14 +169,15 @@ class ModelDrafter:
             shadow.kv_len = len(shadow.tokens)
         return logits
 
-    def unroll(self, seqs: Seq[Sequence], steps: int, draws: Draws) -> Drawn:
+    def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
         """See `chains.Source`."""
+        assert self._multi_step is not None
         shadows = [self._shadows[seq.id].held for seq in seqs]
         for seq, shadow in zip(seqs, shadows, strict=True):
-            if len(shadow.pending) > getattr(self.model, "chunk", 2**31):  # a long prompt is first run in pieces
+            if len(shadow.pending) > self._multi_step.max_pending:  # a long prompt is first run in pieces
                 self.extend([seq], [[]])
                 shadow.kv_len -= 1
-        return self.model.chains(shadows, steps, draws)  # type: ignore[attr-defined, no-any-return]
+        return self._multi_step.decode_steps(shadows, steps, sampling)
 
     def _follow(self, seq: Sequence, guesses: Seq[int]) -> Sequence:
         """The shadow of a sequence, made to hold these guesses behind its text."""

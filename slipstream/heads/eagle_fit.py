@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from slipstream.core.target import HeadHost
 from slipstream.errors import PairError
 from slipstream.heads.eagle_head import EagleHead
-from slipstream.heads.host import Host, same_vocabulary
+from slipstream.heads.vocabulary import same_vocabulary
 
 
-def fit(head: EagleHead, host: Host) -> EagleHead:
+def fit(head: EagleHead, host: HeadHost) -> EagleHead:
     """Check that `head` was made for the target, hand it the target's weights and drop guesses that the target does
     not know; returns a head in the target's dtype and on its device. Raises PairError with both values."""
     c = head.config

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.core.draws import GREEDY, Drawn, Draws
+from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.heads.eagle_head import EagleConfig, EagleHead
 from slipstream.models.executor import Batch
 
@@ -33,15 +33,16 @@ class EagleRuntime(Protocol):
         rows in `batch.select`, valid until the next call."""
         ...
 
-    def chains(
+    def decode_steps(
         self,
         batch: Batch,
         features: Tensor,
         steps: int,
-        draws: Draws = GREEDY,
-    ) -> Drawn:
-        """Run the pending true rows and draft `steps` tokens a sequence in one call, picked by `draws`: draft ids, and
-        logits and laws over the draft vocabulary. KV is written for the pending rows and steps-1 own ones."""
+        sampling: StepSampling = ARGMAX,
+    ) -> DecodedSteps:
+        """Run the pending true rows and draft `steps` tokens a sequence in one call, picked by `sampling`: draft ids,
+        with logits and distributions over the draft vocabulary. KV is written for the pending rows and steps-1 own
+        ones."""
         ...
 
     def release(self, seq_id: int) -> None:

@@ -22,10 +22,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
-from slipstream.heads.host import Host, same_vocabulary
 from slipstream.heads.medusa_heads import Accuracies, MedusaConfig, MedusaHeads
 from slipstream.heads.recognition import few, stored
+from slipstream.heads.vocabulary import same_vocabulary
 from slipstream.models.checkpoint import SINGLE, read_json, resolve
 
 log = logging.getLogger("slipstream")
@@ -133,7 +134,7 @@ def save_medusa(
     (path / "config.json").write_text(json.dumps(config | dict(extra or {}), indent=2) + "\n", encoding="utf-8")
 
 
-def fit(heads: MedusaHeads, host: Host) -> MedusaHeads:
+def fit(heads: MedusaHeads, host: HeadHost) -> MedusaHeads:
     """Check that the heads were made for the target, borrow its lm_head where they have none, and drop guesses that it
     does not know; returns heads in the target's dtype and on its device. Raises PairError with both values."""
     c = heads.config

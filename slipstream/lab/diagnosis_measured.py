@@ -231,7 +231,7 @@ def measured(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:
         tokens=max(1, round(plain.tokens / texts)),
         batch=batch,
         speedup=(gain.value, gain.low, gain.high),
-        experts=experts(run.arm.llm.target),
+        experts=run.arm.llm.target.capabilities.experts,
     )
 
 
@@ -244,11 +244,6 @@ def _a_round(run: Run, first: float) -> float:
 
 def _host(stats: SpecStats, batch: int) -> float:
     return batch * (stats.seconds["host"] + stats.seconds["verify"]) / max(1, stats.rounds)
-
-
-def experts(target: Target) -> tuple[int, int] | None:
-    found = getattr(getattr(target, "config", None), "experts", None)
-    return None if found is None else (found.per_token, found.count)
 
 
 def target_costs(target: Target, past: int, most: int) -> CostCurve:

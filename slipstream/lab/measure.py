@@ -61,7 +61,7 @@ class Arm:
         if not isinstance(self.drafter, (str, list)):
             return self.drafter
         self.llm.use(self.drafter, **self.options)
-        return self.llm.drafter.drafter  # type: ignore[attr-defined]
+        return self.llm.drafter
 
 
 WEIGHTLESS = ("ngram", "suffix", "sam", "recycling", "lookahead")
@@ -72,7 +72,7 @@ def settled(llm: LLM, drafter: Any, options: dict[str, Any] | None = None) -> tu
     """The drafter and options of an `Arm`: what holds weights is loaded once, here; the rest stays a name, to be made
     anew for each round. Raises whatever making it raises, so that a mistake shows before anything is measured."""
     llm.use(drafter, **(options or {}))
-    made = llm.drafter.drafter  # type: ignore[attr-defined]
+    made = llm.drafter
     llm.use(None)
     if isinstance(drafter, list):
         return [settled(llm, each)[0] for each in drafter], dict(options or {})

@@ -151,14 +151,15 @@ def engine_facts(llm: LLM) -> dict[str, Any]:
     import torch
 
     target, template = llm.target, getattr(llm.tokenizer, "chat_template", None)
-    executor, source = getattr(target, "executor", None), getattr(target, "source", None)
-    dtype = getattr(executor, "dtype", "float32" if executor is not None else None)
+    runtime = target.capabilities.runtime
     return {
-        "target": {"name": type(target).__name__, "sha256": None} if source is None else model(source),
-        "executor": getattr(executor, "name", None),
-        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
-        "quantize": getattr(executor, "quantize", None),
-        "kv_dtype": getattr(executor, "kv_dtype", None),
+        "target": model(runtime.source)
+        if runtime and runtime.source
+        else {"name": type(target).__name__, "sha256": None},
+        "executor": runtime.backend if runtime else None,
+        "dtype": str(runtime.dtype).removeprefix("torch.") if runtime else None,
+        "quantize": runtime.quantize if runtime else None,
+        "kv_dtype": runtime.kv_dtype if runtime else None,
         "device": _device(target.device),
         "torch_threads": torch.get_num_threads(),
         "rule": llm.rule.name,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import CompositeDrafter, Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
@@ -191,9 +191,8 @@ class LookupWitness(Witness):
 
 def witnessed(drafter: Drafter) -> Drafter:
     """The drafter; the members of a stack, if it is one, each behind a witness."""
-    members = getattr(drafter, "members", None)
-    if members:
-        drafter.members = tuple(LookupWitness(m) if isinstance(m, Lookup) else Witness(m) for m in members)  # type: ignore[attr-defined]
+    if isinstance(drafter, CompositeDrafter):
+        drafter.members = tuple(LookupWitness(m) if isinstance(m, Lookup) else Witness(m) for m in drafter.members)
     return drafter
 
 
@@ -204,7 +203,8 @@ def paths(draft: Draft) -> list[list[int]]:
 
 def proposers(drafter: Drafter, draft: Draft) -> list[str]:
     """Who proposed each node: the drafter, or the first member of a stack that had this very path in its draft."""
-    witnesses = [m for m in getattr(drafter, "members", ()) if isinstance(m, Witness)]
+    members = drafter.members if isinstance(drafter, CompositeDrafter) else ()
+    witnesses = [m for m in members if isinstance(m, Witness)]
     return [next((w.name for w in witnesses if path in w.paths), drafter.name) for path in map(tuple, paths(draft))]
 
 
@@ -251,7 +251,7 @@ def trace(
     result = Result("trace", settings, provenance(llm, params.seed, drafts=checkpoints([contender])))
     llm.use(contender.drafter, **contender.options)
     llm.draft_tokens = contender.draft_tokens
-    recorder = Recorder(witnessed(llm.drafter.drafter))  # type: ignore[attr-defined]
+    recorder = Recorder(witnessed(llm.drafter))  # type: ignore[attr-defined]
     llm.use(recorder)
     seq = llm.sequence(prompt, params)
     show = llm.tokenizer.decode if llm.tokenizer is not None else str

@@ -153,7 +153,7 @@ class _Check:
     ):
         self.llm, self.config, self.data, self.advance = llm, config, data, advance
         self.ids, self.names = [list(p.ids) for p in prompts.prompts], [p.name for p in prompts.prompts]
-        self.drafter: Any = llm.drafter.drafter  # type: ignore[attr-defined]
+        self.drafter: Any = llm.drafter
         self.noise: Control = Control(1, 0, 0.0, 0.0, 0.0, 0)
         self.plain: list[list[int]] = []
         self.stats = SpecStats()

@@ -108,11 +108,10 @@ def control(target: Target, prompt: Seq[int], text: Seq[int], rows: int) -> Cont
 
 def rounding(target: Target, logits: torch.dtype) -> float:
     """How much of a standard deviation rounding may move a logit, by what the target computes in."""
-    executor = getattr(target, "executor", None)
-    if getattr(executor, "quantize", None):
+    runtime = target.capabilities.runtime
+    if runtime and runtime.quantize:
         return QUANTISED
-    dtype = getattr(executor, "dtype", None)
-    return ROUNDING.get(dtype if isinstance(dtype, torch.dtype) else logits, ROUNDING[torch.float32])
+    return ROUNDING.get(runtime.dtype if runtime else logits, ROUNDING[torch.float32])
 
 
 @dataclass(frozen=True)

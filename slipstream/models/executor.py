@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
+from slipstream.core.target import Runtime
 from slipstream.errors import ParameterError, TargetError
 from slipstream.models.config import DecoderConfig
 
@@ -89,27 +91,41 @@ class Output:
     hidden: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Unrolled:
-    """K tokens drafted for each of B sequences in one call: tokens [K, B] and their raw logits [K, B, V], valid until
-    the next call.
+class MultiStepExecutor(Protocol):
+    """What an executor declares if it decodes several tokens of each sequence in one call."""
 
-    hidden  where the layers were left early, the residual stream there, [M, d] of the batch's rows, ...
-    later   ... and [K, B, d] of the drafted tokens. Both valid until the next call.
-    laws    float64 [K, B, V] that the tokens were drawn from, where the call itself drew them in float64; to keep.
-    """
+    steps_per_call: int
+    """Most steps of plain decoding that are worth one call."""
 
-    tokens: Tensor
-    logits: Tensor
-    hidden: Tensor | None = None
-    later: Tensor | None = None
-    laws: Tensor | None = None
+    def decode_steps(
+        self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
+    ) -> DecodedSteps:
+        """`steps` tokens behind each sequence of the batch. KV is written for the rows of the batch and for all new
+        tokens but the last; with `exit`, the number of layers to run, for the last one, too. Raises TargetError where
+        hidden states are not finite."""
+        ...
 
 
 class Executor(Protocol):
-    name: str
     config: DecoderConfig
     device: torch.device
+    runtime: Runtime
+    """What runs here: backend, dtype, quantisation, threads. `source` is the decoder's to fill in."""
+
+    @property
+    def torch_threads(self) -> int | None:
+        """Most threads that torch should use beside it (see `core.torch_threads`); None: as many as it likes."""
+        ...
+
+    @property
+    def multi_step(self) -> MultiStepExecutor | None:
+        """Itself, if it decodes several tokens in one call."""
+        ...
+
+    @property
+    def packed_embedding(self) -> Any:
+        """The embedding in the backend's own format, for heads of the same backend; None where there is none."""
+        ...
 
     def forward(
         self,
@@ -171,8 +187,8 @@ def check_slice(config: DecoderConfig, first: int, last: int, taps: Seq[int]) ->
         raise TargetError(f"taps {strange} lie outside layers {first}..{last - 1}")
 
 
-def check_unrolled(steps: int, exit: int | None = None, layers: int = 0) -> None:
-    """Raise TargetError for a draft of no steps, or one that leaves a model of so many layers where it has none."""
+def check_steps(steps: int, exit: int | None = None, layers: int = 0) -> None:
+    """Raise TargetError for a call of no steps, or one that leaves a model of so many layers where it has none."""
     if steps < 1:
         raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
     if exit is not None and not 1 <= exit <= layers:

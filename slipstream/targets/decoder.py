@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from slipstream.backends.table import choose, resolve_wish
+from slipstream.backends.table import choose, resolve_settings
+from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
-from slipstream.core.draws import GREEDY, Drawn, Draws
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import TargetOut
+from slipstream.core.target import Capabilities, HeadHost, TargetOut
 from slipstream.errors import ParameterError, TargetError
 from slipstream.models.checkpoint import resolve
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, Executor, Output
 from slipstream.models.layout import batch_of, prompt_piece
 from slipstream.models.weights import Progress, Weights, from_module, load_weights
-from slipstream.targets.early_exit import Ahead
+from slipstream.targets.early_exit import EarlyExitCache
 
 
 class Decoder:
@@ -33,7 +34,7 @@ class Decoder:
     chunk    longest run of prompt tokens in one forward; longer prompts are prefilled in pieces, which bounds the
              memory of activations.
     weights  where the executor's weights came from, by canonical name; read again on access. Draft heads borrow the
-             embedding and the output head.
+             embedding and the output head. None: nothing is lent.
     source   folder of the checkpoint, None for a model from memory.
     """
 
@@ -46,10 +47,41 @@ class Decoder:
         self.weights, self.source = weights, source
         self.vocab_size, self.context = executor.config.vocab_size, executor.config.context
         self.device: torch.device = executor.device
-        self._ahead = Ahead(executor)
-        self.eos_ids = frozenset(executor.config.eos_ids)
-        self.host_threads = None if executor.name == "torch" else 1  # see `core.threads`
-        self.plain_steps: int = getattr(executor, "plain_steps", 1)  # see `Target`
+        self.layers, self.max_pending = executor.config.layers, chunk  # see `EarlyExit` and `MultiStep`
+        self.steps_per_call = executor.multi_step.steps_per_call if executor.multi_step else 1
+        self._runtime = replace(executor.runtime, source=source)
+        self._head_host = None if weights is None else self._lends(weights)
+        self._early_exits = EarlyExitCache(executor)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `Target`. Made anew each time: kept, it would be a cycle that holds the weights until it is collected."""
+        experts = self.config.experts
+        return Capabilities(
+            eos_ids=frozenset(self.config.eos_ids),
+            multi_step=self if self.executor.multi_step else None,
+            early_exit=self if self.layers > 1 else None,
+            head_host=self._head_host,
+            runtime=self._runtime,
+            torch_threads=self.executor.torch_threads,
+            experts=(experts.per_token, experts.count) if experts else None,
+        )
+
+    def _lends(self, weights: Weights) -> HeadHost:
+        device = self.device
+        return HeadHost(
+            hidden_size=self.config.hidden_size,
+            layers=self.layers,
+            vocab_size=self.vocab_size,
+            context=self.context,
+            device=device,
+            dtype=weights.dtype,
+            embedding=lambda: weights["embed_tokens.weight"].to(device),
+            lm_head=lambda: weights[weights.head].to(device),
+            tied=weights.head == "embed_tokens.weight",
+            runtime=self._runtime,
+            packed_embedding=self.executor.packed_embedding,
+        )
 
     @staticmethod
     def load(
@@ -80,10 +112,10 @@ class Decoder:
         Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be honoured.
         """
         config = DecoderConfig.load(source)
-        wish = resolve_wish(executor, dtype, device, quantize, threads, kv_dtype, role)
-        chosen = choose(config, executor, wish)
-        weights = load_weights(source, config, chosen.load_dtype or wish.dtype, progress)
-        made = chosen.executor(config, weights, wish)
+        settings = resolve_settings(executor, dtype, device, quantize, threads, kv_dtype, role)
+        chosen = choose(config, executor, settings)
+        weights = load_weights(source, config, chosen.load_dtype or settings.dtype, progress)
+        made = chosen.executor(config, weights, settings)
         weights.let_go()
         return Decoder(made, chunk, weights, resolve(source))
 
@@ -101,10 +133,12 @@ class Decoder:
         """The same decoder from a transformers model in memory, on its device and (if None) in its dtype."""
         parameter = next(model.parameters())
         config = DecoderConfig.from_dict(model.config.to_dict())  # type: ignore[union-attr, operator]
-        wish = resolve_wish(executor, dtype or parameter.dtype, parameter.device, quantize, threads, kv_dtype, role)
-        chosen = choose(config, executor, wish)
-        weights = from_module(model, config, chosen.load_dtype or wish.dtype)
-        made = chosen.executor(weights.config, weights, wish)
+        settings = resolve_settings(
+            executor, dtype or parameter.dtype, parameter.device, quantize, threads, kv_dtype, role
+        )
+        chosen = choose(config, executor, settings)
+        weights = from_module(model, config, chosen.load_dtype or settings.dtype)
+        made = chosen.executor(weights.config, weights, settings)
         return Decoder(made, chunk, weights)
 
     # --- Target ------------------------------------------------------------------------------------------------
@@ -122,7 +156,7 @@ class Decoder:
         layers  run only layers a..b-1 and apply the head there; `TargetOut.hidden[b]` then holds the residual
                 stream, to be passed as `hidden` [M, d] to a run of the layers from b on (same seqs, same draft).
 
-        Without `layers`, leading rows that `ahead` or `chains` ran already resume where they stopped.
+        Without `layers`, leading rows that `run_first_layers` or `decode_steps` ran already resume where they stopped.
         """
         wanted = tuple(taps) if layers is None else tuple(dict.fromkeys((*taps, layers[1])))
         if any(len(seq.tokens) - seq.kv_len > self.chunk for seq in seqs):
@@ -143,44 +177,34 @@ class Decoder:
         hidden: Tensor | None,
     ) -> Output:
         if layers is None:
-            return self._ahead.forward(batch, seqs, draft, taps)
+            return self._early_exits.forward(batch, seqs, draft, taps)
         for seq in seqs:
-            self._ahead.drop(seq.id)  # this pass writes over it
+            self._early_exits.drop(seq.id)  # this pass writes over it
         return self.executor.forward(batch, taps, layers, hidden)
 
-    def ahead(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
-        """Logits [B, V] of the first `exit` layers behind each sequence's pending tokens and its chain of guesses, for
-        a draft by the target itself (see `ahead`). Rows that an earlier call ran are not run again, nor are they by
-        the `run` that verifies them. Pending tokens must fit in one `chunk`."""
-        out = self._ahead.extend(seqs, chains, exit, self.context)
+    def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
+        """See `core.target.EarlyExit`. Pending tokens must fit in one `chunk`."""
+        out = self._early_exits.extend(seqs, chains, exit, self.context)
         self._check_finite(out, seqs, Draft.empty(len(seqs)))
         return out
 
-    @property
-    def unrolls(self) -> bool:
-        """Whether `chains` is there: several steps in one call."""
-        return hasattr(self.executor, "unrolled")
-
-    def chains(
+    def decode_steps(
         self,
         seqs: Seq[Sequence],
         steps: int,
-        draws: Draws = GREEDY,
+        sampling: StepSampling = ARGMAX,
         exit: int | None = None,
-    ) -> Drawn:
-        """Decode `steps` tokens of each sequence in one call, picked by `draws`. KV is written for the pending tokens,
-        which must fit in one `chunk`, and for all but the last of the new ones. What a small model costs is the number
-        of calls, hence this; only where `unrolls`.
-
-        exit  use the first so many layers only; the rows are run ahead, as by `ahead`, the last one too.
-        """
+    ) -> DecodedSteps:
+        """See `core.target.MultiStep`; only if `capabilities` declare it. Pending tokens must fit in one `chunk`. With
+        `exit` the rows are kept for the `run` that verifies them, as by `run_first_layers`."""
+        assert self.executor.multi_step is not None, "multi_step is not among the capabilities"
         batch = batch_of(seqs, Draft.empty(len(seqs)), [seq.kv_len for seq in seqs], self.device, self.context)
-        made = self.executor.unrolled(batch, steps, draws, exit)  # type: ignore[attr-defined]
+        made = self.executor.multi_step.decode_steps(batch, steps, sampling, exit)
         for seq in seqs:
-            self._ahead.drop(seq.id)
+            self._early_exits.drop(seq.id)
         if exit is not None:
-            self._ahead.keep(seqs, batch, made, exit)
-        return Drawn(made.tokens, made.logits, made.laws)
+            self._early_exits.keep(seqs, batch, made, exit)
+        return made
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         for seq, nodes in zip(seqs, path, strict=True):
@@ -191,7 +215,7 @@ class Decoder:
                 self.executor.move(seq.id, src, range(base + moved, base + len(nodes)))
 
     def release(self, seq_id: int) -> None:
-        self._ahead.drop(seq_id)
+        self._early_exits.drop(seq_id)
         self.executor.release(seq_id)
 
     # --- parts -------------------------------------------------------------------------------------------------

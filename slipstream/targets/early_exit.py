@@ -1,15 +1,15 @@
-"""`Ahead`: rows that went through the first layers before the whole model was asked for them.
+"""`EarlyExitCache`: rows that went through the first layers before the whole model was asked for them.
 
 LayerSkip drafts with the target's own first E layers, and the guesses' keys and values of those layers are the
 target's: verification needs to run the other layers only (Elhoushi et al. 2404.16710, section 4.3). What was run ahead
 is remembered here, for each sequence, and looked up by what is asked for next:
 
     run ahead, from slot 7 on     [t, a, b]        t is pending, a and b are guesses; hidden [3, d] after E layers
-    asked for, from slot 7 on     [t, a, b, c]     lead of 3: layers 0..E run for c alone, layers E..L for all four
-                                  [t, a, x]        lead of 2
-                                  [t] at slot 9    no lead: another draft was verified in between
+    asked for, from slot 7 on     [t, a, b, c]     3 rows known: layers 0..E run for c alone, layers E..L for all four
+                                  [t, a, x]        2 rows known
+                                  [t] at slot 9    none known: another draft was verified in between
 
-So a draft that was cut short, thrown away or joined with others costs speed and nothing else. A lead serves once:
+So a draft that was cut short, thrown away or joined with others costs speed and nothing else. Kept rows serve once:
 after the next pass over a sequence its slots hold what that pass put there.
 """
 
@@ -23,11 +23,11 @@ from torch import Tensor
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.models.executor import Batch, Executor, Output, Unrolled
+from slipstream.models.executor import Batch, DecodedSteps, Executor, Output
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
+class EarlyRows:
     """tokens, from slot `past` on, of which layers 0..exit-1 are run; hidden [n, d], the residual stream there."""
 
     past: int
@@ -36,12 +36,12 @@ class Lead:
     hidden: Tensor
 
 
-class Ahead:
+class EarlyExitCache:
     """Runs rows ahead on `executor`, and resumes from them."""
 
     def __init__(self, executor: Executor):
         self.executor = executor
-        self._leads: dict[int, Lead] = {}
+        self._rows: dict[int, EarlyRows] = {}
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int, context: int) -> Tensor:
         """Run each sequence's pending tokens and its chain through layers 0..exit-1, rows that are known already
@@ -67,39 +67,39 @@ class Ahead:
         assert out.hidden is not None
         for b, (seq, text, n) in enumerate(zip(seqs, rows, known, strict=True)):
             hidden = out.hidden[splits[b] : splits[b + 1]]  # [len(text) - n, d]
-            held = self._leads[seq.id].hidden[:n] if n else hidden[:0]
-            self._leads[seq.id] = Lead(seq.kv_len, text, exit, torch.cat((held, hidden)))
+            held = self._rows[seq.id].hidden[:n] if n else hidden[:0]
+            self._rows[seq.id] = EarlyRows(seq.kv_len, text, exit, torch.cat((held, hidden)))
         return out.logits
 
     def _known(self, seq: Sequence, text: list[int], exit: int) -> int:
         """How many of the first rows need not be run; the last one always is, for its logits."""
-        lead = self._leads.get(seq.id)
-        if lead is None or lead.exit != exit or lead.past != seq.kv_len:
+        early = self._rows.get(seq.id)
+        if early is None or early.exit != exit or early.past != seq.kv_len:
             return 0
-        return _common(lead.tokens, text[:-1])
+        return _common(early.tokens, text[:-1])
 
-    def keep(self, seqs: Seq[Sequence], batch: Batch, made: Unrolled, exit: int) -> None:
+    def keep(self, seqs: Seq[Sequence], batch: Batch, made: DecodedSteps, exit: int) -> None:
         """Remember what an unrolled call of the first `exit` layers ran: the pending tokens and every new one."""
         assert made.hidden is not None
         assert made.later is not None
         tokens = made.tokens.T.tolist()  # [B][K]
         for b, seq in enumerate(seqs):
             hidden = torch.cat((made.hidden[batch.splits[b] : batch.splits[b + 1]], made.later[:, b]))
-            self._leads[seq.id] = Lead(batch.past[b], seq.tokens[batch.past[b] :] + tokens[b], exit, hidden)
+            self._rows[seq.id] = EarlyRows(batch.past[b], seq.tokens[batch.past[b] :] + tokens[b], exit, hidden)
 
     def drop(self, seq_id: int) -> None:
         """Forget what was run ahead for a sequence; unknown ids are ignored."""
-        self._leads.pop(seq_id, None)
+        self._rows.pop(seq_id, None)
 
     def forward(self, batch: Batch, seqs: Seq[Sequence], draft: Draft, taps: tuple[int, ...]) -> Output:
-        """The whole model on `batch`, the rows of `seqs` and `draft`, without what leading rows need no more."""
-        leads = [self._leads.pop(seq.id, None) for seq in seqs] if self._leads else []
-        exit = next((lead.exit for lead in leads if lead is not None), 0)
+        """The whole model on `batch`, the rows of `seqs` and `draft`; leading rows skip the layers that they passed."""
+        kept = [self._rows.pop(seq.id, None) for seq in seqs] if self._rows else []
+        exit = next((early.exit for early in kept if early is not None), 0)
         if not exit or any(-1 < tap < exit for tap in taps):  # hidden states below the exit were not kept
             return self.executor.forward(batch, taps)
         counts = [
-            0 if lead is None or lead.exit != exit else _matching(lead, batch, b, seq, draft)
-            for b, (seq, lead) in enumerate(zip(seqs, leads, strict=True))
+            0 if early is None or early.exit != exit else _matching(early, batch, b, seq, draft)
+            for b, (seq, early) in enumerate(zip(seqs, kept, strict=True))
         ]
         if not any(counts):
             return self.executor.forward(batch, taps)
@@ -111,9 +111,9 @@ class Ahead:
             fresh = self.executor.forward(rest, (), (0, exit)).hidden
         parts: list[Tensor] = []
         row = 0  # of `fresh`
-        for b, (lead, n) in enumerate(zip(leads, counts, strict=True)):
-            if lead is not None and n:
-                parts.append(lead.hidden[:n])
+        for b, (early, n) in enumerate(zip(kept, counts, strict=True)):
+            if early is not None and n:
+                parts.append(early.hidden[:n])
             more = batch.splits[b + 1] - batch.splits[b] - n
             if fresh is not None and more:
                 parts.append(fresh[row : row + more])
@@ -133,12 +133,12 @@ def _common(a: Seq[int], b: Seq[int]) -> int:
     return n
 
 
-def _matching(lead: Lead, batch: Batch, b: int, seq: Sequence, draft: Draft) -> int:
-    """How many leading rows of sequence `b` are the lead's: the same tokens in the same slots, as a chain that every
+def _matching(early: EarlyRows, batch: Batch, b: int, seq: Sequence, draft: Draft) -> int:
+    """How many leading rows of sequence `b` are those kept: the same tokens in the same slots, as a chain that every
     row behind them sees."""
-    if lead.past != batch.past[b]:
+    if early.past != batch.past[b]:
         return 0
-    n = _common(lead.tokens, seq.tokens[lead.past :] + draft.ids[draft.splits[b] : draft.splits[b + 1]])
+    n = _common(early.tokens, seq.tokens[early.past :] + draft.ids[draft.splits[b] : draft.splits[b + 1]])
     tree = batch.trees[b]  # [rows, rows]
     if tree is not None:
         while n and not bool(tree[n - 1 :, :n].all()):

@@ -10,8 +10,8 @@ import torch
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import EarlyExit
 from slipstream.core.theory import best_gamma, speedup
-from slipstream.targets.decoder import Decoder
 
 STARTS, TOKENS, REPEATS = 4, 32, 9
 
@@ -41,7 +41,7 @@ class Exit:
         return speedup(self.agreement, self.gamma, self.cost)
 
 
-def measure_exits(target: Decoder, text: Seq[int] | None = None) -> list[Exit]:
+def measure_exits(target: EarlyExit, text: Seq[int] | None = None) -> list[Exit]:
     """Every exit of `target`, 1..layers-1.
 
     text  token ids to measure agreement on, at least 2; None: what the target says greedily after a few single tokens.
@@ -50,8 +50,8 @@ def measure_exits(target: Decoder, text: Seq[int] | None = None) -> list[Exit]:
     layer may stay in the processor's cache, which it does not while the model decodes. Raises ParameterError, as
     everything that runs the target may.
     """
-    texts = [list(text)[: target.chunk]] if text is not None else _own_texts(target)
-    layers = target.config.layers
+    texts = [list(text)[: target.max_pending]] if text is not None else _own_texts(target)
+    layers = target.layers
     agree, count = [0] * (layers + 1), 0
     for tokens in texts:
         seq, rest = Sequence(tokens[:1]), Draft.chains([tokens[1:]], device=target.device)
@@ -76,8 +76,8 @@ def measure_exits(target: Decoder, text: Seq[int] | None = None) -> list[Exit]:
     return [Exit(e, agree[e] / count, cost(e)) for e in range(1, layers)]
 
 
-def _own_texts(target: Decoder) -> list[list[int]]:
-    length = max(2, min(TOKENS, target.chunk, target.context))
+def _own_texts(target: EarlyExit) -> list[list[int]]:
+    length = max(2, min(TOKENS, target.max_pending, target.context))
     seqs = [Sequence([(2 * i + 1) * target.vocab_size // (2 * STARTS)]) for i in range(STARTS)]
     try:
         while len(seqs[0].tokens) < length:
@@ -92,7 +92,7 @@ def _own_texts(target: Decoder) -> list[list[int]]:
             target.release(seq.id)
 
 
-def _seconds(target: Decoder) -> tuple[float, float, float]:
+def _seconds(target: EarlyExit) -> tuple[float, float, float]:
     """Least seconds of one token through the first layer and through all, and of each further row; in turns. The least
     of several is what the machine can do, whatever else it does meanwhile."""
     seq, more = Sequence([0]), 4

@@ -59,12 +59,13 @@ def measure_costs(
 
 def _plain(target: Target, seq: Sequence) -> float:
     """Seconds of a step of plain decoding, of which nothing is kept."""
-    steps = min(getattr(target, "plain_steps", 1), target.context - len(seq.tokens))
-    if steps < 2:
+    multi_step = target.capabilities.multi_step
+    steps = 1 if multi_step is None else min(multi_step.steps_per_call, target.context - len(seq.tokens))
+    if multi_step is None or steps < 2:
         return _forward(target, seq, 1)
     began = perf_counter()
-    with host_threads(getattr(target, "host_threads", None)):
-        target.chains([seq], steps)  # type: ignore[attr-defined]
+    with host_threads(target.capabilities.torch_threads):
+        multi_step.decode_steps([seq], steps)
     return (perf_counter() - began) / steps
 
 
@@ -72,7 +73,7 @@ def _forward(target: Target, seq: Sequence, rows: int) -> float:
     """Seconds of a forward over `rows` rows, of which nothing is kept."""
     draft = Draft.chains([[i % target.vocab_size for i in range(rows - 1)]], device=target.device)
     began = perf_counter()
-    with host_threads(getattr(target, "host_threads", None)):
+    with host_threads(target.capabilities.torch_threads):
         target.run([seq], draft)
     if target.device.type == "cuda":
         torch.cuda.synchronize(target.device)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import TargetOut
+from slipstream.core.target import Capabilities, TargetOut
 from slipstream.errors import TargetError
 
 _LAW, _TAP = 101, 102  # keys that keep the random numbers of laws and taps apart
@@ -40,6 +40,7 @@ class ToyTarget:
     sharpness  0 is uniform; 1-3 is language-like; large is nearly deterministic.
     eos_ids    ids that end a text, for whoever builds the sequences.
     context    most tokens that a sequence may hold.
+    trees      False: it declares that it runs chains only.
 
     Taps: tap -1 is the row of logits itself (d = V, the head is the identity), tap i a fixed mixture of it.
     """
@@ -52,8 +53,10 @@ class ToyTarget:
         sharpness: float = 2.0,
         eos_ids: Collection[int] = (),
         context: int = 4096,
+        trees: bool = True,
     ):
         self.vocab_size, self.context, self.eos_ids = vocab, context, frozenset(eos_ids)
+        self.trees = trees
         self.device = torch.device("cpu")
         self.order, self.seed, self.sharpness = order, seed, sharpness
         self.runs = 0  # forwards so far
@@ -62,6 +65,10 @@ class ToyTarget:
         self._mixtures: dict[int, np.ndarray] = {}  # tap -> [V, V]
         self._slots: dict[int, list[int]] = {}  # sequence -> token of each KV slot
         self._last: dict[int, _Run] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(eos_ids=self.eos_ids, trees=self.trees)
 
     def logits(self, tokens: Seq[int]) -> Tensor:
         """Logits [V] of the token that follows `tokens`: the truth that tests compare with."""

@@ -100,5 +100,5 @@ class DraftObjective(Objective):
         return chain_chances(guesses, self.teacher.logits(window.taps[FINAL]), window.tokens, temperature)
 
     def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        eos = sorted(self.teacher.decoder.eos_ids)
+        eos = sorted(self.teacher.decoder.capabilities.eos_ids)
         save_model(self.module, folder, self.teacher.decoder.source, eos)

@@ -106,4 +106,4 @@ class LayerSkipObjective(Objective):
         return chain_chances([q[:, 1 + j :] for j in range(self.depth)], p, window.tokens, temperature)
 
     def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        save_model(self.module, folder, self.teacher.decoder.source, sorted(self.teacher.decoder.eos_ids))
+        save_model(self.module, folder, self.teacher.decoder.source, sorted(self.teacher.decoder.capabilities.eos_ids))

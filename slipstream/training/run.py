@@ -145,7 +145,7 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
             fix="give a smaller --length",
         )
     folder = loop.out / "data"
-    eos = min(decoder.eos_ids) if decoder.eos_ids else None
+    eos = min(decoder.capabilities.eos_ids) if decoder.capabilities.eos_ids else None
     prepared = prepare_data(
         folder, config.data, Encoder(tokenizer, eos), decoder.vocab_size, loop.length, config.heldout_share, say
     )

@@ -32,7 +32,7 @@ def sequence(target: ToyTarget, prompt: Seq[int] = (1, 2, 3), seed: int | None =
     return Sequence(
         list(prompt),
         SamplingParams(seed=seed, **params),
-        stop_ids=target.eos_ids | frozenset(params.get("stop_token_ids", ())),  # type: ignore[arg-type]
+        stop_ids=target.capabilities.eos_ids | frozenset(params.get("stop_token_ids", ())),  # type: ignore[arg-type]
         context=target.context,
         decode=decode,
     )

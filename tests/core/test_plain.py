@@ -17,7 +17,6 @@ from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import TargetOut
-from slipstream.drafters.guard import Guard
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import TargetError
 from slipstream.targets.toy import ToyTarget
@@ -44,22 +43,22 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 @pytest.fixture(scope="module")
 def engine(pair: Tiny) -> LLM:
     llm = LLM(pair.target, executor="native", threads=1)
-    assert llm.target.plain_steps > STEPS
-    llm.target.plain_steps = STEPS
+    assert llm.target.steps_per_call > STEPS
+    llm.target.steps_per_call = STEPS
     return llm
 
 
 @pytest.fixture
 def calls(engine: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Steps of each call of `chains`."""
+    """Steps of each call of `decode_steps`."""
     seen: list[int] = []
-    chains = engine.target.chains
+    decode_steps = engine.target.decode_steps
 
     def spied(seqs, steps, *rest):
         seen.append(steps)
-        return chains(seqs, steps, *rest)
+        return decode_steps(seqs, steps, *rest)
 
-    monkeypatch.setattr(engine.target, "chains", spied)
+    monkeypatch.setattr(engine.target, "decode_steps", spied)
     return seen
 
 
@@ -69,7 +68,7 @@ def one_by_one(engine: LLM, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
 
     def generate(prompts, params):
         with monkeypatch.context() as patch:
-            patch.setattr(engine.target, "plain_steps", 1)
+            patch.setattr(engine.target, "steps_per_call", 1)
             return engine.generate(prompts, params)
 
     return generate
@@ -136,7 +135,7 @@ def test_a_stop_id_ends_the_text_at_every_place_of_a_call(engine, calls, one_by_
 
 def test_the_eos_of_the_model_ends_the_text(engine, one_by_one, monkeypatch):
     text = engine.generate(PROMPTS[0], greedy())[0].token_ids
-    monkeypatch.setattr(engine.target, "eos_ids", frozenset({text[5]}))
+    monkeypatch.setattr(engine.target, "config", replace(engine.target.config, eos_ids=(text[5],)))
     found = engine.generate(PROMPTS[:1], greedy(ignore_eos=False))
     assert found[0].token_ids == text[: text.index(text[5]) + 1]
     same(found, one_by_one(PROMPTS[:1], greedy(ignore_eos=False)))
@@ -211,7 +210,7 @@ def test_one_request_with_a_law_of_its_own_has_the_whole_batch_go_step_by_step(e
 
 def test_a_prompt_that_waits_and_a_lossy_rule_go_step_by_step(engine):
     seq = engine.sequence(PROMPTS[0], greedy())
-    how = (engine.target, engine.drafter)
+    how = (engine.target.capabilities.multi_step, engine.drafter)
     assert stride([seq], *how, RULES["rejection"], 4) == 1, "the prompt is pending"
     seq.kv_len = len(seq.tokens) - 1
     assert stride([seq], *how, RULES["rejection"], 4) == STEPS
@@ -222,7 +221,6 @@ class Noting(NoDrafter):
     """Never proposes, but does not say so; notes what it is shown."""
 
     name = "noting"
-    silent = False
 
     def __init__(self, taps: tuple[int, ...] = ()):
         self.taps, self.asked = taps, 0
@@ -244,7 +242,7 @@ def test_a_drafter_that_may_guess_is_asked_before_every_token(engine, calls):
     engine.use(Noting())
     try:
         engine.generate(PROMPTS[:1], greedy(12))
-        assert engine.drafter.drafter.asked == 10  # neither for the first token nor for the last
+        assert engine.drafter.asked == 10  # neither for the first token nor for the last
     finally:
         engine.use(None)
     assert not calls
@@ -265,17 +263,11 @@ def test_without_a_budget_a_drafter_is_shown_each_token_as_in_a_step_of_its_own(
         engine.use(Noting())
         try:
             generate(PROMPTS, [greedy(9 + b, draft_tokens=0) for b in range(4)])
-            shown.append([entry[1:] for entry in engine.drafter.drafter.seen])
+            shown.append([entry[1:] for entry in engine.drafter.seen])
         finally:
             engine.use(None)
     assert shown[0] == shown[1]
     assert calls
-
-
-def test_no_drafter_says_so_through_its_guard_too():
-    assert NoDrafter.silent
-    assert Guard(NoDrafter(), ToyTarget(8)).silent
-    assert not Guard(Noting(), ToyTarget(8)).silent
 
 
 def test_a_call_that_is_not_finite_is_left_to_single_steps(engine, one_by_one, monkeypatch):
@@ -284,7 +276,7 @@ def test_a_call_that_is_not_finite_is_left_to_single_steps(engine, one_by_one, m
     def fails(*_):
         raise TargetError("not finite")
 
-    monkeypatch.setattr(engine.target, "chains", fails)
+    monkeypatch.setattr(engine.target, "decode_steps", fails)
     same(engine.generate(PROMPTS[:1], greedy()), one_by_one(PROMPTS[:1], greedy()))
 
 
@@ -320,7 +312,7 @@ def test_drafters_come_and_go_within_one_text(engine, one_by_one):
     wanted = one_by_one([prompt], greedy(60))[0].token_ids
     seq = engine.sequence(prompt, greedy(60))
     engine.use("ngram")
-    lookup, none, rule = engine.drafter, Guard(NoDrafter(), engine.target), RULES["rejection"]
+    lookup, none, rule = engine.drafter, NoDrafter(), RULES["rejection"]
     engine.use(None)
     several = 0
     while not seq.finish:
@@ -377,16 +369,17 @@ def test_every_token_counts_as_a_round_of_plain_decoding(engine, calls):
 def test_all_the_time_is_accounted_for_and_shared_equally(engine, monkeypatch, params, draft, verify):
     """Where log-probabilities are asked for, steps are taken one by one, and a drafter observes each."""
     now = iter(range(10**6))
-    monkeypatch.setattr("slipstream.core.plain.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr("slipstream.core.step_clock.perf_counter", lambda: float(next(now)))
     seqs = [engine.sequence(prompt, greedy(**params)) for prompt in PROMPTS[:2]]
     step(seqs, engine.target, engine.drafter, RULES["rejection"], 0)
     before = [dict(seq.stats.seconds) for seq in seqs]
     first = seqs[0].stats.first_token_seconds
+    start = next(now)
     assert plain_steps(seqs, engine.target, engine.drafter, RULES["rejection"], 0)
-    last = next(now) - 1
+    whole = next(now) - start - 2  # from the first reading of the clock to the last
     for seq, earlier in zip(seqs, before, strict=True):
         spent = {phase: seconds - earlier[phase] for phase, seconds in seq.stats.seconds.items()}
-        assert sum(spent.values()) == pytest.approx(last / 2)
+        assert sum(spent.values()) == pytest.approx(whole / 2)
         assert spent["draft"] == pytest.approx(draft / 2)
         assert spent["verify"] == pytest.approx(verify / 2)
         assert spent["target"] == pytest.approx(1 / 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -43,7 +45,9 @@ def test_never_more_than_there_were(count):
 
 
 class Watching(ToyTarget):
-    host_threads = 1
+    @property
+    def capabilities(self):
+        return replace(super().capabilities, torch_threads=1)
 
     def run(self, seqs, draft, taps=()):
         self.seen = torch.get_num_threads()

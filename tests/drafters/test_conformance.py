@@ -15,7 +15,7 @@ from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, replay
 from slipstream.targets.toy import ToyTarget
 from tests.drafters.conformance import LENGTH, Case, Conformance
-from tests.drafters.fakes import ExitToy, UnrolledToy
+from tests.drafters.fakes import ExitToy, MultiStepToy
 from tests.end_to_end.exact import Oracle
 from tests.heads.medusa_tiny import medusa_drafter
 from tests.heads.tiny import eagle_drafter
@@ -31,13 +31,13 @@ def other() -> ToyTarget:
     return ToyTarget(V, order=2, seed=22, sharpness=1.0)
 
 
-def unrolled() -> UnrolledToy:
-    return UnrolledToy(V + 1, order=2, seed=22, sharpness=1.0)
+def several_steps() -> MultiStepToy:
+    return MultiStepToy(V + 1, order=2, seed=22, sharpness=1.0)
 
 
-def exits(unrolls: bool = True) -> ExitToy:
+def exits(in_one_call: bool = True) -> ExitToy:
     made = ExitToy(V, order=2, seed=22, sharpness=1.0)
-    made.unrolls = unrolls
+    made.in_one_call = in_one_call
     return made
 
 
@@ -74,7 +74,7 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "model, confident": lambda target: ModelDrafter(other(), V, ModelDraftConfig(confidence=0.3)),
     "model, tree topk": lambda target: ModelDrafter(other(), V, ModelDraftConfig(tree="topk", width=3, nodes=7)),
     "model, tree sampled": lambda target: ModelDrafter(other(), V, ModelDraftConfig(tree="sampled", width=3, nodes=7)),
-    "model, unrolled": lambda target: ModelDrafter(unrolled(), V),
+    "model, several steps": lambda target: ModelDrafter(several_steps(), V),
     "model, window": lambda target: ModelDrafter(other(), V, ModelDraftConfig(window=3)),
     "layerskip, step by step": lambda target: make_drafter("layerskip", exits(False), exit=2, control="gain"),
     "medusa, fixed tree": lambda target: medusa_drafter(V, tree="3,2,1"),
@@ -94,7 +94,7 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
 }
 """Beyond the registry: other settings, and the instruments that the other tests rely on."""
 
-SAMPLED = ("model, confident", "model, tree topk", "model, tree sampled", "model, unrolled")
+SAMPLED = ("model, confident", "model, tree topk", "model, tree sampled", "model, several steps")
 """Variants whose law is tested here."""
 
 

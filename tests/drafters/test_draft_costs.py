@@ -17,7 +17,7 @@ from tests.targets.test_target_costs import Charging, Clock, Preparing
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("slipstream.core.step.perf_counter", clock)
+    monkeypatch.setattr("slipstream.core.step_clock.perf_counter", clock)
     return clock
 
 
@@ -83,7 +83,7 @@ def test_draft_costs_keep_the_pace_of_the_curve_however_fast_the_machine_was_mea
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Uneven()
-    monkeypatch.setattr("slipstream.core.step.perf_counter", clock)
+    monkeypatch.setattr("slipstream.core.step_clock.perf_counter", clock)
 
     class Changing(Slow):
         rounds = 0

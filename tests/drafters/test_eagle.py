@@ -18,9 +18,9 @@ from slipstream import LLM, SamplingParams
 from slipstream.backends.native.native_eagle import NativeEagle
 from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.core.cost_curve import CostCurve
+from slipstream.core.decode_steps import DecodedSteps
 from slipstream.core.dice import invert
 from slipstream.core.draft import Draft
-from slipstream.core.draws import Drawn
 from slipstream.core.params import Strict
 from slipstream.core.random import DRAFT, Stream
 from slipstream.core.rules import RULES
@@ -385,14 +385,14 @@ class TestLaws:
             drafter = EagleDrafter(TorchEagle(head(made, 3).float()), V, EagleDraftConfig(shape=shape, width=1))
             call, returned = drafter.runtime.chains, list[Tensor]()
 
-            def picks(*arguments: Any) -> Drawn:
+            def picks(*arguments: Any) -> DecodedSteps:
                 drawn, logits, _ = call(*arguments)
                 returned.append(logits)
                 if wrong:
                     drawn = torch.stack((drawn[0], (drawn[1] + 1) % (V - 1), *drawn[2:]))
-                return Drawn(drawn, logits)
+                return DecodedSteps(drawn, logits)
 
-            monkeypatch.setattr(drafter.runtime, "chains", picks)
+            monkeypatch.setattr(drafter.runtime, "decode_steps", picks)
             drafter.rows._rows[seq.id] = eagle_rows.Rows(0)
             drafter.rows._rows[seq.id].add(features(toy(), seq.tokens, drafter.taps)[:-1])
             draft = drafter.propose([seq], [4])

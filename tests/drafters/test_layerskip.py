@@ -17,7 +17,7 @@ from slipstream.core.theory import speedup
 from slipstream.core.warp import warp
 from slipstream.drafters.layerskip import JUDGED, LayerSkipConfig, LayerSkipDrafter
 from slipstream.drafters.registry import make_drafter
-from slipstream.errors import ParameterError
+from slipstream.errors import PairError, ParameterError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.exits import Exit, measure_exits
 from slipstream.targets.toy import ToyTarget
@@ -80,7 +80,7 @@ def test_greedy_text_is_that_of_plain_decoding_and_guesses_stand(executor: str, 
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
     assert sum(c.stats.drafter_faults for c in done) == 0
     assert sum(c.stats.accepted for c in done) > 20
-    assert not of._ahead._leads
+    assert not of._early_exits._rows
 
 
 @pytest.mark.parametrize("executor", ["torch", "native"])
@@ -180,7 +180,7 @@ def test_auto_warns_at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
 
 
 def test_what_cannot_leave_early_is_refused() -> None:
-    with pytest.raises(ParameterError, match="ToyTarget"):
+    with pytest.raises(PairError, match="ToyTarget"):
         make_drafter("layerskip", ToyTarget())
 
 

@@ -25,7 +25,7 @@ from slipstream.targets.decoder import Decoder
 from slipstream.targets.toy import ToyTarget
 from tests.core.exact import completed, rational, target_law, weighed
 from tests.core.worlds import Guesses, Shape, law, point, steady
-from tests.drafters.fakes import UnrolledToy
+from tests.drafters.fakes import MultiStepToy
 from tests.drafters.test_layerskip import module
 from tests.end_to_end.exact import LEVEL, Oracle, g_test, joint_law
 from tests.end_to_end.sampling import hurry
@@ -172,7 +172,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
 
 
 def test_the_end_of_a_text_compiles_no_further_unrolled_graph() -> None:
-    model = UnrolledToy(seed=2, sharpness=1.0)
+    model = MultiStepToy(seed=2, sharpness=1.0)
     params = SamplingParams(max_tokens=40)
     done = LLM(ToyTarget(seed=1), drafter(model), draft_tokens=5).generate(PROMPTS, params)
     assert [c.token_ids for c in done] == [c.token_ids for c in LLM(ToyTarget(seed=1)).generate(PROMPTS, params)]
@@ -191,20 +191,20 @@ def proposed(model: ToyTarget, n: int, params: SamplingParams, k: int = 2, coupl
     return Counter(tuple(draft.ids[draft.splits[b] : draft.splits[b + 1]]) for b in range(n))
 
 
-@pytest.mark.parametrize("unrolls", [True, False])
-def test_sampled_chains_have_the_law_of_the_model_in_one_call_and_token_by_token(unrolls: bool) -> None:
+@pytest.mark.parametrize("in_one_call", [True, False])
+def test_sampled_chains_have_the_law_of_the_model_in_one_call_and_token_by_token(in_one_call: bool) -> None:
     """G-test on the joint law of two guesses, n = 20000, fails at p < 1e-6."""
-    model, params = UnrolledToy(seed=2), SamplingParams(temperature=0.8)
-    model.unrolls = unrolls
+    model, params = MultiStepToy(seed=2), SamplingParams(temperature=0.8)
+    model.in_one_call = in_one_call
     law = joint_law(Oracle(ToyTarget(seed=2)), [1, 2], params, length=2)
     assert g_test(proposed(model, 20_000, params), law) >= LEVEL
-    assert bool(model.asked) == unrolls
+    assert bool(model.asked) == in_one_call
 
 
 def test_a_pick_that_rounding_turned_round_ends_the_chain_with_the_right_token() -> None:
     """Every third pick of the call is wrong. The first guess keeps its law, as does the second where there is one."""
     params, n = SamplingParams(temperature=0.8), 8000
-    model, oracle = UnrolledToy(seed=2), Oracle(ToyTarget(seed=2))
+    model, oracle = MultiStepToy(seed=2), Oracle(ToyTarget(seed=2))
     model.clumsy = 3
     chains = proposed(model, n, params)
     first, both = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
@@ -220,14 +220,14 @@ def test_a_pick_that_rounding_turned_round_ends_the_chain_with_the_right_token()
 @pytest.mark.parametrize("coupled", [True, False])
 def test_in_one_call_and_token_by_token_the_same_numbers_draw_the_same_tokens(coupled: bool) -> None:
     params = SamplingParams(temperature=0.8)
-    one_call, stepwise = UnrolledToy(seed=2), UnrolledToy(seed=2)
-    stepwise.unrolls = False
+    one_call, stepwise = MultiStepToy(seed=2), MultiStepToy(seed=2)
+    stepwise.in_one_call = False
     assert proposed(one_call, 300, params, 4, coupled=coupled) == proposed(stepwise, 300, params, 4, coupled=coupled)
 
 
 def test_under_the_rule_coupled_near_laws_agree() -> None:
     params = SamplingParams(temperature=1.0, max_tokens=200, seed=3)
-    llm = LLM(ToyTarget(seed=2), drafter(UnrolledToy(seed=2)), rule="coupled")
+    llm = LLM(ToyTarget(seed=2), drafter(MultiStepToy(seed=2)), rule="coupled")
     assert llm.generate([[1, 2]], params)[0].stats.acceptance_rate == 1
 
 
@@ -243,10 +243,10 @@ def test_q_and_guess_of_each_sequence_are_its_own_whatever_its_company() -> None
     ]
     text = [1, 2, 5]
     seqs = [Sequence(text, params) for params in each]
-    draft = drafter(UnrolledToy(seed=2)).propose(seqs, [4, 2, 3, 4, 1, 4])
+    draft = drafter(MultiStepToy(seed=2)).propose(seqs, [4, 2, 3, 4, 1, 4])
     assert draft.q is not None
     for b, params in enumerate(each):
-        alone = drafter(UnrolledToy(seed=2)).propose([Sequence(text, params)], [[4, 2, 3, 4, 1, 4][b]])
+        alone = drafter(MultiStepToy(seed=2)).propose([Sequence(text, params)], [[4, 2, 3, 4, 1, 4][b]])
         own = slice(draft.splits[b], draft.splits[b + 1])
         assert draft.ids[own] == alone.ids
         so_far = list(text)
@@ -259,7 +259,7 @@ def test_q_and_guess_of_each_sequence_are_its_own_whatever_its_company() -> None
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_ids_beyond_the_targets_vocabulary_are_impossible_in_one_call(temperature: float) -> None:
-    model = UnrolledToy(vocab=11, seed=2, sharpness=0.3)
+    model = MultiStepToy(vocab=11, seed=2, sharpness=0.3)
     seqs = [Sequence([1, 2], SamplingParams(temperature=temperature, seed=i)) for i in range(200)]
     draft = drafter(model).propose(seqs, [3] * 200)
     draft.check([3] * 200, 8, 3)
@@ -267,7 +267,7 @@ def test_ids_beyond_the_targets_vocabulary_are_impossible_in_one_call(temperatur
 
 
 def test_a_sequence_at_the_end_of_the_context_shortens_no_other_ones_draft() -> None:
-    model = UnrolledToy(seed=2, context=10)
+    model = MultiStepToy(seed=2, context=10)
     seqs = [Sequence([1, 2] * 4, SamplingParams()), Sequence([3], SamplingParams())]
     draft = drafter(model).propose(seqs, [5, 5])
     assert list(draft.splits) == [0, 2, 7]
@@ -278,9 +278,9 @@ def test_control_ends_chains_of_one_call_where_it_ends_them_step_by_step() -> No
     for options in ({"confidence": 0.3}, {"control": "gain"}, {"control": "confidence", "threshold": 0.1}):
         for temperature in (0.0, 0.8):
             lengths = []
-            for unrolls in (True, False):
-                model = UnrolledToy(seed=2, sharpness=1.5)
-                model.unrolls = unrolls
+            for in_one_call in (True, False):
+                model = MultiStepToy(seed=2, sharpness=1.5)
+                model.in_one_call = in_one_call
                 seqs = [
                     Sequence([1, i], SamplingParams(temperature=temperature, seed=i), coupled=True) for i in range(8)
                 ]

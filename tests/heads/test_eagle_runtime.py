@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.int8 import quantise_rows
-from slipstream.backends.table import Wish
+from slipstream.backends.table import RunSettings, backend_for_head
 from slipstream.backends.torch.torch_eagle import TorchEagle
-from slipstream.core.draws import COLD, Draws
+from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE, StepSampling
+from slipstream.core.target import HeadHost
 from slipstream.errors import ParameterError, TargetError
 from slipstream.heads.eagle_head import EagleConfig, EagleHead
 from slipstream.heads.eagle_runtime import EagleRuntime
-from slipstream.heads.host import Host, backend_for
 from slipstream.models.executor import Batch
 from slipstream.training.eagle3 import chain_states
-from tests.heads.tiny import config, head
+from tests.heads.tiny import config, head, head_host
 
 V, TARGET = 40, 6
 SHORT = {"draft_vocab": 24}
@@ -149,9 +149,9 @@ def test_a_chain_in_one_call_equals_one_recomputed_token_by_token(
     texts = [Text(made, n, seed) for seed, n in enumerate((7, 12, 9))]
     for done in ([0, 5, 4], [0, 9, 6]):
         batch, features = true_batch(texts, [0, 0, 0], [max(1, d) for d in done])
-        runtime.chains(batch, features, 3)
+        runtime.decode_steps(batch, features, 3)
     batch, features = true_batch(texts, [0, 9, 6], [6, 11, 8])
-    tokens, logits, _ = runtime.chains(batch, features, 4)
+    tokens, logits, _ = runtime.decode_steps(batch, features, 4)
     for b, rows in enumerate((6, 11, 8)):
         wanted = chain_by_hand(made, texts[b], rows, 4, lambda x, j: int(x.argmax()))
         assert tokens[:, b].tolist() == [token for token, _ in wanted]
@@ -164,7 +164,7 @@ def test_noise_and_temperature_choose_as_gumbel_max_does(made: EagleHead, run: t
     heat = torch.tensor([0.5, 2.0], dtype=torch.float64)
     noise = -(-torch.rand(3, 2, made.config.draft_vocab, dtype=torch.float64).log()).log()
     batch, features = true_batch(texts, [0, 0], [4, 7])
-    tokens, logits, laws = runtime.chains(batch, features, 3, Draws(1 / heat, noise=noise))
+    tokens, logits, laws = runtime.decode_steps(batch, features, 3, StepSampling(1 / heat, noise=noise))
     drawn_from(laws, logits, 1 / heat)
     for b, rows in enumerate((4, 7)):
         wanted = chain_by_hand(made, texts[b], rows, 3, lambda x, j, b=b: int((x / heat[b] + noise[j, b]).argmax()))
@@ -176,10 +176,10 @@ def test_uniforms_choose_by_inversion(made: EagleHead, run: tuple[EagleRuntime, 
     """One sequence is drawn, one greedy."""
     runtime, tolerance = run
     texts = [Text(made, n, seed) for seed, n in enumerate((5, 8))]
-    heat = torch.tensor([0.8, COLD], dtype=torch.float64)
+    heat = torch.tensor([0.8, ARGMAX_INV_TEMPERATURE], dtype=torch.float64)
     uniforms = torch.tensor([[0.31, 0.0], [0.85, 0.0], [0.02, 0.0]], dtype=torch.float64)
     batch, features = true_batch(texts, [0, 0], [4, 7])
-    tokens, logits, laws = runtime.chains(batch, features, 3, Draws(heat, uniforms))
+    tokens, logits, laws = runtime.decode_steps(batch, features, 3, StepSampling(heat, uniforms))
     drawn_from(laws, logits[:, :1], heat[:1])
     picks = [
         lambda x, j: int((torch.softmax(x * 0.8, -1).cumsum(-1) <= uniforms[j, 0]).sum()),
@@ -235,11 +235,11 @@ def test_the_cache_holds_what_true_features_give_whatever_was_drafted_in_between
     runtime, tolerance = run
     text = Text(made, 30)
     batch, features = true_batch([text], [0], [4])
-    runtime.chains(batch, features, 5)
+    runtime.decode_steps(batch, features, 5)
     at = 4
     for new in (1, 3, 6, 2):
         batch, features = true_batch([text], [at], [at + new])
-        runtime.chains(batch, features, 5)
+        runtime.decode_steps(batch, features, 5)
         at += new
     found = runtime.kv(0, at)
     runtime.release(0)
@@ -252,10 +252,10 @@ def test_a_released_sequence_starts_afresh(made: EagleHead, run: tuple[EagleRunt
     runtime, _ = run
     text = Text(made, 8)
     batch, features = true_batch([text], [0], [7])
-    first = runtime.chains(batch, features, 3)[1].clone()
+    first = runtime.decode_steps(batch, features, 3)[1].clone()
     runtime.release(0)
     runtime.release(99)
-    torch.testing.assert_close(runtime.chains(batch, features, 3)[1], first)
+    torch.testing.assert_close(runtime.decode_steps(batch, features, 3)[1], first)
 
 
 @pytest.mark.parametrize("kind", ["3", "3.1"])
@@ -282,14 +282,16 @@ def test_what_is_trained_is_what_runs(kind: str) -> None:
                 hidden, logits = runtime.extend(row, hidden, own=True)
 
 
-def lender(embedding: Any = None) -> Host:
+def lender(embedding: Any = None) -> HeadHost:
     """A target of the native backend."""
-    return Host(32, 3, V, 256, torch.float32, torch.device("cpu"), "native", None, None, embedding_record=embedding)
+    return head_host(32, 3, V, torch.float32, torch.zeros(V, 32), "native", embedding)
 
 
-def runtime_for(head: EagleHead, host: Host, quantize: str | None = None) -> EagleRuntime:
+def runtime_for(head: EagleHead, host: HeadHost, quantize: str | None = None) -> EagleRuntime:
     """As a drafter makes it."""
-    return backend_for(head.config.decoder, host, quantize).eagle(head, host, Wish(quantize=quantize, role="draft"))
+    return backend_for_head(head.config.decoder, host, quantize).eagle(
+        head, host, RunSettings(quantize=quantize, role="draft")
+    )
 
 
 @needs_numba
@@ -303,7 +305,7 @@ def test_the_native_backend_runs_the_heads_of_its_targets(quantize: str | None, 
     assert runtime._head[0]["own"]["embed"] == host.embedding_record.record  # not held twice
     text = Text(wide, 9)
     batch, features = true_batch([text], [0], [8])
-    found = runtime.chains(batch, features, 4)
+    found = runtime.decode_steps(batch, features, 4)
     if quantize:
         for parameter in (p for p in wide.parameters() if p.ndim == 2):
             values, scale = quantise_rows(parameter)
@@ -323,7 +325,7 @@ def test_weights_are_kept_as_narrow_as_they_came(dtype: torch.dtype) -> None:
     text = Text(wide, 9)
     batch, features = true_batch([text], [0], [8])
     runtime = NativeEagle(wide)
-    close(runtime.chains(batch, features, 3)[1], TorchEagle(wide).chains(batch, features, 3)[1], 2e-5)
+    close(runtime.decode_steps(batch, features, 3)[1], TorchEagle(wide).chains(batch, features, 3)[1], 2e-5)
     assert (runtime.weight_bytes < 3.2 * sum(p.numel() for p in wide.parameters())) is (dtype != torch.float32)
 
 
@@ -366,7 +368,7 @@ def test_other_heads_are_left_to_torch(caplog: pytest.LogCaptureFixture) -> None
         (lender(), "int8", "native"),
         (replace(lender(), executor="torch"), None, "torch"),
     ):
-        assert backend_for(fine.config.decoder, host, quantize).name == name
+        assert backend_for_head(fine.config.decoder, host, quantize).name == name
 
 
 @needs_numba
@@ -374,7 +376,7 @@ def test_a_head_whose_states_overflow_is_refused(made: EagleHead) -> None:
     runtime, text = native(made), Text(made, 4)
     batch, features = true_batch([text], [0], [3])
     with pytest.raises(TargetError, match="not finite"):
-        runtime.chains(batch, features * float("inf"), 2)
+        runtime.decode_steps(batch, features * float("inf"), 2)
 
 
 @needs_numba
@@ -383,7 +385,7 @@ def test_a_head_in_int8_is_near_the_one_in_float32_and_quicker_to_read(made: Eag
     text = Text(made, 9)
     batch, features = true_batch([text], [0], [8])
     runtimes = [NativeEagle(made, quantize=quantize) for quantize in (None, "w8a8")]
-    exact, near = (runtime.chains(batch, features, 3)[1][0].clone() for runtime in runtimes)
+    exact, near = (runtime.decode_steps(batch, features, 3)[1][0].clone() for runtime in runtimes)
     close(near, exact.double(), 0.1)
     assert not torch.equal(near, exact)
 

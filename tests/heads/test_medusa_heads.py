@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from slipstream.drafters.medusa import Heads
+from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
-from slipstream.heads.host import Host
 from slipstream.heads.medusa_format import fit, load_medusa, save_medusa
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
+from slipstream.heads.medusa_runtime import MedusaRuntime
 from slipstream.heads.recognition import recognise
 from tests.heads.medusa_tiny import tiny_heads
+from tests.heads.tiny import head_host
 
 KINDS = {
     "plain": {},
@@ -36,12 +37,8 @@ def heads(request: pytest.FixtureRequest) -> MedusaHeads:
     return tiny_heads(**KINDS[request.param])
 
 
-def host(hidden: int = 8, vocab: int = 11, dtype: torch.dtype = torch.float64) -> Host:
-    class Lends(dict):
-        head = "lm_head.weight"
-
-    weights = Lends({"lm_head.weight": torch.arange(vocab * hidden, dtype=dtype).reshape(vocab, hidden) / 50})
-    return Host(hidden, 2, vocab, 64, dtype, torch.device("cpu"), "torch", None, weights)
+def host(hidden: int = 8, vocab: int = 11, dtype: torch.dtype = torch.float64) -> HeadHost:
+    return head_host(hidden, 2, vocab, dtype, torch.arange(vocab * hidden, dtype=dtype).reshape(vocab, hidden) / 50)
 
 
 def by_hand(heads: MedusaHeads, hidden: torch.Tensor) -> torch.Tensor:
@@ -72,7 +69,7 @@ def test_the_native_backend_computes_the_same(heads: MedusaHeads, rows: list[int
     pytest.importorskip("numba")
     from slipstream.backends.native.native_medusa import NativeMedusa
 
-    there: Heads = NativeMedusa(heads)
+    there: MedusaRuntime = NativeMedusa(heads)
     for n in rows:  # memory is reused, and grows
         hidden = torch.randn(n, 8, dtype=torch.float64)
         torch.testing.assert_close(there(hidden).double(), heads(hidden), rtol=1e-4, atol=1e-4)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.torch.torch_eagle import TorchEagle
+from slipstream.core.target import HeadHost, Runtime
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
 from slipstream.heads.eagle_head import EagleConfig, EagleHead
 from slipstream.models.config import DecoderConfig
@@ -92,3 +93,28 @@ def knowing_head(target: ToyTarget, eps: float = 1e-12, head_dim: int = 0) -> Ea
         out.lm_head.weight[:, t] = target.logits([t]) / width**0.5
     embedding = torch.cat((torch.eye(vocab, dtype=torch.float64), torch.ones(vocab, 1, dtype=torch.float64)), 1)
     return out.borrow(embedding)
+
+
+def head_host(
+    hidden: int,
+    layers: int,
+    vocab: int,
+    dtype: torch.dtype,
+    lm_head: torch.Tensor,
+    backend: str = "torch",
+    packed_embedding: Any = None,
+) -> HeadHost:
+    """What a target with this untied output head [vocab, hidden] lends; its embedding is all zeros."""
+    return HeadHost(
+        hidden_size=hidden,
+        layers=layers,
+        vocab_size=vocab,
+        context=256,
+        device=torch.device("cpu"),
+        dtype=dtype,
+        embedding=lambda: torch.zeros(vocab, hidden, dtype=dtype),
+        lm_head=lambda: lm_head,
+        tied=False,
+        runtime=Runtime(backend, dtype),
+        packed_embedding=packed_embedding,
+    )

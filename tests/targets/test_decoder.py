@@ -192,4 +192,4 @@ def test_from_module_equals_load(reference: Ref) -> None:
 def test_auto_runs_mixtures_of_experts_and_gpt2_natively(checkpoint: Callable[[str], Path]) -> None:
     pytest.importorskip("numba")
     for family in ("mixtral", "gpt2"):
-        assert Decoder.load(checkpoint(family), device="cpu").executor.name == "native"
+        assert Decoder.load(checkpoint(family), device="cpu").executor.runtime.backend == "native"

@@ -66,7 +66,7 @@ def step_by_step(target: Decoder, seqs: Seq[Sequence], chains: Seq[Seq[int]]) ->
     """Run ahead what drafting these chains would run: all but the last guess of each."""
     for n in range(max(map(len, chains))):
         rows = [b for b, chain in enumerate(chains) if len(chain) > n]
-        target.ahead([seqs[b] for b in rows], [chains[b][:n] for b in rows], EXIT)
+        target.run_first_layers([seqs[b] for b in rows], [chains[b][:n] for b in rows], EXIT)
 
 
 def unlike_a_prefill(case: Case, seqs: Seq[Sequence]) -> None:
@@ -85,7 +85,7 @@ def test_the_exit_is_the_first_layers_with_norm_and_head(case: Case) -> None:
     assert isinstance(target, Decoder)
     seq = case.prefilled(6)
     seq.tokens += case.ids(2)
-    early = target.ahead([seq], [[5, 7]], EXIT).clone()
+    early = target.run_first_layers([seq], [[5, 7]], EXIT).clone()
     whole = target.run([seq], Draft.chains([[5, 7]]), layers=(0, EXIT)).logits[-1:]
     case.same(early, whole)
 
@@ -158,12 +158,12 @@ def test_a_lead_serves_once_and_ends_with_its_sequence(case: Case, monkeypatch: 
     ):
         step_by_step(target, [seq], [chain])
         forget()
-        if seq.id not in target._ahead._leads:
+        if seq.id not in target._early_exits._rows:
             seq.kv_len = 0  # after a release everything is pending
         spy.take()
         case.run([seq], Draft.chains([chain]))
         assert [layers for layers, _ in spy.take()] == [None]
-        assert not target._ahead._leads
+        assert not target._early_exits._rows
         case.keep([seq], Draft.empty(1), [[]])
 
 
@@ -215,22 +215,22 @@ def test_an_unrolled_exit_leaves_nothing_but_the_later_layers_to_run(
 ) -> None:
     target = case.target
     assert isinstance(target, Decoder)
-    assert target.unrolls == (executor == "native")
-    if not target.unrolls:
+    assert (target.capabilities.multi_step is not None) == (executor == "native")
+    if target.capabilities.multi_step is None:
         pytest.skip("torch drafts step by step")
     layers = target.config.layers
     seqs = [case.prefilled(5), case.prefilled(8)]
     spy = Spy(target, monkeypatch)
     for kept in ((0, 3), (2, 1), (3, 0)):
-        tokens = target.chains(seqs, 3, exit=EXIT)[0].T.tolist()
+        tokens = target.decode_steps(seqs, 3, exit=EXIT)[0].T.tolist()
         draft = Draft.chains([tokens[0], tokens[1][:2]])  # one is cut short
         case.run(seqs, draft)
         assert spy.take() == [((EXIT, layers), 7)]
         case.keep(seqs, draft, [list(range(kept[0])), list(range(min(2, kept[1])))])
         unlike_a_prefill(case, seqs)
         spy.take()
-    target.chains(seqs, 2, exit=EXIT)
-    tokens = target.chains(seqs, 2)[0].T.tolist()  # the whole model: what was ahead is gone
+    target.decode_steps(seqs, 2, exit=EXIT)
+    tokens = target.decode_steps(seqs, 2)[0].T.tolist()  # the whole model: what was ahead is gone
     case.run(seqs, Draft.chains(tokens))
     assert [ran for ran, _ in spy.take()] == [None]
 

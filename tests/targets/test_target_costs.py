@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
-from slipstream.core.target import TargetOut
+from slipstream.core.target import Capabilities, TargetOut
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError
 from slipstream.targets.target_costs import measure_costs
@@ -73,9 +74,13 @@ def test_more_rows_bear_what_changing_their_number_costs_and_one_row_does_not(cl
 class Striding(Charging):
     """Several steps in a call take 7 each."""
 
-    plain_steps = 4
+    steps_per_call, max_pending = 4, 512
 
-    def chains(self, seqs: Seq[Sequence], steps: int) -> None:
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, multi_step=self)
+
+    def decode_steps(self, seqs: Seq[Sequence], steps: int) -> None:
         self.clock.now += 7.0 * steps
 
 

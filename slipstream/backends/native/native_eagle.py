@@ -21,11 +21,11 @@ from slipstream.backends.native.packed_weights import (
 )  # fmt: skip
 from slipstream.backends.native.paged import NativePaged, as_int64, check_sound, picks_of
 from slipstream.backends.native.threads import Threads, Workspace, calls
-from slipstream.core.draws import GREEDY, Drawn, Draws
+from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import TargetError
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_runtime import target_ids
-from slipstream.models.executor import Batch, check_unrolled
+from slipstream.models.executor import Batch, check_steps
 
 
 class NativeEagle(NativePaged):
@@ -53,7 +53,7 @@ class NativeEagle(NativePaged):
             self._workspace = Workspace(Threads(threads, self._layout.nbytes))
             self._padded = int(self._head["own"]["head"]["outs"][0])
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,), (2,))
-            self._run(token, torch.zeros(1, len(self.config.taps) * self.config.target_hidden), False, 1, GREEDY)
+            self._run(token, torch.zeros(1, len(self.config.taps) * self.config.target_hidden), False, 1, ARGMAX)
         self._forget()
 
     @property
@@ -62,21 +62,21 @@ class NativeEagle(NativePaged):
         return self._layout.nbytes
 
     def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
-        _, after, logits, _ = self._run(batch, features, own, 0, GREEDY)
+        _, after, logits, _ = self._run(batch, features, own, 0, ARGMAX)
         return after, logits[0]
 
-    def chains(self, batch: Batch, features: Tensor, steps: int, draws: Draws = GREEDY) -> Drawn:
-        check_unrolled(steps)
-        drawn, _, logits, probs = self._run(batch, features, False, steps, draws)
-        return Drawn(drawn, logits, probs)
+    def decode_steps(self, batch: Batch, features: Tensor, steps: int, sampling: StepSampling = ARGMAX) -> DecodedSteps:
+        check_steps(steps)
+        drawn, _, logits, probs = self._run(batch, features, False, steps, sampling)
+        return DecodedSteps(drawn, logits, probs)
 
     def _run(
-        self, batch: Batch, features: Tensor, own: bool, steps: int, draws: Draws
+        self, batch: Batch, features: Tensor, own: bool, steps: int, sampling: StepSampling
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """See `eagle_pass.draft`: (draft ids [K, B], next features [A, d], logits [K or 1, A, V], distributions)."""
         vocab = self.config.draft_vocab
         wanted = np.asarray(batch.select, np.int64)
-        count, sampled = len(wanted), draws.kind != "maximum"
+        count, sampled = len(wanted), sampling.kind != "maximum"
         drawn = np.empty((steps, count if steps else 0), np.int64)
         after = np.empty((count, self.config.hidden_size), np.float32)
         logits = np.empty((max(steps, 1), count, self._padded), np.float32)
@@ -89,7 +89,7 @@ class NativeEagle(NativePaged):
             rows = self._rows(batch, max(steps - 1, 0))
             status = self._call(
                 *(eagle_pass.draft, self._head, self._caches(batch), rows.record[:1], rows.record[1:]),
-                *(as_int64(batch.tokens), given, own, wanted, picks_of(draws, steps, count, vocab)),
+                *(as_int64(batch.tokens), given, own, wanted, picks_of(sampling, steps, count, vocab)),
                 *(drawn, after, logits, probs),
                 rows=batch.splits[-1],
             )

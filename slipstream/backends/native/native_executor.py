@@ -21,10 +21,11 @@ from slipstream.backends.native.packed_weights import (
 )
 from slipstream.backends.native.paged import NativePaged, as_int64, check_sound, picks_of
 from slipstream.backends.native.threads import Threads, Workspace, calls
-from slipstream.core.draws import GREEDY, Draws
+from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
+from slipstream.core.target import Runtime
 from slipstream.errors import ParameterError, TargetError
 from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch, Output, Unrolled, check_slice, check_threads, check_unrolled
+from slipstream.models.executor import Batch, Output, check_slice, check_steps, check_threads
 from slipstream.models.weights import Weights
 
 TYPICAL_TOKENS = 128
@@ -62,7 +63,7 @@ class NativeExecutor(NativePaged):
     not.
     """
 
-    name = "native"
+    torch_threads = 1
 
     def __init__(
         self,
@@ -82,24 +83,28 @@ class NativeExecutor(NativePaged):
             raise ParameterError(
                 "kv_dtype is 'float16' on a processor without instructions for it (F16C)", fix="choose 'float32'"
             )
-        self.config, self.quantize, self.dtype, self.device = config, quantize, dtype, torch.device("cpu")
-        self.kv_dtype = kv_dtype or "float32"
+        self.config, self.device = config, torch.device("cpu")
         with compiling_in_turn():
             super().__init__(config, KV_DTYPES[kv_dtype])
             self._layout = Layout()
             self._model = decoder_weights(config, weights, quantize, dtype, self._layout)
             chosen = Threads(threads, self._layout.nbytes)
-            self._workspace, self.threads = Workspace(chosen), chosen.most
-            self.plain_steps = steps_worth_a_call(self._layout.nbytes)
+            self._workspace = Workspace(chosen)
+            self.runtime = Runtime("native", dtype, quantize, kv_dtype or "float32", chosen.most)
+            self.steps_per_call = steps_worth_a_call(self._layout.nbytes)
             self._padded = int(self._model[0]["head"]["outs"])
             self._kept = threading.local()  # logits [R, padded V] of the last pass, of each Python thread
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,), (2,))
             self.forward(token)
-            self._unrolled(token, 1)
+            self._decode_steps(token, 1)
         self._forget()
 
     @property
-    def embedding(self) -> SharedEmbedding:
+    def multi_step(self) -> NativeExecutor:
+        return self
+
+    @property
+    def packed_embedding(self) -> SharedEmbedding:
         """The embedding [V, d], for heads that borrow it."""
         return SharedEmbedding(self._model[0]["embed"], self._layout)
 
@@ -150,21 +155,23 @@ class NativeExecutor(NativePaged):
             kept["logits"] = np.empty((rows, self._padded), np.float32)
         return kept["logits"][:rows]  # type: ignore[no-any-return]
 
-    def unrolled(self, batch: Batch, steps: int, draws: Draws = GREEDY, exit: int | None = None) -> Unrolled:
-        """See `Executor.unrolled`. Tokens are drawn in float64, and their distributions returned."""
-        check_unrolled(steps, exit, self.config.layers)
-        made, status = self._unrolled(batch, steps, draws, exit)
+    def decode_steps(
+        self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
+    ) -> DecodedSteps:
+        """See `MultiStepExecutor`. Tokens are drawn in float64, and their distributions returned."""
+        check_steps(steps, exit, self.config.layers)
+        made, status = self._decode_steps(batch, steps, sampling, exit)
         check_sound(status)
         return made
 
-    def _unrolled(
-        self, batch: Batch, steps: int, draws: Draws = GREEDY, exit: int | None = None
-    ) -> tuple[Unrolled, int]:
+    def _decode_steps(
+        self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
+    ) -> tuple[DecodedSteps, int]:
         """The same, and the status of the kernel."""
         count, width, vocab = len(batch.seq_ids), self.config.hidden_size, self.config.vocab_size
         drawn = np.empty((steps, count), np.int64)
         logits = np.empty((steps, count, self._padded), np.float32)
-        probs = np.empty((steps, count, vocab if draws.kind != "maximum" else 0))
+        probs = np.empty((steps, count, vocab if sampling.kind != "maximum" else 0))
         stream = np.empty((0 if exit is None else batch.splits[-1], width), np.float32)
         later = np.empty((0 if exit is None else steps, count, width), np.float32)
         last = np.asarray(batch.splits[1:], np.int64) - 1
@@ -172,15 +179,15 @@ class NativeExecutor(NativePaged):
             rows = self._rows(batch, steps - (exit is None))
             status = self._call(
                 *(decoder_pass.decode, self._model, self._caches(batch), rows.record[:1], rows.record[1:]),
-                *(as_int64(batch.tokens), last, exit or self.config.layers, picks_of(draws, steps, count, vocab)),
+                *(as_int64(batch.tokens), last, exit or self.config.layers, picks_of(sampling, steps, count, vocab)),
                 *(drawn, logits, probs, stream, later),
                 rows=batch.splits[-1],
             )
         made, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
-        drawn_from = None if draws.kind == "maximum" else torch.from_numpy(probs)
+        drawn_from = None if sampling.kind == "maximum" else torch.from_numpy(probs)
         if exit is None:
-            return Unrolled(made, raw, laws=drawn_from), status
-        return Unrolled(made, raw, torch.from_numpy(stream), torch.from_numpy(later), drawn_from), status
+            return DecodedSteps(made, raw, probs=drawn_from), status
+        return DecodedSteps(made, raw, torch.from_numpy(stream), torch.from_numpy(later), drawn_from), status
 
     def memory(self) -> dict[str, int]:
         """Bytes: "weights" that a pass reads, "kv" of the blocks in use so far."""

@@ -16,7 +16,7 @@ from slipstream.backends.native.kernels.layer import FINE, NO_SUCH_POSITION, NO_
 from slipstream.backends.native.kernels.picks import MAXIMUM, NOISE, UNIFORMS, Picks
 from slipstream.backends.native.kernels.records import CACHE, ROW, ROWS
 from slipstream.backends.native.threads import Workspace, calls
-from slipstream.core.draws import Draws
+from slipstream.core.decode_steps import StepSampling
 from slipstream.errors import TargetError
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch
@@ -154,17 +154,21 @@ class NativePaged:
             return self._cache.read(seq_id, length)
 
 
-def picks_of(draws: Draws, steps: int, count: int, vocab: int) -> Picks:
+def picks_of(sampling: StepSampling, steps: int, count: int, vocab: int) -> Picks:
     """How K steps of B sequences pick among `vocab` ids."""
     inv_temperature, uniforms, noise = np.ones(count), np.empty((0, 0)), np.empty((0, 0, 0))
-    if draws.inv_temperature is not None:
-        inv_temperature = draws.inv_temperature.double().numpy()
-    if draws.uniforms is not None:
-        uniforms = draws.uniforms.double().contiguous().numpy()
-    elif draws.noise is not None:
-        noise = draws.noise.double().expand(steps, count, -1).contiguous().numpy()
+    if sampling.inv_temperature is not None:
+        inv_temperature = sampling.inv_temperature.double().numpy()
+    if sampling.uniforms is not None:
+        uniforms = sampling.uniforms.double().contiguous().numpy()
+    elif sampling.noise is not None:
+        noise = sampling.noise.double().expand(steps, count, -1).contiguous().numpy()
     return Picks(
-        _KINDS[draws.kind], vocab if draws.vocab is None else min(draws.vocab, vocab), inv_temperature, uniforms, noise
+        _KINDS[sampling.kind],
+        vocab if sampling.vocab is None else min(sampling.vocab, vocab),
+        inv_temperature,
+        uniforms,
+        noise,
     )
 
 

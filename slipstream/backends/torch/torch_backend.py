@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.backends.table import Medusa, Wish
+from slipstream.backends.table import RunSettings
 from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.backends.torch.torch_executor import TorchExecutor
+from slipstream.core.target import HeadHost
 from slipstream.errors import ParameterError
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_runtime import EagleRuntime
-from slipstream.heads.host import Host
 from slipstream.heads.medusa_heads import MedusaHeads
+from slipstream.heads.medusa_runtime import MedusaRuntime
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Executor
 from slipstream.models.weights import Weights
@@ -23,29 +24,29 @@ class TorchBackend:
     name = "torch"
     load_dtype = None
 
-    def check(self, wish: Wish) -> None:
-        if wish.kv_dtype is not None:
+    def check(self, settings: RunSettings) -> None:
+        if settings.kv_dtype is not None:
             raise ParameterError(
-                f"kv_dtype={wish.kv_dtype!r} was asked of the torch executor",
+                f"kv_dtype={settings.kv_dtype!r} was asked of the torch executor",
                 why="its KV cache has the dtype of its arithmetic",
                 fix="drop kv_dtype, or choose executor='native'",
             )
 
-    def refusal(self, config: DecoderConfig, wish: Wish) -> str | None:
+    def refusal(self, config: DecoderConfig, settings: RunSettings) -> str | None:
         return None
 
-    def executor(self, config: DecoderConfig, weights: Weights, wish: Wish) -> Executor:
-        self.check(wish)
-        if wish.threads is not None:
-            torch.set_num_threads(wish.threads)
-        return TorchExecutor(config, weights, wish.device, wish.quantize)
+    def executor(self, config: DecoderConfig, weights: Weights, settings: RunSettings) -> Executor:
+        self.check(settings)
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        return TorchExecutor(config, weights, settings.device, settings.quantize)
 
-    def eagle(self, head: EagleHead, host: Host, wish: Wish) -> EagleRuntime:
-        _refuse_quantize(wish.quantize)
+    def eagle(self, head: EagleHead, host: HeadHost, settings: RunSettings) -> EagleRuntime:
+        _refuse_quantize(settings.quantize)
         return TorchEagle(head)
 
-    def medusa(self, heads: MedusaHeads, wish: Wish) -> Medusa:
-        _refuse_quantize(wish.quantize)
+    def medusa(self, heads: MedusaHeads, settings: RunSettings) -> MedusaRuntime:
+        _refuse_quantize(settings.quantize)
         return heads
 
 

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.core.draws import GREEDY, Drawn, Draws
+from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.heads.eagle_head import EagleHead, Rotary
 from slipstream.heads.eagle_runtime import target_ids
-from slipstream.models.executor import Batch, check_unrolled
+from slipstream.models.executor import Batch, check_steps
 
 
 class TorchEagle:
@@ -41,14 +41,14 @@ class TorchEagle:
         return hidden[select], self.head.logits(x[select])
 
     @torch.inference_mode()
-    def chains(
+    def decode_steps(
         self,
         batch: Batch,
         features: Tensor,
         steps: int,
-        draws: Draws = GREEDY,
-    ) -> Drawn:
-        check_unrolled(steps)
+        sampling: StepSampling = ARGMAX,
+    ) -> DecodedSteps:
+        check_steps(steps)
         attend: _Attention | _Single = _Attention(self._pool, batch, steps - 1)
         last = [s - 1 for s in batch.splits[1:]]
         hidden, x = self.head(batch.tokens, self._fused(features, False), self._rotary(batch.positions), attend)
@@ -62,9 +62,9 @@ class TorchEagle:
                 hidden, x = self.head(self.ids[tokens[-1]], hidden, self._rotary(place + j), attend)
                 attend.advance()
             logits = self.head.logits(x)  # [B, draft_vocab]
-            tokens.append(draws.pick(logits, j))
+            tokens.append(sampling.pick(logits, j))
             scores.append(logits)
-        return Drawn(torch.stack(tokens), torch.stack(scores))
+        return DecodedSteps(torch.stack(tokens), torch.stack(scores))
 
     def release(self, seq_id: int) -> None:
         self._pool.release(seq_id)

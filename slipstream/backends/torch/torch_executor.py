@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.backends.torch.torch_linear import Linear, linear, repacks
+from slipstream.core.target import Runtime
 from slipstream.core.torch_threads import all_threads
 from slipstream.errors import ParameterError, TargetError
 from slipstream.models.config import DecoderConfig
@@ -36,7 +37,9 @@ class TorchExecutor:
     quantize  None, or "int8": weights of the linear layers in int8, activations in 8 bits a row (CPU, float32).
     """
 
-    name = "torch"
+    torch_threads = None
+    multi_step = None
+    packed_embedding = None
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class TorchExecutor:
         quantize: str | None = None,
     ):
         self.config, self.device, self.dtype = config, torch.device(device), weights.dtype
+        self.runtime = Runtime("torch", self.dtype, quantize)
         check_settings(quantize)
         if quantize and (self.device.type != "cpu" or self.dtype != torch.float32):
             raise ParameterError(

@@ -178,7 +178,7 @@ def test_a_draft_in_one_call_equals_one_pass_a_step(form: str) -> None:
         begin(model, TOGETHER + b, text[:-2])
     batch = forest([(TOGETHER + b, len(text) - 2, text[-2:], []) for b, text in enumerate(texts)])
     for threads in (1, 3):
-        made = on_threads(model, threads).unrolled(batch, 5)
+        made = on_threads(model, threads).decode_steps(batch, 5)
         for b, text in enumerate(texts):
             drafted = made.tokens[:, b].tolist()
             begin(on_threads(model, 1), ALONE, text[:-2])

@@ -21,9 +21,9 @@ from slipstream.backends.native import packed_weights as native_weights
 from slipstream.backends.native.kernels import decoder_pass, processor
 from slipstream.backends.native.native_executor import NativeExecutor, steps_worth_a_call
 from slipstream.backends.native.packed_weights import MOST_COLUMNS, check_supported, matrix_values, refusal
-from slipstream.backends.table import choose, resolve_wish
+from slipstream.backends.table import choose, resolve_settings
 from slipstream.backends.torch.torch_executor import TorchExecutor
-from slipstream.core.draws import COLD, GREEDY, Draws
+from slipstream.core.decode_steps import ARGMAX, ARGMAX_INV_TEMPERATURE, StepSampling
 from slipstream.errors import ParameterError, TargetError, UnsupportedModelError
 from slipstream.models.executor import Batch, Executor
 from slipstream.models.weights import Weights
@@ -94,7 +94,7 @@ def prefilled(model: Executor, texts: list[list[int]], pending: int = 2) -> Batc
     return together(texts, pending)
 
 
-def stepwise(model: TorchExecutor, text: list[int], steps: int, draws: Draws) -> tuple[list[int], Tensor]:
+def stepwise(model: TorchExecutor, text: list[int], steps: int, draws: StepSampling) -> tuple[list[int], Tensor]:
     """Tokens and logits [K, V] of one sequence."""
     model.release(0)
     tokens, logits = list(text), []
@@ -105,22 +105,22 @@ def stepwise(model: TorchExecutor, text: list[int], steps: int, draws: Draws) ->
     return tokens[len(text) :], torch.stack(logits)
 
 
-def numbers(kind: str, vocab: int | None = None) -> Draws:
+def numbers(kind: str, vocab: int | None = None) -> StepSampling:
     u = torch.rand(4, len(TEXTS), VOCAB, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     heat = torch.tensor([0.7, 2.0, 0.1], dtype=torch.float64)
     if kind == "maximum":
-        return Draws(vocab=vocab)
+        return StepSampling(vocab=vocab)
     if kind == "uniforms":
-        return Draws(heat, u[..., 0], vocab=vocab)
-    return Draws(heat, noise=-(-u.log()).log(), vocab=vocab)
+        return StepSampling(heat, u[..., 0], vocab=vocab)
+    return StepSampling(heat, noise=-(-u.log()).log(), vocab=vocab)
 
 
-def alone(draws: Draws, b: int) -> Draws:
+def alone(draws: StepSampling, b: int) -> StepSampling:
     def column(x: Tensor | None) -> Tensor | None:
         return None if x is None else x[:, b : b + 1]
 
     heat = None if draws.inv_temperature is None else draws.inv_temperature[b : b + 1]
-    return Draws(heat, column(draws.uniforms), column(draws.noise), draws.vocab)
+    return StepSampling(heat, column(draws.uniforms), column(draws.noise), draws.vocab)
 
 
 # --- logits ----------------------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def test_a_random_session_equals_the_torch_executor(shape: str, threads: int) ->
 def test_a_chain_equals_one_forward_a_step(shape: str, form: str, kind: str, vocab: int | None) -> None:
     texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
     draws, model = numbers(kind, vocab), native(shape, form)
-    made = model.unrolled(prefilled(model, texts), 4, draws)
+    made = model.decode_steps(prefilled(model, texts), 4, draws)
     for b, text in enumerate(texts):
         want, logits = stepwise(oracle(shape, form), text, 4, alone(draws, b))
         assert made.tokens[:, b].tolist() == want
@@ -338,30 +338,30 @@ def test_a_chain_equals_one_forward_a_step(shape: str, form: str, kind: str, voc
 def test_distributions_are_those_of_the_logits_in_float64(kind: str) -> None:
     texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
     draws, model = numbers(kind, VOCAB - 5), native(form="float16")
-    made = model.unrolled(prefilled(model, texts), 4, draws)
-    assert made.laws is not None
+    made = model.decode_steps(prefilled(model, texts), 4, draws)
+    assert made.probs is not None
     assert draws.inv_temperature is not None
     want = torch.softmax(made.logits[..., : VOCAB - 5].double() * draws.inv_temperature[None, :, None], -1)
-    assert torch.allclose(made.laws[..., : VOCAB - 5], want, rtol=1e-12, atol=0)
-    assert not made.laws[..., VOCAB - 5 :].any()
-    assert bool((made.laws.gather(-1, made.tokens[..., None]) > 0).all())
-    assert model.unrolled(together(texts), 4).laws is None
+    assert torch.allclose(made.probs[..., : VOCAB - 5], want, rtol=1e-12, atol=0)
+    assert not made.probs[..., VOCAB - 5 :].any()
+    assert bool((made.probs.gather(-1, made.tokens[..., None]) > 0).all())
+    assert model.decode_steps(together(texts), 4).probs is None
 
 
 @pytest.mark.parametrize("form", ["float16", "w8a8"])
 def test_a_chain_is_the_same_bit_for_bit_alone_and_in_company(form: str) -> None:
     texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
     draws, model = numbers("uniforms"), native(form=form)
-    company = model.unrolled(prefilled(model, texts), 4, draws)
+    company = model.decode_steps(prefilled(model, texts), 4, draws)
     for b, text in enumerate(texts):
-        one = model.unrolled(chain(b, len(text) - 2, text[-2:], [1]), 4, alone(draws, b))
+        one = model.decode_steps(chain(b, len(text) - 2, text[-2:], [1]), 4, alone(draws, b))
         assert torch.equal(one.tokens[:, 0], company.tokens[:, b])
         assert torch.equal(one.logits[:, 0], company.logits[:, b])
 
 
 def test_the_keys_and_values_of_every_token_but_the_last_are_there() -> None:
     text, model, reference = ids(62, 5), native(form="float16"), oracle(form="float16")
-    made = model.unrolled(prefilled(model, [text]), 5)  # the chain goes on into a new block of the cache
+    made = model.decode_steps(prefilled(model, [text]), 5)  # the chain goes on into a new block of the cache
     whole = text + made.tokens[:-1, 0].tolist()
     reference.forward(chain(0, 0, whole))
     near(model.kv(0, len(whole)), reference.kv(0, len(whole)))
@@ -369,7 +369,7 @@ def test_the_keys_and_values_of_every_token_but_the_last_are_there() -> None:
 
 def test_an_exit_returns_the_stream_of_every_token_and_writes_the_KV_of_its_layers() -> None:
     model, text = native(), ids(20)
-    made = model.unrolled(chain(8, 0, text), 3, exit=1)
+    made = model.decode_steps(chain(8, 0, text), 3, exit=1)
     assert made.hidden is not None
     assert made.later is not None
     whole = text + made.tokens[:, 0].tolist()
@@ -384,8 +384,11 @@ def test_an_exit_returns_the_stream_of_every_token_and_writes_the_KV_of_its_laye
 def test_a_greedy_sequence_among_drawn_ones_has_its_first_maximum() -> None:
     """And a uniform next to 1 names a token."""
     batch = forest([(0, 0, [3], []), (1, 0, [4], [])])
-    heat, u = torch.tensor([COLD, 0.01], dtype=torch.float64), torch.tensor([[0.0, 1 - 2.0**-53]] * 3).double()
-    made = native(form="float16").unrolled(batch, 3, Draws(heat, u))
+    heat, u = (
+        torch.tensor([ARGMAX_INV_TEMPERATURE, 0.01], dtype=torch.float64),
+        torch.tensor([[0.0, 1 - 2.0**-53]] * 3).double(),
+    )
+    made = native(form="float16").decode_steps(batch, 3, StepSampling(heat, u))
     assert made.tokens[:, 0].tolist() == made.logits[:, 0].argmax(-1).tolist()
     assert made.tokens[:, 1].tolist() == [VOCAB - 1] * 3
 
@@ -393,21 +396,23 @@ def test_a_greedy_sequence_among_drawn_ones_has_its_first_maximum() -> None:
 def test_each_sequence_has_its_own_temperature() -> None:
     noise = torch.zeros(1, 1, VOCAB)
     noise[:, :, 7] = 100.0
-    draws = Draws(torch.tensor([0.0, 1e9]), noise=noise)
-    made = native().unrolled(forest([(0, 0, [3], []), (1, 0, [4], [])]), 1, draws)
+    draws = StepSampling(torch.tensor([0.0, 1e9]), noise=noise)
+    made = native().decode_steps(forest([(0, 0, [3], []), (1, 0, [4], [])]), 1, draws)
     assert made.tokens.tolist() == [[7, int(made.logits[0, 1].argmax())]]
     assert int(made.logits[0, 1].argmax()) != 7
 
 
 def test_minus_infinity_forbids_a_token_and_of_equal_scores_the_first_wins() -> None:
     model = native()
-    best, noise = int(model.unrolled(chain(0, 0, [3, 4]), 1).tokens), torch.zeros(1, 1, VOCAB)
+    best, noise = int(model.decode_steps(chain(0, 0, [3, 4]), 1).tokens), torch.zeros(1, 1, VOCAB)
     noise[:, :, best] = -torch.inf
-    made = model.unrolled(chain(0, 0, [3, 4]), 1, Draws(noise=noise))
+    made = model.decode_steps(chain(0, 0, [3, 4]), 1, StepSampling(noise=noise))
     assert int(made.tokens) == int((made.logits + noise).argmax()) != best
     noise = torch.full((2, 1, VOCAB), -1e9)
     noise[:, :, [5, 40, 41]] = 0.0
-    drawn = model.unrolled(chain(0, 0, [3, 4]), 2, Draws(torch.zeros(1), noise=noise)).tokens  # only noise counts
+    drawn = model.decode_steps(
+        chain(0, 0, [3, 4]), 2, StepSampling(torch.zeros(1), noise=noise)
+    ).tokens  # only noise counts
     assert drawn.flatten().tolist() == [5, 5]
 
 
@@ -425,7 +430,7 @@ def test_more_steps_exits_layers_and_taps_than_there_are_are_refused() -> None:
     model, batch = native(), chain(0, 0, [3, 4])
     for steps, exit in ((0, None), (2, 0), (2, 3)):
         with pytest.raises(TargetError):
-            model.unrolled(batch, steps, GREEDY, exit)
+            model.decode_steps(batch, steps, ARGMAX, exit)
     for taps, layers in (((), (0, 3)), ((), (1, 1)), ((5,), None), ((0,), (1, 2)), ((), (1, 2))):
         with pytest.raises(TargetError):
             model.forward(batch, taps, layers)
@@ -433,7 +438,7 @@ def test_more_steps_exits_layers_and_taps_than_there_are_are_refused() -> None:
 
 def chosen(config: Any, executor: str, dtype: Any, device: str, quantize: str | None = None) -> str:
     """Name of the backend that runs a decoder with these settings."""
-    return choose(config, executor, resolve_wish(executor, dtype, device, quantize)).name
+    return choose(config, executor, resolve_settings(executor, dtype, device, quantize)).name
 
 
 def test_what_the_kernels_do_not_run_is_refused_by_name_and_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,9 +543,9 @@ def test_what_is_compiled_on_loading_is_all_that_is_ever_needed(form: str) -> No
     before = compiled()
     assert before == [1, 1]
     batch = prefilled(model, [ids(n) for n in TEXTS])
-    for draws in (GREEDY, numbers("uniforms"), numbers("noise", VOCAB - 6)):
-        model.unrolled(batch, 4, draws)
-        model.unrolled(batch, 4, draws, exit=1)
+    for draws in (ARGMAX, numbers("uniforms"), numbers("noise", VOCAB - 6)):
+        model.decode_steps(batch, 4, draws)
+        model.decode_steps(batch, 4, draws, exit=1)
     lower = model.forward(tree(9, 0, ids(5), TREE), (0, 1), (0, 1))
     model.forward(tree(9, 0, ids(5), TREE), (-1,), (1, 2), lower.hidden)
     model.forward(chain(9, 0, ids(5), []))

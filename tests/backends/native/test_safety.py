@@ -55,7 +55,7 @@ def test_a_token_outside_of_the_vocabulary_is_an_error_and_nothing_is_read(shape
                 model.forward(batch)
             if all(t is None for t in batch.trees):
                 with pytest.raises(TargetError, match="outside of the model's embedding"):
-                    model.unrolled(batch, 2)
+                    model.decode_steps(batch, 2)
     assert torch.equal(model.forward(chain(0, 0, text)).logits, want)
     assert model.forward(chain(0, 0, [VOCAB - 1, 0])).logits.isfinite().all()
 
@@ -68,8 +68,8 @@ def test_a_learned_position_beyond_the_last_one_is_an_error() -> None:
         with pytest.raises(TargetError, match="behind the last one"):
             model.forward(batch)
     with pytest.raises(TargetError, match="behind the last one"):
-        model.unrolled(chain(0, 17, text[17:19]), 3)
-    model.unrolled(chain(0, 17, text[17:19]), 2)
+        model.decode_steps(chain(0, 17, text[17:19]), 3)
+    model.decode_steps(chain(0, 17, text[17:19]), 2)
     negative = Batch([0], torch.tensor([3]), [-1], [0, 1], [0], [None], [0], [20])
     with pytest.raises(TargetError, match="behind the last one"):
         model.forward(negative)
@@ -89,16 +89,16 @@ def test_a_head_refuses_tokens_outside_of_its_embedding(version: int, own: bool)
     runtime = NativeEagle(head(made))
     width = len(made.taps) * made.target_hidden
     batch = forest([(0, 0, [3, 4, 5], [])])
-    fine = runtime.chains(_last(batch), torch.ones(3, width), 2)[1].clone()
+    fine = runtime.decode_steps(_last(batch), torch.ones(3, width), 2)[1].clone()
     for token in (-1, 40, 45, 1040, 1 << 40):
         bad = _last(forest([(0, 0, [3, token, 5], [])]))
         with pytest.raises(TargetError, match="outside of the model's embedding"):
-            runtime.chains(bad, torch.ones(3, width), 2)
+            runtime.decode_steps(bad, torch.ones(3, width), 2)
         with pytest.raises(TargetError, match="outside of the model's embedding"):
             runtime.extend(bad, torch.ones(3, width))
         with pytest.raises(TargetError, match="outside of the model's embedding"):
             runtime.extend(bad, torch.ones(3, made.hidden_size), own=True)
-    assert torch.equal(runtime.chains(_last(batch), torch.ones(3, width), 2)[1], fine)
+    assert torch.equal(runtime.decode_steps(_last(batch), torch.ones(3, width), 2)[1], fine)
 
 
 def _last(batch: Batch) -> Batch:
@@ -111,7 +111,7 @@ def test_hidden_states_that_overflow_are_refused() -> None:
     row = (ctypes.c_float * (5 * int(embed["width"]))).from_address(int(embed["values"]))
     row[4 * int(embed["width"])] = math.inf  # of token 4
     with pytest.raises(TargetError, match="not finite"):
-        model.unrolled(chain(0, 0, [3, 4]), 2)
+        model.decode_steps(chain(0, 0, [3, 4]), 2)
     with pytest.raises(TargetError, match="not finite"):
         Decoder(model).run([Sequence([3, 4])], _no_draft())
     out = model.forward(forest([(0, 0, [3, 4], []), (1, 0, [3, 5], [])])).logits

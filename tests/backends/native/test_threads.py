@@ -317,7 +317,7 @@ try:
 except KeyboardInterrupt:
     assert time.monotonic() - began < 3, time.monotonic() - began
 assert torch.equal(model.executor.forward(chain(1, 0, ids(50))).logits, fresh)
-assert torch.equal(model.executor.unrolled(chain(2, 0, ids(50)), 1).logits[0, 0], fresh[-1])
+assert torch.equal(model.executor.decode_steps(chain(2, 0, ids(50)), 1).logits[0, 0], fresh[-1])
 print("fine")
 """
 

@@ -1,4 +1,4 @@
-"""How a call that decodes several tokens picks them: see `core.draws.Draws`."""
+"""How a call that decodes several tokens picks them: see `core.decode_steps.StepSampling`."""
 
 from __future__ import annotations
 

@@ -372,5 +372,5 @@ def test_auto_falls_back_to_torch_and_says_so(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert Decoder.load(checkpoint("llama"), device="cpu").executor.name == "torch"
+    assert Decoder.load(checkpoint("llama"), device="cpu").executor.runtime.backend == "torch"
     assert caplog.text.count("Numba is not installed): torch runs it instead") == 1

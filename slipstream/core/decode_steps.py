@@ -1,4 +1,7 @@
-"""`Draws` and `Drawn`: how a call that decodes several steps at once picks its tokens, and what it returns."""
+"""`StepSampling` and `DecodedSteps`: how a call that decodes several steps picks its tokens, and what it returns.
+
+Targets, executors, EAGLE heads and drafters all name such a call `decode_steps`.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-COLD = 1e30
-"""inv_temperature of a greedy sequence among sampled ones: its law is then a point mass at the first maximum, which a
-uniform of 0 finds."""
+ARGMAX_INV_TEMPERATURE = 1e30
+"""inv_temperature of a greedy sequence among sampled ones: its distribution is then a point mass at the first maximum,
+which a uniform of 0 finds."""
 
 
 @dataclass(frozen=True, eq=False)
-class Draws:
-    """For K steps of B sequences. With neither uniforms nor noise every pick is the first maximum.
+class StepSampling:
+    """How K tokens of each of B sequences are picked. With neither uniforms nor noise: the first maximum.
 
     inv_temperature  [B], float64; None is 1 for all.
     uniforms  [K, B] in [0, 1): the first token whose cumulated softmax(logits * inv_temperature) exceeds it.
@@ -31,7 +34,7 @@ class Draws:
 
     @property
     def kind(self) -> str:
-        """What a graph has to be made for: "maximum", "uniforms" or "noise"."""
+        """How tokens are picked: "maximum", "uniforms" or "noise"."""
         return "uniforms" if self.uniforms is not None else "maximum" if self.noise is None else "noise"
 
     def pick(self, logits: Tensor, j: int) -> Tensor:
@@ -46,17 +49,21 @@ class Draws:
         return (x if self.noise is None else x + self.noise[j].to(x)[..., : self.vocab]).argmax(-1)
 
 
-GREEDY = Draws()
+ARGMAX = StepSampling()
 
 
-class Drawn(NamedTuple):
+class DecodedSteps(NamedTuple):
     """K tokens of each of B sequences.
 
-    tokens, logits  int64 [K, B] and [K, B, V'], raw; valid until the next run.
-    laws            float64 [K, B, V'] that each was drawn from, if they were drawn in float64, the first maximum aside;
-                    None if they were drawn in the logits' own precision. The caller's to keep.
+    tokens  int64 [K, B]. logits: [K, B, V'], raw. Both valid until the next call.
+    probs   float64 [K, B, V'] that each token was drawn from, if the call drew in float64; None if it took the first
+            maximum, or drew in the logits' own precision. The caller's to keep.
+    hidden  where the layers were left early, the residual stream there, [M, d] of the rows that were pending ...
+    later   ... and [K, B, d] of the new tokens. Both valid until the next call.
     """
 
     tokens: Tensor
     logits: Tensor
-    laws: Tensor | None = None
+    probs: Tensor | None = None
+    hidden: Tensor | None = None
+    later: Tensor | None = None
