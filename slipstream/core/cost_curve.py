@@ -1,8 +1,8 @@
-"""What a forward of the target costs by the number of rows that it checks: the curve on which draft lengths, tree
-sizes and every prediction of the laboratory rest.
+"""Time of one target forward by the number of rows that it verifies. Draft lengths, tree sizes and all predictions of
+the lab are computed from this curve.
 
-Decoding is bound by memory as long as few rows share one reading of the weights, so the curve is flat at first and
-turns up where arithmetic takes over. Where it turns is a property of the machine: it is measured, not assumed.
+Decoding is memory-bound while few rows share one read of the weights, so the curve is flat at first and rises where
+arithmetic takes over. Where it rises is a property of the machine: it is measured, not assumed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from slipstream.errors import ParameterError
 
 @dataclass(frozen=True)
 class CostCurve(Strict):
-    """seconds[i] is the time of a forward over rows[i] rows (guesses plus one for each sequence); linear between
-    the points, and beyond the last with the slope of the last piece.
+    """seconds[i] is the time of a forward over rows[i] rows (draft tokens plus one for each sequence); linear between
+    the points, and beyond the last with the slope of the last segment.
 
     rows  increasing, beginning with 1.
     """
@@ -30,15 +30,17 @@ class CostCurve(Strict):
         if not self.rows or self.rows[0] != 1 or list(self.rows) != sorted(set(self.rows)):
             raise ParameterError(f"rows of a cost curve are {self.rows}", fix="give increasing numbers from 1 on")
         if len(self.seconds) != len(self.rows) or not all(0 < s < float("inf") for s in self.seconds):
-            raise ParameterError(f"{self.seconds} are no times of {len(self.rows)} forwards", fix="give one each, > 0")
+            raise ParameterError(
+                f"seconds of a cost curve are {self.seconds} for {len(self.rows)} row counts", fix="give one each, > 0"
+            )
 
     @staticmethod
     def flat(row_cost: float = 0.05) -> CostCurve:
-        """One row costs 1, each further one `row_cost` of that: the assumption where nothing was measured."""
+        """One row costs 1, each further row `row_cost`: the assumption where nothing was measured."""
         return CostCurve((1, 2), (1.0, 1.0 + row_cost))
 
     def __call__(self, rows: float) -> float:
-        """Seconds of a forward over so many rows, at least those of one row."""
+        """Seconds of a forward over `rows` rows; fewer than one count as one."""
         if len(self.rows) == 1:
             return self.seconds[0]
         rows = max(rows, 1)
@@ -48,20 +50,20 @@ class CostCurve(Strict):
         return self.seconds[i - 1] + slope * (rows - left)
 
     def relative(self, rows: float) -> float:
-        """Cost of so many rows in units of one row's."""
+        """Cost of `rows` rows in units of one row."""
         return self(rows) / self.seconds[0]
 
     def jump(self, batch: int = 1) -> float:
-        """What the first guess for each of `batch` sequences costs beyond any further one, in units of a plain step:
-        where the number of rows changes, a runtime may prepare its kernels anew. Going back to plain decoding costs as
-        much again."""
+        """What the first draft token for each of `batch` sequences costs beyond a further one, in units of a plain
+        step: when the number of rows changes, a runtime may prepare its kernels anew. Going back to plain decoding
+        costs the same again."""
         first, second = self(2 * batch) - self(batch), self(3 * batch) - self(2 * batch)
         return max(0.0, first - second) / self(batch)
 
     @staticmethod
     def monotone(rows: Seq[int], seconds: Seq[float]) -> CostCurve:
-        """The curve nearest to measured points on which more rows never cost less: points that fall, as noise makes
-        them, are replaced by their mean (isotonic regression by pooling adjacent violators)."""
+        """The nearest curve to the measured points on which more rows never cost less: decreasing points, an effect of
+        noise, are replaced by their mean (isotonic regression by pooling adjacent violators)."""
         pools: list[tuple[float, int]] = []  # mean of so many points, increasing
         for s in seconds:
             mean, count = s, 1

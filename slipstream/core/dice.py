@@ -1,9 +1,9 @@
 """`Dice`: where verification takes its random choices from.
 
-Verification never touches a random number itself: it asks for "accept with this probability", "choose from this
-law" or "pick with the shared noise". In production the answers come from each sequence's own stream. The proofs
-hand in dice that branch over every answer and weigh each branch with its probability instead, so that the code
-proven is the code that runs.
+Verification never draws a random number itself. It asks to accept with a probability, to choose from a distribution, or
+to pick with the shared noise. In production the answers come from each sequence's own stream. The proofs pass dice that
+branch over every possible answer and weigh each branch with its probability, so the code that is proven is the code
+that runs.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class Dice:
 
     def accept(self, probability: Seq[float]) -> list[bool]:
         """[B] -> [B]: True with the given probability; values above 1 are certain, 0 and NaN never happen (the test is
-        strict: a uniform of exactly 0 does not accept an impossible token). On the host, where trees are walked: a
-        number or two of each sequence are not worth a kernel."""
+        strict: a uniform of exactly 0 does not accept an impossible token). Computed on the host, where trees are
+        walked."""
         self._turn += 1
         return [u < p for u, p in zip(self._uniforms(self._turn).tolist(), probability, strict=True)]
 
     def choose(self, law: Tensor) -> Tensor:
-        """[B, V] (rows sum to 1) -> int64 [B]: a token of each row, by inversion of its distribution function."""
+        """[B, V] (rows sum to 1) -> int64 [B]: a token of each row, by inverse-CDF sampling."""
         return invert(law, torch.from_numpy(self._uniforms(0)).to(law.device))
 
     def pick(self, law: Tensor, owner: Seq[int], depth: Seq[int]) -> Tensor:
-        """[R, V] -> int64 [R]: argmax(log law + noise), the noise of row r being that of position
-        `positions[owner[r]] + depth[r]` of sequence `owner[r]` (Gumbel-max)."""
+        """[R, V] -> int64 [R]: argmax(log probs + noise) with the noise of position `positions[owner[r]] + depth[r]` of
+        sequence `owner[r]` for row r (Gumbel-max)."""
         vocab = law.shape[-1]
         noise = np.stack(
             [self._streams[b].gumbel(self._positions[b] + d, vocab) for b, d in zip(owner, depth, strict=True)]
@@ -70,21 +70,21 @@ class Dice:
 
 
 def invert(law: Tensor, u: Tensor) -> Tensor:
-    """Inverse-CDF sampling: law [B, V], u [B] in [0, 1) -> int64 [B], the first token whose cumulated law exceeds u.
+    """Inverse-CDF sampling: probs [B, V], u [B] in [0, 1) -> int64 [B], the first token whose cumulative probability
+    exceeds u.
 
-    The cumulative sum is divided by its own end, so that it ends in exactly 1 and no token of probability zero,
-    behind the last possible one included, can be drawn.
+    The cumulative sum is divided by its last entry, so it ends in exactly 1 and no token of probability 0 can be drawn.
     """
     total = law.cumsum(-1)  # [B, V]
     return torch.searchsorted(total / total[:, -1:], u[:, None].contiguous(), right=True)[:, 0]
 
 
 def guess(law: Tensor, seqs: Seq[Sequence], depth: int) -> Tensor:
-    """Sample guesses for a drafter: law [B, V] of the guess `depth` places behind each sequence's next token
-    (0: the next token itself) -> int64 [B].
+    """Sample draft tokens: probs [B, V] for the token `depth` places after each sequence's next token (0: the next
+    token itself) -> int64 [B].
 
-    Under the rule `coupled` the guess is picked with the noise that the target will use at that position, so that
-    near laws give equal tokens. Otherwise the draw is independent of everything that verification will draw.
+    Under the rule `coupled` the token is picked with the noise that the target will use at that position, so that
+    similar distributions give equal tokens. Otherwise the draw is independent of everything that verification draws.
     """
     tokens = torch.empty(len(seqs), dtype=torch.int64)
     for b, seq in enumerate(seqs):

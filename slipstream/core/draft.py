@@ -1,10 +1,10 @@
 """`Draft`, what a drafter proposes, and `Verdict`, what verification made of it.
 
-A draft is a *forest*: for every sequence of the batch, any number of guesses that hang below the sequence's
-last pending token. A chain is the tree with one child everywhere; no guess at all is the empty tree, and a
-step with an empty draft is plain decoding.
+A draft is a *forest*: for every sequence of the batch, a tree of draft tokens below the sequence's last pending token.
+A chain is the tree with one child everywhere; no draft token at all is the empty tree, and a step with an empty draft
+is plain decoding.
 
-    "the" is pending; the drafter guesses            tokens  = [cat, dog, sat, ran, sat]
+    "the" is pending; the drafter proposes           tokens  = [cat, dog, sat, ran, sat]
                                                       parents = [ -1,  -1,   0,   0,   1]
          the ─┬─ cat(0) ─┬─ sat(2)                    splits  = [0, 5]
               │          └─ ran(3)
@@ -28,18 +28,19 @@ from slipstream.errors import DraftError
 
 @dataclass(frozen=True)
 class Draft:
-    """A packed forest of guesses over a batch of B sequences, N nodes in all.
+    """A packed forest of draft tokens for a batch of B sequences, N nodes in all.
 
     tokens   int64 [N], on the target's device.
     parents  N host integers: the parent's index within the same sequence, smaller than the node's own;
-             -1 hangs below the last pending token. Siblings are tried in the order in which they stand.
+             -1 for children of the last pending token. Siblings are tried in this order.
     splits   B+1 host integers: sequence b owns the nodes splits[b]:splits[b+1].
-    q        [N, V], the law that each guess *was sampled from*: after every filter, and without the earlier
-             siblings where siblings are drawn without replacement. None means that every guess was chosen
-             deterministically (a point mass); a deterministic node beside sampled ones has a one-hot row.
-    votes    N host booleans; False marks a node that rides along but may not be accepted (with all below it).
+    q        [N, V], the distribution that each draft token *was sampled from*: after every filter, and without the
+             earlier siblings if siblings are drawn without replacement. None: every token was chosen deterministically
+             (a point mass). Among sampled nodes, a deterministic one has a one-hot row.
+    acceptable  N host booleans; False marks a node that is run but may not be accepted, nor anything below it.
+             None: all may be.
 
-    Structure lives on the host because every drafter knows it there; only token values may come from a device.
+    The structure is on the host because every drafter knows it there; only token values may come from a device.
     """
 
     tokens: Tensor
@@ -51,7 +52,7 @@ class Draft:
     @staticmethod
     @cache
     def empty(batch: int, device: torch.device | str = "cpu") -> Draft:
-        """No guess for any of `batch` sequences: a step with it is plain decoding."""
+        """No draft token for any of `batch` sequences: a step with it is plain decoding."""
         return Draft(torch.empty(0, dtype=torch.int64, device=device), (), (0,) * (batch + 1))
 
     @staticmethod
@@ -63,7 +64,7 @@ class Draft:
         votes: Seq[bool] | None = None,
         device: torch.device | str = "cpu",
     ) -> Draft:
-        """A draft of token ids that the host knows: nobody will ask the device for them again."""
+        """A draft whose token ids the host knows: they are not copied back from the device."""
         if not ids:
             return Draft.empty(len(splits) - 1, device)
         draft = Draft(torch.tensor(ids, dtype=torch.int64, device=device), parents, splits, q, votes)
@@ -114,11 +115,11 @@ class Draft:
 
     @cached_property
     def parent_rows(self) -> list[int]:
-        """The packed row of each node's parent, in the logits and laws [B + N, V] of the target (see `verify`)."""
+        """The packed row of each node's parent in the target's logits [B + N, V] (see `TargetOut`)."""
         return [self.splits[b] + b + 1 + self.parents[i] for b in range(self.batch) for i in self.nodes(b)]
 
     def children(self, b: int) -> dict[int, list[int]]:
-        """Voting children of each node of sequence `b`, in order; -1 is the last pending token."""
+        """Acceptable children of each node of sequence `b`, in order; -1 is the last pending token."""
         out: dict[int, list[int]] = {}
         start = self.splits[b]
         for i in self.nodes(b):
@@ -137,7 +138,7 @@ class Draft:
     def check(self, budget: Seq[int], vocab_size: int, max_nodes: int) -> None:
         """Raise `DraftError` unless this is a well-formed draft within its budget.
 
-        budget: deepest guess allowed for each sequence. Costs little beside verification, so it runs on every draft.
+        budget: greatest depth allowed for each sequence. Checking costs little, so every draft is checked.
         """
         n, splits = len(self.parents), list(self.splits)
         if len(splits) != len(budget) + 1 or splits[0] != 0 or splits[-1] != n or splits != sorted(splits):
@@ -156,7 +157,7 @@ class Draft:
                 if not -1 <= self.parents[i] < i - start:
                     raise DraftError(f"node {i - start} of sequence {b} has parent {self.parents[i]}")
                 if not 0 <= self.ids[i] < vocab_size:
-                    raise DraftError(f"node {i - start} guesses id {self.ids[i]}, vocabulary is {vocab_size}")
+                    raise DraftError(f"node {i - start} has id {self.ids[i]}, the vocabulary is 0..{vocab_size - 1}")
         for b, depth in enumerate(budget):
             if max(self.depths[splits[b] : splits[b + 1]], default=0) > depth:
                 raise DraftError(f"sequence {b} is drafted deeper than its budget of {depth}")
@@ -164,25 +165,25 @@ class Draft:
             self._check_q(self.q, vocab_size)
 
     def _check_q(self, q: Tensor, vocab_size: int) -> None:
-        """A row that is no law, or that could not have drawn its guess, would bias the output."""
+        """A row that is no distribution, or from which its token cannot have been drawn, would bias the output."""
         if q.shape != (len(self), vocab_size) or q.dtype != torch.float64:
             raise DraftError(f"q is {q.dtype} {tuple(q.shape)}, expected float64 ({len(self)}, {vocab_size})")
         drawn = q.gather(1, self.tokens[:, None])[:, 0]  # [N]
-        rows = torch.stack([drawn, q.amin(-1), q.sum(-1)], 1).tolist()  # plain numbers: one look at the device
+        rows = torch.stack([drawn, q.amin(-1), q.sum(-1)], 1).tolist()  # one synchronisation for all
         for i, (chance, least, total) in enumerate(rows):
-            if not (chance > 0 and least >= 0 and abs(total - 1) < 1e-9):  # nor is any of it so where there is a NaN
-                raise DraftError(f"row {i} of q is not a law from which its guess can be drawn")
+            if not (chance > 0 and least >= 0 and abs(total - 1) < 1e-9):  # true of NaN, too
+                raise DraftError(f"row {i} of q is not a distribution from which its token can be drawn")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which guesses stand, and what comes next.
+    """Which draft tokens are accepted, and which token follows them.
 
     path    for each sequence, the accepted nodes from the root down, counted within the sequence.
-    next    for each sequence, the token that follows: the correction after a rejection, the bonus token after
-            a draft accepted whole, or the last token of all when a stop cut the run. It has no KV yet.
+    next    for each sequence, the token that follows: resampled after a rejection, the bonus token if the whole draft
+            was accepted, or the last token of the text if a stop cut it. It has no KV yet.
     finish  for each sequence, why it ended with `next`, or None. Filled in by `stop`.
-    cut     for each sequence, True if `next` is a guess that stood: a stop ended the sequence on it.
+    cut     for each sequence, True if `next` is an accepted draft token: a stop ended the sequence on it.
     """
 
     path: list[list[int]]
@@ -191,10 +192,10 @@ class Verdict:
     cut: list[bool]
 
     def accepted(self, b: int) -> int:
-        """How many guesses of sequence `b` stand in the output."""
+        """How many draft tokens of sequence `b` are accepted."""
         return len(self.path[b]) + self.cut[b]
 
     def run(self, draft: Draft, b: int) -> list[int]:
-        """The tokens that sequence `b` gains from this verdict: its accepted guesses, then `next`."""
+        """The tokens that sequence `b` gains: its accepted draft tokens, then `next`."""
         start = draft.splits[b]
         return [draft.ids[start + node] for node in self.path[b]] + [self.next[b]]

@@ -1,15 +1,15 @@
 """Several steps of plain decoding in one call of the target.
 
-Between two forwards of a small model Python takes a fifth of the time, a third where it samples. Where nothing is
-drafted and a token depends on nothing but the target's logits and a number that is known beforehand, nothing has to be
-decided between the forwards: the target runs several steps on end, picks each token itself, and feeds it to the next.
-What `step` does after a forward is then done here, once for each of them:
+Between two forwards of a small model, Python takes a fifth of the time, and a third when sampling. If nothing is
+drafted and a token depends only on the target's logits and a random number that is known beforehand, nothing has to be
+decided between the forwards: the target runs several steps in one call, picks each token itself, and feeds it to the
+next step. What `step` does after a forward is then done here, once for each of them:
 
     pending token   t
     one call        a b c d         logits [4, V], KV of t a b c
-    replayed        a, then b, which is a stop id: the sequence ends on b; c and d were run in vain
+    replayed        a, then b, which is a stop id: the sequence ends on b; c and d are discarded
 
-So the text, its counters and what drafters are shown are those of one step at a time.
+So text, counters and what drafters observe are those of single steps.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ def stride(seqs: Seq[Sequence], multi_step: MultiStep | None, drafter: Drafter, 
 
 
 def step_sampling(seqs: Seq[Sequence], rule: Rule, steps: int, vocab: int) -> StepSampling:
-    """How the tokens of the next steps are picked: with the same numbers that one step at a time would take, at each
-    position those of its own."""
+    """How the tokens of the next steps are picked: with the same random numbers that single steps would use."""
     if all(seq.params.greedy for seq in seqs):
         return ARGMAX
     inv_temperature = torch.tensor(
@@ -96,7 +95,7 @@ def _replay(seqs: Seq[Sequence], decoded: DecodedSteps, drafter: Drafter, clock:
 
 
 def _take_at_once(seqs: Seq[Sequence], runs: Seq[list[int]]) -> None:
-    """Where nobody looks at the single steps: each sequence takes its run of tokens up to a stop."""
+    """If nobody observes single steps: each sequence takes its tokens up to a stop."""
     for seq, run in zip(seqs, runs, strict=True):
         kept, reason = end_of(seq, run)
         seq.take(run[:kept], reason)

@@ -1,9 +1,9 @@
-"""Random streams: one a sequence, addressed by position, with no state to lose.
+"""Random streams: one for each sequence, addressed by position, without state.
 
-Every number is a function of (seed, purpose, position, index), computed by the counter-based generator Philox
-(Salmon et al., SC 2011). So a request draws the same numbers alone or in a batch, before or after preemption,
-and nothing global is ever touched. Purposes keep the draws independent: what the drafter used to sample a guess
-must not be what verification uses to judge it.
+Every number is a function of (seed, purpose, position, index), computed by the counter-based generator Philox (Salmon
+et al., SC 2011). So a request draws the same numbers alone or in a batch, before or after preemption, and nothing
+global is used. Purposes keep the draws independent: the number that sampled a draft token must not be the number that
+verification decides with.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Stream:
 
     def __init__(self, seed: int | None = None):
         self.seed = (secrets.randbits(64) if seed is None else seed) & (2**64 - 1)
-        philox = np.random.Philox(key=0)  # each draw sets its own; without one, the system is asked for noise
+        philox = np.random.Philox(key=0)  # each draw sets its own; without a key NumPy would ask the system for entropy
         self._generator = np.random.Generator(philox)
         self._state = philox.state
         self._state["buffer_pos"] = 4  # nothing is left over from an earlier draw
 
     def uniforms(self, purpose: int, position: int, n: int) -> np.ndarray:
         """`n` doubles in [0, 1) that belong to `position` (the index of the token being decided)."""
-        # Winding one generator to the place costs a fifth of making a new one there.
+        # Setting the state of one generator costs a fifth of making a new generator.
         place = self._state["state"]
         place["key"][:] = self.seed, purpose
         place["counter"][:] = 0, position, 0, 0
@@ -42,8 +42,8 @@ class Stream:
     def gumbel(self, position: int, n: int) -> np.ndarray:
         """`n` standard Gumbel doubles for `position`: the shared noise of the rule `coupled`.
 
-        argmax(log p + gumbel) is a sample of p. Draft and target use the same noise at the same position, so
-        they pick the same token wherever their laws are close.
+        argmax(log p + gumbel) is a sample of p. Draft and target use the same noise at the same position, so they
+        often pick the same token if their distributions are similar.
         """
         u = self.uniforms(NOISE, position, n)
         return -np.log(-np.log(np.maximum(u, 1e-300)))

@@ -1,20 +1,20 @@
-"""`verify`: which guesses stand, and what comes next. A pure function of the draft, the target's laws, a rule and
-a source of random choices.
+"""`verify`: which draft tokens are accepted, and which token follows. A pure function of the draft, the target's
+distributions, a rule and a source of random choices.
 
-Every lossless rule emits tokens with exactly the law of the target alone:
+Every lossless rule emits tokens with exactly the distribution of the target alone:
 
     greedy      temperature 0 only: the longest path that follows the target's argmax
     rejection   accept x with probability min(1, p(x)/q(x)); on rejection p becomes norm((p - q)+) and the next
                 sibling is tried (Leviathan et al. 2211.17192, appendix A.1; Chen et al. 2302.01318, theorem 1;
                 trees: SpecInfer 2305.09781, section 4.3, with each sibling's own conditional q as in Sequoia
-                2402.12374, section 3.2). A guess without q is a point mass: accept with p(x), else remove x
+                2402.12374, section 3.2). Without q a draft token is a point mass: accept with p(x), else remove x
     block       decide on whole prefixes of a chain jointly (Sun et al. 2403.10444, algorithm 2)
-    coupled     the target picks at every node with noise keyed by (seed, position), and guesses that match stand;
-                the text is a function of target and seed alone (Gumbel coupling: Daliri et al. 2408.07978)
+    coupled     the target picks at every node with noise keyed by (seed, position), and draft tokens that match are
+                accepted; the text is a function of target and seed alone (Gumbel coupling: Daliri et al. 2408.07978)
 
-and one rule is lossy, and says so wherever it shows: `typical` (see `typical.py`).
+One rule is lossy and is labelled so in every output: `typical` (see `typical.py`).
 
-The laws are float64 [B + N, V], packed like `TargetOut.logits`: sequence b has the row of its last pending token
+Distributions are float64 [B + N, V], packed like `TargetOut.logits`: sequence b has the row of its last pending token
 at `splits[b] + b`, and the row of packed node i at `i + b + 1`.
 """
 
@@ -33,12 +33,12 @@ from slipstream.core.typical import typical
 from slipstream.errors import RuleError, did_you_mean
 
 Decision = tuple[list[list[int]], list[int]]
-"""Accepted path and following token of each sequence, as in `Verdict`."""
+"""Accepted path and next token of each sequence, as in `Verdict`."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How `verify` decides. `lossless` travels with every result and into every table."""
+    """How `verify` decides. `lossless` is part of every completion and every table."""
 
     name: str
     lossless: bool
@@ -46,12 +46,12 @@ class Rule:
 
 
 def verify(draft: Draft, law: Tensor, rule: Rule, dice: Dice) -> Verdict:
-    """Decide on every sequence of the batch. Stops are not looked at here: see `stop`."""
+    """Decide for every sequence of the batch. Stops are applied later: see `stop`."""
     return _verdict(draft, rule.decide(draft, law, dice))
 
 
 def follow(draft: Draft, picks: Seq[int]) -> Verdict:
-    """Decide by the target's own tokens, one for each packed row: what every lossless rule does at temperature 0."""
+    """Decide by the target's own tokens, one per packed row: what every lossless rule does at temperature 0."""
     return _verdict(draft, _follow(draft, picks))
 
 
@@ -64,7 +64,7 @@ def greedy(draft: Draft, law: Tensor, dice: Dice) -> Decision:
     top = law.max(-1)
     if bool((top.values < 1).any()):
         raise RuleError(
-            "rule 'greedy' was given a law that is not a point mass",
+            "rule 'greedy' was given a distribution that is not a point mass",
             why="it follows the most likely token and would never sample another",
             fix="set temperature=0, or use rule='rejection'",
         )
@@ -81,9 +81,9 @@ def coupled(draft: Draft, law: Tensor, dice: Dice) -> Decision:
 
 
 def _follow(draft: Draft, picks: Seq[int]) -> Decision:
-    """Walk down each tree as long as some child is the token that the target picked at its parent.
+    """Walk down each tree while some child is the token that the target picked at its parent.
 
-    picks: the target's token at each packed row. For rules whose pick at a node does not look at the guesses.
+    picks: the target's token at each packed row. For rules whose pick does not depend on the draft tokens.
     """
     paths, following = [], []
     for b in range(draft.batch):
@@ -101,18 +101,18 @@ def _follow(draft: Draft, picks: Seq[int]) -> Decision:
 
 
 def rejection(draft: Draft, law: Tensor, dice: Dice) -> Decision:
-    """All sequences walk down their trees in turns: each turn tries one guess of each.
+    """All sequences walk down their trees together: each iteration tries one draft token of each.
 
-    A guess that stands moves its sequence on to another law and changes none. So the chances of all guesses that are
-    the first to be tried where they hang are looked up at once, and whole laws are touched where a guess fell, and
-    nowhere else: once for a chain, whatever its length.
+    An accepted token moves its sequence to the distribution of the next row and changes none. So the acceptance
+    probabilities of all first children are looked up at once, and a whole distribution is changed only after a
+    rejection: once for a chain, whatever its length.
     """
     B = draft.batch
     trees = [draft.children(b) for b in range(B)]
     first = _chances(draft, law, draft.parent_rows, range(len(draft))) if len(draft) else []  # [N]
     paths: list[list[int]] = [[] for _ in range(B)]
-    p = [law[draft.splits[b] + b] for b in range(B)]  # [V] each: law where a sequence stands, given what fell there
-    untried = [iter(tree.get(-1, ())) for tree in trees]  # guesses that hang there
+    p = [law[draft.splits[b] + b] for b in range(B)]  # [V] each: at a sequence's node, given what was rejected there
+    untried = [iter(tree.get(-1, ())) for tree in trees]  # children of that node
     trial = {b: node for b in range(B) if (node := next(untried[b], None)) is not None}
     chances = {b: first[draft.splits[b] + node] for b, node in trial.items()}
     while trial:
@@ -139,12 +139,12 @@ def rejection(draft: Draft, law: Tensor, dice: Dice) -> Decision:
 
 
 def _chances(draft: Draft, law: Tensor, rows: Seq[int], packed: Seq[int]) -> list[float]:
-    """p/q of packed nodes, each of which is tried under the law [V] in its row of `law`."""
+    """p/q of packed nodes, each of which is tried under the distribution [V] in its row of `law`."""
     x = [draft.ids[i] for i in packed]
     p_x = _entries(law, rows, x)
     if draft.q is None:
         return p_x
-    # q of a guess that was drawn is not 0; where somebody hands in such a one all the same, inf or NaN as usual.
+    # q of a drawn token is not 0; if it is passed all the same, the quotient is inf or NaN as usual.
     return [p / q if q else p * math.inf for p, q in zip(p_x, _entries(draft.q, packed, x), strict=True)]
 
 
@@ -157,32 +157,32 @@ def _entries(table: Tensor, rows: Seq[int], columns: Seq[int]) -> list[float]:
 
 
 def _without(draft: Draft, p: Tensor, packed: Seq[int]) -> Tensor:
-    """norm((p - q)+) for the laws p [F, V] and the packed nodes that fell there: [F, V]."""
+    """norm((p - q)+) for the distributions p [F, V] and the packed nodes that were rejected there: [F, V]."""
     if draft.q is None:
         return _normalise(p.scatter(1, _taken(draft.tokens, packed)[:, None], 0.0), p)
     return _normalise((p - _taken(draft.q, packed)).clamp_(min=0), p)
 
 
 def _taken(table: Tensor, rows: Seq[int]) -> Tensor:
-    """table[rows]; of one row, which it mostly is, without a copy."""
+    """table[rows]; without a copy for one row, the usual case."""
     return table[rows[0] : rows[0] + 1] if len(rows) == 1 else table[torch.tensor(rows, device=table.device)]
 
 
 def _normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
-    """Rows of `mass` [B, V] divided by their sums. A row without mass means p == q up to rounding; a rejection
-    there has probability zero, and `otherwise` keeps the arithmetic finite."""
+    """Rows of `mass` [B, V] divided by their sums. A row without mass means p == q up to rounding; a rejection there
+    has probability 0, and `otherwise` keeps the arithmetic finite."""
     total = mass.sum(-1, keepdim=True)
     return torch.where(total > 0, mass / total, otherwise)
 
 
 def block(draft: Draft, law: Tensor, dice: Dice) -> Decision:
-    """Chains only. With P_i the target's law after i guesses, Q_i the law of guess i and w_i = min(1, w_{i-1} *
-    P_{i-1}(x_i) / Q_i(x_i)), the prefix of i guesses is accepted with
+    """Chains only. With P_i the target's distribution after i draft tokens, Q_i that of draft token i and w_i =
+    min(1, w_{i-1} * P_{i-1}(x_i) / Q_i(x_i)), the prefix of i draft tokens is accepted with probability
 
-        h_i = Z_i / (Z_i + 1 - w_i),  Z_i = sum (w_i P_i - Q_{i+1})+        and h_gamma = w_gamma,
+        h_i = Z_i / (Z_i + 1 - w_i),  Z_i = sum (w_i P_i - Q_{i+1})+        and h_gamma = w_gamma.
 
-    the longest accepted prefix stands, and the next token is drawn from norm((w_i P_i - Q_{i+1})+), or from
-    P_gamma when the whole chain stands (2403.10444, algorithm 2)."""
+    The longest accepted prefix is kept, and the next token is drawn from norm((w_i P_i - Q_{i+1})+), or from P_gamma if
+    the whole chain is accepted (2403.10444, algorithm 2)."""
     if not draft.is_chain or draft.votes is not None:
         raise RuleError(
             "rule 'block' was given a tree",
@@ -192,7 +192,7 @@ def block(draft: Draft, law: Tensor, dice: Dice) -> Decision:
     B, device = draft.batch, law.device
     start = torch.tensor(draft.splits[:B], device=device)  # [B]
     length = torch.tensor([draft.splits[b + 1] - draft.splits[b] for b in range(B)], device=device)  # [B]
-    shift = torch.arange(B, device=device)  # [B] the law after i guesses is row start + shift + i
+    shift = torch.arange(B, device=device)  # [B] the distribution after i draft tokens is row start + shift + i
     w = torch.ones(B, dtype=law.dtype, device=device)  # [B]
     P = law[start + shift]  # [B, V]
     residual = _block_residual(draft, w, P, start, length > 0)  # [B, V]
@@ -207,7 +207,7 @@ def block(draft: Draft, law: Tensor, dice: Dice) -> Decision:
         more = i < length  # [B]
         residual = _block_residual(draft, w, P, start + i, more)
         Z = residual.sum(-1)  # [B]
-        # Z + 1 - w is 0 only where w is 1 and the next laws are equal: then the next guess stands for certain too.
+        # Z + 1 - w is 0 only if w is 1 and P equals Q: then the next draft token is certainly accepted, too.
         h = torch.where(more, torch.where(Z + 1 - w > 0, Z / (Z + 1 - w), 1.0), w)
         stands = live & torch.tensor(dice.accept(h.tolist()), device=device)
         tau = torch.where(stands, i, tau)
@@ -218,7 +218,7 @@ def block(draft: Draft, law: Tensor, dice: Dice) -> Decision:
 
 
 def _block_residual(draft: Draft, w: Tensor, P: Tensor, node: Tensor, more: Tensor) -> Tensor:
-    """(w P - Q)+ with Q the law of packed node `node` [B] where `more` guesses follow, P itself elsewhere. [B, V]"""
+    """(w P - Q)+ [B, V] with Q the distribution of packed node `node` [B] if `more` draft tokens follow, else P."""
     if not len(draft):
         return P
     node = torch.where(more, node, 0)

@@ -1,6 +1,6 @@
-"""`Sequence`: one request and everything that is its own: tokens, random stream, stop rules, statistics.
+"""`Sequence`: one request with its tokens, random stream, stop conditions and statistics.
 
-State lives here and never in tensors with a row per batch entry, so sequences can join and leave a batch freely.
+State is kept here and not in tensors with a row per batch entry, so sequences can join and leave a batch at any step.
 
 Invariant at every step boundary:  kv_len == len(tokens) - len(pending)  and  len(pending) >= 1.
 """
@@ -41,7 +41,7 @@ class Sequence:
     decode    token ids -> text, for stop strings; None if there is no tokenizer.
     coupled   True if the rule picks with noise keyed by position, which drafters then share. Set by the engine.
     lossless  whether the rule that verifies it preserves the target's distribution. Set by the engine.
-    drafted   one entry per output token: True if it was a guess that stood, False if the target said it itself.
+    drafted   one entry per output token: True for an accepted draft token, False for a token of the target's own.
     """
 
     tokens: list[int]
@@ -78,7 +78,7 @@ class Sequence:
 
     @property
     def limit(self) -> int:
-        """Most tokens that this sequence may come to hold."""
+        """Most tokens that this sequence may hold in the end."""
         return min(self.context, self.prompt + self.params.max_tokens)
 
     @property
@@ -99,7 +99,7 @@ class Sequence:
         run, kept, accepted = verdict.run(draft, b), len(verdict.path[b]), verdict.accepted(b)
         depths = [draft.depths[i] for i in draft.nodes(b) if draft.votes is None or draft.votes[i]]
         if verdict.finish[b]:
-            depths = [d for d in depths if d <= len(run)]  # nobody would have used the guesses behind a stop
+            depths = [d for d in depths if d <= len(run)]  # draft tokens after a stop do not count
         self.stats.count(depths, accepted, len(run))
         self.kv_len = len(self.tokens) + kept
         self.tokens.extend(run)

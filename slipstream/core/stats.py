@@ -1,17 +1,17 @@
-"""What is counted while decoding, each definition written once.
+"""What is counted while decoding; each definition is written once, here.
 
-round             one step in which the target ran for this sequence, prefill included. Of several plain steps in one
-                  call (see `plain`) each that gave a token.
-proposed          guesses that were verified. Guesses behind a stop do not count: nobody would have used them.
-accepted          guesses that stand in the output.
+steps             steps in which the target ran for this sequence, prefill included. Several plain steps in one call
+                  (see `plain`) count one each if they gave a token.
+proposed          draft tokens that were verified. Draft tokens after a stop do not count.
+accepted          draft tokens that were accepted.
 acceptance rate   accepted / proposed.
-mean acceptance length (tau)   output tokens / rounds, the bonus or correction token included.
-histogram         histogram[i] = rounds in which exactly i guesses were accepted.
-by position       of the rounds that drafted at depth j or deeper, how many accepted depth j.
-undrafted         rounds whose draft was empty (no n-gram matched, prefill, speculation off).
+mean acceptance length (tau)   output tokens / steps, the bonus or resampled token included.
+histogram         histogram[i] = steps in which exactly i draft tokens were accepted.
+by position       of the steps that drafted at depth j or deeper, how many accepted depth j.
+undrafted         steps with an empty draft (no n-gram matched, prefill, speculation off).
 
-Invariants: sum(histogram) == rounds; sum(i * histogram[i]) == accepted; tokens == accepted + rounds, less one if
-the sequence ended on a guess (then no token of the target's own followed it).
+Invariants: sum(histogram) == steps; sum(i * histogram[i]) == accepted; tokens == accepted + steps, less one if the
+sequence ended on a draft token (then no token of the target's own followed).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SpecStats:
     first_token_seconds: float | None = None
 
     def count(self, depths: Iterable[int], accepted: int, tokens: int) -> None:
-        """Record one round: the depth of every guess that was verified, how many stand, how many tokens it gave."""
+        """Record one step: the depth of every verified draft token, how many were accepted, how many tokens it gave."""
         depths = list(depths)
         self.rounds += 1
         self.tokens += tokens
@@ -59,7 +59,7 @@ class SpecStats:
             self.accepted_at[depth] += depth <= accepted
 
     def count_plain(self, steps: int) -> None:
-        """Record so many steps in which nothing was drafted: `count([], 0, 1)` for each."""
+        """Record `steps` steps in which nothing was drafted: `count([], 0, 1)` for each."""
         self.rounds += steps
         self.tokens += steps
         self.undrafted += steps
@@ -79,12 +79,12 @@ class SpecStats:
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """tokens / rounds, bonus included; None before the first round."""
+        """tokens / steps, bonus included; None before the first step."""
         return self.tokens / self.rounds if self.rounds else None
 
     @property
     def position_rates(self) -> list[float]:
-        """Share of the rounds drafting at least j deep whose j-th guess stood, for j = 1, 2, ..."""
+        """Of the steps that drafted at least j deep, the share that accepted depth j, for j = 1, 2, ..."""
         return [self.accepted_at[d] / self.drafted_at[d] for d in sorted(self.drafted_at)]
 
     @property
@@ -117,7 +117,7 @@ class SpecStats:
         return total
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, with the derived figures beside the counters."""
+        """Counters and derived figures as plain JSON values."""
         return {
             "rounds": self.rounds,
             "tokens": self.tokens,

@@ -36,27 +36,27 @@ def step(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draf
 
 
 def budget(seq: Sequence, draft_tokens: int) -> int:
-    """How deep a guess may lie: no deeper than the tokens that can still be emitted before the last one, which
-    needs no guess; nothing while the prompt is pending."""
+    """How deep the draft may be: at most as deep as the tokens that can still be emitted before the last one, which
+    needs no draft token; 0 while the prompt is pending."""
     return 0 if seq.kv_len == 0 else max(0, min(wanted(seq, draft_tokens), seq.room - 1))
 
 
 def wanted(seq: Sequence, draft_tokens: int) -> int:
-    """Most guesses that the engine and the request both allow."""
+    """Most draft tokens that both the engine and the request allow."""
     return draft_tokens if seq.params.draft_tokens is None else min(draft_tokens, seq.params.draft_tokens)
 
 
 def decide(seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule) -> Verdict:
-    """`verify` under the rule, or the same verdict at less cost: at temperature 0 the law is a point mass, so every
-    lossless rule keeps exactly the guesses that equal the target's argmax; and where nothing edits a logit, the law
-    need not even be made."""
+    """`verify` under the rule, or the same verdict at less cost: at temperature 0 the distribution is a point mass, so
+    every lossless rule accepts exactly the draft tokens that equal the target's argmax; and if nothing edits the
+    logits, the distribution is not computed at all."""
     if rule.lossless and all(seq.params.argmax_only for seq in seqs):
         return follow(draft, first_maxima(logits))
     return verify(draft, laws(logits, seqs, draft), exact(rule, seqs), dice(seqs, draft))
 
 
 def exact(rule: Rule, seqs: Seq[Sequence]) -> Rule:
-    """The rule itself, or `greedy` where every sequence is."""
+    """The rule itself, or `greedy` if every sequence is greedy."""
     return RULES["greedy"] if rule.lossless and all(seq.params.greedy for seq in seqs) else rule
 
 
@@ -66,7 +66,7 @@ def dice(seqs: Seq[Sequence], draft: Draft) -> Dice:
 
 
 def record(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-    """Move every sequence forward by its verdict."""
+    """Append to every sequence what its verdict says."""
     for b, seq in enumerate(seqs):
         if seq.params.logprobs is not None:
             rows = [draft.splits[b] + b + 1 + node for node in (-1, *verdict.path[b])]

@@ -1,14 +1,14 @@
-"""`stop`: where a run of accepted tokens must end.
+"""`stop`: where the tokens of a step must end.
 
-The oracle is plain decoding: feed the run token by token and ask, after each, in this order
+The result is that of plain decoding: the tokens are taken one by one, and after each these are asked in order:
 
     1. EOS or a stop id       finish "stop"
     2. a stop string          finish "stop"     (not before min_tokens)
     3. max_tokens             finish "length"
     4. end of the context     finish "length"
 
-The first token that answers is the last token of the sequence; everything behind it is dropped from ids, text,
-log-probabilities, counts and KV alike.
+The first token at which one applies is the last token of the sequence. Everything after it is dropped from ids, text,
+log-probabilities, counts and KV.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from slipstream.core.sequence import Sequence
 
 
 def stop(seqs: Seq[Sequence], draft: Draft, verdict: Verdict) -> Verdict:
-    """Cut each sequence's run where it must end. Where a guess becomes the last token, the path is shortened to
-    the guesses before it and the guess becomes `next`: the last token of a sequence never has KV."""
+    """Cut each sequence's new tokens where the text ends. If a draft token becomes the last token, the path is
+    shortened to the draft tokens before it and it becomes `next`: the last token of a sequence never has KV."""
     ends = [end_of(seq, verdict.run(draft, b)) for b, seq in enumerate(seqs)]
     runs = [verdict.run(draft, b)[:end] for b, (end, _) in enumerate(ends)]
     return Verdict(
@@ -50,11 +50,11 @@ def end_of(seq: Sequence, run: list[int]) -> tuple[int, str | None]:
 
 def completed_stop(output: Seq[int], seq: Sequence) -> str | None:
     """The stop string that the last token of `output` completed, or None. One that was complete before (and did not
-    count, because of min_tokens) stays without effect. Of several the one that begins first: the text, cut before it,
-    then holds none of them.
+    count, because of min_tokens) has no effect. If several are completed: the one that begins first, so that the text,
+    cut before it, holds none of them.
 
-    Only the tail is decoded: as many tokens as the longest stop string has bytes, which is enough because a token
-    holds at least one byte, plus a few more for characters and prefixes that span tokens.
+    Only the tail is decoded: as many tokens as the longest stop string has bytes, since a token holds at least one
+    byte, plus a few more for characters and prefixes that span tokens.
     """
     assert seq.decode is not None, "stop strings need a tokenizer"
     longest = max(len(s.encode()) for s in seq.params.stop)
@@ -65,6 +65,6 @@ def completed_stop(output: Seq[int], seq: Sequence) -> str | None:
 
 
 def completed_at(text: str, before: str, stop: str) -> int:
-    """Where in `text` the first `stop` begins that ends behind `before`, the text without its last token; -1 if none.
+    """Where in `text` the first `stop` begins that ends after `before`, the text without its last token; -1 if none.
     An incomplete character, which decodes to U+FFFD, does not count as text yet."""
     return text.find(stop, max(0, len(before.rstrip("\ufffd")) - len(stop) + 1))

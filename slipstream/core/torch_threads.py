@@ -1,10 +1,10 @@
-"""Torch's threads beside those of a runtime that has its own.
+"""Torch's threads next to those of a backend that has its own.
 
-Between two forwards a step does a little arithmetic in torch: laws, draws, comparisons. Torch's worker threads go on
-spinning for a millisecond after each operation that they shared, and where the models run in another runtime on the
-same cores, they spin in place of its workers: on two cores a sampled forward of a small model took half as long again.
-So a target may ask for the step's own arithmetic to be done by fewer threads (`host_threads`), and a model that itself
-computes in torch takes them all back for the time that it runs (`all_threads`).
+Between two forwards a step does a little arithmetic in torch: distributions, sampling, comparisons. Torch's worker
+threads keep spinning for a millisecond after each shared operation, and if the model runs in another runtime on the
+same cores, they take the time of its workers: on two cores a sampled forward of a small model took half as long again.
+So a target may declare that the step's own arithmetic should use fewer threads (`host_threads`), and a model that
+computes in torch itself takes them all back while it runs (`all_threads`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _outside = threading.local()  # .count: threads of torch outside `host_threads`,
 
 @contextmanager
 def host_threads(count: int | None) -> Iterator[None]:
-    """At most `count` threads for torch in here; None leaves them alone. Costs a microsecond."""
+    """At most `count` threads for torch in this block; None changes nothing. Costs a microsecond."""
     before = torch.get_num_threads()
     if count is None or count >= before:
         yield
@@ -36,7 +36,7 @@ def host_threads(count: int | None) -> Iterator[None]:
 
 @contextmanager
 def all_threads() -> Iterator[None]:
-    """Within `host_threads`: as many threads as outside of it. Elsewhere nothing."""
+    """Within `host_threads`: as many threads as outside of it. Elsewhere it changes nothing."""
     count = getattr(_outside, "count", None)
     if count is None:
         yield

@@ -1,19 +1,19 @@
-"""Shapes of fixed trees, and what they are worth: pure maths on host numbers.
+"""Shapes of fixed draft trees and their expected number of accepted tokens: pure maths on host numbers.
 
-A shape says where guesses hang and which candidate goes where, before any token is known. `acceptance` is the chance
-that the candidate of a rank (0: the drafter's first choice) is the one that stands, given that its parent stands:
+A shape says which candidate goes where before any token is known. `acceptance` is the probability that the candidate of
+a rank (0: the drafter's first choice) is accepted, given that its parent is accepted:
 
     (.5, .2, .1)               the same at every depth
     ((.6, .2), (.4, .1))       by depth, and no deeper
 
-Only one of several siblings can stand, so the chances of a row sum to at most 1. The chance that a node stands is the
-product along its path, and a tree yields one token (the target's own) plus the sum of its nodes' chances. Hence the
-best tree of n nodes is simply the n likeliest paths, found best first; it equals the dynamic programme of Sequoia
-(2402.12374, section 3.1) and EAGLE-2's reranking (2406.16858, section 4.2).
+Only one of several siblings can be accepted, so a row sums to at most 1. The probability that a node is accepted is the
+product along its path, and a step yields one token (the target's own) plus the sum over the nodes. Hence the best tree
+of n nodes is the n most likely paths, found best first; it equals the dynamic programme of Sequoia (2402.12374, section
+3.1) and EAGLE-2's reranking (2406.16858, section 4.2).
 
-The papers count the root, the pending token, among the nodes. Here only guesses count: their n is n - 1 here.
+The papers count the root, the pending token, among the nodes. Here only draft tokens count: their n is n - 1 here.
 
-All functions compute with the numbers they are given; fractions give exact fractions.
+All functions compute with the number type that they are given; fractions give exact fractions.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Tree:
                 raise ParameterError(f"node {i} of a tree has parent {parent} and rank {rank}")
         if len(set(self.paths)) < len(self):
             twice = next(path for path in self.paths if self.paths.count(path) > 1)
-            raise ParameterError(f"path {twice} is twice in a tree", why="two equal siblings cannot both stand")
+            raise ParameterError(f"path {twice} is twice in a tree", why="two equal siblings cannot both be accepted")
 
     @staticmethod
     def of_paths(paths: Seq[Seq[int]]) -> Tree:
@@ -109,11 +109,11 @@ class Tree:
         return Tree(renumbered(self.parents, nodes), tuple(self.ranks[i] for i in nodes))
 
     def cut(self, depth: int) -> Tree:
-        """The tree without what lies deeper."""
+        """The tree without its nodes deeper than `depth`."""
         return self if depth >= self.height else self.keep([i for i, d in enumerate(self.depths) if d <= depth])
 
     def chances(self, acceptance: Acceptance) -> list[Number]:
-        """Chance that each node stands, 0 where the acceptance says nothing."""
+        """Probability that each node is accepted, 0 where `acceptance` has no entry."""
         rows, chances = Rows(acceptance), list[Number]()
         for parent, rank, depth in zip(self.parents, self.ranks, self.depths, strict=True):
             row = rows.at(depth)
@@ -129,7 +129,7 @@ def renumbered(parents: Seq[int], nodes: Seq[int]) -> tuple[int, ...]:
 
 
 class Rows:
-    """`acceptance` by depth. Raises ParameterError unless every row holds chances of events that exclude each other."""
+    """`acceptance` by depth. Raises ParameterError unless each row holds probabilities of mutually exclusive events."""
 
     def __init__(self, acceptance: Acceptance):
         values: list[Any] = list(acceptance)
@@ -138,23 +138,23 @@ class Rows:
         for row in self.rows:
             if any(not 0 <= a <= 1 for a in row) or sum(row) > 1 + 1e-6:
                 raise ParameterError(
-                    f"{tuple(row)} are no chances of siblings",
-                    why="each lies in [0, 1], and as only one can stand they sum to at most 1",
-                    fix="give each rank its own chance, not that of all ranks up to it",
+                    f"{tuple(row)} are no acceptance probabilities of siblings",
+                    why="each is in [0, 1], and since only one can be accepted they sum to at most 1",
+                    fix="give each rank its own probability, not that of all ranks up to it",
                 )
 
     def at(self, depth: int) -> Seq[Number]:
-        """Chances of the ranks at this depth, counted from 1; none below the last."""
+        """Probabilities of the ranks at this depth, counted from 1; none below the last."""
         if not self.by_depth:
             return self.rows[0]
         return self.rows[depth - 1] if depth <= len(self.rows) else ()
 
 
 def optimal_tree(acceptance: Acceptance, nodes: int, depth: int | None = None) -> Tree:
-    """The tree of (at most) `nodes` guesses, none deeper than `depth`, that yields the most expected tokens.
+    """The tree of (at most) `nodes` draft tokens, none deeper than `depth`, with the most expected tokens.
 
-    Nodes stand in the order of their chances, so the first m of them are the optimal tree of m nodes. There are fewer
-    where no other path has any chance. Ties go to the shallower node, then to the smaller ranks.
+    Nodes are in the order of their probabilities, so the first m of them are the optimal tree of m nodes. There are
+    fewer if no other path has a positive probability. Ties go to the shallower node, then to the smaller ranks.
     """
     rows = Rows(acceptance)
     if nodes < 0:
@@ -178,13 +178,13 @@ def optimal_tree(acceptance: Acceptance, nodes: int, depth: int | None = None) -
 
 
 def expected_tokens(tree: Tree, acceptance: Acceptance) -> Number:
-    """Tokens that one round yields: the target's own, plus every node's chance to stand."""
+    """Expected tokens of one step: the target's own, plus every node's probability to be accepted."""
     return 1 + sum(tree.chances(acceptance))
 
 
 def best_count(chances: Seq[Number], costs: CostCurve) -> int:
-    """How many of the nodes, likeliest first, to verify: the count of the most expected tokens a unit of time, the
-    smallest among equals; 0 where no guess pays. chances: falling, as of an optimal tree."""
+    """How many of the nodes, most likely first, to verify: the count with the most expected tokens per unit of time,
+    the smallest among equals; 0 if no draft token pays. chances: decreasing, as of an optimal tree."""
     best, most, tokens = 0, 1.0, 1.0
     for n, chance in enumerate(chances, start=1):
         tokens += float(chance)
@@ -195,6 +195,6 @@ def best_count(chances: Seq[Number], costs: CostCurve) -> int:
 
 
 def best_tree(acceptance: Acceptance, costs: CostCurve, most: int = _MOST_NODES, depth: int | None = None) -> Tree:
-    """The optimal tree of the node count that pays best at these costs, at most `most` nodes."""
+    """The optimal tree with the node count that pays best at these costs, at most `most` nodes."""
     tree = optimal_tree(acceptance, most, depth)
     return tree.keep(range(best_count(tree.chances(acceptance), costs)))

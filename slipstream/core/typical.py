@@ -1,12 +1,12 @@
-"""Medusa's typical acceptance: **lossy**. A guess stands if the target finds it likely enough, whatever it was drawn
-from (Cai et al. 2401.10774, section 2.3.1):
+"""Medusa's typical acceptance: **lossy**. A draft token is accepted if the target finds it likely enough, whatever it
+was drawn from (Cai et al. 2401.10774, section 2.3.1):
 
     p(x) > min(epsilon, delta * exp(-H(p)))        H the entropy of p, in nats
 
-The longest path of such guesses stands, of several the one that the target finds likeliest, and the next token is
-drawn from p at its end. What is said is plausible, but no longer drawn from p: for p = (.5, .3, .2) every guess
-passes, and a drafter that always guesses the last token shifts the law by a total variation of .8. At temperature 0
-only the argmax passes, and the text is the greedy one.
+The longest path of such tokens is accepted (of several, the most likely), and the next token is drawn from p at its
+end. The text is plausible, but no longer distributed as p: for p = (.5, .3, .2) every token passes, so a drafter that
+always proposes the last token shifts the distribution by a total variation of .8. At temperature 0 only the argmax
+passes, and the text is the greedy one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ EPSILON, DELTA = 0.09, 0.3
 
 
 def threshold(law: Tensor, epsilon: float = EPSILON, delta: float = DELTA) -> Tensor:
-    """[R, V] -> [R]: a guess must be likelier than this."""
+    """[R, V] -> [R]: a draft token must be more likely than this."""
     entropy = torch.special.entr(law).sum(-1)  # [R]
     return (delta * (-entropy).exp()).clamp(max=epsilon)
 
 
 def typical(draft: Draft, law: Tensor, dice: Dice) -> Decision:
-    """All trees level by level: a node stands if it passes and its parent stands."""
+    """All trees level by level: a node is accepted if it passes and its parent is accepted."""
     B, device = draft.batch, law.device
     roots = [draft.splits[b] + b for b in range(B)]
     levels = _levels(draft)
@@ -43,7 +43,7 @@ def typical(draft: Draft, law: Tensor, dice: Dice) -> Decision:
     passes = p_x > threshold(law)[parents]  # [N]
     if draft.votes is not None:
         passes &= torch.tensor(list(draft.votes), device=device)
-    length = law.new_full((len(law),), -1)  # [B + N] guesses on the path to each packed row, -1 if it does not stand
+    length = law.new_full((len(law),), -1)  # [B + N] draft tokens on the path to each packed row, -1 if not accepted
     length[roots] = 0
     weight = law.new_zeros(len(law))  # [B + N] log-probability of that path
     for level in levels:

@@ -147,7 +147,7 @@ def test_costs_are_really_measured(cli, tiny):
         (["--rates", "nan"], "rate at position 1 is nan"),
         (["--rates", ".5,.3", "-k", "5"], "2 rates were given"),
         (["--alpha", ".5", "--rates", ".5"], "both --alpha and --rates"),
-        (["--tree-rates", ".9,.8"], "no chances of siblings"),
+        (["--tree-rates", ".9,.8"], "no acceptance probabilities"),
         (["--tree-rates", ".5", "--nodes", "0"], "nodes is 0"),
         (["--batch", "0"], "no whole number above 0"),
         (["--batch", "1,8"], "2 batch sizes were given"),

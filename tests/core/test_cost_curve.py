@@ -47,7 +47,7 @@ def test_rows_that_are_no_increasing_counts_from_one_are_refused(rows: tuple[int
 
 @pytest.mark.parametrize("seconds", [(), (1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, math.nan), (1.0, math.inf)])
 def test_times_that_are_none_are_refused(seconds: tuple[float, ...]) -> None:
-    with pytest.raises(ParameterError, match="are no times of 2 forwards"):
+    with pytest.raises(ParameterError, match="for 2 row counts"):
         CostCurve((1, 2), seconds)
 
 

@@ -154,8 +154,8 @@ def test_a_cut_tree_keeps_what_is_shallow() -> None:
     ("make", "says"),
     [
         (lambda: optimal_tree((0.6, 0.8), 4), "sum to at most 1"),  # shares of all ranks up to it
-        (lambda: optimal_tree(((0.6, -0.1),), 4), "no chances"),
-        (lambda: optimal_tree((float("nan"),), 4), "no chances"),
+        (lambda: optimal_tree(((0.6, -0.1),), 4), "no acceptance probabilities"),
+        (lambda: optimal_tree((float("nan"),), 4), "no acceptance probabilities"),
         (lambda: optimal_tree((0.5,), -1), "at least 0"),
         (lambda: Tree.of_paths([[0, 1]]), "no parent"),
         (lambda: Tree.of_paths([[]]), "no parent"),

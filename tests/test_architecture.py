@@ -1,0 +1,109 @@
+"""The package has the structure that docs/architecture.md draws."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import slipstream
+
+PACKAGE = Path(slipstream.__file__).parent
+PAGE = PACKAGE.parent / "docs" / "architecture.md"
+SOURCES = sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def documented() -> dict[str, int]:
+    """Room -> lines, highest room first."""
+    table = PAGE.read_text(encoding="utf-8").split("<!-- rooms")[1].split("<!-- end of rooms")[0]
+    return {room: int(lines.replace(",", "")) for room, lines in re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", table, re.M)}
+
+
+def room_of(parts: tuple[str, ...]) -> str:
+    """("drafters", "model") -> "drafters"; ("llm",) -> "llm"."""
+    return parts[0].removesuffix(".py")
+
+
+@cache
+def imports() -> list[tuple[Path, str, str]]:
+    """(file, its room, imported room) for every import within the package, those inside of functions included."""
+    found = []
+    for path in SOURCES:
+        parts = path.relative_to(PACKAGE).parts
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names: list[str] = []
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "slipstream":
+                inside = node.module == "slipstream"
+                names = [f"slipstream.{alias.name}" for alias in node.names] if inside else [node.module or ""]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names if alias.name.split(".")[0] == "slipstream"]
+            for name in names:
+                there = name.split(".")[1:]
+                if there and there[0] != "__version__":
+                    found.append((path.relative_to(PACKAGE), room_of(parts), there[0]))
+    return found
+
+
+def test_every_room_is_documented_with_about_as_many_lines_as_it_has() -> None:
+    counted: Counter[str] = Counter()
+    for path in SOURCES:
+        counted[room_of(path.relative_to(PACKAGE).parts)] += len(path.read_text(encoding="utf-8").splitlines())
+    del counted["__init__"]
+    assert set(counted) == set(documented())
+    wrong = {
+        room: (lines, counted[room])
+        for room, lines in documented().items()
+        if abs(lines - counted[room]) > 100 + lines / 10
+    }
+    assert not wrong, f"room: (documented, counted) {wrong}"
+
+
+def test_imports_point_down() -> None:
+    order = {room: i for i, room in enumerate(documented())}
+    upward = sorted(
+        {
+            f"{path} imports {there}"
+            for path, here, there in imports()
+            if here != "__init__" and order[here] > order[there]
+        }
+    )
+    assert not upward
+
+
+def test_no_two_modules_share_a_name() -> None:
+    names = Counter(path.name for path in SOURCES if path.name != "__init__.py")
+    assert not [name for name, count in names.items() if count > 1]
+
+
+def test_core_needs_nothing_but_torch_numpy_and_the_standard_library() -> None:
+    found = set()
+    for path in (PACKAGE / "core").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.split(".")[0])
+    import sys
+
+    assert found - set(sys.stdlib_module_names) <= {"torch", "numpy", "slipstream"}
+
+
+@pytest.mark.parametrize("kind", ["target", "executor", "head"])
+def test_nobody_probes_for_what_a_contract_declares(kind: str) -> None:
+    """`getattr(target, "...")` and `hasattr` on targets, executors, drafters and heads."""
+    probes = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("getattr", "hasattr")
+            ):
+                of = ast.unparse(node.args[0])
+                if re.search(rf"\b(self\.)?_?({kind}|model|drafter|runtime)$", of):
+                    probes.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
+    assert not probes
