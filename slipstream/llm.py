@@ -320,8 +320,7 @@ class LLM:
                 else:
                     words.append(list(word))
             params = replace(params, bad_words=tuple(words))
-        ids = [*(params.logit_bias or ()), *params.stop_token_ids, *(t for w in params.bad_words for t in w)]
-        outside = next((t for t in ids if int(t) >= self.target.vocab_size), None)
+        outside = next((token for token in params.token_ids if token >= self.target.vocab_size), None)
         if outside is not None:
             raise ParameterError(f"a parameter names id {outside}, the vocabulary is 0..{self.target.vocab_size - 1}")
         if params.logprobs is not None and params.logprobs > self.target.vocab_size:

@@ -53,6 +53,12 @@ def test_results_stand_in_the_order_of_the_prompts_and_batches_do_not_matter(tin
         assert [done.token_ids for done in engine.generate(PROMPTS, greedy())] == alone
 
 
+def test_bad_words_given_as_one_string_forbid_that_word(plain):
+    encoded = [tuple(plain.tokenizer.encode(form, add_special_tokens=False)) for form in ("name", " name")]
+    for given in ("name", ("name",)):
+        assert plain.sequence(PROMPTS[0], greedy(bad_words=given)).params.bad_words == tuple(encoded)
+
+
 def test_each_prompt_may_have_its_own_parameters(llm):
     short, long = llm.generate(PROMPTS[:2], [greedy(3), greedy(9)])
     assert (len(short.token_ids), len(long.token_ids)) == (3, 9)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.settings import DRAFT_QUANTISATIONS, DTYPES, KV_DTYPES, QUANTISATIONS, check_executor, one_of
@@ -250,47 +251,30 @@ class ModelOptions:
         return draft_length(self.draft_tokens, self.method)
 
 
-@dataclass(frozen=True)
-class SamplingOptions:
-    """Fields of `SamplingParams`; its own defaults."""
+def sampling_options(params: type[SamplingParams]) -> Any:
+    """A frozen dataclass with a field for each sampling parameter that is declared with an option, its default the
+    same; its `params()` makes the `params`, and raises ParameterError for values out of range."""
+    types = get_type_hints(params)
+    members: list[Any] = []
+    for name, known in declared(params).items():
+        if known.option:
+            several = isinstance(known.default, tuple)  # then the option is repeated, and typer collects a list
+            option = typer.Option(*known.option, help=known.help, metavar=known.metavar, rich_help_panel=_SAMPLING)
+            kind: Any = list[get_args(types[name])[0]] | None if several else types[name]  # type: ignore[misc]
+            members.append((name, Annotated[kind, option], field(default=None if several else known.default)))
 
-    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.", rich_help_panel=_SAMPLING)] = 0.0
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.", rich_help_panel=_SAMPLING)] = 0
-    top_p: Annotated[
-        float, typer.Option(help="Keep the likeliest tokens up to this mass.", rich_help_panel=_SAMPLING)
-    ] = 1.0
-    min_p: Annotated[
-        float, typer.Option(help="Drop tokens below this share of the likeliest.", rich_help_panel=_SAMPLING)
-    ] = 0.0
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1 discourages repeats.", rich_help_panel=_SAMPLING)
-    ] = 1.0
-    frequency_penalty: Annotated[float, typer.Option(help="Per occurrence, -2 to 2.", rich_help_panel=_SAMPLING)] = 0.0
-    presence_penalty: Annotated[
-        float, typer.Option(help="Once a token occurred, -2 to 2.", rich_help_panel=_SAMPLING)
-    ] = 0.0
-    seed: Annotated[int | None, typer.Option(help="Makes the text reproducible.", rich_help_panel=_SAMPLING)] = None
-    max_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.", rich_help_panel=_SAMPLING)
-    ] = 128
-    min_tokens: Annotated[
-        int, typer.Option("--min-new-tokens", help="No end before so many tokens.", rich_help_panel=_SAMPLING)
-    ] = 0
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End before this text; repeatable.", rich_help_panel=_SAMPLING)
-    ] = None
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after end of text.", rich_help_panel=_SAMPLING)
-    ] = False
-    logprobs: Annotated[
-        int | None,
-        typer.Option(help="Show log-probabilities and N alternatives.", metavar="N", rich_help_panel=_SAMPLING),
-    ] = None
-
-    def params(self) -> SamplingParams:
-        """Raises ParameterError for values out of range."""
+    def made(self: Any) -> SamplingParams:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return SamplingParams(**values | {"stop": tuple(self.stop or ())})
+        return params(**{name: value for name, value in values.items() if value is not None})
+
+    return make_dataclass("SamplingOptions", members, frozen=True, namespace={"params": made})
+
+
+_SamplingOptions: Any = sampling_options(SamplingParams)
+
+
+class SamplingOptions(_SamplingOptions):
+    """The fields of `SamplingParams` that have an option, with its own defaults."""
 
 
 def draft_length(wanted: int | None, method: str) -> int:

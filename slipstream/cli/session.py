@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from slipstream.cli import render
 from slipstream.cli.generate import run
 from slipstream.cli.loading import banner
 from slipstream.cli.options import DRAFTERS, RULES, ModelOptions, draft_length, number, parse_options
+from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.llm import LLM, Prompt
 from slipstream.settings import one_of
 
-NAMES = {"max-new-tokens": "max-tokens", "temp": "temperature", "k": "draft-tokens", "exit": "quit", "n": "max-tokens"}
-"""Other names of commands."""
+_PARAMETERS = {name: known.option for name, known in declared(SamplingParams).items() if known.option}
 
-NOT_LINES = ("draft_tokens", "logit_bias", "bad_words", "stop_token_ids")
-SAMPLING = {f.name.replace("_", "-"): f.name for f in fields(SamplingParams) if f.name not in NOT_LINES}
-"""Commands that set a sampling parameter -> its field; what does not fit on a line is left to the Python interface."""
+SAMPLING = {name.replace("_", "-"): name for name in _PARAMETERS}
+"""Commands that set a sampling parameter -> its field; those without an option are left to the Python interface."""
+
+NAMES = {option.lstrip("-"): name.replace("_", "-") for name, strings in _PARAMETERS.items() for option in strings} | {
+    "temp": "temperature",
+    "k": "draft-tokens",
+    "exit": "quit",
+}
+"""Other names of commands: options are understood as on the command line."""
 
 Command = Callable[[str], bool | None]
 

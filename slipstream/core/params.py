@@ -1,13 +1,31 @@
-"""`SamplingParams`: what a request may ask for. Every field is honoured by every drafter and rule, or refused."""
+"""`SamplingParams`: what a request may ask for. Every field is honoured by every drafter and rule, or refused.
+
+To add a sampling parameter:
+
+1. Declare it as a field of `SamplingParams` with `parameter(default, check, effect, help=...)`, and describe it in the
+   docstring of the class. The default must change nothing. The check, the command-line option, the chat command, the
+   batch key and the shortcuts of greedy and plain sampling are derived from this declaration.
+2. Apply it. If it changes logits: in `_edit` of `core/warp.py`. If it filters probabilities: in `warp`, after the
+   softmax. If it ends texts: in `core/stop.py`.
+3. Add a value to `CHANGED` in tests/core/test_sampling_parameters.py and values that must be refused to `REFUSED` in
+   tests/core/test_params.py. The tests fail until both have an entry; then they compare mixed batches with each
+   request alone. If the parameter acts on the distribution, also add it to the reference in tests/core/test_warp.py
+   and to the exact end-to-end test tests/end_to_end/test_law.py.
+
+`LLM._resolved` holds the checks that depend on the model. Token ids are checked there for every parameter that is
+declared with `ids_in`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Any
 
+from slipstream.core.parameter_declaration import DISTRIBUTION, Check, Effect, declared, parameter
 from slipstream.errors import ParameterError, did_you_mean
 
 
@@ -28,8 +46,9 @@ class Strict:
 
 def check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
     """Raise ParameterError unless `value` is a finite number in [low, high], or (low, high] if `open_low`."""
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or value < low or value > high or (open_low and value == low):
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # The range first: an integer that is too long for a float is outside of it, and math.isfinite raises for it.
+    if not ok or not low <= value <= high or (open_low and value == low) or not math.isfinite(value):
         interval = f"{'(' if open_low else '['}{low:g}, {high:g}]"
         raise ParameterError(
             f"{name} is {value!r}, must be a finite number in {interval}", fix=f"choose {name} in {interval}"
@@ -42,9 +61,91 @@ def check_integer(name: str, value: Any, low: int) -> None:
         raise ParameterError(f"{name} is {value!r}, must be an integer >= {low}", fix=f"choose {name} >= {low}")
 
 
+# --- checks of sampling parameters: each returns the value as it is stored -------------------------------------------
+
+
+def _as_python(value: Any) -> Any:
+    """NumPy's integers and floats as the Python number that they equal. All else as it is; a bool is no number."""
+    if type(value) in (int, float, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def number(low: float, high: float, *, open_low: bool = False) -> Check:
+    """A finite number in [low, high], or (low, high] if `open_low`."""
+
+    def check(name: str, value: Any) -> Any:
+        value = _as_python(value)
+        check_number(name, value, low, high, open_low=open_low)
+        return value
+
+    return check
+
+
+def integer(low: int, *, optional: bool = False) -> Check:
+    """An integer, at least `low`; None as well if `optional`."""
+
+    def check(name: str, value: Any) -> Any:
+        value = _as_python(value)
+        if value is not None or not optional:
+            check_integer(name, value, low)
+        return value
+
+    return check
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False; no 1, no "yes"."""
+    if not isinstance(value, bool):
+        raise ParameterError(f"{name} is {value!r}, must be True or False", fix=f"write {name}=True or {name}=False")
+    return value
+
+
+def text_list(name: str, value: Any) -> tuple[str, ...]:
+    """Strings that are not empty; a single one may stand alone."""
+    texts = (value,) if isinstance(value, str) else _items(name, value, "strings")
+    for text in texts:
+        if not isinstance(text, str):
+            raise ParameterError(f"{name} holds {text!r}, must hold strings", fix="write it as text")
+        if not text:
+            raise ParameterError(f"{name} holds an empty string", fix="remove it: it would end every text at once")
+    return texts
+
+
+def id_list(name: str, value: Any) -> tuple[int, ...]:
+    """Token ids."""
+    check = integer(0)
+    return tuple(check(name, token) for token in _items(name, value, "token ids"))
+
+
+def word_list(name: str, value: Any) -> tuple[tuple[int, ...] | str, ...]:
+    """Sequences of token ids or strings, none empty; a single string may stand alone."""
+    given = (value,) if isinstance(value, str) else _items(name, value, "strings or sequences of token ids")
+    words = tuple(word if isinstance(word, str) else id_list(name, word) for word in given)
+    if not all(words):
+        raise ParameterError(f"{name} holds an empty sequence", fix="remove it")
+    return words
+
+
+def bias_map(name: str, value: Any) -> dict[int, float] | None:
+    """Token id -> number in [-100, 100]. None if there are none."""
+    if value is not None and not isinstance(value, Mapping):
+        raise ParameterError(f"{name} is {value!r}, must map token ids to numbers", fix=f"write {name}={{7: 1.5}}")
+    check_id, check_bias = integer(0), number(-100.0, 100.0)
+    biases = {check_id(f"{name} key", t): check_bias(f"{name}[{t}]", bias) for t, bias in (value or {}).items()}
+    return biases or None
+
+
+def _items(name: str, value: Any, what: str) -> tuple[Any, ...]:
+    try:
+        return tuple(value)
+    except TypeError as fault:
+        raise ParameterError(f"{name}: {value!r} is not a sequence", fix=f"write a list of {what}") from fault
+
+
 @dataclass(frozen=True)
 class SamplingParams(Strict):
-    """How to turn the target's logits into text.
+    """How to turn the target's logits into text. NumPy's integers and floats are stored as Python numbers.
 
     temperature         0 is greedy: the first maximum. Default 0.
     top_k               keep the k most likely tokens; 0 keeps all.
@@ -62,85 +163,127 @@ class SamplingParams(Strict):
     ignore_eos          the model's EOS does not end the text.
     seed                any integer makes the request reproducible; None draws one from the operating system.
     logprobs            None, or the number of alternatives to report with each token's log-probability.
-    draft_tokens        most guesses a step for this request, 0 turns speculation off; None leaves it to the engine.
+    draft_tokens        most draft tokens a step for this request; 0 turns speculation off, None leaves it to `LLM`.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = None
-    bad_words: Seq[Seq[int] | str] = ()
-    min_tokens: int = 0
-    max_tokens: int = 128
-    stop: Seq[str] = ()
-    stop_token_ids: Seq[int] = ()
-    ignore_eos: bool = False
-    seed: int | None = None
-    logprobs: int | None = None
-    draft_tokens: int | None = None
+    temperature: float = parameter(0.0, number(0.0, 100.0), Effect.TEMPERATURE, help="0 is greedy.")
+    top_k: int = parameter(
+        0, integer(0), Effect.FILTERS_PROBABILITIES, help="Keep the k most likely tokens; 0 keeps all."
+    )
+    top_p: float = parameter(
+        1.0,
+        number(0.0, 1.0, open_low=True),
+        Effect.FILTERS_PROBABILITIES,
+        help="Keep the most likely tokens up to this total probability.",
+    )
+    min_p: float = parameter(
+        0.0,
+        number(0.0, 1.0),
+        Effect.FILTERS_PROBABILITIES,
+        help="Drop tokens below this share of the most likely one's probability.",
+    )
+    repetition_penalty: float = parameter(
+        1.0, number(0.0, 100.0, open_low=True), Effect.NEEDS_HISTORY, help="Above 1 discourages repetition."
+    )
+    frequency_penalty: float = parameter(
+        0.0, number(-2.0, 2.0), Effect.NEEDS_HISTORY, help="Penalty per occurrence in the output, -2 to 2."
+    )
+    presence_penalty: float = parameter(
+        0.0, number(-2.0, 2.0), Effect.NEEDS_HISTORY, help="Penalty for tokens in the output, -2 to 2."
+    )
+    logit_bias: Mapping[int, float] | None = parameter(
+        None, bias_map, Effect.EDITS_LOGITS, option=(), ids_in=lambda bias: bias or ()
+    )
+    bad_words: Seq[Seq[int] | str] = parameter(
+        (),
+        word_list,
+        Effect.NEEDS_HISTORY,
+        option=(),
+        ids_in=lambda words: (token for word in words if not isinstance(word, str) for token in word),
+    )
+    min_tokens: int = parameter(
+        0, integer(0), Effect.NEEDS_HISTORY, option=("--min-new-tokens",), help="Do not stop before so many tokens."
+    )
+    max_tokens: int = parameter(
+        128, integer(1), Effect.ENDS_TEXT, option=("--max-new-tokens", "-n"), help="Most tokens to generate."
+    )
+    stop: Seq[str] = parameter((), text_list, Effect.ENDS_TEXT, help="Stop before this text; repeatable.")
+    stop_token_ids: Seq[int] = parameter((), id_list, Effect.ENDS_TEXT, option=(), ids_in=tuple)
+    ignore_eos: bool = parameter(False, flag, Effect.ENDS_TEXT, help="Continue after the end-of-text token.")
+    seed: int | None = parameter(None, integer(-(2**63), optional=True), Effect.CONTROLS_RUN, help="Sampling seed.")
+    logprobs: int | None = parameter(
+        None,
+        integer(0, optional=True),
+        Effect.CONTROLS_RUN,
+        help="Show log-probabilities and N alternatives.",
+        metavar="N",
+    )
+    draft_tokens: int | None = parameter(  # on the command line --draft-tokens is the engine's
+        None, integer(0, optional=True), Effect.CONTROLS_RUN, option=()
+    )
 
     def __post_init__(self) -> None:
-        check_number("temperature", self.temperature, 0.0, 100.0)
-        check_integer("top_k", self.top_k, 0)
-        check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        check_number("min_p", self.min_p, 0.0, 1.0)
-        check_number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
-        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        check_integer("min_tokens", self.min_tokens, 0)
-        check_integer("max_tokens", self.max_tokens, 1)
-        for name in ("seed", "logprobs", "draft_tokens"):
-            value = getattr(self, name)
-            if value is not None:
-                check_integer(name, value, -(2**63) if name == "seed" else 0)
-        for token, bias in (self.logit_bias or {}).items():
-            check_integer("logit_bias key", token, 0)
-            check_number(f"logit_bias[{token}]", bias, -100.0, 100.0)
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        if any(not isinstance(s, str) or not s for s in self.stop):
-            raise ParameterError("stop holds an empty string", fix="remove it: it would end every text at once")
-        for token in self.stop_token_ids:
-            check_integer("stop_token_ids", token, 0)
-        for word in self.bad_words:
-            if not word:
-                raise ParameterError("bad_words holds an empty sequence", fix="remove it")
-            for token in () if isinstance(word, str) else word:
-                check_integer("bad_words", token, 0)
+        for name, known in declared(type(self)).items():
+            object.__setattr__(self, name, known.check(name, getattr(self, name)))
+
+    def _uses(self, *effects: Effect) -> bool:
+        """Whether a parameter with one of these effects differs from its default."""
+        return any(
+            known.effect in effects and getattr(self, name) != known.default
+            for name, known in declared(type(self)).items()
+        )
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
     @cached_property
-    def law(self) -> tuple[object, ...]:
-        """Everything that `warp` reads where it does not look at the history: equal for requests whose laws are made
-        alike, however their seeds, lengths and stops may differ."""
-        bias = tuple(sorted((self.logit_bias or {}).items()))
-        return (self.temperature, self.top_k, self.top_p, self.min_p, bias, self.needs_history)
-
-    @property
-    def argmax_only(self) -> bool:
-        """True if the law is the argmax of the bare logits: greedy, and nothing edits a logit."""
-        return self.greedy and not self.logit_bias and not self.needs_history
-
-    @property
-    def temperature_only(self) -> bool:
-        """True if the distribution is the softmax of the bare logits over the temperature, or their argmax."""
-        edited = self.logit_bias or self.needs_history
-        return self.argmax_only or not (edited or self.top_k or self.top_p < 1 or self.min_p)
-
-    @property
     def needs_history(self) -> bool:
-        """True if the law at a node depends on which tokens came before it (beyond the model itself)."""
-        return bool(
-            self.repetition_penalty != 1
-            or self.frequency_penalty
-            or self.presence_penalty
-            or self.bad_words
-            or self.min_tokens
-        )
+        """True if the distribution at a node depends on which tokens came before it (beyond the model itself)."""
+        return self._uses(Effect.NEEDS_HISTORY)
+
+    @cached_property
+    def edits_logits(self) -> bool:
+        """True if a logit is changed before temperature and filters apply."""
+        return self._uses(Effect.EDITS_LOGITS, Effect.NEEDS_HISTORY)
+
+    @cached_property
+    def argmax_only(self) -> bool:
+        """True if the next token is the argmax of the target's own logits: greedy, and nothing edits a logit."""
+        return self.greedy and not self.edits_logits
+
+    @cached_property
+    def temperature_only(self) -> bool:
+        """True if the distribution is the softmax of the target's own logits over the temperature, or their argmax.
+        Only then can several tokens be sampled in one call of a model."""
+        return self.argmax_only or not (self.edits_logits or self._uses(Effect.FILTERS_PROBABILITIES))
+
+    @cached_property
+    def distribution_key(self) -> tuple[object, ...]:
+        """Every value that `warp` reads: rows of requests with equal keys may be warped together, unless they need
+        their histories. Seeds, lengths, stops and reports are not part of it."""
+        each = [getattr(self, name) for name, known in declared(type(self)).items() if known.effect in DISTRIBUTION]
+        return tuple(tuple(sorted(value.items())) if isinstance(value, Mapping) else value for value in each)
+
+    @cached_property
+    def as_greedy(self) -> SamplingParams:
+        """The same at temperature 0."""
+        return replace(self, temperature=0.0)
+
+    @cached_property
+    def unfiltered(self) -> SamplingParams:
+        """The same with the softmax of the edited logits as distribution: temperature 1 and no filters."""
+        filters = {
+            name: known.default
+            for name, known in declared(type(self)).items()
+            if known.effect is Effect.FILTERS_PROBABILITIES
+        }
+        return replace(self, temperature=1.0, **filters)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Every token id that a parameter names."""
+        return [token for name, known in declared(type(self)).items() for token in known.ids_in(getattr(self, name))]
+
+
+declared(SamplingParams)  # a field without an effect fails here, at import

@@ -1,10 +1,10 @@
-"""`warp`: logits -> law. One function for the target, the draft and plain decoding.
+"""`warp`: logits -> probabilities. One function for the target, the draft and plain decoding.
 
 Order: logit bias; repetition, then frequency and presence penalty; forbidden tokens (bad words, stop ids before
 min_tokens); temperature; top-k; top-p; min-p. The filters apply one after another, each to the renormalised
-result of the one before. Temperature 0 is a one-hot law at the first maximum.
+result of the one before. Temperature 0 gives probability 1 to the first maximum.
 
-The law is float64 whatever the logits are: p and q are then compared, and sampled from, in the same precision.
+Probabilities are float64 whatever the logits are: p and q are then compared, and sampled from, in the same precision.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def warp(
     outputs: Seq[Seq[int]] | None = None,
     stop_ids: Seq[int] | frozenset[int] = (),
 ) -> Tensor:
-    """The law of the next token at each of R rows.
+    """The distribution of the next token at each of R rows.
 
     logits   [R, V], any float dtype; left untouched.
     prompt   ids of the prompt; outputs[r]: ids emitted before row r, its own ancestors in the draft included.
@@ -44,21 +44,21 @@ def warp(
         top = x.argmax(-1, keepdim=True)  # [R, 1]
         _check(x.gather(-1, top))
         return torch.zeros(x.shape, dtype=torch.float64, device=x.device).scatter_(-1, top, 1.0)
-    # Below 1e-30 the law no longer depends on the temperature, but the quotient would overflow.
-    law = torch.softmax(x.double() / max(params.temperature, 1e-30), -1)  # [R, V]
-    _check(law[:, :1])
-    if params.top_k and params.top_k < law.shape[-1]:
-        law = _keep_first(law, params.top_k)
+    # Below 1e-30 the distribution no longer depends on the temperature, but the quotient would overflow.
+    probs = torch.softmax(x.double() / max(params.temperature, 1e-30), -1)  # [R, V]
+    _check(probs[:, :1])
+    if params.top_k and params.top_k < probs.shape[-1]:
+        probs = _keep_first(probs, params.top_k)
     if params.top_p < 1:
-        law = _nucleus(law, params.top_p)
+        probs = _nucleus(probs, params.top_p)
     if params.min_p > 0:
-        law = law.masked_fill(law < params.min_p * law.amax(-1, keepdim=True), 0.0)
-        law = law / law.sum(-1, keepdim=True)
-    return law
+        probs = probs.masked_fill(probs < params.min_p * probs.amax(-1, keepdim=True), 0.0)
+        probs = probs / probs.sum(-1, keepdim=True)
+    return probs
 
 
 def first_maxima(logits: Tensor) -> list[int]:
-    """Id of the first maximum of each row [R, V]: `warp` at temperature 0, without a dense law around it."""
+    """Id of the first maximum of each row [R, V]: `warp` at temperature 0, without the dense distribution around it."""
     if logits.device.type == "cpu" and logits.dtype != torch.bfloat16:  # numpy is ten times as fast; it has no bfloat16
         rows = logits.detach().numpy()
         tops = rows.argmax(-1)  # [R] a NaN counts as the maximum
@@ -78,7 +78,7 @@ def _check_sum(total: float) -> None:
     if not math.isfinite(total):
         raise TargetError(
             "logits are NaN, or every token is forbidden, at some position",
-            why="no law can be made of them",
+            why="there is no distribution over them",
             fix="check the weights (NaN), or loosen logit_bias / bad_words",
         )
 
@@ -91,7 +91,7 @@ def _edit(
     stop_ids: Seq[int] | frozenset[int],
 ) -> Tensor:
     """Everything that changes single logits."""
-    if not params.logit_bias and not params.needs_history:
+    if not params.edits_logits:
         return logits
     x = logits.double()
     if x is logits:
@@ -135,19 +135,19 @@ def _forbid(
                 row[last] = NEVER
 
 
-def _keep_first(law: Tensor, k: int) -> Tensor:
+def _keep_first(probs: Tensor, k: int) -> Tensor:
     """The k most likely tokens, renormalised; ties go to the smaller id, so that exactly k remain."""
-    keep = law.sort(dim=-1, descending=True, stable=True).indices[:, :k]  # [R, k]
-    kept = torch.zeros_like(law).scatter_(-1, keep, law.gather(-1, keep))
+    keep = probs.sort(dim=-1, descending=True, stable=True).indices[:, :k]  # [R, k]
+    kept = torch.zeros_like(probs).scatter_(-1, keep, probs.gather(-1, keep))
     return kept / kept.sum(-1, keepdim=True)
 
 
-def _nucleus(law: Tensor, top_p: float) -> Tensor:
+def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     """Smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., 1904.09751, section 3.1)."""
-    value, order = law.sort(dim=-1, descending=True, stable=True)  # [R, V]
+    value, order = probs.sort(dim=-1, descending=True, stable=True)  # [R, V]
     before = value.cumsum(-1) - value  # mass of everything more likely
     value = value.masked_fill(before >= top_p, 0.0)
-    kept = torch.zeros_like(law).scatter_(-1, order, value)
+    kept = torch.zeros_like(probs).scatter_(-1, order, value)
     return kept / kept.sum(-1, keepdim=True)
 
 
@@ -157,7 +157,7 @@ def laws(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
     logits [B + N, V], packed as `TargetOut.logits`. Returns float64 [B + N, V].
     """
     first = seqs[0].params
-    if not first.needs_history and all(s.params.law == first.law for s in seqs[1:]):
+    if not first.needs_history and all(s.params.distribution_key == first.distribution_key for s in seqs[1:]):
         return warp(logits, first)
     rows = []
     for b, seq in enumerate(seqs):
@@ -170,10 +170,10 @@ def laws(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
 def laws_after(
     logits: Tensor, seqs: Seq[Sequence], chains: Seq[Seq[int]], params: Seq[SamplingParams] | None = None
 ) -> Tensor:
-    """`warp` for drafters: row r [R, V'] is a law over the token behind sequence r and the guesses chains[r] that are
-    already made for it, by its own parameters or by params[r]. Returns float64 [R, V']."""
+    """`warp` for drafters. Row r of logits [R, V'] is for the token after sequence r and the draft tokens chains[r]
+    that it already has; warped by its own parameters, or by params[r]. Returns float64 [R, V']."""
     each = params or [seq.params for seq in seqs]
-    if not each[0].needs_history and all(p.law == each[0].law for p in each[1:]):
+    if not each[0].needs_history and all(p.distribution_key == each[0].distribution_key for p in each[1:]):
         return warp(logits, each[0])
     return torch.cat(
         [

@@ -16,7 +16,7 @@ from, and where a chain ends depends on the numbers of guesses that are kept, ne
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -96,7 +96,7 @@ class Chains:
         bare, other = list[int](), list[int]()
         for b, seq in enumerate(seqs):
             if depth[b] > 0:
-                (bare if self.source.multi_step and only_temperature(self._params(seq)) else other).append(b)
+                (bare if self.source.multi_step and self._params(seq).temperature_only else other).append(b)
         for coupled in (False, True):  # numbers of two kinds
             alike = [b for b in bare if seqs[b].coupled == coupled]
             while alike:
@@ -106,8 +106,8 @@ class Chains:
         return chains
 
     def _params(self, seq: Sequence) -> SamplingParams:
-        """By which its guesses are made."""
-        return seq.params if self.sampled or seq.params.greedy else replace(seq.params, temperature=0.0)
+        """The parameters that its draft tokens are taken by."""
+        return seq.params if self.sampled or seq.params.greedy else seq.params.as_greedy
 
     def _in_one_call(self, seqs: Seq[Sequence], rows: Seq[int], depth: Seq[int], chains: Seq[Chain]) -> list[int]:
         """Draft for the sequences `rows`; returns those whose context is too full for so many steps."""
@@ -220,12 +220,6 @@ class Chains:
         return torch.where(drawn < 1, drawn, plain).tolist()
 
 
-def only_temperature(params: SamplingParams) -> bool:
-    """Whether the law of this request is the softmax at a temperature, or its maximum, and nothing else."""
-    cut = params.top_k or params.top_p < 1 or params.min_p
-    return params.argmax_only or not (params.greedy or cut or params.logit_bias or params.needs_history)
-
-
 def laws_of(
     logits: Tensor,
     seqs: Seq[Sequence],
@@ -245,9 +239,9 @@ def widened(law: Tensor, vocab_size: int) -> Tensor:
 
 
 def uncut(params: SamplingParams) -> SamplingParams:
-    """Where the law is a point mass: the one at temperature 1, cut nowhere. Not what is guessed, but how likely each
-    guess is to stand."""
-    return replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) if params.greedy else params
+    """For greedy requests, the parameters by which draft tokens are scored: their distribution is a point mass, so how
+    likely each token is to be accepted is estimated by the softmax at temperature 1."""
+    return params.unfiltered if params.greedy else params
 
 
 def joint(chains: Seq[Seq[int]], laws: Seq[Tensor | None], vocab_size: int) -> Tensor | None:

@@ -77,7 +77,7 @@ class VerifyConfig(Strict):
 
     @property
     def greedy(self) -> SamplingParams:
-        return replace(self.params, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+        return replace(self.params.unfiltered, temperature=0.0, seed=0)
 
     @property
     def sampled(self) -> SamplingParams:

@@ -129,8 +129,7 @@ def law_after(
     law = warp(logits, params, prompt, history, stop_ids)[0].cpu()
     never = law == 0
     if noise and bool(never.any()):
-        open_ = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-        score = warp(logits, open_, prompt, history, stop_ids)[0].cpu().log()
+        score = warp(logits, params.unfiltered, prompt, history, stop_ids)[0].cpu().log()
         never &= score < score[law > 0].min() - 2 * noise
     return law, frozenset(never.nonzero()[:, 0].tolist())
 

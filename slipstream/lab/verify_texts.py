@@ -156,13 +156,13 @@ def compared(
 def scores(llm: LLM, prompt: Seq[int], params: SamplingParams) -> Scores:
     """What plain decoding takes the maximum of. Above temperature 0: under rule `coupled`."""
     stop_ids = llm.sequence(list(prompt), params).stop_ids
-    # At temperature 1 and without filters, the logarithm of the law is the edited logits up to a constant.
-    bare = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) if params.greedy else params
+    # At temperature 1 and without filters, log-probabilities are the edited logits up to a constant.
+    bare = params.unfiltered if params.greedy else params
 
     def score(logits: Tensor, output: Seq[int]) -> Tensor:
         law = warp(logits[None], bare, prompt, [list(output)], stop_ids)[0]  # [V]
         if params.greedy:
-            return law.log() if params.logit_bias or params.needs_history else logits
+            return law.log() if params.edits_logits else logits
         noise = Stream(params.seed).gumbel(len(prompt) + len(output), len(law))
         return law.log() + torch.from_numpy(noise).to(law.device)
 

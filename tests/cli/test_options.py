@@ -6,10 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 from slipstream.cli import options
-from slipstream.cli.main import canonical
+from slipstream.cli.main import app, canonical
 from slipstream.cli.options import ModelOptions, SamplingOptions, draft_length, parse_options
+from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.drafters.registry import DRAFTERS
@@ -34,6 +36,36 @@ def test_names_repeated_here_to_save_an_import_are_those_of_the_library():
 
 def test_defaults_are_those_of_the_library():
     assert SamplingOptions().params() == SamplingParams()
+
+
+SAMPLING = {
+    "temperature": (["--temperature"], 0.0),
+    "top_k": (["--top-k"], 0),
+    "top_p": (["--top-p"], 1.0),
+    "min_p": (["--min-p"], 0.0),
+    "repetition_penalty": (["--repetition-penalty"], 1.0),
+    "frequency_penalty": (["--frequency-penalty"], 0.0),
+    "presence_penalty": (["--presence-penalty"], 0.0),
+    "min_tokens": (["--min-new-tokens"], 0),
+    "max_tokens": (["--max-new-tokens", "-n"], 128),
+    "stop": (["--stop"], None),
+    "ignore_eos": (["--ignore-eos"], False),
+    "seed": (["--seed"], None),
+    "logprobs": (["--logprobs"], None),
+}
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "verify", "trace", "doctor", "tune"])
+def test_sampling_options_keep_their_names_and_defaults(command):
+    known = typer.main.get_command(app).commands[command].params
+    assert {p.name: (p.opts, p.default) for p in known if getattr(p, "rich_help_panel", None) == "Sampling"} == SAMPLING
+    assert not any(p.secondary_opts for p in known)
+
+
+def test_sampling_parameters_without_an_option_are_those_that_do_not_fit_on_a_line():
+    assert set(declared(SamplingParams)) - set(SAMPLING) == {
+        "logit_bias", "bad_words", "stop_token_ids", "draft_tokens",
+    }  # fmt: skip
 
 
 def test_what_is_used_where_nothing_is_named():

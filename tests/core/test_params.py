@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import asdict, fields
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slipstream.core.params import SamplingParams
@@ -21,22 +24,27 @@ def test_an_unknown_parameter_is_refused_with_the_nearest_name(name: str, near: 
 
 REFUSED: dict[str, list[Any]] = {
     "temperature": [-0.1, math.nan, math.inf, "1", True, 1e308],
-    "top_k": [-1, 1.0, True],
-    "top_p": [0.0, 1.01, -1, math.nan],
-    "min_p": [-0.1, 1.1],
+    "top_k": [-1, 1.0, True, np.float64(1.0), np.True_],
+    "top_p": [0.0, 1.01, -1, math.nan, np.float32(1.5), np.True_, np.array(0.5)],
+    "min_p": [-0.1, 1.1, None],
     "repetition_penalty": [0.0, -1, math.inf],
     "frequency_penalty": [2.1, -2.1, math.nan],
     "presence_penalty": [2.1, -2.1],
-    "logit_bias": [{-1: 0.0}, {0: 101.0}, {0: math.nan}, {"0": 1.0}],
-    "bad_words": [((),), ((-1,),), ("",)],
+    "logit_bias": [{-1: 0.0}, {0: 101.0}, {0: math.nan}, {"0": 1.0}, {True: 1.0}, {0: True}, [(0, 1.0)], 5],
+    "bad_words": [((),), ((-1,),), ("",), "", (1, 2), 5, ((True,),), None],
     "min_tokens": [-1, 1.5],
     "max_tokens": [0, -1, 2.0],
-    "stop": ["", ("a", ""), (1,)],
-    "stop_token_ids": [(-1,), ("a",)],
+    "stop": ["", ("a", ""), (1,), 5],
+    "stop_token_ids": [(-1,), ("a",), 5, (True,), (np.True_,), None],
+    "ignore_eos": ["no", "yes", "", 0, 1, None, np.True_],
     "seed": [1.5, "a"],
     "logprobs": [-1],
     "draft_tokens": [-1],
 }
+
+
+def test_every_field_has_values_that_are_refused() -> None:
+    assert set(REFUSED) == {f.name for f in fields(SamplingParams)}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -56,6 +64,40 @@ def test_the_ends_of_every_range_are_allowed() -> None:
 
 def test_a_single_stop_string_is_a_tuple_of_one() -> None:
     assert SamplingParams(stop="ab").stop == ("ab",)
+
+
+def test_a_single_bad_word_is_one_word_and_not_its_letters() -> None:
+    assert SamplingParams(bad_words="foo").bad_words == ("foo",)
+
+
+def test_numpy_numbers_are_stored_as_the_python_numbers_they_equal() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5),
+        top_k=np.int64(3),
+        top_p=np.float64(0.75),
+        logit_bias={np.int32(2): np.float16(1.5)},
+        bad_words=np.array([[1, 2], [3, 4]]),
+        stop_token_ids=np.array([5, 6], dtype=np.uint8),
+        seed=np.uint64(2**63 + 1),
+    )
+    assert params == SamplingParams(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.75,
+        logit_bias={2: 1.5},
+        bad_words=((1, 2), (3, 4)),
+        stop_token_ids=(5, 6),
+        seed=2**63 + 1,
+    )
+    assert json.loads(json.dumps(asdict(params)))["seed"] == 2**63 + 1  # json refuses numbers of NumPy
+
+
+def test_lists_are_stored_as_tuples_so_that_later_changes_do_not_reach_a_request() -> None:
+    words, biases = [[1, 2]], {3: 1.0}
+    params = SamplingParams(bad_words=words, logit_bias=biases)
+    words[0][0], biases[3] = 7, 9.0
+    assert (params.bad_words, params.logit_bias) == (((1, 2),), {3: 1.0})
+    assert SamplingParams(bad_words=[], logit_bias={}, stop=[]) == SamplingParams()
 
 
 @pytest.mark.parametrize("field", [

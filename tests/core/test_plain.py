@@ -21,6 +21,7 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.errors import TargetError
 from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import CONTEXT, Tiny, make_model, make_tokenizer
+from tests.core.test_sampling_parameters import CHANGED
 
 if importlib.util.find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -206,6 +207,18 @@ def test_one_request_with_a_law_of_its_own_has_the_whole_batch_go_step_by_step(e
     found = engine.generate(PROMPTS[:2], each)
     assert not calls
     same(found, one_by_one(PROMPTS[:2], each))
+
+
+@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_request_beside_one_that_differs_in_one_parameter_takes_the_steps_of_single_ones(
+    engine, one_by_one, temperature, name
+):
+    base = greedy(12, temperature=temperature, seed=3)
+    each = [base, replace(base, **{name: CHANGED[name]})]
+    found = engine.generate([PROMPTS[0]] * 2, each)
+    same(found, one_by_one([PROMPTS[0]] * 2, each))
+    same(found, [engine.generate(PROMPTS[0], params)[0] for params in each])
 
 
 def test_a_prompt_that_waits_and_a_lossy_rule_go_step_by_step(engine):

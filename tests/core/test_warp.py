@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft
+from slipstream.core.parameter_declaration import DISTRIBUTION, declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES, verify
 from slipstream.core.sequence import Sequence
@@ -85,6 +86,10 @@ CHOICES: dict[str, list[Any]] = {
     "bad_words": [(), ((4,),), ((1, 2), (7, 7, 5), (3, 1, 2, 6))],
     "min_tokens": [0, 2, 9],
 }
+
+
+def test_the_reference_covers_every_parameter_of_the_distribution() -> None:
+    assert set(CHOICES) == {name for name, known in declared(SamplingParams).items() if known.effect in DISTRIBUTION}
 
 
 def rows(rng: random.Random, vocab: int = 8) -> tuple[torch.Tensor, list[int], list[list[int]]]:

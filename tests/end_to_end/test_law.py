@@ -20,6 +20,7 @@ from dataclasses import replace
 import pytest
 
 from slipstream.core.drafter import Drafter
+from slipstream.core.parameter_declaration import DISTRIBUTION, Effect, declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES, Rule
 from slipstream.core.sequence import Sequence
@@ -119,12 +120,12 @@ def test_law_other_rules(rule: str, drafter: str, params: SamplingParams) -> Non
     passes(DRAFTERS[drafter](), params, rule)
 
 
-ALL = ("temperature", "top_k", "top_p", "min_p", "logit_bias", "repetition_penalty", "frequency_penalty",
-       "presence_penalty", "bad_words", "min_tokens")  # fmt: skip
+ALL = [name for name, known in declared(SamplingParams).items() if known.effect in DISTRIBUTION]
+WITHOUT_HISTORY = [name for name in ALL if declared(SamplingParams)[name].effect is not Effect.NEEDS_HISTORY]
 
 
 @pytest.mark.parametrize(
-    ("params", "name"), [(EVERYTHING, name) for name in ALL] + [(FILTERS, name) for name in ALL[:5]]
+    ("params", "name"), [(EVERYTHING, name) for name in ALL] + [(FILTERS, name) for name in WITHOUT_HISTORY]
 )
 def test_power_parameters(params: SamplingParams, name: str) -> None:
     """Were this parameter ignored behind the first token, where drafting begins, or everywhere, the test would notice

@@ -1,0 +1,285 @@
+"""Every sampling parameter, one by one: its declaration says what it does, and in a mixed batch each request gets what
+it gets alone.
+
+A batch is warped at once where the keys of its requests are equal. A parameter missing in the key would silently be
+taken from the first request of the batch, so everything here runs over the fields of `SamplingParams` themselves.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import re
+import sys
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+from slipstream.cli.options import grouped, sampling_options
+from slipstream.core import params as params_module, warp as warp_module
+from slipstream.core.draft import Draft
+from slipstream.core.parameter_declaration import Effect, declared, parameter
+from slipstream.core.params import SamplingParams, number
+from slipstream.core.sequence import Sequence
+from slipstream.core.warp import laws, laws_after, warp
+from slipstream.drafters.model import ModelDrafter
+from slipstream.drafters.none import NoDrafter
+from slipstream.errors import ParameterError
+from slipstream.llm import LLM, Completion
+from slipstream.targets.toy import ToyTarget
+from tests.core.scripted import decode
+from tests.drafters.fakes import MultiStepToy
+
+V, EOS = 12, 11
+PROMPTS = [[1, 2, 3, 1, 2], [4, 5], [7, 8, 9, 0, 6, 2]]
+TEMPERATURES = [0.0, 0.8]
+
+CHANGED: dict[str, Any] = {
+    "temperature": 1.7,
+    "top_k": 2,
+    "top_p": 0.6,
+    "min_p": 0.4,
+    "repetition_penalty": 1.8,
+    "frequency_penalty": 1.5,
+    "presence_penalty": 1.9,
+    "logit_bias": {3: 3.0, 5: -100},
+    "bad_words": ((2,), (1, 2, 3), (5, 6)),
+    "min_tokens": 14,
+    "max_tokens": 9,
+    "stop": ("c", "fg"),
+    "stop_token_ids": (1, 6, 7),
+    "ignore_eos": True,
+    "seed": 8,
+    "logprobs": 2,
+    "draft_tokens": 1,
+}
+"""For each field a value other than its default, whose effect shows in the tests below."""
+
+NAMES = [f.name for f in fields(SamplingParams)]
+
+
+def pair(name: str, temperature: float) -> tuple[SamplingParams, SamplingParams]:
+    """Two requests that differ in `name` alone."""
+    assert name in CHANGED, f"give {name} a value in CHANGED"
+    base = SamplingParams(temperature=temperature, seed=7, max_tokens=24)
+    return base, replace(base, **{name: CHANGED[name]})
+
+
+def test_every_parameter_has_a_value_to_test_it_with() -> None:
+    assert list(CHANGED) == NAMES
+    base = SamplingParams()
+    assert all(getattr(replace(base, **{name: CHANGED[name]}), name) != getattr(base, name) for name in NAMES)
+
+
+# --- texts of mixed batches -----------------------------------------------------------------------------------------
+
+
+class Letters:
+    """A tokenizer of one letter a token."""
+
+    chat_template = None
+
+    def decode(self, ids: Seq[int], **_: Any) -> str:
+        return decode(ids)
+
+
+def engine(drafter: str) -> LLM:
+    target = ToyTarget(V, order=2, seed=11, sharpness=1.5, eos_ids=(EOS,))
+    small = {"vocab": V, "order": 2, "seed": 11, "sharpness": 1.2}  # the same tokens are likely, other probabilities
+    made = {
+        "none": NoDrafter,
+        "model": lambda: ModelDrafter(ToyTarget(**small), V),
+        "model, one call": lambda: ModelDrafter(MultiStepToy(**small), V),
+    }
+    return LLM(target, made[drafter](), draft_tokens=4, tokenizer=Letters())
+
+
+def visible(completion: Completion) -> tuple[object, ...]:
+    """Everything but the clock."""
+    counts = {name: count for name, count in completion.stats.as_dict().items() if "second" not in name}
+    return replace(completion, stats=None), counts  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("drafter", ["none", "model", "model, one call"])
+def test_requests_that_differ_in_one_parameter_decode_together_as_alone(drafter, temperature, name) -> None:
+    each = pair(name, temperature)
+    told_apart = 0
+    for prompt in PROMPTS:
+        alone = [visible(engine(drafter).generate([prompt], params)[0]) for params in each]
+        for order in ((0, 1), (1, 0)):
+            together = engine(drafter).generate([prompt, prompt], [each[i] for i in order])
+            assert [visible(found) for found in together] == [alone[i] for i in order]
+        told_apart += alone[0] != alone[1]
+    if temperature and (name != "draft_tokens" or drafter != "none"):
+        assert told_apart, f"{name} has no effect here: the test would not notice that it was ignored"
+
+
+# --- probabilities of mixed batches ---------------------------------------------------------------------------------
+
+DRAFTS = ([3, 1, 6], [5, 2, 2])
+
+
+def sequences(each: Seq[SamplingParams]) -> list[Sequence]:
+    seqs = [Sequence([1, 2, 3, 1], params, stop_ids=frozenset({EOS, 0})) for params in each]
+    for seq in seqs:
+        seq.tokens += [5, 6, 1]
+    return seqs
+
+
+def logits(rows: int) -> torch.Tensor:
+    return 2 * torch.randn(rows, V, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_mixed_batch_is_warped_bit_for_bit_as_each_request_alone(temperature, name) -> None:
+    for each in (pair(name, temperature), pair(name, temperature)[::-1]):
+        x = logits(8)
+        found = laws(x, sequences(each), Draft.chains(DRAFTS))
+        alone = [laws(x[4 * b : 4 * b + 4], [seq], Draft.chains([DRAFTS[b]])) for b, seq in enumerate(sequences(each))]
+        assert torch.equal(found, torch.cat(alone))
+        found = laws_after(x[:2], sequences(each), DRAFTS)
+        alone = [laws_after(x[b : b + 1], [seq], [DRAFTS[b]]) for b, seq in enumerate(sequences(each))]
+        assert torch.equal(found, torch.cat(alone))
+
+
+# --- what is derived from the declarations, held against what `warp` does -------------------------------------------
+
+R = 12
+PROMPT = [1, 2, 3, 1]
+OUTPUTS = [random.Random(r).choices(range(V), k=r) for r in range(R)]
+OTHER_OUTPUTS = [random.Random(r).choices(range(V), k=r + 10) for r in range(R)]
+
+
+def warped(params: SamplingParams, outputs: Seq[Seq[int]] = OUTPUTS) -> torch.Tensor:
+    """float64 [R, V]: each row has an output of its own behind it."""
+    return warp(logits(R), params, PROMPT, outputs, stop_ids=(EOS, 0, 3))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_batch_key_holds_a_parameter_exactly_if_the_distribution_depends_on_it(name) -> None:
+    one, other = pair(name, 0.8)
+    assert (one.distribution_key != other.distribution_key) == (not torch.equal(warped(one), warped(other)))
+    hash(other.distribution_key)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_needs_history_says_whether_earlier_tokens_change_the_distribution(name) -> None:
+    params = pair(name, 0.8)[1]
+    changes = not torch.equal(warped(params), warped(params, OTHER_OUTPUTS))
+    assert params.needs_history == replace(params, temperature=0.0).needs_history == changes
+    if not changes:
+        assert torch.equal(warp(logits(R), params), warped(params))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_argmax_only_says_whether_the_argmax_of_the_bare_logits_is_taken(temperature, name) -> None:
+    params = pair(name, temperature)[1]
+    argmax = torch.zeros(R, V, dtype=torch.float64).scatter_(1, logits(R).argmax(-1, keepdim=True), 1.0)
+    assert params.argmax_only == torch.equal(warped(params), argmax)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_temperature_only_says_whether_the_distribution_is_a_softmax_of_the_bare_logits(name) -> None:
+    params = pair(name, 0.8)[1]
+    assert params.temperature_only == torch.equal(warped(params), torch.softmax(logits(R) / params.temperature, -1))
+    greedy = replace(params, temperature=0.0)
+    assert greedy.temperature_only == greedy.argmax_only
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_unfiltered_is_the_softmax_of_the_edited_logits(temperature, name) -> None:
+    params = pair(name, temperature)[1]
+    assert params.edits_logits == (declared(SamplingParams)[name].effect in (Effect.EDITS_LOGITS, Effect.NEEDS_HISTORY))
+    bare = torch.softmax(logits(R), -1)
+    assert torch.equal(warped(params.unfiltered), bare) == (not params.edits_logits)
+    if params.edits_logits:
+        assert torch.equal(warped(params.unfiltered), warped(replace(params, temperature=1.0)))
+
+
+# --- a new parameter ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_is_described_in_the_docstring(name) -> None:
+    assert re.search(rf"^    {name}  +\w", SamplingParams.__doc__ or "", re.MULTILINE)
+
+
+def with_a_field(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`core/params.py` imported anew, with one line more at the end of the fields."""
+    source = Path(params_module.__file__).read_text(encoding="utf-8")
+    before, after = source.split("    def __post_init__", 1)
+    file = folder / "params_with_a_field.py"
+    file.write_text(f"{before}    {line}\n\n    def __post_init__{after}", encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, file.stem, module)
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
+
+
+def test_one_declared_field_reaches_the_check_the_batch_key_and_the_command_line(tmp_path, monkeypatch) -> None:
+    how = '0.0, number(0, 1), Effect.FILTERS_PROBABILITIES, option=("--top-a", "-a"), help="Top-a filter."'
+    line = f"top_a: float = parameter({how})"
+    more = with_a_field(line, tmp_path, monkeypatch).SamplingParams
+    with pytest.raises(ParameterError, match=r"top_a is 2, must be a finite number in \[0, 1\]"):
+        more(top_a=2)
+    assert more(temperature=0.8).temperature_only
+    assert not more(temperature=0.8, top_a=0.2).temperature_only
+    assert more(top_a=0.2).argmax_only
+    assert more(top_a=0.2).distribution_key != more().distribution_key
+    assert more(top_a=0.2).unfiltered.top_a == 0.0
+
+    options, made = sampling_options(more), []
+
+    def command(sampling: Any) -> None:
+        made.append(sampling.params())
+
+    command.__annotations__["sampling"] = options
+    app = typer.Typer(add_completion=False)
+    app.command()(grouped(command))
+    app(["-a", "0.25", "--temperature", "0.8"], standalone_mode=False)
+    app([], standalone_mode=False)
+    assert made == [more(temperature=0.8, top_a=0.25), more()]
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("top_a: float = 0.0", r"SamplingParams\.top_a has no effect"),
+        ("top_a: float = parameter(0.0, number(0, 1))", "effect"),
+        ("top_a: float = parameter(0.0, number(0, 1), Effect.FILTERS_PROBABILITIES)", "without help"),
+    ],
+)
+def test_a_field_without_an_effect_or_help_fails_at_import(line, fault, tmp_path, monkeypatch) -> None:
+    with pytest.raises(TypeError, match=fault):
+        with_a_field(line, tmp_path, monkeypatch)
+
+
+@dataclass(frozen=True)
+class WithTilt(SamplingParams):
+    tilt: float = parameter(0.0, number(-10.0, 10.0), Effect.EDITS_LOGITS, help="Added to the logit of token 0.")
+
+
+def test_a_new_parameter_is_applied_per_request_in_a_mixed_batch(monkeypatch) -> None:
+    edit = warp_module._edit
+
+    def tilted(x: torch.Tensor, params: WithTilt, *rest: Any) -> torch.Tensor:
+        x = edit(x, params, *rest).clone()
+        x[:, 0] += params.tilt
+        return x
+
+    monkeypatch.setattr(warp_module, "_edit", tilted)
+    each = [WithTilt(temperature=0.8, tilt=tilt) for tilt in (0.0, 5.0, 0.0, -5.0)]
+    found = laws(logits(4), sequences(each), Draft.empty(4))
+    assert torch.equal(found, torch.cat([warp(logits(4)[b : b + 1], params) for b, params in enumerate(each)]))
+    assert not torch.equal(found[1], warp(logits(4)[1:2], each[0])[0])
