@@ -55,31 +55,31 @@ class Dice:
         self._turn += 1
         return [u < p for u, p in zip(self._uniforms(self._turn).tolist(), probability, strict=True)]
 
-    def choose(self, law: Tensor) -> Tensor:
+    def choose(self, probs: Tensor) -> Tensor:
         """[B, V] (rows sum to 1) -> int64 [B]: a token of each row, by inverse-CDF sampling."""
-        return invert(law, torch.from_numpy(self._uniforms(0)).to(law.device))
+        return invert(probs, torch.from_numpy(self._uniforms(0)).to(probs.device))
 
-    def pick(self, law: Tensor, owner: Seq[int], depth: Seq[int]) -> Tensor:
+    def pick(self, probs: Tensor, owner: Seq[int], depth: Seq[int]) -> Tensor:
         """[R, V] -> int64 [R]: argmax(log probs + noise) with the noise of position `positions[owner[r]] + depth[r]` of
         sequence `owner[r]` for row r (Gumbel-max)."""
-        vocab = law.shape[-1]
+        vocab = probs.shape[-1]
         noise = np.stack(
             [self._streams[b].gumbel(self._positions[b] + d, vocab) for b, d in zip(owner, depth, strict=True)]
         )
-        return (law.log() + torch.from_numpy(noise).to(law.device)).argmax(-1)
+        return (probs.log() + torch.from_numpy(noise).to(probs.device)).argmax(-1)
 
 
-def invert(law: Tensor, u: Tensor) -> Tensor:
+def invert(probs: Tensor, u: Tensor) -> Tensor:
     """Inverse-CDF sampling: probs [B, V], u [B] in [0, 1) -> int64 [B], the first token whose cumulative probability
     exceeds u.
 
     The cumulative sum is divided by its last entry, so it ends in exactly 1 and no token of probability 0 can be drawn.
     """
-    total = law.cumsum(-1)  # [B, V]
+    total = probs.cumsum(-1)  # [B, V]
     return torch.searchsorted(total / total[:, -1:], u[:, None].contiguous(), right=True)[:, 0]
 
 
-def guess(law: Tensor, seqs: Seq[Sequence], depth: int) -> Tensor:
+def sample_draft_tokens(probs: Tensor, seqs: Seq[Sequence], depth: int) -> Tensor:
     """Sample draft tokens: probs [B, V] for the token `depth` places after each sequence's next token (0: the next
     token itself) -> int64 [B].
 
@@ -90,9 +90,9 @@ def guess(law: Tensor, seqs: Seq[Sequence], depth: int) -> Tensor:
     for b, seq in enumerate(seqs):
         position = len(seq.tokens)
         if seq.coupled:
-            noise = torch.from_numpy(seq.random.gumbel(position + depth, law.shape[-1])).to(law.device)
-            tokens[b] = (law[b].log() + noise).argmax()
+            noise = torch.from_numpy(seq.random.gumbel(position + depth, probs.shape[-1])).to(probs.device)
+            tokens[b] = (probs[b].log() + noise).argmax()
         else:
-            u = torch.tensor(seq.random.uniforms(DRAFT, position, depth + 1)[depth:], device=law.device)  # [1]
-            tokens[b] = invert(law[b : b + 1], u)[0]
-    return tokens.to(law.device)
+            u = torch.tensor(seq.random.uniforms(DRAFT, position, depth + 1)[depth:], device=probs.device)  # [1]
+            tokens[b] = invert(probs[b : b + 1], u)[0]
+    return tokens.to(probs.device)

@@ -47,7 +47,7 @@ class Draft:
     parents: Seq[int]
     splits: Seq[int]
     q: Tensor | None = None
-    votes: Seq[bool] | None = None
+    acceptable: Seq[bool] | None = None
 
     @staticmethod
     @cache
@@ -61,13 +61,13 @@ class Draft:
         parents: Seq[int],
         splits: Seq[int],
         q: Tensor | None = None,
-        votes: Seq[bool] | None = None,
+        acceptable: Seq[bool] | None = None,
         device: torch.device | str = "cpu",
     ) -> Draft:
         """A draft whose token ids the host knows: they are not copied back from the device."""
         if not ids:
             return Draft.empty(len(splits) - 1, device)
-        draft = Draft(torch.tensor(ids, dtype=torch.int64, device=device), parents, splits, q, votes)
+        draft = Draft(torch.tensor(ids, dtype=torch.int64, device=device), parents, splits, q, acceptable)
         draft.__dict__["ids"] = list(ids)
         return draft
 
@@ -123,7 +123,7 @@ class Draft:
         out: dict[int, list[int]] = {}
         start = self.splits[b]
         for i in self.nodes(b):
-            if self.votes is None or self.votes[i]:
+            if self.acceptable is None or self.acceptable[i]:
                 out.setdefault(self.parents[i], []).append(i - start)
         return out
 
@@ -145,8 +145,8 @@ class Draft:
             raise DraftError(f"splits {splits} do not cover {n} nodes of {len(budget)} sequences")
         if self.tokens.shape != (n,) or self.tokens.dtype != torch.int64:
             raise DraftError(f"tokens are {self.tokens.dtype} {tuple(self.tokens.shape)}, expected int64 ({n},)")
-        if self.votes is not None and len(self.votes) != n:
-            raise DraftError(f"votes has {len(self.votes)} entries for {n} nodes")
+        if self.acceptable is not None and len(self.acceptable) != n:
+            raise DraftError(f"acceptable has {len(self.acceptable)} entries for {n} nodes")
         if not n:
             return
         for b in range(self.batch):

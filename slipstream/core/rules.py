@@ -45,9 +45,9 @@ class Rule:
     decide: Callable[[Draft, Tensor, Dice], Decision]
 
 
-def verify(draft: Draft, law: Tensor, rule: Rule, dice: Dice) -> Verdict:
+def verify(draft: Draft, probs: Tensor, rule: Rule, dice: Dice) -> Verdict:
     """Decide for every sequence of the batch. Stops are applied later: see `stop`."""
-    return _verdict(draft, rule.decide(draft, law, dice))
+    return _verdict(draft, rule.decide(draft, probs, dice))
 
 
 def follow(draft: Draft, picks: Seq[int]) -> Verdict:
@@ -60,8 +60,8 @@ def _verdict(draft: Draft, decision: Decision) -> Verdict:
     return Verdict(path, following, finish=[None] * draft.batch, cut=[False] * draft.batch)
 
 
-def greedy(draft: Draft, law: Tensor, dice: Dice) -> Decision:
-    top = law.max(-1)
+def greedy(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
+    top = probs.max(-1)
     if bool((top.values < 1).any()):
         raise RuleError(
             "rule 'greedy' was given a distribution that is not a point mass",
@@ -71,13 +71,13 @@ def greedy(draft: Draft, law: Tensor, dice: Dice) -> Decision:
     return _follow(draft, top.indices.tolist())
 
 
-def coupled(draft: Draft, law: Tensor, dice: Dice) -> Decision:
+def coupled(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     owner, depth = [], []  # of each packed row
     for b in range(draft.batch):
         below = draft.depths[draft.splits[b] : draft.splits[b + 1]]
         depth += [0, *below]
         owner += [b] * (1 + len(below))
-    return _follow(draft, dice.pick(law, owner, depth).tolist())
+    return _follow(draft, dice.pick(probs, owner, depth).tolist())
 
 
 def _follow(draft: Draft, picks: Seq[int]) -> Decision:
@@ -100,7 +100,7 @@ def _follow(draft: Draft, picks: Seq[int]) -> Decision:
     return paths, following
 
 
-def rejection(draft: Draft, law: Tensor, dice: Dice) -> Decision:
+def rejection(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     """All sequences walk down their trees together: each iteration tries one draft token of each.
 
     An accepted token moves its sequence to the distribution of the next row and changes none. So the acceptance
@@ -109,9 +109,9 @@ def rejection(draft: Draft, law: Tensor, dice: Dice) -> Decision:
     """
     B = draft.batch
     trees = [draft.children(b) for b in range(B)]
-    first = _chances(draft, law, draft.parent_rows, range(len(draft))) if len(draft) else []  # [N]
+    first = _chances(draft, probs, draft.parent_rows, range(len(draft))) if len(draft) else []  # [N]
     paths: list[list[int]] = [[] for _ in range(B)]
-    p = [law[draft.splits[b] + b] for b in range(B)]  # [V] each: at a sequence's node, given what was rejected there
+    p = [probs[draft.splits[b] + b] for b in range(B)]  # [V] each: at a sequence's node, given what was rejected there
     untried = [iter(tree.get(-1, ())) for tree in trees]  # children of that node
     trial = {b: node for b in range(B) if (node := next(untried[b], None)) is not None}
     chances = {b: first[draft.splits[b] + node] for b, node in trial.items()}
@@ -121,7 +121,7 @@ def rejection(draft: Draft, law: Tensor, dice: Dice) -> Decision:
         for b, node in trial.items():
             if stands[b]:
                 paths[b].append(node)
-                p[b] = law[draft.splits[b] + b + 1 + node]
+                p[b] = probs[draft.splits[b] + b + 1 + node]
                 untried[b] = iter(trees[b].get(node, ()))
         if fell:
             packed = [draft.splits[b] + node for b, node in fell.items()]
@@ -134,14 +134,14 @@ def rejection(draft: Draft, law: Tensor, dice: Dice) -> Decision:
             packed = [draft.splits[b] + trial[b] for b in again]
             left = torch.stack([p[b] for b in again])  # [F, V]
             chances |= zip(again, _chances(draft, left, range(len(again)), packed), strict=True)
-    following = dice.choose(torch.stack(p) if len(draft) else law).tolist()
+    following = dice.choose(torch.stack(p) if len(draft) else probs).tolist()
     return paths, following
 
 
-def _chances(draft: Draft, law: Tensor, rows: Seq[int], packed: Seq[int]) -> list[float]:
-    """p/q of packed nodes, each of which is tried under the distribution [V] in its row of `law`."""
+def _chances(draft: Draft, probs: Tensor, rows: Seq[int], packed: Seq[int]) -> list[float]:
+    """p/q of packed nodes, each of which is tried under the distribution [V] in its row of `probs`."""
     x = [draft.ids[i] for i in packed]
-    p_x = _entries(law, rows, x)
+    p_x = _entries(probs, rows, x)
     if draft.q is None:
         return p_x
     # q of a drawn token is not 0; if it is passed all the same, the quotient is inf or NaN as usual.
@@ -175,7 +175,7 @@ def _normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
     return torch.where(total > 0, mass / total, otherwise)
 
 
-def block(draft: Draft, law: Tensor, dice: Dice) -> Decision:
+def block(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     """Chains only. With P_i the target's distribution after i draft tokens, Q_i that of draft token i and w_i =
     min(1, w_{i-1} * P_{i-1}(x_i) / Q_i(x_i)), the prefix of i draft tokens is accepted with probability
 
@@ -183,18 +183,18 @@ def block(draft: Draft, law: Tensor, dice: Dice) -> Decision:
 
     The longest accepted prefix is kept, and the next token is drawn from norm((w_i P_i - Q_{i+1})+), or from P_gamma if
     the whole chain is accepted (2403.10444, algorithm 2)."""
-    if not draft.is_chain or draft.votes is not None:
+    if not draft.is_chain or draft.acceptable is not None:
         raise RuleError(
             "rule 'block' was given a tree",
             why="it decides on whole prefixes of a chain; no proof covers branches",
             fix="use rule='rejection', or let the drafter propose chains",
         )
-    B, device = draft.batch, law.device
+    B, device = draft.batch, probs.device
     start = torch.tensor(draft.splits[:B], device=device)  # [B]
     length = torch.tensor([draft.splits[b + 1] - draft.splits[b] for b in range(B)], device=device)  # [B]
     shift = torch.arange(B, device=device)  # [B] the distribution after i draft tokens is row start + shift + i
-    w = torch.ones(B, dtype=law.dtype, device=device)  # [B]
-    P = law[start + shift]  # [B, V]
+    w = torch.ones(B, dtype=probs.dtype, device=device)  # [B]
+    P = probs[start + shift]  # [B, V]
     residual = _block_residual(draft, w, P, start, length > 0)  # [B, V]
     tau, rest = torch.zeros_like(start), residual
     for i in range(1, max(draft.splits[b + 1] - draft.splits[b] for b in range(B)) + 1):
@@ -203,7 +203,7 @@ def block(draft: Draft, law: Tensor, dice: Dice) -> Decision:
         x = draft.tokens[node][:, None]  # [B, 1]
         q_x = 1.0 if draft.q is None else draft.q[node].gather(1, x)[:, 0]
         w = torch.where(live, (w * P.gather(1, x)[:, 0] / q_x).clamp(max=1), w)
-        P = torch.where(live[:, None], law[node + shift + 1], P)
+        P = torch.where(live[:, None], probs[node + shift + 1], P)
         more = i < length  # [B]
         residual = _block_residual(draft, w, P, start + i, more)
         Z = residual.sum(-1)  # [B]

@@ -97,7 +97,7 @@ class Sequence:
     def advance(self, verdict: Verdict, draft: Draft, b: int) -> None:
         """Append what sequence `b` of the batch gained from a step, and count it."""
         run, kept, accepted = verdict.run(draft, b), len(verdict.path[b]), verdict.accepted(b)
-        depths = [draft.depths[i] for i in draft.nodes(b) if draft.votes is None or draft.votes[i]]
+        depths = [draft.depths[i] for i in draft.nodes(b) if draft.acceptable is None or draft.acceptable[i]]
         if verdict.finish[b]:
             depths = [d for d in depths if d <= len(run)]  # draft tokens after a stop do not count
         self.stats.count(depths, accepted, len(run))

@@ -15,7 +15,7 @@ from slipstream.core.step_clock import StepClock
 from slipstream.core.stop import stop
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.torch_threads import host_threads
-from slipstream.core.warp import first_maxima, laws
+from slipstream.core.warp import distributions, first_maxima
 
 
 def step(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draft_tokens: int) -> Verdict:
@@ -52,7 +52,7 @@ def decide(seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule) 
     logits, the distribution is not computed at all."""
     if rule.lossless and all(seq.params.argmax_only for seq in seqs):
         return follow(draft, first_maxima(logits))
-    return verify(draft, laws(logits, seqs, draft), exact(rule, seqs), dice(seqs, draft))
+    return verify(draft, distributions(logits, seqs, draft), exact(rule, seqs), dice(seqs, draft))
 
 
 def exact(rule: Rule, seqs: Seq[Sequence]) -> Rule:

@@ -158,15 +158,15 @@ def block_expected_accepted(p: Seq[Number], q: Seq[Number], gamma: int) -> Numbe
     Beside it, `expected_accepted(acceptance_rate(p, q), gamma)` is what token-by-token rejection accepts.
     """
     total: Number = 0
-    law: dict[Number, Number] = {1: 1}  # value of w -> its probability
+    probs: dict[Number, Number] = {1: 1}  # value of w -> its probability
     for _ in range(gamma):
         longer: dict[Number, Number] = defaultdict(int)
-        for w, weight in law.items():
+        for w, weight in probs.items():
             for a, b in zip(p, q, strict=True):
                 if b:
                     longer[min(1, w * a / b)] += weight * b
-        law = longer
-        total += sum(w * weight for w, weight in law.items())
+        probs = longer
+        total += sum(w * weight for w, weight in probs.items())
     return total
 
 

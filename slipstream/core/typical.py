@@ -26,26 +26,28 @@ EPSILON, DELTA = 0.09, 0.3
 """The reference implementation's `posterior_threshold` and `posterior_alpha`."""
 
 
-def threshold(law: Tensor, epsilon: float = EPSILON, delta: float = DELTA) -> Tensor:
+def threshold(probs: Tensor, epsilon: float = EPSILON, delta: float = DELTA) -> Tensor:
     """[R, V] -> [R]: a draft token must be more likely than this."""
-    entropy = torch.special.entr(law).sum(-1)  # [R]
+    entropy = torch.special.entr(probs).sum(-1)  # [R]
     return (delta * (-entropy).exp()).clamp(max=epsilon)
 
 
-def typical(draft: Draft, law: Tensor, dice: Dice) -> Decision:
+def typical(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     """All trees level by level: a node is accepted if it passes and its parent is accepted."""
-    B, device = draft.batch, law.device
+    B, device = draft.batch, probs.device
     roots = [draft.splits[b] + b for b in range(B)]
     levels = _levels(draft)
     nodes = torch.tensor([i + b + 1 for b in range(B) for i in draft.nodes(b)], dtype=torch.int64, device=device)  # [N]
     parents = torch.tensor(draft.parent_rows, dtype=torch.int64, device=device)  # [N] packed row of each node's parent
-    p_x = law[parents, draft.tokens]  # [N]
-    passes = p_x > threshold(law)[parents]  # [N]
-    if draft.votes is not None:
-        passes &= torch.tensor(list(draft.votes), device=device)
-    length = law.new_full((len(law),), -1)  # [B + N] draft tokens on the path to each packed row, -1 if not accepted
+    p_x = probs[parents, draft.tokens]  # [N]
+    passes = p_x > threshold(probs)[parents]  # [N]
+    if draft.acceptable is not None:
+        passes &= torch.tensor(list(draft.acceptable), device=device)
+    length = probs.new_full(
+        (len(probs),), -1
+    )  # [B + N] draft tokens on the path to each packed row, -1 if not accepted
     length[roots] = 0
-    weight = law.new_zeros(len(law))  # [B + N] log-probability of that path
+    weight = probs.new_zeros(len(probs))  # [B + N] log-probability of that path
     for level in levels:
         at = torch.tensor(level, device=device)  # [n] nodes of one depth
         row, parent = nodes[at], parents[at]
@@ -57,7 +59,7 @@ def typical(draft: Draft, law: Tensor, dice: Dice) -> Decision:
     grid = torch.tensor(own, device=device)  # [B, size] packed rows of each sequence
     longest = length[grid] == length[grid].amax(1, keepdim=True)  # [B, size]
     best = torch.where(longest, weight[grid], -torch.inf).argmax(1)  # [B]
-    following = dice.choose(law[grid.gather(1, best[:, None])[:, 0]])  # [B]
+    following = dice.choose(probs[grid.gather(1, best[:, None])[:, 0]])  # [B]
     ends, tokens = torch.stack([best, following]).tolist()  # the one synchronisation
     return [draft.ancestors(b, end - 1) for b, end in enumerate(ends)], tokens
 

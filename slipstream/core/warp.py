@@ -151,7 +151,7 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     return kept / kept.sum(-1, keepdim=True)
 
 
-def laws(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
+def distributions(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
     """`warp` for a whole batch: each sequence by its own parameters, each node by its own history.
 
     logits [B + N, V], packed as `TargetOut.logits`. Returns float64 [B + N, V].
@@ -167,7 +167,7 @@ def laws(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
     return torch.cat(rows)
 
 
-def laws_after(
+def distributions_after(
     logits: Tensor, seqs: Seq[Sequence], chains: Seq[Seq[int]], params: Seq[SamplingParams] | None = None
 ) -> Tensor:
     """`warp` for drafters. Row r of logits [R, V'] is for the token after sequence r and the draft tokens chains[r]

@@ -40,7 +40,7 @@ from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.draft_costs import measure_draft_costs
 from slipstream.drafters.hybrid import Lookup, Member, joint_taps, members_of
 from slipstream.drafters.merge import Part, merge
-from slipstream.drafters.odds import SURPRISE, Reach, fared
+from slipstream.drafters.odds import SURPRISE, Reach, accepted_prefix
 from slipstream.errors import ParameterError
 from slipstream.targets.target_costs import measure_costs
 
@@ -303,7 +303,7 @@ class BanditDrafter:
         state.outlook.clear()
         for m, guess in state.made.items():
             record = state.records[m]
-            stood, fell = fared(guess.draft, guess.b, run)
+            stood, fell = accepted_prefix(guess.draft, guess.b, run)
             if m in self.neural:  # what it was asked for and had no guess for counts as wrong: no token came of it
                 fell = fell or stood < min(guess.asked, len(run))
             if stood or fell:
@@ -325,7 +325,7 @@ class BanditDrafter:
         state.made[m] = guess
         member, nodes = self.members[m], guess.draft.nodes(guess.b)
         if m in self.lookups:
-            guess.match = cast(Lookup, member).match(seq.id)
+            guess.match = cast(Lookup, member).match_length(seq.id)
         elif nodes:
             state.outlook.clear()
             width = len(nodes) / max(guess.draft.depths[i] for i in nodes)

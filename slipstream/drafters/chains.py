@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE, DecodedSteps, StepSampling
-from slipstream.core.dice import guess, invert
+from slipstream.core.dice import invert, sample_draft_tokens
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
-from slipstream.core.warp import laws_after, warp
+from slipstream.core.warp import distributions_after, warp
 from slipstream.drafters.control import Control
 
 
@@ -65,7 +65,7 @@ class Chain:
     """
 
     tokens: list[int] = field(default_factory=list)
-    law: Tensor | None = None
+    probs: Tensor | None = None
     worth: Tensor | None = None
 
 
@@ -87,7 +87,9 @@ class Chains:
         """A chain of at most depth[b] guesses for each sequence."""
         chains = self.draw(seqs, depth)
         tokens = [chain.tokens for chain in chains]
-        return Draft.chains(tokens, joint(tokens, [chain.law for chain in chains], self.vocab_size), self.source.device)
+        return Draft.chains(
+            tokens, joint(tokens, [chain.probs for chain in chains], self.vocab_size), self.source.device
+        )
 
     def draw(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Chain]:
         """The chains themselves, for whoever builds on them."""
@@ -120,16 +122,16 @@ class Chains:
         drawn = self.source.decode_steps(own, steps, draws)
         tokens = drawn.tokens.T.tolist()  # [R][K]
         for r, b in enumerate(rows):
-            most, chain, law = depth[b], tokens[r], None
+            most, chain, probs = depth[b], tokens[r], None
             raw = drawn.logits[:most, r, : self.vocab_size]  # [K, V]
             if not each[r].greedy:
-                own_law = warp(raw, each[r]) if drawn.probs is None else drawn.probs[:most, r, : self.vocab_size]
-                law = widened(own_law, self.vocab_size)
+                own_probs = warp(raw, each[r]) if drawn.probs is None else drawn.probs[:most, r, : self.vocab_size]
+                probs = widened(own_probs, self.vocab_size)
                 if drawn.probs is None:
-                    chain = self._again(law, raw, draws, r, each[r])
+                    chain = self._again(probs, raw, draws, r, each[r])
                     most = next((n for n in range(1, most) if chain[n - 1] != tokens[r][n - 1]), most)
-            worth = law
-            if law is None and (self.weighed or self.control.kind != "fixed"):
+            worth = probs
+            if probs is None and (self.weighed or self.control.kind != "fixed"):
                 worth = widened(torch.softmax(raw.double(), -1), self.vocab_size)
             if self.control.kind != "fixed":
                 assert worth is not None
@@ -137,16 +139,16 @@ class Chains:
                 stands = worth[:most].gather(1, index)[:, 0].cumprod(0).tolist()
                 most = next((n for n in range(1, most) if not self.control.more(stands[:n])), most)
             chains[b].tokens = chain[:most]
-            chains[b].law = None if law is None else law[:most]
+            chains[b].probs = None if probs is None else probs[:most]
             chains[b].worth = None if worth is None else worth[:most]
         return left
 
-    def _again(self, law: Tensor, raw: Tensor, draws: StepSampling, r: int, params: SamplingParams) -> list[int]:
+    def _again(self, probs: Tensor, raw: Tensor, draws: StepSampling, r: int, params: SamplingParams) -> list[int]:
         """The picks of row `r` of an unrolled call, made once more in float64 from its logits and their law [K, V]."""
         if draws.uniforms is not None:
-            return invert(law, draws.uniforms[: len(law), r].to(law.device)).tolist()
+            return invert(probs, draws.uniforms[: len(probs), r].to(probs.device)).tolist()
         assert draws.noise is not None
-        noise = draws.noise[: len(law), r, : self.vocab_size]
+        noise = draws.noise[: len(probs), r, : self.vocab_size]
         return (raw.double() / _heat(params) + noise).argmax(-1).tolist()
 
     def _steps(self, seqs: Seq[Sequence], depth: Seq[int]) -> int:
@@ -185,7 +187,7 @@ class Chains:
 
     def _token_by_token(self, seqs: Seq[Sequence], rows: list[int], depth: Seq[int], chains: Seq[Chain]) -> None:
         """One call of the model for each guess."""
-        laws: list[list[Tensor]] = [[] for _ in seqs]  # per sequence, one [V] per guess
+        distributions: list[list[Tensor]] = [[] for _ in seqs]  # per sequence, one [V] per guess
         worths: list[list[Tensor]] = [[] for _ in seqs]
         stands: list[list[float]] = [[] for _ in seqs]  # chance, by the model, that the chain so far stands
         first = rows
@@ -193,49 +195,51 @@ class Chains:
             own, so_far = [seqs[b] for b in rows], [chains[b].tokens for b in rows]
             each = [self._params(seq) for seq in own]
             logits = self.source.extend(own, so_far)  # [R, V']
-            law = laws_of(logits, own, so_far, self.vocab_size, each)  # [R, V]
-            tokens = guess(law, own, len(so_far[0])).tolist()
-            sure = self._sure(logits, law, tokens)
-            worth = law
+            probs = padded_distributions(logits, own, so_far, self.vocab_size, each)  # [R, V]
+            tokens = sample_draft_tokens(probs, own, len(so_far[0])).tolist()
+            sure = self._sure(logits, probs, tokens)
+            worth = probs
             if self.weighed and any(params.greedy for params in each):
-                worth = laws_of(logits, own, so_far, self.vocab_size, [uncut(params) for params in each])  # [R, V]
+                worth = padded_distributions(
+                    logits, own, so_far, self.vocab_size, [uncut(params) for params in each]
+                )  # [R, V]
             for r, (b, token) in enumerate(zip(rows, tokens, strict=True)):
                 chains[b].tokens.append(token)
-                laws[b].append(law[r])
+                distributions[b].append(probs[r])
                 stands[b].append(sure[r] * (stands[b][-1] if stands[b] else 1.0))
                 if self.weighed:
                     worths[b].append(worth[r])
             rows = [b for b in rows if len(chains[b].tokens) < depth[b] and self.control.more(stands[b])]
         for b in first:
-            chains[b].law = None if self._params(seqs[b]).greedy else torch.stack(laws[b])
+            chains[b].probs = None if self._params(seqs[b]).greedy else torch.stack(distributions[b])
             chains[b].worth = torch.stack(worths[b]) if self.weighed else None
 
-    def _sure(self, logits: Tensor, law: Tensor, tokens: Seq[int]) -> list[float]:
+    def _sure(self, logits: Tensor, probs: Tensor, tokens: Seq[int]) -> list[float]:
         """Probability of each drawn token: of its law, or of the plain softmax where the law is a point mass."""
         if self.control.kind == "fixed":
             return [1.0] * len(tokens)
-        x = torch.tensor(tokens, device=law.device)[:, None]
-        drawn = law.gather(1, x)[:, 0]  # [R]
+        x = torch.tensor(tokens, device=probs.device)[:, None]
+        drawn = probs.gather(1, x)[:, 0]  # [R]
         plain = torch.softmax(logits.double(), -1).gather(1, x.clamp(max=logits.shape[1] - 1))[:, 0]
         return torch.where(drawn < 1, drawn, plain).tolist()
 
 
-def laws_of(
+def padded_distributions(
     logits: Tensor,
     seqs: Seq[Sequence],
     chains: Seq[Seq[int]],
     vocab_size: int,
     params: Seq[SamplingParams] | None = None,
 ) -> Tensor:
-    """`laws_after` over the target's vocabulary, float64 [R, V]. logits [R, V']: surplus ids are cut off before
+    """`distributions_after` over the target's vocabulary, float64 [R, V]. logits [R, V']: surplus ids are cut before
     warping, missing ids have probability 0."""
-    return widened(laws_after(logits[:, :vocab_size], seqs, chains, params), vocab_size)
+    return widened(distributions_after(logits[:, :vocab_size], seqs, chains, params), vocab_size)
 
 
-def widened(law: Tensor, vocab_size: int) -> Tensor:
+def widened(probs: Tensor, vocab_size: int) -> Tensor:
     """[R, V'] -> [R, V]: ids that the drafter does not know have probability 0."""
-    missing = vocab_size - law.shape[1]
-    return torch.nn.functional.pad(law, (0, missing)) if missing else law
+    missing = vocab_size - probs.shape[1]
+    return torch.nn.functional.pad(probs, (0, missing)) if missing else probs
 
 
 def uncut(params: SamplingParams) -> SamplingParams:
@@ -244,18 +248,18 @@ def uncut(params: SamplingParams) -> SamplingParams:
     return params.unfiltered if params.greedy else params
 
 
-def joint(chains: Seq[Seq[int]], laws: Seq[Tensor | None], vocab_size: int) -> Tensor | None:
+def joint(chains: Seq[Seq[int]], distributions: Seq[Tensor | None], vocab_size: int) -> Tensor | None:
     """q [N, V] of a packed draft from the laws of each sequence, one-hot rows where there are none; None if all guesses
     are point masses."""
-    device = next((law.device for law in laws if law is not None), None)
+    device = next((probs.device for probs in distributions if probs is not None), None)
     if device is None:
         return None
     parts = []
-    for chain, law in zip(chains, laws, strict=True):
-        if law is None:
-            law = torch.zeros(len(chain), vocab_size, dtype=torch.float64, device=device)
-            law[range(len(chain)), list(chain)] = 1.0
-        parts.append(law)
+    for chain, probs in zip(chains, distributions, strict=True):
+        if probs is None:
+            probs = torch.zeros(len(chain), vocab_size, dtype=torch.float64, device=device)
+            probs[range(len(chain)), list(chain)] = 1.0
+        parts.append(probs)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

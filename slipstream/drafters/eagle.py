@@ -31,7 +31,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
-from slipstream.drafters.chains import Chains, joint, laws_of, uncut
+from slipstream.drafters.chains import Chains, joint, padded_distributions, uncut
 from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.tree_growth import ROOT, Tree, add_branches, add_level
@@ -217,22 +217,22 @@ class EagleDrafter:
             p for tree, front in zip(trees, frontiers, strict=True) for p in [uncut(tree.seq.params)] * len(front)
         ]
         paths = [[tree.columns[i] for i in tree.path(node)] for tree, node in pairs]
-        return laws_of(self._scattered(logits), seqs, paths, self.vocab_size, params)
+        return padded_distributions(self._scattered(logits), seqs, paths, self.vocab_size, params)
 
     def _forest(self, batch: int, drafting: Seq[int], trees: Seq[Tree]) -> Draft:
         """The trees as a draft, reranked where nothing was drawn."""
         grown = dict(zip(drafting, trees, strict=True))
         tokens: list[list[int]] = [[] for _ in range(batch)]
-        laws: list[Tensor | None] = [None] * batch
+        distributions: list[Tensor | None] = [None] * batch
         parents: list[int] = []
         splits = [0]
         for b in range(batch):
             if b in grown:
                 tokens[b], above = grown[b].finish(grown[b].kept())
-                laws[b] = torch.stack(grown[b].q) if grown[b].q else None
+                distributions[b] = torch.stack(grown[b].q) if grown[b].q else None
                 parents += above
             splits.append(len(parents))
-        packed, q = [token for row in tokens for token in row], joint(tokens, laws, self.vocab_size)
+        packed, q = [token for row in tokens for token in row], joint(tokens, distributions, self.vocab_size)
         return Draft.of(packed, parents, splits, q, device=self.device)
 
 

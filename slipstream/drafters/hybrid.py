@@ -37,7 +37,7 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.merge import Part, merge
-from slipstream.drafters.odds import Reach, fared
+from slipstream.drafters.odds import Reach, accepted_prefix
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.errors import ParameterError
 
@@ -46,11 +46,11 @@ from slipstream.errors import ParameterError
 class Lookup(Drafter, Protocol):
     """A drafter that finds its guesses in text: cheap to ask, and it knows what they rest on."""
 
-    def match(self, seq_id: int) -> int:
+    def match_length(self, seq_id: int) -> int:
         """How many of the sequence's last tokens had occurred before the guesses of its last draft."""
         ...
 
-    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
         """Up to `depth` guesses for what follows the sequence *and then* `guesses`, somebody else's; and the length of
         the match that they rest on. Only asked of a sequence that was proposed for in this round."""
         ...
@@ -127,7 +127,7 @@ class HybridDrafter:
                     behind = [Part(more)] if more and more.nodes(b) else []
                     parts[b] = [Part(draft), *beside, *behind]
                     depth[b] = 0
-                elif lookup.match(seq.id) >= self.config.min_match:
+                elif lookup.match_length(seq.id) >= self.config.min_match:
                     parts[b] = [Part(draft)]
                     depth[b] = 0
                 else:  # the base unless a neural draft comes, then beside it
@@ -161,7 +161,7 @@ class HybridDrafter:
         if self._reaches[seq.id].stands(len(chain))[-1] < self.config.beyond_chance:
             return []
         for lookup in lookups:
-            more, match = lookup.behind(seq, chain, depth)
+            more, match = lookup.continue_from(seq, chain, depth)
             if more and match >= self.config.beyond_match:
                 return [*chain, *more]
         return []
@@ -169,7 +169,7 @@ class HybridDrafter:
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         for b, seq in enumerate(seqs):
             if seq.id in self._trials:
-                self._reaches[seq.id].learn(*fared(*self._trials.pop(seq.id), verdict.run(draft, b)))
+                self._reaches[seq.id].learn(*accepted_prefix(*self._trials.pop(seq.id), verdict.run(draft, b)))
         for member in self.members:
             member.observe(seqs, draft, out, verdict)
 

@@ -169,7 +169,7 @@ class LookaheadDrafter:
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         tokens: list[int] = []
         parents: list[int] = []
-        votes: list[bool] = []
+        acceptable: list[bool] = []
         splits = [0]
         for seq, depth in zip(seqs, budget, strict=True):
             if depth > 0:
@@ -177,14 +177,14 @@ class LookaheadDrafter:
                 if not state.patience.resting():
                     own: tuple[list[int], list[int]] = ([], [])
                     self._guess(state, seq.tokens[-1], depth, *own)
-                    votes += [True] * len(own[0])
+                    acceptable += [True] * len(own[0])
                     self._look(state, depth, *own)
-                    votes += [False] * (len(own[0]) + len(tokens) - len(votes))
+                    acceptable += [False] * (len(own[0]) + len(tokens) - len(acceptable))
                     state.drafted = own[0]
                     tokens += own[0]
                     parents += own[1]
             splits.append(len(tokens))
-        return Draft.of(tokens, parents, splits, votes=None if all(votes) else votes, device=self.device)
+        return Draft.of(tokens, parents, splits, acceptable=None if all(acceptable) else acceptable, device=self.device)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         told: list[tuple[Sequence, _State, int]] = []  # whose window was run, columns of it

@@ -42,12 +42,12 @@ class LookupDrafter(ABC, Generic[S]):
             if seq.id in self._states:
                 self._states[seq.id].odds.judge(verdict.run(draft, b))
 
-    def match(self, seq_id: int) -> int:
+    def match_length(self, seq_id: int) -> int:
         """See `hybrid.Lookup`."""
         return self._states[seq_id].match if seq_id in self._states else 0
 
     @abstractmethod
-    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
         """See `hybrid.Lookup`."""
 
     def release(self, seq_id: int) -> None:

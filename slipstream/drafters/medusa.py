@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from slipstream.core.cost_curve import CostCurve
-from slipstream.core.dice import guess
+from slipstream.core.dice import sample_draft_tokens
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
 from slipstream.core.trees import Tree, best_count, best_tree, optimal_tree, renumbered
-from slipstream.core.warp import laws_after
+from slipstream.core.warp import distributions_after
 from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError, did_you_mean
@@ -211,29 +211,29 @@ class MedusaDrafter:
         own = [seqs[b] for b in rows]
         drawn: list[list[int]] = [[] for _ in rows]
         sure: list[list[float]] = [[] for _ in rows]
-        laws = []  # per place [R, V]
+        distributions = []  # per place [R, V]
         for place in range(max(depth)):
-            law = laws_after(logits[:, place], own, drawn)
-            tokens = guess(law, own, place)  # [R]
+            probs = distributions_after(logits[:, place], own, drawn)
+            tokens = sample_draft_tokens(probs, own, place)  # [R]
             for r, (token, p) in enumerate(
-                zip(tokens.tolist(), self._sure(logits[:, place], law, tokens), strict=True)
+                zip(tokens.tolist(), self._sure(logits[:, place], probs, tokens), strict=True)
             ):
                 drawn[r].append(token)
                 sure[r].append(p)
-            laws.append(law)
+            distributions.append(probs)
         chains: list[list[int]] = [[] for _ in seqs]
         kept: list[Tensor] = []
         for r, b in enumerate(rows):
             chains[b] = drawn[r][: self._length(sure[r], depth[b])]
-            kept += [laws[place][r] for place in range(len(chains[b]))]
+            kept += [distributions[place][r] for place in range(len(chains[b]))]
         q = None if all(seq.params.greedy for seq in own) else torch.stack(kept)  # [N, V]
         return Draft.chains(chains, q, self.device)
 
-    def _sure(self, logits: Tensor, law: Tensor, tokens: Tensor) -> list[float]:
+    def _sure(self, logits: Tensor, probs: Tensor, tokens: Tensor) -> list[float]:
         """Probability of each drawn token [R]: of its law, or of the plain softmax where the law is a point mass."""
         if self.control.kind == "fixed":
             return [1.0] * len(tokens)
-        drawn = law.gather(1, tokens[:, None])[:, 0]
+        drawn = probs.gather(1, tokens[:, None])[:, 0]
         plain = torch.softmax(logits.double(), -1).gather(1, tokens[:, None])[:, 0]
         return torch.where(drawn < 1, drawn, plain).tolist()
 

@@ -94,10 +94,12 @@ class _Forest:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        self.votes: list[bool] = []
+        self.acceptable: list[bool] = []
         self.splits = [0]
         self.sure: list[int] = []  # nodes without a law: point masses
-        self.laws: dict[int, tuple[Draft, list[int], list[int]]] = {}  # draft with q -> (it, its nodes, nodes here)
+        self.distributions: dict[
+            int, tuple[Draft, list[int], list[int]]
+        ] = {}  # draft with q -> (it, its nodes, nodes here)
 
     def add(self, b: int, parts: Seq[Part]) -> None:
         """The tree of one sequence."""
@@ -117,38 +119,38 @@ class _Forest:
             parent = place.get(draft.parents[i])
             if parent is None or draft.depths[i] > part.depth:
                 continue
-            votes = draft.votes is None or draft.votes[i]
-            known = shared.get((parent, draft.ids[i])) if votes else None
+            acceptable = draft.acceptable is None or draft.acceptable[i]
+            known = shared.get((parent, draft.ids[i])) if acceptable else None
             if known is not None:
                 place[i - first] = known
             elif added < most:
                 node = len(self.tokens) - start
                 place[i - first] = node
-                if votes:
+                if acceptable:
                     fresh.setdefault((parent, draft.ids[i]), node)
-                self._append(draft, i, parent, votes)
+                self._append(draft, i, parent, acceptable)
                 added += 1
         return fresh
 
-    def _append(self, draft: Draft, i: int, parent: int, votes: bool) -> None:
+    def _append(self, draft: Draft, i: int, parent: int, acceptable: bool) -> None:
         if draft.q is not None:
-            _, nodes, here = self.laws.setdefault(id(draft), (draft, [], []))
+            _, nodes, here = self.distributions.setdefault(id(draft), (draft, [], []))
             nodes.append(i)
             here.append(len(self.tokens))
         else:
             self.sure.append(len(self.tokens))
         self.tokens.append(draft.ids[i])
         self.parents.append(parent)
-        self.votes.append(votes)
+        self.acceptable.append(acceptable)
 
     def draft(self, vocab_size: int, device: torch.device | str) -> Draft:
         q = None
-        if self.laws:
+        if self.distributions:
             q = torch.zeros(len(self.tokens), vocab_size, dtype=torch.float64, device=device)  # [N, V]
-            for source, nodes, here in self.laws.values():
+            for source, nodes, here in self.distributions.values():
                 assert source.q is not None
                 q[_range(here)] = source.q[_range(nodes)]
             if self.sure:
                 q[self.sure, [self.tokens[i] for i in self.sure]] = 1.0
-        votes = None if all(self.votes) else self.votes
-        return Draft.of(self.tokens, self.parents, self.splits, q, votes, device)
+        acceptable = None if all(self.acceptable) else self.acceptable
+        return Draft.of(self.tokens, self.parents, self.splits, q, acceptable, device)

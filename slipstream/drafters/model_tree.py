@@ -14,7 +14,7 @@ from slipstream.core.cost_curve import CostCurve
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
-from slipstream.drafters.chains import joint, laws_of, uncut
+from slipstream.drafters.chains import joint, padded_distributions, uncut
 from slipstream.drafters.control import Control
 from slipstream.drafters.tree_growth import Tree, add_level
 
@@ -67,11 +67,13 @@ def grow(
         ]
         owners = [seqs[b] for b in rows for _ in wanted[b]]
         paths = [[trees[b].columns[i] for i in trees[b].path(node)] for b in rows for node in wanted[b]]
-        law = laws_of(logits[picked], owners, paths, vocab_size, [uncut(seq.params) for seq in owners])  # [F, V]
-        add_level([trees[b] for b in rows], [wanted[b] for b in rows], law, ids)
+        probs = padded_distributions(
+            logits[picked], owners, paths, vocab_size, [uncut(seq.params) for seq in owners]
+        )  # [F, V]
+        add_level([trees[b] for b in rows], [wanted[b] for b in rows], probs, ids)
     kept = [tree.kept() for tree in trees]
     ends = [tree.finish(own) for tree, own in zip(trees, kept, strict=True)]
-    laws = [torch.stack(tree.q) if tree.drawn and tree.q else None for tree in trees]
+    distributions = [torch.stack(tree.q) if tree.drawn and tree.q else None for tree in trees]
     splits = [0]
     for own in kept:
         splits.append(splits[-1] + len(own))
@@ -79,7 +81,7 @@ def grow(
         [token for columns, _ in ends for token in columns],
         [parent for _, parents in ends for parent in parents],
         splits,
-        joint([columns for columns, _ in ends], laws, vocab_size),
+        joint([columns for columns, _ in ends], distributions, vocab_size),
         device=model.device,
     )
     return draft, ran

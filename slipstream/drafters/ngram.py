@@ -215,7 +215,7 @@ class NgramDrafter(LookupDrafter[_State]):
             splits.append(len(tokens))
         return self._tried(seqs, Draft.of(tokens, parents, splits, device=self.device))
 
-    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
         """See `hybrid.Lookup`."""
         state = self._states[seq.id]
         found = state.store.followers(seq.tokens, guesses, 1)

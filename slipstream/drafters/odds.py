@@ -1,5 +1,5 @@
 """How likely guesses are to stand, learnt from how earlier ones fared: `Odds` by length of match, for a lookup, and
-`Reach` by depth, for any drafter. `fared` says how a draft fared, whether it was verified or not."""
+`Reach` by depth, for any drafter. `accepted_prefix` says how a draft fared, whether it was verified or not."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Odds:
         """Learn from the tokens that came, whether the guesses on trial were verified or another drafter's were."""
         if self.trial is not None:
             match, draft, b = self.trial
-            stood, fell = fared(draft, b, run)
+            stood, fell = accepted_prefix(draft, b, run)
             self.learn(match, stood + fell, stood)
             self.trial = None
 
@@ -130,7 +130,7 @@ class Reach:
         return chances
 
 
-def fared(draft: Draft, b: int, run: Seq[int]) -> tuple[int, bool]:
+def accepted_prefix(draft: Draft, b: int, run: Seq[int]) -> tuple[int, bool]:
     """(guesses that stood, whether the next one fell), for what `draft` guessed for sequence b and the tokens that
     came, `Verdict.run`. It need not be the draft that was verified.
 

@@ -265,7 +265,7 @@ class SamDrafter(LookupDrafter[_State]):
         found = text[place : place + depth]
         return found[: found.index(END)] if END in found else found
 
-    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
         """See `hybrid.Lookup`; of the request's own text alone."""
         state = self._states[seq.id]
         match, place = state.history.longest_behind(guesses)

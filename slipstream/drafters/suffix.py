@@ -203,7 +203,7 @@ class SuffixDrafter(LookupDrafter[_State]):
             splits.append(len(tokens))
         return self._tried(seqs, Draft.of(tokens, parents, splits, device=self.device))
 
-    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
         """See `hybrid.Lookup`; the likeliest chain."""
         best = self._best(self._states[seq.id], min(depth, self.config.max_draft), guesses, 1)
         return list(best.tokens), best.match

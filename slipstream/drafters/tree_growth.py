@@ -158,10 +158,10 @@ class _Child(NamedTuple):
     rank: int
 
 
-def add_level(trees: Seq[Tree], frontiers: Seq[Seq[int]], law: Tensor, ids: Tensor) -> None:
+def add_level(trees: Seq[Tree], frontiers: Seq[Seq[int]], probs: Tensor, ids: Tensor) -> None:
     """Give every tree its next level. law: float [F, C], the laws at the frontier nodes of all trees, packed; ids:
     target id of each candidate, int64 [C]."""
-    best = law.topk(min(max(tree.width for tree in trees), law.shape[1]), -1)
+    best = probs.topk(min(max(tree.width for tree in trees), probs.shape[1]), -1)
     values, columns = best.values.tolist(), best.indices.tolist()
     start, children = 0, list[_Child]()
     for tree, frontier in zip(trees, frontiers, strict=True):
@@ -177,21 +177,21 @@ def add_level(trees: Seq[Tree], frontiers: Seq[Seq[int]], law: Tensor, ids: Tens
         tree.level += 1
         tree.full = not slots
     if children:
-        _draw(children, law, ids)
+        _draw(children, probs, ids)
 
 
-def _draw(children: Seq[_Child], law: Tensor, ids: Tensor) -> None:
+def _draw(children: Seq[_Child], probs: Tensor, ids: Tensor) -> None:
     """Draw children: all first-born of the level at once, then all second, each from what its elder siblings left."""
     numbers: list[int] = []  # of the node that each child becomes
     ends: dict[int, int] = {}
     for child in children:
         numbers.append(ends.setdefault(id(child.tree), len(child.tree.parents)))
         ends[id(child.tree)] += 1
-    left = law.double().clone()  # [F, C]
+    left = probs.double().clone()  # [F, C]
     drawn: dict[int, tuple[int, Tensor]] = {}  # place in `children` -> candidate and its law
     for rank in range(1 + max(child.rank for child in children)):
         now = [n for n, child in enumerate(children) if child.rank == rank]
-        rows = torch.tensor([children[n].row for n in now], device=law.device)
+        rows = torch.tensor([children[n].row for n in now], device=probs.device)
         q = left[rows]
         q = q / q.sum(-1, keepdim=True)  # [n, C]
         picked = _pick(q, [children[n] for n in now], [numbers[n] for n in now], ids)  # [n]
@@ -199,7 +199,7 @@ def _draw(children: Seq[_Child], law: Tensor, ids: Tensor) -> None:
         for k, column in enumerate(picked.tolist()):
             drawn[now[k]] = column, q[k]
     at = torch.tensor([[child.row for child in children], [drawn[n][0] for n in range(len(children))]])
-    chances = law[at[0].to(law.device), at[1].to(law.device)].tolist()
+    chances = probs[at[0].to(probs.device), at[1].to(probs.device)].tolist()
     for n, child in enumerate(children):
         child.tree.add(child.parent, drawn[n][0], chances[n], drawn[n][1])
 
@@ -219,16 +219,16 @@ def _pick(q: Tensor, children: Seq[_Child], numbers: Seq[int], ids: Tensor) -> T
     return picked
 
 
-def add_branches(trees: Seq[Tree], spines: Seq[Seq[int]], law: Tensor, ids: Tensor) -> None:
+def add_branches(trees: Seq[Tree], spines: Seq[Seq[int]], probs: Tensor, ids: Tensor) -> None:
     """Give each (empty) tree a chain of candidates and, beside its guesses, the likeliest other ones or drawn ones.
 
     law: float64 [N, C], the law of every guess of the chains, packed; drawn chains must be drawn from it. Drawn: how
     many siblings a guess gets depends on laws and on the chain, and the chain itself is never cut.
     """
-    flat = torch.tensor([column for spine in spines for column in spine], device=law.device)[:, None]  # [N, 1]
-    own = law.gather(1, flat)[:, 0].tolist()
-    left = law.scatter(1, flat, 0.0)
-    most = max(0, min(max(tree.width for tree in trees), law.shape[1]) - 1)
+    flat = torch.tensor([column for spine in spines for column in spine], device=probs.device)[:, None]  # [N, 1]
+    own = probs.gather(1, flat)[:, 0].tolist()
+    left = probs.scatter(1, flat, 0.0)
+    most = max(0, min(max(tree.width for tree in trees), probs.shape[1]) - 1)
     best = left.topk(most, -1)
     values, columns = best.values.tolist(), best.indices.tolist()
     start, children = 0, list[_Child]()
@@ -236,7 +236,7 @@ def add_branches(trees: Seq[Tree], spines: Seq[Seq[int]], law: Tensor, ids: Tens
         rows = range(start, start + len(spine))
         start = rows.stop
         for i, row in enumerate(rows):
-            tree.add(i - 1, spine[i], own[row], law[row] if tree.drawn else None)
+            tree.add(i - 1, spine[i], own[row], probs[row] if tree.drawn else None)
         above = [1.0, *tree.chances]
         offers = [(above[i] * p, i, rank) for i, row in enumerate(rows) for rank, p in enumerate(values[row]) if p > 0]
         if tree.drawn:

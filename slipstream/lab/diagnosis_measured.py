@@ -170,7 +170,7 @@ class Counting:
         draft = self.drafter.propose(seqs, budget)
         for b, room in enumerate(budget):
             nodes = range(draft.splits[b], draft.splits[b + 1])
-            deep = max((draft.depths[n] for n in nodes if draft.votes is None or draft.votes[n]), default=0)
+            deep = max((draft.depths[n] for n in nodes if draft.acceptable is None or draft.acceptable[n]), default=0)
             self.tally.able.update(range(1, room + 1))
             self.tally.drafted.update(range(1, deep + 1))
         return draft

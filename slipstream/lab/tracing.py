@@ -21,7 +21,7 @@ from slipstream.core.drafter import CompositeDrafter, Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.core.warp import laws
+from slipstream.core.warp import distributions
 from slipstream.drafters.hybrid import Lookup
 from slipstream.lab.benchmark import Contender, checkpoints, kept
 from slipstream.lab.provenance import provenance
@@ -152,7 +152,7 @@ def believed(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> Tenso
         return torch.softmax(logits.double(), -1).cpu()
     before = copy(seq)
     before.tokens = seq.tokens[: len(seq.tokens) - emitted]
-    return laws(logits, [before], draft).cpu()
+    return distributions(logits, [before], draft).cpu()
 
 
 class Witness:
@@ -180,11 +180,11 @@ class LookupWitness(Witness):
 
     member: Lookup
 
-    def match(self, seq_id: int) -> int:
-        return self.member.match(seq_id)
+    def match_length(self, seq_id: int) -> int:
+        return self.member.match_length(seq_id)
 
-    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
-        more, match = self.member.behind(seq, guesses, depth)
+    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+        more, match = self.member.continue_from(seq, guesses, depth)
         self.paths |= {(*guesses, *more[: i + 1]) for i in range(len(more))}
         return more, match
 

@@ -117,9 +117,9 @@ def chances(q: Tensor, p: Tensor, tokens: Tensor, temperature: float, own: Tenso
     own = tokens if own is None else own
     if temperature == 0:
         return (q.argmax(-1) == own).double()
-    law = SamplingParams(temperature=temperature)
-    drawn = warp(q.reshape(-1, q.shape[-1]), law).gather(1, own.reshape(-1, 1).clamp(min=0))  # [M, 1]
-    wanted = warp(p.reshape(-1, p.shape[-1]), law).gather(1, tokens.reshape(-1, 1))  # [M, 1]
+    probs = SamplingParams(temperature=temperature)
+    drawn = warp(q.reshape(-1, q.shape[-1]), probs).gather(1, own.reshape(-1, 1).clamp(min=0))  # [M, 1]
+    wanted = warp(p.reshape(-1, p.shape[-1]), probs).gather(1, tokens.reshape(-1, 1))  # [M, 1]
     chance = (drawn / wanted).clamp(max=1.0).nan_to_num(0.0).reshape(tokens.shape).double()
     return chance * (own >= 0)
 

@@ -44,12 +44,12 @@ def draft_agreement(target: CompactLlama, draft: CompactLlama, tokens: Tensor, m
     tokens `[R, T]`; mask `[R, T]`, true at the positions whose next-token laws count.
     """
 
-    def laws() -> Iterator[tuple[Tensor, Tensor]]:
+    def distributions() -> Iterator[tuple[Tensor, Tensor]]:
         for i, row in enumerate(tokens):
             chosen = mask[i] if mask is not None else torch.ones_like(row, dtype=torch.bool)
             yield target(row[None])[0][chosen], draft(row[None])[0][chosen]
 
-    return compare(laws())
+    return compare(distributions())
 
 
 @torch.no_grad()

@@ -220,11 +220,11 @@ class Trainer:
                 loss = self.model.loss(x, labels)
                 return loss, float(loss.detach())
             with torch.no_grad():
-                law = head_logits(
+                probs = head_logits(
                     self.teacher.model.norm, self.teacher.model.embed_tokens.weight, self.teacher.hidden(inputs)[-1]
                 )
             weight = self.model.model.embed_tokens.weight
-            loss = self.distil(self.model.model.norm, weight, x, labels, law, self.config.kl_weight)
+            loss = self.distil(self.model.model.norm, weight, x, labels, probs, self.config.kl_weight)
             return loss, float(loss.detach())
         skip = self.config.layerskip
         rates = dropout_rates(layers, skip.p_max, self.schedule.share)

@@ -52,12 +52,12 @@ class ChainAttention:
             scores = (part @ true_k[:, :, :end].transpose(-1, -2)).view(batch, groups, -1, size, end)
             mask = torch.ones(size, end, dtype=torch.bool, device=q.device).tril(start)  # [size, end]
             scores = scores.masked_fill(~mask, float("-inf"))
-            law = torch.cat([scores, *(x[:, :, :, start:end] for x in own)], -1).float().softmax(-1).to(v.dtype)
-            seen = (law[..., :end].reshape(batch, groups, -1, end) @ true_v[:, :, :end]).view(
+            probs = torch.cat([scores, *(x[:, :, :, start:end] for x in own)], -1).float().softmax(-1).to(v.dtype)
+            seen = (probs[..., :end].reshape(batch, groups, -1, end) @ true_v[:, :, :end]).view(
                 batch, groups, -1, size, dim
             )
             for j, value in enumerate(own_v):
-                seen = seen + law[..., end + j, None] * value[:, :, :, start:end]
+                seen = seen + probs[..., end + j, None] * value[:, :, :, start:end]
             out.append(seen)
         return torch.cat(out, 3).permute(0, 3, 1, 2, 4).reshape(batch, length, heads, dim)
 
@@ -82,8 +82,8 @@ def law_loss(weight: Tensor, x: Tensor, aim: Tensor) -> Tensor:
     """Forward KL in nats of every row: weight [draft_vocab, d], x [B, N, d], aim (the target's logits over the draft
     vocabulary) [B, N, draft_vocab] -> [B, N]."""
     guess = F.linear(x, weight).float().log_softmax(-1)
-    law = aim.float().log_softmax(-1)
-    return (law.exp() * (law - guess)).sum(-1)
+    probs = aim.float().log_softmax(-1)
+    return (probs.exp() * (probs - guess)).sum(-1)
 
 
 def chain_losses(

@@ -137,11 +137,11 @@ def pack(rows: Seq[Guesses]) -> tuple[Draft, Tensor]:
         parents=[parent for row in rows for parent in row.shape.parents],
         splits=splits,
         q=torch.tensor(q, dtype=torch.float64) if set(kinds) & set("sw") else None,
-        votes=[kind != "n" for kind in kinds] if "n" in kinds else None,
+        acceptable=[kind != "n" for kind in kinds] if "n" in kinds else None,
     )
     replace(draft, q=None).check([row.shape.height for row in rows], rows[0].world.vocab, 16)
-    laws = [[float(x) for x in law] for row in rows for law in row.laws()]
-    return draft, torch.tensor(laws, dtype=torch.float64)
+    distributions = [[float(x) for x in law] for row in rows for law in row.distributions()]
+    return draft, torch.tensor(distributions, dtype=torch.float64)
 
 
 def explore(rule: Rule, drafts: Seq[Guesses], at_once: int = 4096) -> list[list[Outcome]]:
@@ -152,9 +152,9 @@ def explore(rule: Rule, drafts: Seq[Guesses], at_once: int = 4096) -> list[list[
     while todo:
         now, todo = todo[:at_once], todo[at_once:]
         rows = [drafts[i] for i, _ in now]
-        draft, laws = pack(rows)
+        draft, distributions = pack(rows)
         dice = ExactDice(rule, rows, [tape for _, tape in now])
-        verdict = verify(draft, laws, rule, dice)
+        verdict = verify(draft, distributions, rule, dice)
         for b, (i, _) in enumerate(now):
             walk = dice.walks[b]
             outcomes[i].append(Outcome(tuple(verdict.run(draft, b)), verdict.accepted(b), walk.weight))

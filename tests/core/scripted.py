@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence as Seq
 import torch
 from torch import Tensor
 
-from slipstream.core.dice import guess
+from slipstream.core.dice import sample_draft_tokens
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
@@ -111,7 +111,7 @@ class Sampling(Scripted):
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         chains: list[list[int]] = []
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
         for seq, depth in zip(seqs, budget, strict=True):
             chain: list[int] = []
             for i in range(depth):
@@ -119,10 +119,10 @@ class Sampling(Scripted):
                 rng = torch.Generator().manual_seed(random.Random(str(text[-2:])).randrange(2**31))
                 logits = self.target.logits(text) + self.noise * torch.randn(self.target.vocab_size, generator=rng)
                 law = warp(logits[None], seq.params, seq.tokens[: seq.prompt], [[*seq.output, *chain]], seq.stop_ids)
-                laws.append(law[0])
-                chain.append(int(guess(law, [seq], i)[0]))
+                distributions.append(law[0])
+                chain.append(int(sample_draft_tokens(law, [seq], i)[0]))
             chains.append(chain)
-        return Draft.chains(chains, torch.stack(laws) if laws else None)
+        return Draft.chains(chains, torch.stack(distributions) if distributions else None)
 
 
 class Bushy(Scripted):

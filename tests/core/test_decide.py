@@ -10,7 +10,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES, verify
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import decide, dice
-from slipstream.core.warp import first_maxima, laws
+from slipstream.core.warp import distributions, first_maxima
 from slipstream.errors import TargetError
 
 
@@ -22,7 +22,7 @@ def test_greedy_decisions_need_no_dense_law(rule: str) -> None:
         tokens = torch.randint(3, (7,), generator=generator)
         draft = Draft(tokens, [-1, -1, 0, 1, -1, 0, 1], [0, 4, 4, 7])
         logits = torch.randint(3, (10, 3), generator=generator).float()  # ties abound
-        dense = verify(draft, laws(logits, seqs, draft), RULES[rule], dice(seqs, draft))
+        dense = verify(draft, distributions(logits, seqs, draft), RULES[rule], dice(seqs, draft))
         assert decide(seqs, draft, logits, RULES[rule]) == dense
 
 

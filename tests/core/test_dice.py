@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.core.dice import Dice, guess, invert
+from slipstream.core.dice import Dice, invert, sample_draft_tokens
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
@@ -70,9 +70,9 @@ def test_picks_of_one_position_share_their_noise() -> None:
     later = Dice(streams, [9] * 50, [0] * 50).pick(law(50), range(50), [0] * 50)
     assert torch.equal(here, later)
     seqs = [Sequence([0] * 9, coupled=True, stream=stream) for stream in streams]
-    assert torch.equal(guess(law(50), seqs, 0), later)
+    assert torch.equal(sample_draft_tokens(law(50), seqs, 0), later)
     seqs = [Sequence([0] * 7, coupled=True, stream=stream) for stream in streams]
-    assert torch.equal(guess(law(50), seqs, 2), later)
+    assert torch.equal(sample_draft_tokens(law(50), seqs, 2), later)
 
 
 def test_accept_and_choose_use_different_numbers() -> None:
@@ -116,7 +116,7 @@ def test_invert_bears_rows_that_do_not_quite_sum_to_one() -> None:
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_guess_has_the_law_it_is_drawn_from(coupled: bool, depth: int) -> None:
     seqs = [Sequence([0, 0], stream=Stream(seed), coupled=coupled) for seed in range(N)]
-    assert_law(guess(law(N), seqs, depth).tolist(), WANTED)
+    assert_law(sample_draft_tokens(law(N), seqs, depth).tolist(), WANTED)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
@@ -126,7 +126,7 @@ def test_drafting_and_verifying_together_keep_the_law(rule: str) -> None:
     p = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.1, 0.8, 0.1]], dtype=torch.float64)
     q = torch.tensor([[0.2, 0.5, 0.3], [0.5, 0.4, 0.1]], dtype=torch.float64)
     seqs = [Sequence([0], SamplingParams(seed=seed)) for seed in range(N)]
-    guesses = torch.stack([guess(q[i].repeat(N, 1), seqs, i) for i in range(2)], 1)  # [N, 2]
+    guesses = torch.stack([sample_draft_tokens(q[i].repeat(N, 1), seqs, i) for i in range(2)], 1)  # [N, 2]
     draft = Draft.chains(guesses.tolist(), q.repeat(N, 1))
     verdict = verify(draft, p.repeat(N, 1), RULES[rule], Dice([s.random for s in seqs], [1] * N, [2] * N))
     runs = [verdict.run(draft, b) for b in range(N)]

@@ -46,15 +46,20 @@ def test_chains_and_empty_drafts() -> None:
 
 
 def test_a_draft_of_ids_that_the_host_knows_is_the_same_draft() -> None:
-    made = Draft.of([CAT, DOG, SAT, RAN, SAT], (-1, -1, 0, 0, 1), (0, 5), votes=[True] * 5)
+    made = Draft.of([CAT, DOG, SAT, RAN, SAT], (-1, -1, 0, 0, 1), (0, 5), acceptable=[True] * 5)
     assert torch.equal(made.tokens, EXAMPLE.tokens)
-    assert (made.ids, made.parents, made.splits, made.votes) == (EXAMPLE.ids, (-1, -1, 0, 0, 1), (0, 5), [True] * 5)
+    assert (made.ids, made.parents, made.splits, made.acceptable) == (
+        EXAMPLE.ids,
+        (-1, -1, 0, 0, 1),
+        (0, 5),
+        [True] * 5,
+    )
     assert replace(made, tokens=made.tokens + 1).ids == [CAT + 1, DOG + 1, SAT + 1, RAN + 1, SAT + 1]
     assert Draft.of([], [], [0, 0, 0]) is Draft.empty(2, "cpu")
 
 
 def test_nodes_without_a_vote_have_no_place_among_the_children() -> None:
-    draft = replace(EXAMPLE, votes=[False, True, True, True, False])
+    draft = replace(EXAMPLE, acceptable=[False, True, True, True, False])
     assert draft.children(0) == {-1: [1], 0: [2, 3]}
 
 
@@ -99,7 +104,7 @@ BAD: dict[str, dict] = {
     "q that is negative": {"q": torch.tensor([[0.5, 0.5, 0.5, -0.5]] * 3, dtype=torch.float64)},
     "q that does not sum to one": {"q": q_rows(3) * 0.9},
     "q that could not have drawn the guess": {"q": torch.tensor([[0.0, 0.5, 0.5, 0.0]] * 3, dtype=torch.float64)},
-    "votes of another length": {"votes": (True, True)},
+    "votes of another length": {"acceptable": (True, True)},
 }  # fmt: skip
 
 

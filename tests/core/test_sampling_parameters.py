@@ -26,7 +26,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.parameter_declaration import Effect, declared, parameter
 from slipstream.core.params import SamplingParams, number
 from slipstream.core.sequence import Sequence
-from slipstream.core.warp import laws, laws_after, warp
+from slipstream.core.warp import distributions, distributions_after, warp
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError
@@ -142,11 +142,14 @@ def logits(rows: int) -> torch.Tensor:
 def test_a_mixed_batch_is_warped_bit_for_bit_as_each_request_alone(temperature, name) -> None:
     for each in (pair(name, temperature), pair(name, temperature)[::-1]):
         x = logits(8)
-        found = laws(x, sequences(each), Draft.chains(DRAFTS))
-        alone = [laws(x[4 * b : 4 * b + 4], [seq], Draft.chains([DRAFTS[b]])) for b, seq in enumerate(sequences(each))]
+        found = distributions(x, sequences(each), Draft.chains(DRAFTS))
+        alone = [
+            distributions(x[4 * b : 4 * b + 4], [seq], Draft.chains([DRAFTS[b]]))
+            for b, seq in enumerate(sequences(each))
+        ]
         assert torch.equal(found, torch.cat(alone))
-        found = laws_after(x[:2], sequences(each), DRAFTS)
-        alone = [laws_after(x[b : b + 1], [seq], [DRAFTS[b]]) for b, seq in enumerate(sequences(each))]
+        found = distributions_after(x[:2], sequences(each), DRAFTS)
+        alone = [distributions_after(x[b : b + 1], [seq], [DRAFTS[b]]) for b, seq in enumerate(sequences(each))]
         assert torch.equal(found, torch.cat(alone))
 
 
@@ -280,6 +283,6 @@ def test_a_new_parameter_is_applied_per_request_in_a_mixed_batch(monkeypatch) ->
 
     monkeypatch.setattr(warp_module, "_edit", tilted)
     each = [WithTilt(temperature=0.8, tilt=tilt) for tilt in (0.0, 5.0, 0.0, -5.0)]
-    found = laws(logits(4), sequences(each), Draft.empty(4))
+    found = distributions(logits(4), sequences(each), Draft.empty(4))
     assert torch.equal(found, torch.cat([warp(logits(4)[b : b + 1], params) for b, params in enumerate(each)]))
     assert not torch.equal(found[1], warp(logits(4)[1:2], each[0])[0])

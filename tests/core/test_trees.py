@@ -179,12 +179,12 @@ def k_seq(rho: Fraction) -> Rule:
     """SpecTr's k-SEQ (2310.15141, algorithm 3): independent siblings, each accepted with min(1, p / (rho q)), and
     norm((p - rho q)+) if none is. A rule of this test, to place ours beside it."""
 
-    def decide(draft: Draft, laws: torch.Tensor, dice: Dice) -> Decision:
+    def decide(draft: Draft, distributions: torch.Tensor, dice: Dice) -> Decision:
         assert draft.q is not None
         for i, x in enumerate(draft.ids):
-            if dice.accept([float(laws[0, x] / (float(rho) * draft.q[i, x]))]) == [True]:
-                return [[i]], dice.choose(laws[i + 1][None]).tolist()
-        mass = (laws[0] - float(rho) * draft.q[0]).clamp(min=0)
+            if dice.accept([float(distributions[0, x] / (float(rho) * draft.q[i, x]))]) == [True]:
+                return [[i]], dice.choose(distributions[i + 1][None]).tolist()
+        mass = (distributions[0] - float(rho) * draft.q[0]).clamp(min=0)
         return [[]], dice.choose((mass / mass.sum())[None]).tolist()
 
     return Rule("k-SEQ", True, decide)

@@ -28,8 +28,8 @@ LOSSY = [rule for rule in RULES.values() if not rule.lossless]
 P = law(5, 3, 2)
 
 
-def rows(*laws: list[float]) -> torch.Tensor:
-    return torch.tensor(laws, dtype=torch.float64)
+def rows(*distributions: list[float]) -> torch.Tensor:
+    return torch.tensor(distributions, dtype=torch.float64)
 
 
 def dice(batch: int = 1, seed: int = 0) -> Dice:
@@ -71,12 +71,12 @@ def test_the_longest_path_stands_and_the_likeliest_of_several() -> None:
     #        1 ── 3
     tree = Draft(torch.tensor([0, 1, 0, 1, 1, 2]), (-1, -1, 0, 1, 2, 2), (0, 6))
     p = [0.6, 0.38, 0.02]
-    laws = rows(p, p, p, [0.1, 0.3, 0.6], p, p, p)
-    assert verify(tree, laws, TYPICAL, dice()).path == [[0, 2, 5]]  # .6 beats .3 behind node 2
-    laws[3] = torch.tensor([0.98, 0.01, 0.01])  # nothing behind node 2 passes: two paths of length two remain
-    assert verify(tree, laws, TYPICAL, dice()).path == [[0, 2]]
-    laws[0] = torch.tensor([0.08, 0.9, 0.02])  # node 0 no longer passes, and with it all below
-    assert verify(tree, laws, TYPICAL, dice()).path == [[1, 3]]
+    distributions = rows(p, p, p, [0.1, 0.3, 0.6], p, p, p)
+    assert verify(tree, distributions, TYPICAL, dice()).path == [[0, 2, 5]]  # .6 beats .3 behind node 2
+    distributions[3] = torch.tensor([0.98, 0.01, 0.01])  # nothing behind node 2 passes: two paths of length two remain
+    assert verify(tree, distributions, TYPICAL, dice()).path == [[0, 2]]
+    distributions[0] = torch.tensor([0.08, 0.9, 0.02])  # node 0 no longer passes, and with it all below
+    assert verify(tree, distributions, TYPICAL, dice()).path == [[1, 3]]
 
 
 def test_the_token_behind_the_path_has_the_law_at_its_end() -> None:
@@ -91,7 +91,7 @@ def test_an_empty_draft_is_plain_decoding() -> None:
 
 
 def test_a_node_without_a_vote_never_stands() -> None:
-    tree = Draft(torch.tensor([0, 1, 1]), (-1, -1, 0), (0, 3), votes=[False, True, True])
+    tree = Draft(torch.tensor([0, 1, 1]), (-1, -1, 0), (0, 3), acceptable=[False, True, True])
     p = [0.6, 0.4]
     assert verify(tree, rows(p, p, p, p), TYPICAL, dice()).path == [[1]]
 
@@ -100,15 +100,20 @@ def test_a_sequence_fares_the_same_alone_and_in_a_ragged_batch() -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = [(), (-1,), (-1, -1, 0, 0, 1), (-1, 0, 1), (-1, -1)]
     drafts = [torch.randint(4, (len(s),), generator=generator) for s in shapes]
-    laws = [torch.softmax(3 * torch.randn(1 + len(s), 4, generator=generator, dtype=torch.float64), -1) for s in shapes]
+    distributions = [
+        torch.softmax(3 * torch.randn(1 + len(s), 4, generator=generator, dtype=torch.float64), -1) for s in shapes
+    ]
     splits = [0]
     for s in shapes:
         splits.append(splits[-1] + len(s))
     together = verify(
-        Draft(torch.cat(drafts), [p for s in shapes for p in s], splits), torch.cat(laws), TYPICAL, dice(len(shapes))
+        Draft(torch.cat(drafts), [p for s in shapes for p in s], splits),
+        torch.cat(distributions),
+        TYPICAL,
+        dice(len(shapes)),
     )
     for b, shape in enumerate(shapes):
-        alone = verify(Draft(drafts[b], shape, (0, len(shape))), laws[b], TYPICAL, dice(seed=b))
+        alone = verify(Draft(drafts[b], shape, (0, len(shape))), distributions[b], TYPICAL, dice(seed=b))
         assert (alone.path[0], alone.next[0]) == (together.path[b], together.next[b])
     assert any(together.path)
 
@@ -134,8 +139,8 @@ def test_at_temperature_zero_it_is_greedy() -> None:
     for turn in range(50):
         tokens = torch.randint(3, (7,), generator=generator)
         tokens[1] = (tokens[0] + 1) % 3  # siblings differ
-        votes = [True] * 7 if turn % 2 else [True, True, False, True, True, True, True]
-        draft = Draft(tokens, [-1, -1, 0, 1, -1, 0, 1], [0, 4, 4, 7], votes=votes)
+        acceptable = [True] * 7 if turn % 2 else [True, True, False, True, True, True, True]
+        draft = Draft(tokens, [-1, -1, 0, 1, -1, 0, 1], [0, 4, 4, 7], acceptable=acceptable)
         logits = torch.randint(3, (10, 3), generator=generator).float()  # ties abound
         lossy, greedy = (decide(seqs, draft, logits, RULES[name]) for name in ("typical", "greedy"))
         assert [lossy.run(draft, b) for b in range(3)] == [greedy.run(draft, b) for b in range(3)]

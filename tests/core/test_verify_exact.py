@@ -116,10 +116,10 @@ def test_with_production_dice_a_sequence_fares_the_same_alone_and_in_a_batch(rul
             rows.append(drafts[(seed * 31 + i) % len(drafts)])
 
         def decide(some: list[int], rows=rows, seed=seed) -> list[list[int]]:
-            draft, laws = pack([rows[i] for i in some])
+            draft, distributions = pack([rows[i] for i in some])
             counts = [len(rows[i].tokens) for i in some]
             dice = Dice([Stream(100 * seed + i) for i in some], [17 + i for i in some], counts)
-            verdict = verify(draft, laws, RULES[rule], dice)
+            verdict = verify(draft, distributions, RULES[rule], dice)
             return [verdict.run(draft, b) for b in range(len(some))]
 
         everyone = list(range(len(rows)))
@@ -174,11 +174,11 @@ def test_coupled_emits_the_picks_of_the_target_whatever_the_draft(vocab: int, sh
                 torch.tensor(tokens, dtype=torch.int64),
                 shape.parents,
                 (0, len(tokens)),
-                votes=[kind != "n" for kind in shape.kinds],
+                acceptable=[kind != "n" for kind in shape.kinds],
             )
             paths = [()] + [tuple(tokens[j] for j in draft.ancestors(0, i)) for i in range(len(tokens))]
-            laws = torch.full((len(paths), vocab), float(uniform.p(())[0]), dtype=torch.float64)
-            verdict = verify(draft, laws, RULES["coupled"], Picks(table, paths))
+            distributions = torch.full((len(paths), vocab), float(uniform.p(())[0]), dtype=torch.float64)
+            verdict = verify(draft, distributions, RULES["coupled"], Picks(table, paths))
             run = tuple(verdict.run(draft, 0))
             assert run == plain[: len(run)]
             assert verdict.accepted(0) == len(run) - 1

@@ -287,8 +287,8 @@ class Fixed(Dice):
         return np.full(self.batch, self.u)
 
 
-def rows(*laws: list[float]) -> torch.Tensor:
-    return torch.tensor(laws, dtype=torch.float64)
+def rows(*distributions: list[float]) -> torch.Tensor:
+    return torch.tensor(distributions, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

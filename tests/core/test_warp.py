@@ -15,7 +15,7 @@ from slipstream.core.parameter_declaration import DISTRIBUTION, declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES, verify
 from slipstream.core.sequence import Sequence
-from slipstream.core.warp import first_maxima, histories, laws, warp
+from slipstream.core.warp import distributions, first_maxima, histories, warp
 from slipstream.errors import TargetError
 from tests.core.test_verify_rules import Fixed
 
@@ -291,7 +291,7 @@ def test_r13_penalties_count_the_guesses_before_a_row(penalty: float, run: list[
     logits[:, 1], logits[:, 15] = 100, 99
     draft = Draft.chains([[1, 1, 1]])
     seq = Sequence([0], SamplingParams(frequency_penalty=penalty))
-    verdict = verify(draft, laws(logits, [seq], draft), RULES["greedy"], Fixed(0.5))
+    verdict = verify(draft, distributions(logits, [seq], draft), RULES["greedy"], Fixed(0.5))
     assert verdict.run(draft, 0) == run
 
 
@@ -299,7 +299,7 @@ def test_r13_min_tokens_counts_tokens_and_not_steps() -> None:
     seq = Sequence([0], SamplingParams(min_tokens=3), stop_ids=frozenset({2}))
     seq.tokens += [1]
     logits = torch.tensor([[0.0, 1.0, 9.0]]).repeat(3, 1)
-    assert laws(logits, [seq], Draft.chains([[1, 1]])).argmax(-1).tolist() == [1, 1, 2]
+    assert distributions(logits, [seq], Draft.chains([[1, 1]])).argmax(-1).tolist() == [1, 1, 2]
 
 
 def test_bad_words_are_seen_across_pending_token_and_guesses() -> None:
@@ -307,7 +307,7 @@ def test_bad_words_are_seen_across_pending_token_and_guesses() -> None:
     logits = torch.zeros(3, 5)
     logits[:, 2] = 9
     draft = Draft(torch.tensor([1, 3]), (-1, -1), (0, 2))
-    assert laws(logits, [seq], draft).argmax(-1).tolist() == [2, 0, 2]
+    assert distributions(logits, [seq], draft).argmax(-1).tolist() == [2, 0, 2]
 
 
 def test_a_batch_is_warped_sequence_by_sequence() -> None:
@@ -324,11 +324,11 @@ def test_a_batch_is_warped_sequence_by_sequence() -> None:
     tokens = torch.tensor([3, 1, 4, 1, 5, 0, 2, 6])
     draft = Draft(tokens, [p for tree in trees for p in tree], splits)
     logits = torch.randn(12, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    together = laws(logits, seqs, draft)
+    together = distributions(logits, seqs, draft)
     for b, seq in enumerate(seqs):
         alone = Draft(tokens[splits[b] : splits[b + 1]], trees[b], (0, len(trees[b])))
         own = slice(splits[b] + b, splits[b + 1] + b + 1)
-        assert torch.equal(laws(logits[own], [seq], alone), together[own])
+        assert torch.equal(distributions(logits[own], [seq], alone), together[own])
         for row, x, output in zip(together[own], logits[own].tolist(), histories(seq, alone, 0), strict=True):
             agree(row, reference(x, seq.params, seq.tokens[: seq.prompt], output, sorted(seq.stop_ids)))
 
@@ -337,7 +337,7 @@ def test_equal_parameters_of_a_batch_give_what_each_gets_alone() -> None:
     seqs = [Sequence([1], SamplingParams(temperature=0.9, top_p=0.8)) for _ in range(3)]
     draft = Draft.chains([[1], [], [2, 3]])
     logits = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    found = laws(logits, seqs, draft)
+    found = distributions(logits, seqs, draft)
     assert torch.equal(found, torch.cat([warp(logits[i : i + 1], seqs[0].params) for i in range(6)]))
 
 
@@ -347,7 +347,7 @@ def test_r15_two_temperatures_differ_as_the_target_does() -> None:
     entropies = []
     for temperature in (0.5, 2.0):
         seq = Sequence([0], SamplingParams(temperature=temperature))
-        found = laws(logits, [seq], Draft.chains([[0, 1]]))
+        found = distributions(logits, [seq], Draft.chains([[0, 1]]))
         for row in found:
             agree(row, reference([2.0, 1.0, 0.0], seq.params))
         entropies.append(float(-(found[1] * found[1].log()).sum()))

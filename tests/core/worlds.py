@@ -99,7 +99,7 @@ class Guesses:
         """The text that `node` ends; -1 is the empty one."""
         return () if node < 0 else (*self.text(self.shape.parents[node]), self.tokens[node])
 
-    def laws(self) -> list[Law]:
+    def distributions(self) -> list[Law]:
         """The target's law at the last pending token and at every node."""
         return [self.world.p(self.text(node)) for node in range(-1, len(self.tokens))]
 

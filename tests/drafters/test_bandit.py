@@ -85,10 +85,10 @@ class Finding(Priced):
         self.at = len(seqs[0].tokens)
         return super().propose(seqs, budget)
 
-    def match(self, seq_id: int) -> int:
+    def match_length(self, seq_id: int) -> int:
         return self.rests(self.at)
 
-    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
         return [], 0
 
 

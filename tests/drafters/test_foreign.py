@@ -41,7 +41,7 @@ class Stranger:
         self.rng, self.oracle = random.Random(seed), Oracle(target())
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        tokens, parents, votes, splits = list[int](), list[int](), list[bool](), [0]
+        tokens, parents, acceptable, splits = list[int](), list[int](), list[bool](), [0]
         for seq, depth in zip(seqs, budget, strict=True):
             start, depths, texts = len(tokens), list[int](), list[list[int]]()
             for _ in range(self.rng.randrange(6) if depth else 0):
@@ -52,14 +52,14 @@ class Stranger:
                 token = self.oracle.greedy(text, 1)[0] if right else self.rng.randrange(V)
                 tokens.append(token)
                 parents.append(parent)
-                votes.append(self.rng.random() < 0.9)
+                acceptable.append(self.rng.random() < 0.9)
                 depths.append(1 if parent < 0 else depths[parent] + 1)
                 texts.append([*text, token])
             splits.append(start + len(depths))
         # Laws of all guesses, or none: the greedy text does not depend on them, but members may look.
-        laws = torch.full((len(tokens), V), 1 / V, dtype=torch.float64) if self.rng.random() < 0.5 else None
-        some = votes if self.rng.random() < 0.5 else None
-        return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits, laws, some)
+        distributions = torch.full((len(tokens), V), 1 / V, dtype=torch.float64) if self.rng.random() < 0.5 else None
+        some = acceptable if self.rng.random() < 0.5 else None
+        return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits, distributions, some)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         pass

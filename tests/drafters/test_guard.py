@@ -49,7 +49,7 @@ def fail(_: Draft) -> Draft:
     raise ZeroDivisionError("one over nothing")
 
 
-def laws(draft: Draft, value: float = 1 / 7, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def distributions(draft: Draft, value: float = 1 / 7, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.full((len(draft), 7), value, dtype=dtype)
 
 
@@ -67,11 +67,11 @@ FAULTS: dict[str, Callable[[Draft], object]] = {
     "parents out of order": lambda draft: replace(draft, parents=[p + 1 for p in draft.parents]),
     "int32 tokens": lambda draft: replace(draft, tokens=draft.tokens.int()),
     "tokens on a device without values": lambda draft: replace(draft, tokens=draft.tokens.to("meta")),
-    "q of the wrong shape": lambda draft: replace(draft, q=laws(draft)[:, :5]),
-    "q of the wrong dtype": lambda draft: replace(draft, q=laws(draft, dtype=torch.float16)),
-    "q of NaN": lambda draft: replace(draft, q=laws(draft, math.nan)),
-    "q of zeros": lambda draft: replace(draft, q=laws(draft, 0.0)),
-    "q that does not sum to one": lambda draft: replace(draft, q=laws(draft, 0.2)),
+    "q of the wrong shape": lambda draft: replace(draft, q=distributions(draft)[:, :5]),
+    "q of the wrong dtype": lambda draft: replace(draft, q=distributions(draft, dtype=torch.float16)),
+    "q of NaN": lambda draft: replace(draft, q=distributions(draft, math.nan)),
+    "q of zeros": lambda draft: replace(draft, q=distributions(draft, 0.0)),
+    "q that does not sum to one": lambda draft: replace(draft, q=distributions(draft, 0.2)),
 }
 
 

@@ -52,12 +52,12 @@ class Fixed:
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         self.asked.append(list(budget))
         rows = [self.chain[:depth] for depth in budget]
-        laws = None
+        distributions = None
         if self.q is not None:
             flat = [t for row in rows for t in row]
-            laws = torch.full((len(flat), V), (1 - self.q) / (V - 1), dtype=torch.float64)
-            laws[range(len(flat)), flat] = self.q
-        return Draft.chains(rows, laws)
+            distributions = torch.full((len(flat), V), (1 - self.q) / (V - 1), dtype=torch.float64)
+            distributions[range(len(flat)), flat] = self.q
+        return Draft.chains(rows, distributions)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         self.seen.append(draft)
@@ -77,10 +77,10 @@ class Found(Fixed):
         self.lengths |= {seq.id: len(seq.tokens) for seq in seqs}
         return super().propose(seqs, budget)
 
-    def match(self, seq_id: int) -> int:
+    def match_length(self, seq_id: int) -> int:
         return self.matches[self.lengths[seq_id]]
 
-    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
         return [], 0
 
 
@@ -132,7 +132,7 @@ def test_a_neural_draft_goes_no_deeper_than_its_own_limit() -> None:
 class Knowing(Found):
     """A lookup that always knows how to go on behind somebody else's guesses: a match of 3, then 7, 8, ..."""
 
-    def behind(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
         self.heard = list(guesses)
         return [2, 3, 2, 3][:depth], 3
 
@@ -182,9 +182,9 @@ def test_lookups_know_what_follows_the_text_and_then_foreign_guesses(name: str) 
     lookup = make_drafter(name, ToyTarget(32))
     seq = Sequence([9, 1, 2, 3, 4, 5, 8, 1])
     lookup.propose([seq], [2])
-    assert lookup.behind(seq, [2, 3], 2) == ([4, 5], 3)
-    assert lookup.behind(seq, [7, 3], 2) == ([4, 5], 1), "a match within the guesses"
-    assert lookup.behind(seq, [6], 2)[0] == []
+    assert lookup.continue_from(seq, [2, 3], 2) == ([4, 5], 3)
+    assert lookup.continue_from(seq, [7, 3], 2) == ([4, 5], 1), "a match within the guesses"
+    assert lookup.continue_from(seq, [6], 2)[0] == []
     assert lookup.propose([seq], [1]).ids == [2], "nothing of it was learnt"
 
 
@@ -193,7 +193,7 @@ def test_a_loop_that_begins_in_foreign_guesses_is_followed_round(name: str) -> N
     lookup = make_drafter(name, ToyTarget(32), row_cost=0.0)
     seq = Sequence([9, 9, 1, 2, 3, 1, 2])
     lookup.propose([seq], [2])
-    assert lookup.behind(seq, [3, 1], 5)[0] == [2, 3, 1, 2, 3]
+    assert lookup.continue_from(seq, [3, 1], 5)[0] == [2, 3, 1, 2, 3]
 
 
 def test_a_neural_member_is_not_started_for_a_text_that_is_about_to_end() -> None:
@@ -232,8 +232,8 @@ def test_lookups_know_the_length_of_their_match(name: str) -> None:
     assert isinstance(lookup, Lookup)
     seq = Sequence([9, 1, 2, 3, 4, 5, 8, 2, 3, 4])
     assert lookup.propose([seq], [2]).ids[:1] == [5]
-    assert lookup.match(seq.id) == 3
-    assert lookup.match(10**9) == 0
+    assert lookup.match_length(seq.id) == 3
+    assert lookup.match_length(10**9) == 0
     assert not isinstance(make_drafter("model", target(), model=other()), Lookup)
 
 
@@ -255,7 +255,7 @@ def test_lookups_judge_their_own_guesses_whoever_was_verified(name: str) -> None
         fresh = Sequence([*seq.tokens[:11]])
         fresh.id = seq.id
         state = lookup._states[seq.id]  # type: ignore[attr-defined]
-        return int(state.odds.depth(lookup.match(seq.id)))  # type: ignore[attr-defined]
+        return int(state.odds.depth(lookup.match_length(seq.id)))  # type: ignore[attr-defined]
 
     assert depth_after([4, 5, 6]) > 20
     assert depth_after([9, 9, 9]) <= 1

@@ -36,7 +36,7 @@ def test_the_window_is_the_tree_of_the_docstring() -> None:
     assert made.ids == [1, 2, 3, 4, 5, 6, 7, 8, 0]
     assert list(made.parents) == [-1, 0, 1, 0, 1, 2, 3, 4, 5]
     assert made.depths == [1, 2, 3, 2, 3, 4, 3, 4, 5]
-    assert list(made.votes or ()) == [False] * 9
+    assert list(made.acceptable or ()) == [False] * 9
 
 
 def test_a_cell_sees_level_0_up_to_its_column_then_its_own_column() -> None:
@@ -76,7 +76,7 @@ def test_where_guesses_stood_columns_go_on_the_left() -> None:
     made._states[seq.id].pool.add([9, 20, 21])
     draft = window_of(made, seq, [[1, 2, 3], [4, 5, 6]])
     assert draft.ids[:2] == [20, 21]
-    assert list(draft.votes or ())[:3] == [True, True, False]
+    assert list(draft.acceptable or ())[:3] == [True, True, False]
     told(made, seq, draft, [0, 1], 50, {5: 11, 6: 12, 7: 13})
     levels = made._states[seq.id].levels
     assert [level[:1] for level in levels] == [[6], [13]]
@@ -120,8 +120,8 @@ def test_guesses_that_begin_alike_are_one_branch_and_the_latest_stands_first() -
     for gram in ([5, 8, 8, 8], [5, 1, 2, 3], [5, 1, 2, 4], [5, 6, 6, 6]):
         pool.add(gram)
     draft = made.propose([seq], [3])
-    votes = list(draft.votes or [True] * len(draft))
-    assert [t for t, v in zip(draft.ids, votes, strict=True) if v] == [6, 6, 6, 1, 2, 4, 3]
+    acceptable = list(draft.acceptable or [True] * len(draft))
+    assert [t for t, v in zip(draft.ids, acceptable, strict=True) if v] == [6, 6, 6, 1, 2, 4, 3]
     assert list(draft.parents)[:7] == [-1, 0, 1, -1, 3, 4, 4]
 
 

@@ -25,11 +25,11 @@ def seqs(n: int = 1, params: SamplingParams = HOT) -> list[Sequence]:
 
 def chain(*tokens: int, q: float | None = None, vocab: int = 6) -> Draft:
     """q: probability of each guess under its law, the rest spread evenly."""
-    laws = None
+    distributions = None
     if q is not None:
-        laws = torch.full((len(tokens), vocab), (1 - q) / (vocab - 1), dtype=torch.float64)
-        laws[range(len(tokens)), list(tokens)] = q
-    return Draft.chains([list(tokens)], laws)
+        distributions = torch.full((len(tokens), vocab), (1 - q) / (vocab - 1), dtype=torch.float64)
+        distributions[range(len(tokens)), list(tokens)] = q
+    return Draft.chains([list(tokens)], distributions)
 
 
 def nodes(draft: Draft, b: int = 0) -> list[tuple[int, int]]:
@@ -107,10 +107,10 @@ def test_a_draft_taken_whole_is_passed_on_untouched() -> None:
 
 
 def test_nodes_without_a_vote_keep_it_that_way_and_are_not_shared() -> None:
-    window = Draft(torch.tensor([1, 2]), (-1, -1), (0, 2), votes=(False, True))
+    window = Draft(torch.tensor([1, 2]), (-1, -1), (0, 2), acceptable=(False, True))
     made = merge(seqs(), [[Part(window), Part(chain(1, 3))]], 6)
     assert nodes(made) == [(1, -1), (2, -1), (1, -1), (3, 2)]
-    assert made.votes == [False, True, True, True]
+    assert made.acceptable == [False, True, True, True]
 
 
 # --- the law ------------------------------------------------------------------------------------------------------

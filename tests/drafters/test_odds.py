@@ -4,24 +4,24 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft
-from slipstream.drafters.odds import FADE, Odds, Reach, fared
+from slipstream.drafters.odds import FADE, Odds, Reach, accepted_prefix
 
 
 def test_a_draft_fared_as_far_as_the_text_went_its_way() -> None:
     draft = Draft.chains([[9], [1, 2, 3]])
-    assert fared(draft, 1, [1, 2, 3, 7]) == (3, False)
-    assert fared(draft, 1, [1, 2, 7]) == (2, True)
-    assert fared(draft, 1, [7]) == (0, True)
-    assert fared(draft, 1, [1, 2]) == (2, False), "the text ended before the third was judged"
-    assert fared(Draft.empty(2), 1, [1]) == (0, False)
+    assert accepted_prefix(draft, 1, [1, 2, 3, 7]) == (3, False)
+    assert accepted_prefix(draft, 1, [1, 2, 7]) == (2, True)
+    assert accepted_prefix(draft, 1, [7]) == (0, True)
+    assert accepted_prefix(draft, 1, [1, 2]) == (2, False), "the text ended before the third was judged"
+    assert accepted_prefix(Draft.empty(2), 1, [1]) == (0, False)
 
 
 def test_in_a_tree_any_branch_may_stand_and_a_node_without_a_vote_may_not() -> None:
     tree = Draft(torch.tensor([1, 2, 3, 4]), (-1, -1, 1, 1), (0, 4))
-    assert fared(tree, 0, [2, 4, 5]) == (2, False)
-    assert fared(tree, 0, [2, 5]) == (1, True)
-    silent = Draft(torch.tensor([1, 2]), (-1, -1), (0, 2), votes=(False, True))
-    assert fared(silent, 0, [1]) == (0, True)
+    assert accepted_prefix(tree, 0, [2, 4, 5]) == (2, False)
+    assert accepted_prefix(tree, 0, [2, 5]) == (1, True)
+    silent = Draft(torch.tensor([1, 2]), (-1, -1), (0, 2), acceptable=(False, True))
+    assert accepted_prefix(silent, 0, [1]) == (0, True)
 
 
 def test_a_lookups_trial_is_judged_once() -> None:

@@ -177,8 +177,8 @@ def test_it_is_a_lookup_that_tells_its_match() -> None:
     drafter, seq = SamDrafter(), Sequence([1, 2, 3, 9, 1, 2, 3])
     assert isinstance(drafter, Lookup)
     drafter.propose([seq], [4])
-    assert drafter.match(seq.id) == 3
-    assert drafter.match(10**9) == 0
+    assert drafter.match_length(seq.id) == 3
+    assert drafter.match_length(10**9) == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"max_tokens": 6}, {"corpus": [[0, 1, 2, 3] * 2]}], ids=str)

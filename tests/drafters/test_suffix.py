@@ -188,8 +188,8 @@ def test_it_is_a_lookup_that_tells_its_match() -> None:
     drafter, seq = SuffixDrafter(), Sequence([1, 2, 3, 9, 1, 2, 3])
     assert isinstance(drafter, Lookup)
     drafter.propose([seq], [4])
-    assert drafter.match(seq.id) == 3
-    assert drafter.match(10**9) == 0
+    assert drafter.match_length(seq.id) == 3
+    assert drafter.match_length(10**9) == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"branches": 3}, {"max_tokens": 24}, {"across": True}], ids=str)

@@ -185,17 +185,17 @@ def test_r14_a_forbidden_token_never_appears_even_if_drafted(temperature: float)
 def test_r15_temperature_reaches_verification() -> None:
     """sglang 39253: temperature was ignored in verification. Samples at two temperatures pass the G-test against
     their own law and fail it against each other's. n = 5000."""
-    laws, counts = [], []
+    distributions, counts = [], []
     for temperature in (0.5, 1.5):
         params = SamplingParams(temperature=temperature, max_tokens=4)
         llm = LLM(target(), NgramDrafter(), max_batch=5000)
         seqs = sample(llm, PROMPT, params, 5000, seed=1)
         assert sum(seq.stats.accepted for seq in seqs) > 500
         counts.append(beginnings(seq.output for seq in seqs))
-        laws.append(joint_law(TRUTH, PROMPT, params))
+        distributions.append(joint_law(TRUTH, PROMPT, params))
     for own, count in enumerate(counts):
-        assert g_test(count, laws[own]) >= LEVEL
-        assert g_test(count, laws[1 - own]) < LEVEL
+        assert g_test(count, distributions[own]) >= LEVEL
+        assert g_test(count, distributions[1 - own]) < LEVEL
 
 
 @pytest.mark.parametrize("rule", ["rejection", "coupled"])

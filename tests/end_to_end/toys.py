@@ -39,7 +39,7 @@ class ToyDrafter:
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         tokens: list[int] = []
         parents: list[int] = []
-        laws: list[np.ndarray] = []
+        distributions: list[np.ndarray] = []
         splits = [0]
         for seq, depth in zip(seqs, budget, strict=True):
             start = len(tokens)
@@ -56,14 +56,14 @@ class ToyDrafter:
                         below.append((len(tokens) - start, (*path, token)))
                         tokens.append(token)
                         parents.append(node)
-                        laws.append(law)
+                        distributions.append(law)
                         if not self.replacement:
                             law = law.copy()
                             law[token] = 0.0
                             law /= law.sum() or 1.0
                 ends = below
             splits.append(len(tokens))
-        q = torch.from_numpy(np.stack(laws)) if laws else None  # [N, V]
+        q = torch.from_numpy(np.stack(distributions)) if distributions else None  # [N, V]
         return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits, q)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:

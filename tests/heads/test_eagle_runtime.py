@@ -134,11 +134,11 @@ def close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
     assert error <= tolerance, f"differs by {error:.1e} of the largest value"
 
 
-def drawn_from(laws: Tensor | None, logits: Tensor, inv_temperature: Tensor) -> None:
+def drawn_from(distributions: Tensor | None, logits: Tensor, inv_temperature: Tensor) -> None:
     """Where a call draws in float64, it says from what."""
-    if laws is not None:
+    if distributions is not None:
         own = torch.softmax(logits.double() * inv_temperature[:, None], -1)
-        torch.testing.assert_close(laws[:, : logits.shape[1]], own, rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(distributions[:, : logits.shape[1]], own, rtol=1e-12, atol=1e-15)
 
 
 def test_a_chain_in_one_call_equals_one_recomputed_token_by_token(
@@ -164,8 +164,8 @@ def test_noise_and_temperature_choose_as_gumbel_max_does(made: EagleHead, run: t
     heat = torch.tensor([0.5, 2.0], dtype=torch.float64)
     noise = -(-torch.rand(3, 2, made.config.draft_vocab, dtype=torch.float64).log()).log()
     batch, features = true_batch(texts, [0, 0], [4, 7])
-    tokens, logits, laws = runtime.decode_steps(batch, features, 3, StepSampling(1 / heat, noise=noise))
-    drawn_from(laws, logits, 1 / heat)
+    tokens, logits, distributions = runtime.decode_steps(batch, features, 3, StepSampling(1 / heat, noise=noise))
+    drawn_from(distributions, logits, 1 / heat)
     for b, rows in enumerate((4, 7)):
         wanted = chain_by_hand(made, texts[b], rows, 3, lambda x, j, b=b: int((x / heat[b] + noise[j, b]).argmax()))
         assert tokens[:, b].tolist() == [token for token, _ in wanted]
@@ -179,8 +179,8 @@ def test_uniforms_choose_by_inversion(made: EagleHead, run: tuple[EagleRuntime, 
     heat = torch.tensor([0.8, ARGMAX_INV_TEMPERATURE], dtype=torch.float64)
     uniforms = torch.tensor([[0.31, 0.0], [0.85, 0.0], [0.02, 0.0]], dtype=torch.float64)
     batch, features = true_batch(texts, [0, 0], [4, 7])
-    tokens, logits, laws = runtime.decode_steps(batch, features, 3, StepSampling(heat, uniforms))
-    drawn_from(laws, logits[:, :1], heat[:1])
+    tokens, logits, distributions = runtime.decode_steps(batch, features, 3, StepSampling(heat, uniforms))
+    drawn_from(distributions, logits[:, :1], heat[:1])
     picks = [
         lambda x, j: int((torch.softmax(x * 0.8, -1).cumsum(-1) <= uniforms[j, 0]).sum()),
         lambda x, j: int(x.argmax()),

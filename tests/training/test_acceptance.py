@@ -96,11 +96,11 @@ def test_chances_are_the_acceptance_probabilities_given_the_text() -> None:
     generator = torch.Generator().manual_seed(0)
     q, p = torch.randn(2, 6, generator=generator), torch.randn(2, 6, generator=generator)
     # Summed over what the target may say, they must give sum_x min(p, q), the acceptance rate.
-    laws = [(x.double() / 0.7).softmax(-1) for x in (q, p)]
+    distributions = [(x.double() / 0.7).softmax(-1) for x in (q, p)]
     rate = torch.zeros(2, dtype=torch.float64)
     for token in range(6):
-        rate += laws[1][:, token] * chances(q, p, torch.full((2,), token), 0.7)
-    assert torch.allclose(rate, torch.minimum(*laws).sum(-1))
+        rate += distributions[1][:, token] * chances(q, p, torch.full((2,), token), 0.7)
+    assert torch.allclose(rate, torch.minimum(*distributions).sum(-1))
     assert chances(q, p, q.argmax(-1), 0.0).tolist() == [1.0, 1.0]
     assert chances(q[:, :3], p, torch.tensor([5, 1]), 0.7, torch.tensor([-1, 1]))[0] == 0.0  # an id it cannot guess
 

@@ -334,8 +334,8 @@ class _Mixture:
     def __call__(self, x: Tensor) -> Tensor:
         scores = self.router(x)  # [M, E]
         # routing decisions are made in float32 at least, as in training
-        law = scores.softmax(1, dtype=torch.promote_types(scores.dtype, torch.float32))
-        weight, picked = law.topk(self.per_token, 1)  # [M, K]
+        probs = scores.softmax(1, dtype=torch.promote_types(scores.dtype, torch.float32))
+        weight, picked = probs.topk(self.per_token, 1)  # [M, K]
         if self.norm_topk:
             weight = weight / weight.sum(1, keepdim=True)
         weight = weight.to(x.dtype)
