@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 QUICK = ["-n", "8", "--rounds", "1"]
-
-
-@pytest.fixture
-def texts(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": f"for name in names{i}:\n"}) for i in range(2)))
-    return path
 
 
 def test_the_report_for_people(cli, pair, texts, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.cli.main import main
-from tests.training.tiny import train_target, write_data
+from tests.training.tiny_runs import train_target, write_data
 
 
 @pytest.fixture(scope="module")

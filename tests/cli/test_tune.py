@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from slipstream.cli.tune import TuneModels
 
 QUICK = ["-n", "8", "--rounds", "1", "--confirm", "1"]
-
-
-@pytest.fixture
-def texts(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": f"for name in names{i}:\n"}) for i in range(2)))
-    return path
 
 
 def test_the_choice_is_shown_and_written_and_read_again(cli, pair, texts, tmp_path):

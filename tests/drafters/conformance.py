@@ -26,8 +26,9 @@ from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.guard import MAX_NODES, Guard
 from slipstream.drafters.none import NoDrafter
 from slipstream.llm import LLM
-from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law
 from tests.end_to_end.sampling import sample
+from tests.oracle import Oracle, joint_law
+from tests.significance import LEVEL, beginnings, g_test
 
 LENGTH = 20
 

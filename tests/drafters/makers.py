@@ -14,9 +14,8 @@ from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, replay
 from slipstream.targets.toy import ToyTarget
 from tests.drafters.conformance import LENGTH, Case
 from tests.drafters.fakes import ExitToy, MultiStepToy
-from tests.end_to_end.exact import Oracle
-from tests.heads.medusa_tiny import medusa_drafter
-from tests.heads.tiny import eagle_drafter
+from tests.heads.tiny_heads import eagle_drafter, medusa_drafter
+from tests.oracle import Oracle
 
 V = 5
 

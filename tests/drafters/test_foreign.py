@@ -21,7 +21,7 @@ from slipstream.drafters.hybrid import HybridConfig, HybridDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from tests.drafters.conformance import Case, check_laws
 from tests.drafters.makers import V, maker, target
-from tests.end_to_end.exact import Oracle
+from tests.oracle import Oracle
 
 LENGTH = 40
 

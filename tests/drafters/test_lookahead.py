@@ -14,7 +14,7 @@ from slipstream.drafters.lookahead import REST, TRIAL, LookaheadConfig, Lookahea
 from slipstream.errors import RuleError
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
-from tests.end_to_end.exact import Oracle
+from tests.oracle import Oracle
 
 
 def drafter(**options: object) -> LookaheadDrafter:

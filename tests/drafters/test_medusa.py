@@ -29,9 +29,10 @@ from slipstream.llm import LLM
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import Tiny
-from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law
 from tests.end_to_end.sampling import sample
-from tests.heads.medusa_tiny import medusa_drafter, tiny_heads
+from tests.heads.tiny_heads import medusa_drafter, tiny_heads
+from tests.oracle import Oracle, joint_law
+from tests.significance import LEVEL, beginnings, g_test
 
 V = 7
 ACCURACIES = ((0.5, 0.2, 0.1), (0.4, 0.2, 0.1), (0.3, 0.2, 0.1))

@@ -13,7 +13,7 @@ from slipstream.core.trees import Tree
 from slipstream.drafters.recycling import REMAKE, RecyclingConfig, RecyclingDrafter, Shape, _Plan
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
-from tests.end_to_end.exact import Oracle
+from tests.oracle import Oracle
 
 THE, CAT, DOG, CAR, SAT, RAN, IS = range(7)
 V = 7
