@@ -178,7 +178,7 @@ TABLE: list[tuple[str, str]] = [
     ("simulate --rates nan", "rate at position 1 is nan"),
     ("simulate --rates .5,.3 -k 5", "2 rates were given"),
     ("simulate --alpha .5 --rates .5", "both --alpha and --rates"),
-    ("simulate --tree-rates .9,.8", "no chances of siblings"),
+    ("simulate --tree-rates .9,.8", "no acceptance probabilities"),
     ("simulate --tree-rates .5 --nodes 0", "nodes is 0"),
     ("simulate --batch 0", "no whole number above 0"),
     ("simulate --batch 1,8", "2 batch sizes were given"),

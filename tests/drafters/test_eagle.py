@@ -385,7 +385,7 @@ class TestLaws:
         def drafted(wrong: bool) -> tuple[Draft, Tensor]:
             made = config(3, V, target=V, draft_vocab=V - 1)
             drafter = EagleDrafter(TorchEagle(head(made, 3).float()), V, EagleDraftConfig(shape=shape, width=1))
-            call, returned = drafter.runtime.chains, list[Tensor]()
+            call, returned = drafter.runtime.decode_steps, list[Tensor]()
 
             def picks(*arguments: Any) -> DecodedSteps:
                 drawn, logits, _ = call(*arguments)

@@ -97,7 +97,7 @@ def test_outputs_that_the_target_overwrites_do_no_harm() -> None:
 
     class Reusing:
         vocab_size, context, device = V, target.context, target.device
-        commit, release = target.commit, target.release
+        commit, release, capabilities = target.commit, target.release, target.capabilities
         last: TargetOut | None = None
 
         def run(self, seqs: Any, draft: Draft, taps: Any = ()) -> TargetOut:
