@@ -388,7 +388,7 @@ class TestLaws:
             call, returned = drafter.runtime.decode_steps, list[Tensor]()
 
             def picks(*arguments: Any) -> DecodedSteps:
-                drawn, logits, _ = call(*arguments)
+                drawn, logits = call(*arguments)[:2]
                 returned.append(logits)
                 if wrong:
                     drawn = torch.stack((drawn[0], (drawn[1] + 1) % (V - 1), *drawn[2:]))
