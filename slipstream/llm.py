@@ -42,9 +42,9 @@ class Completion:
     token_ids      output ids, the stop id or the token that completed a stop string included.
     finish_reason  "stop" (EOS, stop id, stop string) or "length" (max_tokens or end of context).
     stop_cause     the id or string that ended it, or None.
-    drafted        for each output token, True if it was a guess that stood.
+    drafted        for each output token, True if it is an accepted draft token.
     logprobs       for each output token, under the target's own logits; None unless asked for.
-    lossless       whether the rule that verified it preserves the target's law.
+    lossless       whether the rule that verified it preserves the target's distribution.
     """
 
     text: str
@@ -78,10 +78,9 @@ class LLM:
                   `Target`.
     draft         None; a name from the registry such as "ngram"; a path, "embedded" or a loaded model (a draft model);
                   the path of a draft head (Medusa, EAGLE); any `Drafter`; or a list of these, stacked as a hybrid.
-    draft_tokens  most guesses a step (K, gamma).
-    rule          how guesses are verified: "rejection", "block", "coupled", "greedy", or "typical", which is lossy.
-    max_batch     most sequences that are decoded at once.
-    executor      "auto", "native" or "torch"; dtype, device, quantize ("int8", "w8a16", "w8a8"), threads and kv_dtype
+    draft_tokens  most draft tokens per step (K, gamma). rule          how draft tokens are verified: "rejection",
+    "block", "coupled", "greedy", or "typical", which is lossy. max_batch     most sequences in one step. executor
+    "auto", "native" or "torch"; dtype, device, quantize ("int8", "w8a16", "w8a8"), threads and kv_dtype
                   as in `Decoder.load`.
     draft_quantize  "int8" (which is "w8a8" for a draft model), "w8a16", "w8a8" or "none" for the draft model alone;
                   None: as the target. Quantising the draft changes how often its tokens are accepted and what they
@@ -216,8 +215,8 @@ class LLM:
         return self.follow(self.sequence(prompt, params))
 
     def follow(self, seq: Sequence) -> Iterator[Chunk]:
-        """`stream` for a request made by `sequence`: whoever holds it can ask for its `completion` at any time, also
-        after closing the iterator early."""
+        """`stream` for a request made by `sequence`. Its `completion` is available at any time, also after the iterator
+        was closed early."""
         text = None if self._decode is None else TextStream(self._decode, seq.params.stop)
         done = 0
         for _ in self.decode([seq]):

@@ -25,7 +25,7 @@ class SpeculativeDecoder:
     """Decode token ids with a target and a draft model of the same vocabulary.
 
     target_model, draft_model  loaded transformers models of the supported families, paths or hub ids, or `Target`s.
-    draft_tokens               guesses a step (K).
+    draft_tokens               most draft tokens per step (K).
     options                    further keywords of `LLM`, e.g. rule="block" or executor="torch".
     """
 

@@ -1,4 +1,4 @@
-"""What can be said of a checkpoint without loading its weights: shape, sizes, tokenizer.
+"""Facts of a checkpoint that are known without loading its weights: shape, sizes, tokenizer.
 
 `slipstream info` prints it, and `pair_check` compares two of them. For hub ids only the small files are fetched; the
 weights stay where they are.
@@ -41,9 +41,9 @@ class TokenMap:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A checkpoint seen from outside.
+    """What is known of a checkpoint.
 
-    source     what it was asked for by; `folder`: where its small files are.
+    source     the folder or hub id that was asked for; `folder`: where its small files are.
     tokenizer  None if the checkpoint brings none.
     """
 

@@ -1,4 +1,4 @@
-"""Token ids to text, a few tokens at a time: never half a character, never half a stop string."""
+"""Token ids to text, incrementally: never part of a character, never part of a stop string."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def decoder_of(tokenizer: Any) -> Decode:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that one token added; `drafted` if the token was a guess that stood."""
+    """Text that one token added; `drafted` if the token is an accepted draft token."""
 
     text: str
     token: int
@@ -45,9 +45,9 @@ class Piece:
 class TextStream:
     """Turns tokens into pieces of text as they arrive.
 
-    A token that ends inside a UTF-8 character shows nothing until the character is complete, and text that may be
-    the beginning of a stop string is held back until it is not. The pieces, joined, are the text of the whole
-    output, cut before the stop string that ended it.
+    A token that ends inside a UTF-8 character gives no text until the character is complete. Text that may be the
+    beginning of a stop string is held back until it cannot be. The pieces, joined, are the text of the whole output,
+    cut before the stop string that ended it.
     """
 
     def __init__(self, decode: Decode, stop: Seq[str] = ()):
@@ -69,7 +69,7 @@ class TextStream:
         self._held.append(Piece(text, token, drafted))
 
     def take(self) -> list[Piece]:
-        """Pieces that are safe to show by now."""
+        """Pieces that can be shown now."""
         text = "".join(piece.text for piece in self._held)
         unsafe = max((n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
         incomplete = len(self._ids) - self._shown  # tokens at the end that wait for the rest of a character

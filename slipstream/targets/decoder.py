@@ -1,7 +1,7 @@
 """`Decoder`: a Llama-, Mistral-, Qwen- or GPT-2-like checkpoint as a `Target`.
 
-It turns sequences and drafts into packed batches (`layout`), hands them to an executor, and tells the executor
-which KV to keep. That is all: arithmetic is the executor's, decisions are the step's.
+It turns sequences and drafts into packed batches (`layout`), passes them to an executor, and tells the executor which
+KV to keep. The executor does the arithmetic, the step decides.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from slipstream.targets.early_exit import EarlyExitCache
 class Decoder:
     """A `Target` around one executor.
 
-    chunk    longest run of prompt tokens in one forward; longer prompts are prefilled in pieces, which bounds the
-             memory of activations.
+    chunk    most prompt tokens in one forward; longer prompts are prefilled in chunks, which bounds the memory of
+             activations.
     weights  where the executor's weights came from, by canonical name; read again on access. Draft heads borrow the
              embedding and the output head. None: nothing is lent.
     source   folder of the checkpoint, None for a model from memory.
@@ -153,10 +153,10 @@ class Decoder:
     ) -> TargetOut:
         """Run pending tokens and nodes (see `Target.run`).
 
-        layers  run only layers a..b-1 and apply the head there; `TargetOut.hidden[b]` then holds the residual
+        layers  run only layers a..b-1 and apply the output head there; `TargetOut.hidden[b]` is then the residual
                 stream, to be passed as `hidden` [M, d] to a run of the layers from b on (same seqs, same draft).
 
-        Without `layers`, leading rows that `run_first_layers` or `decode_steps` ran already resume where they stopped.
+        Without `layers`, rows that `run_first_layers` or `decode_steps` ran already continue where they stopped.
         """
         wanted = tuple(taps) if layers is None else tuple(dict.fromkeys((*taps, layers[1])))
         if any(len(seq.tokens) - seq.kv_len > self.chunk for seq in seqs):
@@ -179,7 +179,7 @@ class Decoder:
         if layers is None:
             return self._early_exits.forward(batch, seqs, draft, taps)
         for seq in seqs:
-            self._early_exits.drop(seq.id)  # this pass writes over it
+            self._early_exits.drop(seq.id)  # this pass overwrites its slots
         return self.executor.forward(batch, taps, layers, hidden)
 
     def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
@@ -208,7 +208,7 @@ class Decoder:
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         for seq, nodes in zip(seqs, path, strict=True):
-            base = len(seq.tokens)  # slot of node 0: every token so far has its KV after the run
+            base = len(seq.tokens)  # slot of node 0: after the run every token so far has its KV
             moved = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
             if moved < len(nodes):
                 src = [base + node for node in nodes[moved:]]
@@ -228,10 +228,10 @@ class Decoder:
         layers: tuple[int, int] | None,
         hidden: Tensor | None,
     ) -> TargetOut:
-        """Prefill all but the last piece of each long run of pending tokens, then run as usual."""
+        """Prefill all but the last chunk of each long prompt, then run as usual."""
         starts: list[int] = []
-        early: list[list[dict[int, Tensor]]] = []  # for each sequence, the taps of its pieces
-        row = 0  # first row of the sequence in `hidden` [M, d], which covers pieces and all
+        early: list[list[dict[int, Tensor]]] = []  # for each sequence, the taps of its chunks
+        row = 0  # first row of the sequence in `hidden` [M, d], which covers all its chunks
         late_rows: list[int] = []
         for b, seq in enumerate(seqs):
             start, stop = seq.kv_len, len(seq.tokens)
@@ -272,8 +272,8 @@ class Decoder:
             )
 
     def _check_finite(self, logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> None:
-        # A state that overflowed makes its whole row NaN, so one column tells (a single strange logit is refused
-        # where the law is made). On CUDA this would be a second synchronisation a step.
+        # A state that overflowed makes its whole row NaN, so one column is enough (`warp` refuses a single logit that
+        # is not finite). On CUDA this check would be a second synchronisation per step.
         if self.device.type != "cpu" or all(map(math.isfinite, logits[:, 0].tolist())):
             return
         rows = [logits[draft.splits[b] + b : draft.splits[b + 1] + b + 1] for b in range(len(seqs))]

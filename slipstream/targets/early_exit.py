@@ -1,16 +1,16 @@
-"""`EarlyExitCache`: rows that went through the first layers before the whole model was asked for them.
+"""`EarlyExitCache`: hidden states of rows that have run through the first layers only.
 
-LayerSkip drafts with the target's own first E layers, and the guesses' keys and values of those layers are the
-target's: verification needs to run the other layers only (Elhoushi et al. 2404.16710, section 4.3). What was run ahead
-is remembered here, for each sequence, and looked up by what is asked for next:
+LayerSkip drafts with the target's own first E layers, and the keys and values that these layers computed for the draft
+tokens are the target's: verification runs the other layers only (Elhoushi et al. 2404.16710, section 4.3). The hidden
+states after E layers are kept here for each sequence, and found again by the tokens of the next pass:
 
-    run ahead, from slot 7 on     [t, a, b]        t is pending, a and b are guesses; hidden [3, d] after E layers
-    asked for, from slot 7 on     [t, a, b, c]     3 rows known: layers 0..E run for c alone, layers E..L for all four
+    first layers, from slot 7 on  [t, a, b]        t is pending, a and b are draft tokens; hidden [3, d]
+    next pass, from slot 7 on     [t, a, b, c]     3 rows known: layers 0..E run for c alone, layers E..L for all 4
                                   [t, a, x]        2 rows known
                                   [t] at slot 9    none known: another draft was verified in between
 
-So a draft that was cut short, thrown away or joined with others costs speed and nothing else. Kept rows serve once:
-after the next pass over a sequence its slots hold what that pass put there.
+So a draft that was shortened, discarded or merged with others costs speed and nothing else. Kept rows are used once:
+after the next pass over a sequence its slots hold what that pass wrote.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slipstream.models.executor import Batch, DecodedSteps, Executor, Output
 
 @dataclass(frozen=True, slots=True)
 class EarlyRows:
-    """tokens, from slot `past` on, of which layers 0..exit-1 are run; hidden [n, d], the residual stream there."""
+    """Tokens from slot `past` on for which layers 0..exit-1 were run; hidden [n, d], the residual stream after them."""
 
     past: int
     tokens: list[int]
@@ -37,15 +37,15 @@ class EarlyRows:
 
 
 class EarlyExitCache:
-    """Runs rows ahead on `executor`, and resumes from them."""
+    """Runs the first layers on `executor`, and later passes from there."""
 
     def __init__(self, executor: Executor):
         self.executor = executor
         self._rows: dict[int, EarlyRows] = {}
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int, context: int) -> Tensor:
-        """Run each sequence's pending tokens and its chain through layers 0..exit-1, rows that are known already
-        aside; logits [B, V] of that exit behind the last row of each, valid until the next run."""
+        """Run each sequence's pending tokens and its chain through layers 0..exit-1, except rows that are kept already.
+        Returns logits [B, V] of that exit for the last row of each, valid until the next run."""
         rows = [[*seq.pending, *chain] for seq, chain in zip(seqs, chains, strict=True)]
         known = [self._known(seq, text, exit) for seq, text in zip(seqs, rows, strict=True)]
         tokens, positions, splits = list[int](), list[int](), [0]
@@ -72,14 +72,14 @@ class EarlyExitCache:
         return out.logits
 
     def _known(self, seq: Sequence, text: list[int], exit: int) -> int:
-        """How many of the first rows need not be run; the last one always is, for its logits."""
+        """How many leading rows need not be run; the last row always runs, for its logits."""
         early = self._rows.get(seq.id)
         if early is None or early.exit != exit or early.past != seq.kv_len:
             return 0
         return _common(early.tokens, text[:-1])
 
     def keep(self, seqs: Seq[Sequence], batch: Batch, made: DecodedSteps, exit: int) -> None:
-        """Remember what an unrolled call of the first `exit` layers ran: the pending tokens and every new one."""
+        """Keep the rows of a `decode_steps` call with `exit`: the pending tokens and every new one."""
         assert made.hidden is not None
         assert made.later is not None
         tokens = made.tokens.T.tolist()  # [B][K]
@@ -88,7 +88,7 @@ class EarlyExitCache:
             self._rows[seq.id] = EarlyRows(batch.past[b], seq.tokens[batch.past[b] :] + tokens[b], exit, hidden)
 
     def drop(self, seq_id: int) -> None:
-        """Forget what was run ahead for a sequence; unknown ids are ignored."""
+        """Forget the rows of a sequence; unknown ids are ignored."""
         self._rows.pop(seq_id, None)
 
     def forward(self, batch: Batch, seqs: Seq[Sequence], draft: Draft, taps: tuple[int, ...]) -> Output:
@@ -134,8 +134,8 @@ def _common(a: Seq[int], b: Seq[int]) -> int:
 
 
 def _matching(early: EarlyRows, batch: Batch, b: int, seq: Sequence, draft: Draft) -> int:
-    """How many leading rows of sequence `b` are those kept: the same tokens in the same slots, as a chain that every
-    row behind them sees."""
+    """How many leading rows of sequence `b` are kept: the same tokens in the same slots, forming a chain that all later
+    rows see."""
     if early.past != batch.past[b]:
         return 0
     n = _common(early.tokens, seq.tokens[early.past :] + draft.ids[draft.splits[b] : draft.splits[b + 1]])

@@ -1,4 +1,4 @@
-"""What leaving a decoder early is worth: how often each exit agrees with the whole model, and what it costs."""
+"""Measure early exits: how often each agrees with the whole model, and what it costs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ STARTS, TOKENS, REPEATS = 4, 32, 9
 
 @dataclass(frozen=True)
 class Exit:
-    """layers     how many run before the exit.
-    agreement  share of positions of a greedy text where it has the whole model's first choice: alpha.
-    cost       of one guess, as a share of one token through the whole model: drafting it through this exit, and one
-               more row in the later layers to verify it. The c of the closed forms.
+    """layers     how many layers run before the exit.
+    agreement  share of positions of a greedy text at which its argmax is the whole model's: alpha.
+    cost       of one draft token in units of one decode step: drafting it through this exit, plus one more row in the
+               later layers to verify it. The c of the closed forms.
     """
 
     layers: int
@@ -30,25 +30,25 @@ class Exit:
 
     @property
     def gamma(self) -> int:
-        """Draft length of the greatest expected speed-up, at least 1."""
+        """Draft length with the greatest expected speed-up, at least 1."""
         return max(1, best_gamma(self.agreement, self.cost))
 
     @property
     def speedup(self) -> float:
         """Expected at that length (Leviathan et al. 2211.17192, theorem 3.8). The formula counts a whole pass for
-        verification. Here the first layers run once for each guess while drafting and once for the last guess, which
-        is as many readings of their weights: what is saved is rows, not readings."""
+        verification. Here the first layers run once for each draft token, the last one included, so their weights are
+        read as often as in a separate pass: rows are saved, not weight reads."""
         return speedup(self.agreement, self.gamma, self.cost)
 
 
 def measure_exits(target: EarlyExit, text: Seq[int] | None = None) -> list[Exit]:
     """Every exit of `target`, 1..layers-1.
 
-    text  token ids to measure agreement on, at least 2; None: what the target says greedily after a few single tokens.
-    Costs a few dozen steps and as many one-layer passes as there are layers; running sequences are not touched. Costs
-    are linear in the layers between one and all, and no less than the share of the layers: timed by itself, a single
-    layer may stay in the processor's cache, which it does not while the model decodes. Raises ParameterError, as
-    everything that runs the target may.
+    text  token ids to measure agreement on, at least 2; None: greedy texts of the target after a few single tokens.
+
+    Takes a few dozen steps and one pass per layer; running sequences are not touched. Costs are interpolated linearly
+    between one layer and all, and are at least the share of the layers: timed alone, a single layer may stay in the
+    processor's cache, which it does not while the model decodes. Raises what running the target raises.
     """
     texts = [list(text)[: target.max_pending]] if text is not None else _own_texts(target)
     layers = target.layers
@@ -93,8 +93,8 @@ def _own_texts(target: EarlyExit) -> list[list[int]]:
 
 
 def _seconds(target: EarlyExit) -> tuple[float, float, float]:
-    """Least seconds of one token through the first layer and through all, and of each further row; in turns. The least
-    of several is what the machine can do, whatever else it does meanwhile."""
+    """Minimum seconds of one token through the first layer and through all, and of each further row; interleaved. The
+    minimum of several repetitions is least affected by other load on the machine."""
     seq, more = Sequence([0]), 4
     one, several = Draft.empty(1, target.device), Draft.chains([[0] * more], device=target.device)
     kinds: list[tuple[tuple[int, int] | None, Draft]] = [((0, 1), one), (None, one), (None, several)]

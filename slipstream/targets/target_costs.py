@@ -22,17 +22,18 @@ ROWS = (1, 2, 4, 8, 16, 32)
 def measure_costs(
     target: Target, rows: Seq[int] = ROWS, past: int = 64, repeats: int = 7, plain: bool = False
 ) -> CostCurve:
-    """Median seconds of one forward over `rows` rows of a sequence that holds `past` tokens, the row counts in turns.
+    """Median seconds of one forward over `rows` rows of a sequence that holds `past` tokens; row counts are
+    interleaved.
 
-    A runtime may prepare its kernels anew whenever the number of rows changes. Plain decoding never changes it, so one
-    row is timed behind one row; a round that drafts now and then does, so more rows are timed behind one row, too.
+    A runtime may prepare its kernels anew whenever the number of rows changes. In plain decoding it never changes, so
+    one row is timed after one row. With speculation it changes now and then, so more rows are timed after one row, too.
 
-    Costs 2 * len(rows) * (repeats + 1) forwards, a fifth of a second for a small model. The sequence is made up and is
-    released again; running sequences are not touched. Row counts that the target's context cannot hold are left out.
+    Takes 2 * len(rows) * (repeats + 1) forwards, a fifth of a second for a small model. It uses a sequence of its own
+    and releases it; running sequences are not touched. Row counts that the target's context cannot hold are left out.
 
     rows   increasing, beginning with 1. Raises ParameterError otherwise.
-    plain  one row costs what a step of plain decoding does, which may run several in a call (see `core.plain`). Without
-           it, what a round that drafts nothing does.
+    plain  True: one row costs as much as a step of plain decoding, of which several may run in one call (see
+           `core.plain`). False: as much as a single step without a draft.
     """
     if not rows or rows[0] != 1 or list(rows) != sorted(set(rows)):
         raise ParameterError(f"rows are {tuple(rows)}", fix="give increasing numbers from 1 on")
@@ -58,7 +59,7 @@ def measure_costs(
 
 
 def _plain(target: Target, seq: Sequence) -> float:
-    """Seconds of a step of plain decoding, of which nothing is kept."""
+    """Seconds of a step of plain decoding; nothing is committed."""
     multi_step = target.capabilities.multi_step
     steps = 1 if multi_step is None else min(multi_step.steps_per_call, target.context - len(seq.tokens))
     if multi_step is None or steps < 2:
@@ -70,7 +71,7 @@ def _plain(target: Target, seq: Sequence) -> float:
 
 
 def _forward(target: Target, seq: Sequence, rows: int) -> float:
-    """Seconds of a forward over `rows` rows, of which nothing is kept."""
+    """Seconds of a forward over `rows` rows; no draft token is committed."""
     draft = Draft.chains([[i % target.vocab_size for i in range(rows - 1)]], device=target.device)
     began = perf_counter()
     with host_threads(target.capabilities.torch_threads):

@@ -1,10 +1,10 @@
-"""`ToyTarget`: an exact little target that makes end-to-end tests run in seconds, and catches whoever breaks the
-contract of `Target`.
+"""`ToyTarget`: a small exact target that makes end-to-end tests run in seconds and detects violations of the `Target`
+contract.
 
-Its law depends on the last few tokens through a seeded table, in float64, so that the true distribution of whole
-texts can be enumerated. It keeps the token of every KV slot and checks, at each run, that the slots hold exactly
-the sequence: a commit that kept the wrong branch, or a length that was advanced too far, fails at once and by
-name instead of showing as a slightly wrong frequency.
+Its distribution is a function of the last few tokens, from a seeded table in float64, so the true distribution of whole
+texts can be enumerated. It keeps the token of every KV slot and checks at each run that the slots hold exactly the
+sequence. A commit that kept the wrong branch, or a length that was advanced too far, raises at once instead of showing
+as a slightly wrong frequency.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, TargetOut
 from slipstream.errors import TargetError
 
-_LAW, _TAP = 101, 102  # keys that keep the random numbers of laws and taps apart
+_LOGITS, _TAP = 101, 102  # keys that keep the random numbers of logits and taps apart
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ToyTarget:
     """logits(text) = sharpness * standard normal noise, a function of (seed, last `order` tokens) alone.
 
     vocab      number of tokens V.
-    order      how many tokens back the law sees (at least 1); fewer at the start of a text.
+    order      how many tokens back the logits depend on (at least 1); fewer at the start of a text.
     sharpness  0 is uniform; 1-3 is language-like; large is nearly deterministic.
     eos_ids    ids that end a text, for whoever builds the sequences.
     context    most tokens that a sequence may hold.
@@ -71,8 +71,8 @@ class ToyTarget:
         return Capabilities(eos_ids=self.eos_ids, trees=self.trees)
 
     def logits(self, tokens: Seq[int]) -> Tensor:
-        """Logits [V] of the token that follows `tokens`: the truth that tests compare with."""
-        row = self._row(tuple(tokens[-self.order :]))  # first: a new row may replace the table
+        """Logits [V] of the token that follows `tokens`: the reference of the tests."""
+        row = self._row(tuple(tokens[-self.order :]))  # before the table is read: a new row may replace it
         return torch.from_numpy(self._table[row].copy())
 
     # --- Target ------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class ToyTarget:
         for b, seq in enumerate(seqs):
             self._check(seq)
             held, start, stop = len(seq.tokens), draft.splits[b], draft.splits[b + 1]
-            first = seq.kv_len if taps else held - 1  # without taps nobody sees the earlier pending tokens
+            first = seq.kv_len if taps else held - 1  # without taps the earlier pending tokens need no rows
             for i in range(first, held):
                 rows.append(self._row(tuple(seq.tokens[max(0, i + 1 - self.order) : i + 1])))
             select.append(len(rows) - 1)
@@ -123,7 +123,7 @@ class ToyTarget:
     # --- parts -------------------------------------------------------------------------------------------------
 
     def _check(self, seq: Sequence) -> None:
-        """Raise TargetError unless the KV of `seq` is what its tokens say."""
+        """Raise TargetError unless the KV slots of `seq` hold its tokens."""
         slots, n = self._slots.get(seq.id, []), seq.kv_len
         if not 0 <= n < len(seq.tokens):
             raise TargetError(f"sequence {seq.id} has kv_len {n} for {len(seq.tokens)} tokens; one must be pending")
@@ -147,13 +147,13 @@ class ToyTarget:
         return [self._row(tokens) for tokens in seen]
 
     def _row(self, tokens: tuple[int, ...]) -> int:
-        """Row of the table for these last tokens, made the first time it is asked for."""
+        """Row of the table for these last tokens, made on first use."""
         row = self._rows.get(tokens)
         if row is None:
             row = self._rows[tokens] = len(self._rows)
             if row == len(self._table):
                 self._table = np.concatenate((self._table, np.empty_like(self._table)))
-            noise = np.random.default_rng([_LAW, self.seed, *tokens])
+            noise = np.random.default_rng([_LOGITS, self.seed, *tokens])
             self._table[row] = self.sharpness * noise.standard_normal(self.vocab_size)
         return row
 
