@@ -79,7 +79,7 @@ class LLM:
     draft         None; a name from the registry such as "ngram"; a path, "embedded" or a loaded model (a draft model);
                   the path of a draft head (Medusa, EAGLE); any `Drafter`; or a list of these, stacked as a hybrid.
     draft_tokens  most draft tokens per step (K, gamma).
-    rule          how draft tokens are verified: "rejection", "block", "coupled", "greedy", or "typical", which is lossy.
+    rule          how draft tokens are verified: "rejection", "block", "coupled", "greedy", or "typical" (lossy).
     max_batch     most sequences in one step.
     executor      "auto", "native" or "torch"; dtype, device, quantize ("int8", "w8a16", "w8a8"), threads and kv_dtype
                   as in `Decoder.load`.
