@@ -21,15 +21,17 @@ from rich.console import Console
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
 from slipstream.core.target import Target
+from slipstream.drafters.registry import DRAFTERS
 from slipstream.lab.benchmark import BenchConfig, Contender, bench
 from slipstream.lab.prompts import Prompt, PromptSet, load
 from slipstream.lab.results import Result
-from slipstream.llm import LLM, as_target
+from slipstream.llm import LLM
 from slipstream.settings import EXECUTORS
+from slipstream.targets.sources import as_target
 
 Arm = dict[str, Any]
 
-LOOKUPS = ("ngram", "suffix", "sam")
+LOOKUPS = tuple(name for name, spec in DRAFTERS.items() if spec.lookup)
 CARRY = 16.0
 """Rounds that the bandits' experience with other requests is worth: prompts of one kind follow one another here."""
 SINGLES = (

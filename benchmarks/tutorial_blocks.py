@@ -119,10 +119,14 @@ def advice(kit: Kit) -> str:
 
 
 def drafters(kit: Kit) -> str:
-    from slipstream.cli.drafters import needs, summary
-    from slipstream.cli.options import DRAFTERS
+    from slipstream.cli.drafters import summary
+    from slipstream.drafters.registry import DRAFTERS
 
-    body = [[f"`{name}`", needs(name), summary(name).replace("*", "")] for name in DRAFTERS if name != "none"]
+    body = [
+        [f"`{name}`", spec.needs.value, summary(name).replace("*", "")]
+        for name, spec in DRAFTERS.items()
+        if name != "none"
+    ]
     return block(fence("slipstream drafters"), rows(["drafter", "needs", "how it guesses"], body, (0, 1, 2)))
 
 

@@ -13,22 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from slipstream.core.drafter import Drafter, NoDrafter, drafts_nothing
+from slipstream.core.drafter import Drafter, drafts_nothing
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import Rule, rule_named
 from slipstream.core.sequence import Sequence, TokenLogprob
 from slipstream.core.stats import SpecStats
 from slipstream.core.stop import completed_at
 from slipstream.core.target import Target
+from slipstream.drafters.choice import DrafterFactory
 from slipstream.drafters.guard import Guard
-from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.engine.engine import Engine
 from slipstream.errors import ParameterError, PromptError, did_you_mean
-from slipstream.heads.recognition import recognise
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, load_tokenizer
 from slipstream.settings import DRAFT_QUANTISATIONS, one_of
+from slipstream.targets.sources import as_target
+from slipstream.zoo import checkpoint_of
 
 Prompt = str | Seq[int]
 Message = Mapping[str, str]
@@ -77,7 +76,8 @@ class LLM:
     target        a directory or hub id in Hugging Face layout, "embedded", a loaded transformers model, or any
                   `Target`.
     draft         None; a name from the registry such as "ngram"; a path, "embedded" or a loaded model (a draft model);
-                  the path of a draft head (Medusa, EAGLE); any `Drafter`; or a list of these, stacked as a hybrid.
+                  the path of a draft head (Medusa, EAGLE); any `Drafter`; a pair of one of these and its options; or a
+                  list of these, stacked as a hybrid.
     draft_tokens  most draft tokens per step (K, gamma).
     rule          how draft tokens are verified: "rejection", "block", "coupled", "greedy", or "typical" (lossy).
     max_batch     most sequences in one step.
@@ -127,18 +127,18 @@ class LLM:
         }
         if draft_quantize is not None:
             one_of("draft_quantize", draft_quantize, DRAFT_QUANTISATIONS)
-        self._draft_load = self._load | {"role": "draft"}
+        draft_load = self._load | {"role": "draft"}
         if draft_quantize is not None:
-            self._draft_load["quantize"] = None if draft_quantize == "none" else draft_quantize
+            draft_load["quantize"] = None if draft_quantize == "none" else draft_quantize
         if max_batch < 1:
             raise ParameterError(f"max_batch is {max_batch}, must be at least 1")
         self.max_batch = max_batch
         self._lock = threading.RLock()  # steps of several Python threads take turns
-        path = _path(target, "target")
+        path = checkpoint_of(target, "target") if isinstance(target, (str, Path)) else None
         self.target: Target = as_target(target if path is None else path, **self._load)
         self.tokenizer = tokenizer if tokenizer is not None or path is None else load_tokenizer(path)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
-        self._target_path = path
+        self._factory = DrafterFactory(self.target, path, draft_load)
         self.rule = rule
         self.draft_tokens = draft_tokens
         self.use(draft, **(draft_options or {}))
@@ -163,38 +163,8 @@ class LLM:
 
     def use(self, draft: Any, **options: Any) -> None:
         """Change the drafter between requests; `draft` as in the class."""
-        self.drafter = self._drafter(draft, options)
+        self.drafter = self._factory.make(draft, options)
         self._guarded: Drafter = self.drafter if drafts_nothing(self.drafter) else Guard(self.drafter, self.target)
-
-    def _drafter(self, draft: Any, options: Mapping[str, Any]) -> Drafter:
-        if draft is None:
-            return NoDrafter()
-        if isinstance(draft, Drafter):
-            return draft
-        options = dict(options)
-        if isinstance(draft, (list, tuple)):
-            return make_drafter("hybrid", self.target, members=[self._drafter(each, {}) for each in draft], **options)
-        if isinstance(draft, str) and draft in DRAFTERS:
-            if isinstance(options.get("model"), (str, Path)):
-                options["model"] = self._draft_model(options["model"])
-            elif draft == "model" and "model" not in options:
-                raise ParameterError(
-                    "drafter 'model' was asked for without a draft model", fix="name its folder: draft='path/to/draft'"
-                )
-            return make_drafter(draft, self.target, **options)
-        if isinstance(draft, (str, Path)):
-            kind = recognise(draft)
-            if kind is not None:
-                return make_drafter(kind, self.target, head=draft, **options)
-        return make_drafter("model", self.target, model=self._draft_model(draft), **options)
-
-    def _draft_model(self, draft: Any) -> Target:
-        path = _path(draft, "draft")
-        if path is not None and self._target_path is not None:
-            from slipstream.models.pair_check import require_pair
-
-            require_pair(self._target_path, path)
-        return as_target(draft if path is None else path, **self._draft_load)
 
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
@@ -326,38 +296,6 @@ class LLM:
         if params.logprobs is not None and params.logprobs > self.target.vocab_size:
             raise ParameterError(f"logprobs is {params.logprobs}, the vocabulary has {self.target.vocab_size} ids")
         return params
-
-
-def as_target(model: Any, **load: Any) -> Target:
-    """A `Target` out of a path, a loaded transformers model, or a `Target` itself."""
-    if isinstance(model, Target):
-        return model
-    from slipstream.targets.decoder import Decoder
-
-    if isinstance(model, (str, Path)):
-        return Decoder.load(model, **load)
-    device, here = load.pop("device", None), next(model.parameters()).device
-    wanted = here if device is None else torch.device(device)
-    if wanted.type != here.type or wanted.index not in (None, here.index):
-        raise ParameterError(
-            f"device is {str(wanted)!r}, the loaded model is on {str(here)!r}", fix=f"model.to({str(wanted)!r})"
-        )
-    load.pop("progress", None)  # nothing is read
-    return Decoder.from_module(model, **load)
-
-
-def checkpoint_of(name: str | Path, role: str) -> str | Path:
-    """The directory or hub id that a name stands for: "embedded" is the pair that ships (role "target" or "draft")."""
-    if name != "embedded":
-        return name
-    from slipstream import zoo
-
-    return zoo.target_dir() if role == "target" else zoo.draft_dir()
-
-
-def _path(model: Any, role: str) -> str | Path | None:
-    """The checkpoint to load a model from; None for loaded models."""
-    return checkpoint_of(model, role) if isinstance(model, (str, Path)) else None
 
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:

@@ -12,6 +12,8 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 QUANTISATIONS = ("int8", "w8a16", "w8a8")
 DRAFT_QUANTISATIONS = (*QUANTISATIONS, "none")
 KV_DTYPES = ("float32", "float16")
+RULES = {"greedy": True, "rejection": True, "block": True, "coupled": True, "typical": False}
+"""Verification rules: name -> whether the rule is lossless. The function of that name in `core.rules` decides."""
 
 
 def check_executor(name: str) -> None:

@@ -16,9 +16,11 @@ from torch import Tensor
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError
-from slipstream.llm import LLM, as_target, checkpoint_of
+from slipstream.llm import LLM
 from slipstream.models.pair_check import require_pair
 from slipstream.models.text import load_tokenizer
+from slipstream.targets.sources import as_target
+from slipstream.zoo import checkpoint_of
 
 
 class SpeculativeDecoder:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from slipstream.cli.options import ModelOptions, number, parse_options
+from slipstream.drafters.choice import WITH_DRAFT, WITHOUT_DRAFT
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ class LabModels(ModelOptions):
     def specs(self) -> list[str]:
         named = [*(self.drafter or ()), *(self.drafters.split(",") if self.drafters else ())]
         if not named:
-            draft = self.draft or (self.target == "embedded")
-            named = ["model", "ngram"] if draft else ["ngram"]
+            named = [WITH_DRAFT, WITHOUT_DRAFT] if self.draft_model else [WITHOUT_DRAFT]
         chosen = [spec.strip() for spec in named if spec.strip() != "none"]  # plain decoding is always measured
         if len(set(chosen)) < len(chosen):
             raise ParameterError(
@@ -85,7 +85,8 @@ def contender(models: LabModels, spec: str, more: Seq[str] = (), **changes: Any)
             del options[key]
     one = models.one(name.replace("+", ","), **values)
     shown = [name, *(f"{key}={value}" for key, value in options.items())]
-    return Contender(" ".join(shown), one.speculation, one.length, options | one.draft_option)
+    drafter, own = one.speculation
+    return Contender(" ".join(shown), drafter, one.length, options | own)
 
 
 def literal(value: Any) -> Any:

@@ -7,13 +7,14 @@ import inspect
 import json
 from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.options import BLENDS, DRAFT_LENGTHS, DRAFTERS, HEADS
+from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError, did_you_mean
 
 
@@ -23,7 +24,10 @@ def drafters(
 ) -> None:
     """List the drafters, or the options of one (`-o NAME=VALUE` on other commands)."""
     if name is None:
-        rows = {each: {"is": summary(each), "needs": needs(each), "length": DRAFT_LENGTHS[each]} for each in DRAFTERS}
+        rows = {
+            each: {"is": summary(each), "needs": spec.needs.value, "length": spec.length}
+            for each, spec in DRAFTERS.items()
+        }
         if as_json:
             print(json.dumps(rows))
             return
@@ -42,6 +46,11 @@ def drafters(
         return
     console = render.out()
     console.print(f"{name}: {summary(name)}")
+    spec = DRAFTERS[name]
+    if spec.trained_by is not None:
+        console.print(f"`slipstream train {spec.trained_by}` makes what it needs.")
+    if spec.across is not None:
+        console.print(f"Learns across requests only with the option {spec.across!r}.")
     if config is None:
         console.print("It has no options.")
         return
@@ -50,27 +59,15 @@ def drafters(
 
 
 def summary(name: str) -> str:
-    """The first sentence of the drafter's module."""
-    from slipstream.drafters import registry
-
-    source = Path(registry.__file__).with_name(f"{registry.DRAFTERS[name]}.py").read_text(encoding="utf-8")
+    """The first sentence of the drafter's module, which is read and not imported."""
+    source = Path(find_spec(DRAFTERS[name].path).origin).read_text(encoding="utf-8")  # type: ignore[union-attr, arg-type]
     text = ast.get_docstring(ast.parse(source)) or ""
     return " ".join(text.split("\n\n")[0].split()).rstrip(".")
 
 
-def needs(name: str) -> str:
-    if name in HEADS:
-        return "a trained head"
-    if name in BLENDS:
-        return "its members"
-    return {"model": "a draft model", "replay": "a recording"}.get(name, "nothing")
-
-
 def options_of(name: str) -> Any:
     """The drafter's configuration: the dataclass named ...Config that its module defines, or None."""
-    from slipstream.drafters import registry
-
-    module = import_module(f"slipstream.drafters.{registry.DRAFTERS[name]}")
+    module = import_module(DRAFTERS[name].path)
     found = [
         each
         for each in vars(module).values()

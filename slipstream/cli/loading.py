@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from slipstream.cli import render
 from slipstream.cli.options import ModelOptions, parse_options
+from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.core.target import Target
@@ -24,12 +25,13 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False) -> LLM
     quieten(silent)
     console = render.err()
     options = parse_options(models.drafter_option or ())
+    drafter, own = models.speculation
     with loading(console, quiet) as progress:
         from slipstream.llm import LLM
 
         return LLM(
             models.target,
-            models.speculation,
+            drafter,
             draft_tokens=models.length,
             rule=models.rule,
             executor=models.executor,
@@ -39,7 +41,7 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False) -> LLM
             draft_quantize=models.draft_quantize,
             kv_dtype=models.kv_dtype,
             threads=models.threads,
-            draft_options=options | models.draft_option,
+            draft_options=options | own,
             progress=progress,
         )
 
@@ -74,8 +76,6 @@ def loading(console: Console, quiet: bool = False) -> Iterator[Any]:
 
 def checkpoint(name: str, role: str) -> str:
     """Folder or hub id that a name on the command line stands for; role: "target" or "draft"."""
-    from slipstream.llm import checkpoint_of
-
     return str(checkpoint_of(name, role))
 
 

@@ -20,18 +20,10 @@ import typer
 
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
+from slipstream.drafters.choice import WITH_DRAFT, WITHOUT_DRAFT, asked, draft_of, method_of, names_of
+from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError, did_you_mean
-from slipstream.settings import DRAFT_QUANTISATIONS, DTYPES, KV_DTYPES, QUANTISATIONS, check_executor, one_of
-
-RULES = ("greedy", "rejection", "block", "coupled", "typical")
-DRAFTERS = (
-    "none", "model", "layerskip", "ngram", "suffix", "sam", "recycling", "lookahead",
-    "medusa", "eagle", "eagle3", "hybrid", "bandit", "replay",
-)  # fmt: skip
-HEADS = ("medusa", "eagle", "eagle3")
-"""Drafters that read a draft head."""
-BLENDS = ("hybrid", "bandit")
-"""Drafters made of others, to which a draft model may belong."""
+from slipstream.settings import DRAFT_QUANTISATIONS, DTYPES, KV_DTYPES, QUANTISATIONS, RULES, check_executor, one_of
 
 ALIASES = {
     "--model": "--target",
@@ -54,13 +46,6 @@ ALIASES = {
 """Names that other programs use for the same options."""
 
 _MODELS, _SPECULATION, _SAMPLING = "Models", "Speculation", "Sampling"
-
-
-DRAFT_LENGTHS = {
-    "none": 0, "model": 4, "layerskip": 4, "ngram": 10, "suffix": 10, "sam": 10, "recycling": 6, "lookahead": 8,
-    "medusa": 4, "eagle": 5, "eagle3": 5, "hybrid": 10, "bandit": 10, "replay": 4,
-}  # fmt: skip
-"""Draft length where the user names none: a lookup costs nothing, and text that repeats itself repeats at length."""
 
 
 def from_file(ctx: typer.Context, path: str | None) -> str | None:
@@ -147,9 +132,10 @@ class ModelOptions:
     drafter: Annotated[
         str | None,
         typer.Option(
-            help="By name (slipstream drafters lists them); several, as in suffix,eagle3, are stacked.",
+            help=f"One of {', '.join(DRAFTERS)} (slipstream drafters explains them); several, as in suffix,eagle3, are "
+            "stacked.",
             rich_help_panel=_SPECULATION,
-            show_default="model if there is a draft, else ngram",
+            show_default=f"{WITH_DRAFT} if there is a draft, else {WITHOUT_DRAFT}",
         ),
     ] = None
     draft_tokens: Annotated[
@@ -159,13 +145,15 @@ class ModelOptions:
             "-k",
             help="Most guesses a step (K); 0 decodes plainly.",
             rich_help_panel=_SPECULATION,
-            show_default="4; ngram 10",
+            show_default=f"{DRAFTERS[WITH_DRAFT].length}; {WITHOUT_DRAFT} {DRAFTERS[WITHOUT_DRAFT].length}",
         ),
     ] = None
     rule: Annotated[
         str,
         typer.Option(
-            help="rejection, block, coupled, greedy, or typical (lossy): how guesses are verified.",
+            help="How draft tokens are verified: "
+            + ", ".join(name if lossless else f"{name} (lossy)" for name, lossless in RULES.items())
+            + ".",
             rich_help_panel=_SPECULATION,
         ),
     ] = "rejection"
@@ -190,11 +178,10 @@ class ModelOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        one_of("rule", self.rule, RULES)
+        one_of("rule", self.rule, tuple(RULES))
         check_executor(self.executor)
         SamplingParams(draft_tokens=self.draft_tokens)  # refuses K < 0
-        for name in self.drafter.split(",") if self.drafter is not None else ():
-            one_of("drafter", name, DRAFTERS)
+        asked(self.names, self.draft_model)  # refuses unknown names, and a drafter without the draft model it needs
         if self.dtype is not None:
             one_of("dtype", self.dtype, DTYPES)
         if self.quantize is not None:
@@ -207,43 +194,27 @@ class ModelOptions:
             raise ParameterError(
                 f"threads is {self.threads}, must be at least 1", fix="leave it out, or give the number of cores"
             )
-        if "model" in (self.drafter or "").split(",") and self.draft_model is None:
-            raise ParameterError(
-                "drafter 'model' was asked for without a draft model",
-                why="only the embedded target has a draft of its own",
-                fix="give --draft, or use --drafter ngram",
-            )
         parse_options(self.drafter_option or ())
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names after `--drafter`; none if it was not given."""
+        return () if self.drafter is None else names_of(self.drafter)
+
+    @property
     def draft_model(self) -> str | None:
-        """The draft model that was named, or the embedded one's own."""
-        return self.draft or ("embedded" if self.target == "embedded" else None)
+        """The draft model or head that was named, or the embedded target's draft model."""
+        return draft_of(self.draft, self.target)
 
     @property
     def method(self) -> str:
-        """Name of the drafter in use."""
-        if self.drafter is not None and "," in self.drafter:
-            return "hybrid"
-        return self.drafter or ("model" if self.draft_model else "ngram")
+        """Registry name of the drafter in use."""
+        return method_of(self.names, self.draft_model)
 
     @property
-    def speculation(self) -> str | list[str | None] | None:
-        """The drafter in use, as `LLM` takes it."""
-        named = [
-            {"none": None, "model": self.draft_model}.get(name, name)
-            for name in (self.drafter or self.method).split(",")
-        ]
-        return named if len(named) > 1 else named[0]
-
-    @property
-    def draft_option(self) -> dict[str, str]:
-        """What `--draft` names, for a drafter that takes it as an option."""
-        if self.draft is not None and self.method in HEADS:
-            return {"head": self.draft}
-        if self.draft_model is not None and self.method in BLENDS and self.drafter == self.method:
-            return {"model": self.draft_model}
-        return {}
+    def speculation(self) -> tuple[Any, dict[str, Any]]:
+        """The drafter in use and its options, as `LLM.use` takes them."""
+        return asked(self.names, self.draft_model)
 
     @property
     def length(self) -> int:
@@ -278,7 +249,8 @@ class SamplingOptions(_SamplingOptions):
 
 
 def draft_length(wanted: int | None, method: str) -> int:
-    return DRAFT_LENGTHS[method] if wanted is None else wanted
+    """The draft length that was asked for, or the drafter's own."""
+    return DRAFTERS[method].length if wanted is None else wanted
 
 
 def parse_options(pairs: Seq[str]) -> dict[str, Any]:

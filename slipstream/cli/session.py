@@ -9,13 +9,15 @@ from typing import Any
 from slipstream.cli import render
 from slipstream.cli.generate import run
 from slipstream.cli.loading import banner
-from slipstream.cli.options import DRAFTERS, RULES, ModelOptions, draft_length, number, parse_options
+from slipstream.cli.options import ModelOptions, draft_length, number, parse_options
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
+from slipstream.drafters.choice import asked, method_of, names_of
+from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.llm import LLM, Prompt
-from slipstream.settings import one_of
+from slipstream.settings import RULES, one_of
 
 _PARAMETERS = {name: known.option for name, known in declared(SamplingParams).items() if known.option}
 
@@ -51,7 +53,7 @@ class Session:
         self._draft_tokens = models.draft_tokens
         self.commands: dict[str, tuple[Command, str]] = {
             "draft-tokens": (self._set_length, "N: most guesses a step; 0 decodes plainly"),
-            "drafter": (self._set_drafter, "none, model or ngram, with options such as max_ngram=3"),
+            "drafter": (self._set_drafter, f"{', '.join(DRAFTERS)}, with options such as max_ngram=3"),
             "rule": (self._set_rule, ", ".join(RULES)),
             "side": (self._side, "show the next prompt (or the text given) plain, drafter-only and speculative"),
             "system": (self._set_system, "TEXT: system message, for a new conversation"),
@@ -113,23 +115,20 @@ class Session:
 
     def _set_drafter(self, argument: str) -> None:
         name, *options = argument.split() or [self.llm.drafter.name]
-        one_of("drafter", name, DRAFTERS)
+        names = names_of(name)
         if name not in self._drafters or options:
-            if name == "model" and self.models.draft_model is None:
-                raise ParameterError(
-                    "there is no draft model in this session", fix="start with --draft, or use /drafter ngram"
-                )
-            self.llm.use({"model": self.models.draft_model, "none": None}.get(name, name), **parse_options(options))
+            drafter, own = asked(names, self.models.draft_model)
+            self.llm.use(drafter, **own | parse_options(options))
             self._drafters[name] = self.llm.drafter
         elif argument:
             self.llm.use(self._drafters[name])
         if argument:
-            self.llm.draft_tokens = draft_length(self._draft_tokens, name)
+            self.llm.draft_tokens = draft_length(self._draft_tokens, method_of(names, None))
         render.line(banner(self.llm, self.models))
 
     def _set_rule(self, argument: str) -> None:
         if argument:
-            one_of("rule", argument, RULES)
+            one_of("rule", argument, tuple(RULES))
             self.llm.rule = argument
         render.line(f"rule {self.llm.rule.name} ({'lossless' if self.llm.rule.lossless else 'NOT lossless'})")
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from slipstream.errors import ParameterError
+from slipstream.training.methods import METHODS
 
 _DATA, _LOOP, _TEXTS = "Data", "Training", "Held-out texts"
 
@@ -128,15 +129,6 @@ class TextOptions:
     ] = None
 
 
-DEFAULTS: dict[str, tuple[float, str]] = {
-    "medusa": (1e-3, "adamw"),
-    "eagle3": (3e-3, "muon"),
-    "draft": (2e-3, "muon"),
-    "layerskip": (3e-4, "adamw"),
-}
-"""Peak learning rate and optimiser by method."""
-
-
 def start(kind: str, data: DataOptions, loop: LoopOptions, texts: TextOptions, options: Callable[[], Any]) -> None:
     """Prepare, show the estimate, and train unless it is a dry run. options: makes those of the objective."""
     if not data.data:
@@ -147,12 +139,12 @@ def start(kind: str, data: DataOptions, loop: LoopOptions, texts: TextOptions, o
     from slipstream.training.run import RunConfig, prepare
     from slipstream.training.training_settings import LoopConfig
 
-    lr, optimiser = DEFAULTS[kind]
+    method = METHODS[kind]
     wanted = LoopConfig(
         out=data.out or Path("runs") / kind, budget_tokens=loop.budget_tokens,
         budget_minutes=loop.budget_minutes, length=loop.length,
-        rows=loop.rows, micro_rows=loop.micro_rows, lr=lr if loop.lr is None else loop.lr,
-        optimiser=loop.optimiser or optimiser, decay_share=loop.decay_share, warmup_steps=loop.warmup_steps,
+        rows=loop.rows, micro_rows=loop.micro_rows, lr=method.rate if loop.lr is None else loop.lr,
+        optimiser=loop.optimiser or method.optimiser, decay_share=loop.decay_share, warmup_steps=loop.warmup_steps,
         shares=tuple(data.share) if data.share else None, answers_only=data.answers_only, seed=loop.seed,
         resume=loop.resume, device=loop.device, bf16=loop.bf16, threads=loop.threads, save_minutes=loop.save_minutes,
         eval_steps=loop.eval_steps, max_steps=loop.max_steps,

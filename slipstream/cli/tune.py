@@ -14,13 +14,13 @@ from slipstream.cli.bench import finish, named_rows, publish, unfinished, writab
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.loading import load, on
 from slipstream.cli.options import SamplingOptions, grouped
+from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
     from slipstream.lab.benchmark import Contender
     from slipstream.lab.results import Result
 
-LOOKUPS = ("ngram", "suffix", "recycling")
 LONGEST = 8
 """Longest drafts considered of what is not a lookup."""
 ENGINE = ("executor", "dtype", "device", "quantize", "draft_quantize", "kv_dtype", "threads", "rule")
@@ -34,8 +34,8 @@ class TuneModels(LabModels):
     def specs(self) -> list[str]:
         if self.drafter or self.drafters:
             return super().specs()
-        draft = self.draft or (self.target == "embedded")
-        return (["model"] if draft else []) + list(LOOKUPS)
+        tried = {name: spec for name, spec in DRAFTERS.items() if spec.tuned}
+        return [name for name, spec in tried.items() if self.draft_model or not spec.reads_draft]
 
     def longest(self) -> list[Contender]:
         """The contenders, with the longest drafts to consider."""

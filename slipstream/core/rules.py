@@ -27,9 +27,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slipstream import settings
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.typical import typical
+from slipstream.core.typical import typical  # noqa: F401 found by its name, below
 from slipstream.errors import RuleError, did_you_mean
 
 Decision = tuple[list[list[int]], list[int]]
@@ -229,17 +230,9 @@ def _block_residual(draft: Draft, w: Tensor, P: Tensor, node: Tensor, more: Tens
     return torch.where(more[:, None], (w[:, None] * P - Q).clamp(min=0), P)
 
 
-RULES = {
-    rule.name: rule
-    for rule in (
-        Rule("greedy", True, greedy),
-        Rule("rejection", True, rejection),
-        Rule("block", True, block),
-        Rule("coupled", True, coupled),
-        Rule("typical", False, typical),
-    )
-}
-"""Every rule by name; a new rule is one function and one line here, and the proofs pick it up."""
+RULES = {name: Rule(name, lossless, globals()[name]) for name, lossless in settings.RULES.items()}
+"""Every rule by name. A new rule is a function of this module and an entry of `settings.RULES`; the tests of exactness
+pick it up."""
 
 
 def rule_named(name: str) -> Rule:

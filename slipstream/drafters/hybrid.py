@@ -38,7 +38,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.merge import Part, merge
 from slipstream.drafters.odds import Reach, accepted_prefix
-from slipstream.drafters.registry import DRAFTERS, make_drafter
+from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
 
 
@@ -212,7 +212,7 @@ def members_of(target: Target, members: Seq[Member] | str | None, model: Target 
 
 
 def _usual(target: Target, model: Target | None) -> list[Drafter]:
-    members: list[Drafter] = [make_drafter("suffix" if "suffix" in DRAFTERS else "ngram", target)]
+    members: list[Drafter] = [make_drafter("suffix", target)]
     if model is not None:
         return [*members, make_drafter("model", target, model=model)]
     from slipstream import zoo

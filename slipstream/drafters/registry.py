@@ -1,39 +1,123 @@
-"""Every drafter by name. A new drafter is one file and one line here; the conformance suite picks it up."""
+"""Every drafter by name, with what the rest of the program has to know about it. Importing this does not import torch.
+
+To add a drafter:
+
+1. Write `slipstream/drafters/NAME.py`. The first paragraph of its docstring is what `slipstream drafters` prints. It
+   holds
+
+   - a dataclass `...Config(Strict)` with the options and their defaults; its docstring explains them to users;
+   - a class with the members of `core.drafter.Drafter`;
+   - `make(target, **options)`, which returns one for `target`, and raises ParameterError for options that do not exist
+     or are outside their range. What it needs arrives as the keyword that `Needs` names.
+
+2. Add one `DrafterSpec` to `DRAFTERS` below. The command line, `LLM`, the laboratory and the tests read it.
+
+3. Run `pytest tests/drafters`. Every drafter of `DRAFTERS` goes through the conformance suite. One that cannot be made
+   from a target alone needs a line in `MAKERS` of `tests/drafters/test_conformance.py`, which makes a small one.
+
+Only where it applies: a new kind of draft head is recognised by a line in `heads.recognition.SIGNS`; a drafter that is
+trained here names its method in `trained_by`, which is a line in `training.methods` and a command in `cli/train.py`;
+what other programs call the method is written in `lab/configs.py`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slipstream.core.drafter import Drafter
-from slipstream.core.target import Target
 from slipstream.errors import ParameterError, did_you_mean
 
-DRAFTERS: dict[str, str] = {
-    "none": "none",
-    "model": "model",
-    "layerskip": "layerskip",
-    "ngram": "ngram",
-    "suffix": "suffix",
-    "sam": "sam",
-    "recycling": "recycling",
-    "lookahead": "lookahead",
-    "medusa": "medusa",
-    "eagle": "eagle",
-    "eagle3": "eagle",
-    "hybrid": "hybrid",
-    "bandit": "bandit",
-    "replay": "replay",
+if TYPE_CHECKING:
+    from slipstream.core.drafter import Drafter
+    from slipstream.core.target import Target
+
+
+class Needs(Enum):
+    """What a drafter needs besides the target, in the words that `slipstream drafters` prints."""
+
+    NOTHING = "nothing"
+    DRAFT_MODEL = "a draft model"
+    """A `Target` of the same vocabulary: `make(target, model=...)`."""
+    DRAFT_HEAD = "a trained head"
+    """A folder, hub id or head: `make(target, head=...)`; without one, the head that ships for the target."""
+    EARLY_EXIT = "a target with early exits"
+    MEMBERS = "its members"
+    """Other drafters: `make(target, members=...)`, or `model=...` for the usual ones with this draft model."""
+    RECORDING = "a recording"
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """One drafter.
+
+    name        on the command line, in `LLM(draft=...)`, and in results.
+    needs       what it needs besides the target.
+    length      draft tokens a step (K) on the command line where the user names no number. A lookup costs nothing, and
+                text that repeats itself repeats at length, so lookups have long ones.
+    lookup      whether it finds its draft tokens in text, so that asking it is free (`hybrid.Lookup`).
+    tuned       whether `slipstream tune` tries it where the user names no drafter.
+    across      option with which it keeps anything across requests; None if it never does. Each is off by default,
+                because the text sampled for a seed then depends on which requests came before.
+    trained_by  method of `slipstream train` that makes what it needs, or None.
+    module      in `slipstream.drafters`; None: as `name`.
+    maker       function of the module that makes it.
+    """
+
+    name: str
+    needs: Needs
+    length: int
+    lookup: bool = False
+    tuned: bool = False
+    across: str | None = None
+    trained_by: str | None = None
+    module: str | None = None
+    maker: str = "make"
+
+    @property
+    def path(self) -> str:
+        """Full name of its module."""
+        return f"slipstream.drafters.{self.module or self.name}"
+
+    @property
+    def reads_draft(self) -> bool:
+        """Whether a draft model or head that the user names is for this drafter."""
+        return self.needs in (Needs.DRAFT_MODEL, Needs.DRAFT_HEAD, Needs.MEMBERS)
+
+    @property
+    def weightless(self) -> bool:
+        """Whether it holds nothing but what it has seen: quickly made, and made anew for each timed pass, so that it
+        cannot repeat in one pass what it learned in the pass before."""
+        return self.needs is Needs.NOTHING and self.length > 0
+
+
+DRAFTERS: dict[str, DrafterSpec] = {
+    spec.name: spec
+    for spec in (
+        DrafterSpec("none", Needs.NOTHING, 0),
+        DrafterSpec("model", Needs.DRAFT_MODEL, 4, tuned=True, trained_by="draft"),
+        DrafterSpec("layerskip", Needs.EARLY_EXIT, 4, trained_by="layerskip"),
+        DrafterSpec("ngram", Needs.NOTHING, 10, lookup=True, tuned=True),
+        DrafterSpec("suffix", Needs.NOTHING, 10, lookup=True, tuned=True, across="across"),
+        DrafterSpec("sam", Needs.NOTHING, 10, lookup=True),
+        DrafterSpec("recycling", Needs.NOTHING, 6, tuned=True, across="shared"),
+        DrafterSpec("lookahead", Needs.NOTHING, 8),
+        DrafterSpec("medusa", Needs.DRAFT_HEAD, 4, trained_by="medusa"),
+        DrafterSpec("eagle", Needs.DRAFT_HEAD, 5),
+        DrafterSpec("eagle3", Needs.DRAFT_HEAD, 5, trained_by="eagle3", module="eagle", maker="make_eagle3"),
+        DrafterSpec("hybrid", Needs.MEMBERS, 10),
+        DrafterSpec("bandit", Needs.MEMBERS, 10, across="carry"),
+        DrafterSpec("replay", Needs.RECORDING, 4),
+    )
 }
-"""Name -> module of this folder that holds it, imported when asked for. The module's `make(target, **options)` makes
-the drafter, and raises ParameterError for options that it does not know."""
+"""Every drafter by name, in the order in which they are listed to users."""
 
 
 def make_drafter(name: str, target: Target, **options: Any) -> Drafter:
     """The drafter of that name for `target`. Raises ParameterError for unknown names and options."""
     if name not in DRAFTERS:
         raise ParameterError(f"no drafter is named {name!r}", fix=did_you_mean(name, DRAFTERS))
-    module = import_module(f"slipstream.drafters.{DRAFTERS[name]}")
-    make = getattr(module, f"make_{name}", module.make)  # a module of two names may want to know by which it was asked
-    made: Drafter = make(target, **options)
+    spec = DRAFTERS[name]
+    made: Drafter = getattr(import_module(spec.path), spec.maker)(target, **options)
     return made

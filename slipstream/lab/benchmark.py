@@ -89,8 +89,7 @@ def made(llm: LLM, contender: Contender) -> tuple[Any, dict[str, Any]]:
 
 def checkpoints(contenders: Seq[Contender]) -> dict[str, Any]:
     """Draft models and heads that the contenders read."""
-    named = [(c.drafter, c.options.get("model"), c.options.get("head")) for c in contenders]
-    return drafts(each for names in named for each in names if each is not None)
+    return drafts((c.drafter, c.options) for c in contenders)
 
 
 def steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> int:

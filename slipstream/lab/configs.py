@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.core.params import Strict
+from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
 
-NEED_DRAFT = {"model", "medusa", "eagle", "eagle3", "hybrid", "bandit"}
-"""Drafters for which a draft model or head has to be named."""
 PROGRAMS = ("vllm", "sglang", "llama-server", "transformers")
 
 
@@ -55,7 +54,7 @@ class Settings(Strict):
 def slipstream(choice: Choice) -> dict[str, Any]:
     """What `slipstream generate --config FILE` reads: its own option names."""
     made: dict[str, Any] = {"target": choice.target}
-    if choice.draft is not None and not NEED_DRAFT.isdisjoint(choice.drafter.split("+")):
+    if choice.draft is not None and any(map(_reads_draft, choice.drafter.split("+"))):
         made["draft"] = choice.draft
     made |= {"drafter": choice.drafter.replace("+", ","), "draft_tokens": choice.draft_tokens}
     made |= {name: value for name, value in choice.engine.items() if value is not None}
@@ -87,7 +86,7 @@ def vllm(choice: Choice) -> Settings:
     if not values:
         gone = "; 0.32 was the last that read Medusa heads" if choice.drafter == "medusa" else ""
         return _none(choice, "vLLM 0.33" + gone)
-    if choice.drafter in ("model", "eagle", "eagle3"):
+    if _reads_draft(choice.drafter):
         values["model"] = _draft(choice)
     values["num_speculative_tokens"] = choice.draft_tokens
     note = ""
@@ -168,6 +167,10 @@ def transformers(choice: Choice) -> Settings:
         return _none(choice, "transformers 5.23")
     note = (note + "; " if note else "") + "batch size 1 only"
     return Settings(values, "generate(" + ", ".join(f"{name}={value!r}" for name, value in values.items()) + ")", note)
+
+
+def _reads_draft(name: str) -> bool:
+    return name in DRAFTERS and DRAFTERS[name].reads_draft
 
 
 def _draft(choice: Choice) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
+from slipstream.drafters.registry import DRAFTERS
 from slipstream.lab import estimates, memory_use
 from slipstream.lab.estimates import Estimate
 from slipstream.lab.identity import Divergence, divergence
@@ -64,8 +65,9 @@ class Arm:
         return self.llm.drafter
 
 
-WEIGHTLESS = ("ngram", "suffix", "sam", "recycling", "lookahead")
-"""Drafters of the registry that hold nothing but what they have seen: quickly made, and to be made anew."""
+def made_anew(drafter: Any) -> bool:
+    """Whether what `LLM.use` takes is the name of a drafter that holds nothing but what it has seen."""
+    return isinstance(drafter, str) and drafter in DRAFTERS and DRAFTERS[drafter].weightless
 
 
 def settled(llm: LLM, drafter: Any, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -76,7 +78,7 @@ def settled(llm: LLM, drafter: Any, options: dict[str, Any] | None = None) -> tu
     llm.use(None)
     if isinstance(drafter, list):
         return [settled(llm, each)[0] for each in drafter], dict(options or {})
-    return (drafter, dict(options or {})) if drafter in WEIGHTLESS else (made, {})
+    return (drafter, dict(options or {})) if made_anew(drafter) else (made, {})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +16,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from slipstream import __version__
+from slipstream.drafters.choice import checkpoints_of
+from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -136,13 +138,9 @@ def provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]
     }
 
 
-def drafts(drafters: Iterable[Any]) -> dict[str, Any]:
-    """Name and content of every checkpoint among drafters (as `LLM.use` takes them) and their options."""
-    from slipstream.drafters.registry import DRAFTERS
-    from slipstream.llm import checkpoint_of
-
-    flat = [each for drafter in drafters for each in (drafter if isinstance(drafter, list) else [drafter])]
-    paths = [each for each in flat if isinstance(each, (str, Path)) and each not in DRAFTERS]
+def drafts(drafters: Iterable[tuple[Any, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Name and content of every checkpoint that these drafters read; (drafter, options) as `LLM.use` takes them."""
+    paths = [path for drafter, options in drafters for path in checkpoints_of(drafter, options)]
     return {str(path): model(checkpoint_of(path, "draft")) for path in paths}
 
 

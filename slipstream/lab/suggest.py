@@ -18,10 +18,10 @@ from slipstream.errors import ConfigError, LoadError, ParameterError, Unsupporte
 from slipstream.lab.hardware import Hardware
 from slipstream.lab.known_pairs import ASSUMED_ACCEPTANCE, LONGEST_DRAFT, MODELS, known_model, published
 from slipstream.lab.roofline import ModelSize, pair_costs
-from slipstream.llm import checkpoint_of
 from slipstream.models.checkpoint import read_json
 from slipstream.models.facts import ModelFacts, facts
 from slipstream.models.pair_check import PADDING, PairReport, compare_facts
+from slipstream.zoo import checkpoint_of
 
 REGISTRY = "registry"
 

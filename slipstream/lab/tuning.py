@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
+from slipstream.drafters.choice import embedded_role
 from slipstream.errors import ParameterError
 from slipstream.lab.benchmark import Contender, figures, kept, warnings
 from slipstream.lab.configs import Choice, others, slipstream
 from slipstream.lab.diagnosis_measured import CountingArm, Measured, measured, target_costs
-from slipstream.lab.measure import FEWEST_ROUNDS, WEIGHTLESS, Arm, Run, line_up, passes, race, settled
+from slipstream.lab.measure import FEWEST_ROUNDS, Arm, Run, line_up, made_anew, passes, race, settled
 from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import Neighbours, provenance
 from slipstream.lab.results import Result, recording
+from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -148,7 +150,7 @@ def steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: Tune
 def _has_slope(contender: Contender) -> bool:
     """Whether the price of a draft grows with its length; what looks up has its answer at once."""
     names = contender.drafter if isinstance(contender.drafter, list) else [contender.drafter]
-    return contender.draft_tokens > SHORT and not all(name in WEIGHTLESS for name in names)
+    return contender.draft_tokens > SHORT and not all(map(made_anew, names))
 
 
 def tune(
@@ -275,9 +277,7 @@ class _Tuning:
 
 def configurations(picked: Choice) -> dict[str, Any]:
     """For Slipstream, and for whatever else one may serve with; "embedded" stands for a folder there."""
-    from slipstream.llm import checkpoint_of
-
-    folder = None if picked.draft is None else str(checkpoint_of(picked.draft, "draft"))
+    folder = None if picked.draft is None else str(checkpoint_of(picked.draft, embedded_role(picked.drafter)))
     elsewhere = others(replace(picked, draft=folder))
     return {"slipstream": slipstream(picked)} | {name: made.as_dict() for name, made in elsewhere.items()}
 

@@ -10,19 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from slipstream.core.params import Strict, check_integer
 from slipstream.errors import PairError
-from slipstream.llm import checkpoint_of
 from slipstream.training.compact import DRAFT, CompactLlama, ModelShape
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims, check_loss, law_losses
 from slipstream.training.objective import Objective, agreement, chain_chances, likeliest
 from slipstream.training.trainable import HuggingFaceModel, load_trainable, save_model
+from slipstream.zoo import checkpoint_of
+
+if TYPE_CHECKING:
+    from slipstream.training.data import Prepared
+    from slipstream.training.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -102,3 +106,8 @@ class DraftObjective(Objective):
     def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
         eos = sorted(self.teacher.decoder.capabilities.eos_ids)
         save_model(self.module, folder, self.teacher.decoder.source, eos)
+
+
+def make(teacher: Teacher, config: RunConfig, prepared: Prepared) -> DraftObjective:
+    """See `methods`."""
+    return DraftObjective(teacher, config.options, config.loop.seed)

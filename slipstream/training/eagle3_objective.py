@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,10 @@ from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims, check_loss, law_losses
 from slipstream.training.objective import Objective, agreement, chain_chances, likeliest
 from slipstream.training.packing import Stream
+
+if TYPE_CHECKING:
+    from slipstream.training.data import Prepared
+    from slipstream.training.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -164,3 +168,9 @@ def _initialise(head: EagleHead, generator: torch.Generator) -> None:
         if weight.ndim == 2:
             std = 0.01 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
             nn.init.normal_(weight, 0.0, std, generator=generator)
+
+
+def make(teacher: Teacher, config: RunConfig, prepared: Prepared) -> EagleObjective:
+    """See `methods`."""
+    counts = token_counts(prepared.train, config.loop.shares, teacher.config.vocab_size)
+    return EagleObjective(teacher, config.options, counts, config.loop.seed)

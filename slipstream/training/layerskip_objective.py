@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,10 @@ from slipstream.training.layerskip_recipe import LayerSkip, dropout_rates, exit_
 from slipstream.training.losses import Aims, check_loss, law_losses
 from slipstream.training.objective import Objective, agreement, chain_chances, likeliest
 from slipstream.training.trainable import HuggingFaceModel, load_trainable, save_model
+
+if TYPE_CHECKING:
+    from slipstream.training.data import Prepared
+    from slipstream.training.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -107,3 +111,8 @@ class LayerSkipObjective(Objective):
 
     def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
         save_model(self.module, folder, self.teacher.decoder.source, sorted(self.teacher.decoder.capabilities.eos_ids))
+
+
+def make(teacher: Teacher, config: RunConfig, prepared: Prepared) -> LayerSkipObjective:
+    """See `methods`."""
+    return LayerSkipObjective(teacher, config.options, config.loop.seed)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,10 @@ from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims, check_loss, law_losses
 from slipstream.training.objective import Objective, agreement, chain_chances, likeliest
+
+if TYPE_CHECKING:
+    from slipstream.training.data import Prepared
+    from slipstream.training.run import RunConfig
 
 RANKS = 10
 """Ranks of a head's candidates whose accuracies are measured: the optimised trees need no more."""
@@ -110,3 +114,8 @@ class MedusaObjective(Objective):
         if measured:
             self.module.config = replace(self.module.config, accuracies=tuple(map(tuple, measured)))
         save_medusa(self.module, folder, target=facts.get("target"))
+
+
+def make(teacher: Teacher, config: RunConfig, prepared: Prepared) -> MedusaObjective:
+    """See `methods`."""
+    return MedusaObjective(teacher, config.options)

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ParameterError, TrainingError, did_you_mean
-from slipstream.llm import LLM, checkpoint_of
+from slipstream.llm import LLM
 from slipstream.models.text import load_tokenizer
 from slipstream.settings import check_executor
 from slipstream.targets.decoder import Decoder
@@ -33,9 +34,11 @@ from slipstream.training.devices import Devices
 from slipstream.training.estimate import Estimate, estimate
 from slipstream.training.features import HiddenCache, Teacher
 from slipstream.training.loop import Loop, as_json, held_out, read_state
+from slipstream.training.methods import METHODS
 from slipstream.training.objective import Objective
 from slipstream.training.regenerate import RegenerateConfig, regenerate
 from slipstream.training.training_settings import LoopConfig
+from slipstream.zoo import checkpoint_of
 
 Say = Callable[[str], None]
 
@@ -44,7 +47,7 @@ Say = Callable[[str], None]
 class RunConfig(Strict):
     """What to train on whose behalf, and from what.
 
-    kind            "medusa", "eagle3", "draft" or "layerskip"; options: those of that objective.
+    kind            name in `methods.METHODS`; options: those of its objective.
     target          folder, hub id or "embedded"; data: sources (see `documents`).
     heldout_share   share of the documents that is held out.
     regenerate      new tokens of the target's own text to make first and train on; 0: none. regenerate_share: their
@@ -72,8 +75,8 @@ class RunConfig(Strict):
     command: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind not in OBJECTIVES:
-            raise ParameterError(f"there is no training for {self.kind!r}", fix=did_you_mean(self.kind, OBJECTIVES))
+        if self.kind not in METHODS:
+            raise ParameterError(f"there is no training for {self.kind!r}", fix=did_you_mean(self.kind, METHODS))
         check_executor(self.executor)
         for name, low in (
             ("regenerate", 0),
@@ -91,40 +94,6 @@ class RunConfig(Strict):
                 why="head accuracies are measured on greedy text",
                 fix="add 0",
             )
-
-
-def _medusa(teacher: Teacher, config: RunConfig, prepared: Prepared) -> Objective:
-    from slipstream.training.medusa_objective import MedusaObjective
-
-    return MedusaObjective(teacher, config.options)
-
-
-def _eagle3(teacher: Teacher, config: RunConfig, prepared: Prepared) -> Objective:
-    from slipstream.training.eagle3_objective import EagleObjective, token_counts
-
-    counts = token_counts(prepared.train, config.loop.shares, teacher.config.vocab_size)
-    return EagleObjective(teacher, config.options, counts, config.loop.seed)
-
-
-def _draft(teacher: Teacher, config: RunConfig, prepared: Prepared) -> Objective:
-    from slipstream.training.draft_objective import DraftObjective
-
-    return DraftObjective(teacher, config.options, config.loop.seed)
-
-
-def _layerskip(teacher: Teacher, config: RunConfig, prepared: Prepared) -> Objective:
-    from slipstream.training.layerskip_objective import LayerSkipObjective
-
-    return LayerSkipObjective(teacher, config.options, config.loop.seed)
-
-
-OBJECTIVES: dict[str, Callable[[Teacher, RunConfig, Prepared], Objective]] = {
-    "medusa": _medusa,
-    "eagle3": _eagle3,
-    "draft": _draft,
-    "layerskip": _layerskip,
-}
-"""How each kind of training makes its objective."""
 
 
 def prepare(config: RunConfig, say: Say = print) -> Run:
@@ -155,7 +124,7 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     texts = [_texts(config, t, llm, prepared, folder / f"texts-{identity}", say) for t in config.temperatures]
     teacher = Teacher(decoder, devices.device)
     config = replace(config, loop=loop)
-    objective = OBJECTIVES[config.kind](teacher, config, prepared)
+    objective: Objective = import_module(METHODS[config.kind].path).make(teacher, config, prepared)
     held = held_out(prepared.heldout, loop, teacher, objective.taps, texts)
     caches = {}
     if config.cache_hidden and objective.taps:
@@ -312,4 +281,4 @@ def _write_json(path: Path, value: Any) -> None:
     os.replace(temporary, path)
 
 
-__all__ = ["OBJECTIVES", "Run", "RunConfig", "prepare"]
+__all__ = ["Run", "RunConfig", "prepare"]

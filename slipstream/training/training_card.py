@@ -8,13 +8,7 @@ from typing import Any
 import torch
 
 from slipstream.training.loop import Loop
-
-WHAT = {
-    "medusa": "Medusa heads (arXiv 2401.10774)",
-    "eagle3": "An EAGLE-3 head (arXiv 2503.01840)",
-    "draft": "A draft model distilled from its target's laws (arXiv 2310.08461)",
-    "layerskip": "A model whose early layers can draft for all of it (LayerSkip, arXiv 2404.16710)",
-}
+from slipstream.training.methods import METHODS
 
 
 def run_card(config: Any, loop: Loop, data: dict[str, Any], figures: dict[str, Any], commands: list[str]) -> str:
@@ -56,7 +50,7 @@ tags: [speculative-decoding, {config.kind}]
 base_model: {config.target}
 ---
 
-# {WHAT[config.kind]} for `{config.target}`
+# {METHODS[config.kind].makes} for `{config.target}`
 
 It guesses what its target will say; the target checks every guess, so it decides how fast text comes, never what it
 says.

@@ -10,6 +10,8 @@ from slipstream.errors import CheckpointError, ParameterError
 
 HERE = Path(__file__).parent
 PROMPT_KINDS = ("code", "edit")
+EMBEDDED = "embedded"
+"""What users call the models that ship."""
 
 
 def _model_dir(role: str) -> Path:
@@ -59,6 +61,23 @@ def head_dir(kind: str, target: Path | None) -> Path:
     return folder
 
 
+def checkpoint_of(name: str | Path, role: str) -> str | Path:
+    """The folder or hub id that a name stands for.
+
+    Args:
+        name: a folder or hub id, which is returned as it is, or "embedded": a model that ships.
+        role: which of these: "target", "draft", or the kind of a draft head for the embedded target ("eagle3").
+
+    Raises:
+        CheckpointError, ParameterError: when "embedded" was asked for, and this installation lacks it.
+    """
+    if name != EMBEDDED:
+        return name
+    if role == "target":
+        return target_dir()
+    return draft_dir() if role == "draft" else head_dir(role, target_dir())
+
+
 def prompts(kind: str) -> list[dict[str, Any]]:
     """The embedded prompts, all cut from held-out files.
 
@@ -79,4 +98,4 @@ def prompts(kind: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-__all__ = ["PROMPT_KINDS", "draft_dir", "head_dir", "prompts", "target_dir"]
+__all__ = ["EMBEDDED", "PROMPT_KINDS", "checkpoint_of", "draft_dir", "head_dir", "prompts", "target_dir"]

@@ -94,6 +94,7 @@ def test_speculation_changes_while_it_runs_and_texts_stay(session, capsys):
         "/draft-tokens 2": ("ngram", 2),
         "/drafter model": ("model", 2),
         "/k 6": ("model", 6),
+        "/drafter suffix,model": ("hybrid", 6),
         "/drafter none": ("none", 6),
         "/rule block": ("none", 6),
         "/rule coupled": ("none", 6),

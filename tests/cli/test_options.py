@@ -13,8 +13,6 @@ from slipstream.cli.main import app, canonical
 from slipstream.cli.options import ModelOptions, SamplingOptions, draft_length, parse_options
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
-from slipstream.core.rules import RULES
-from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
 
 
@@ -27,11 +25,6 @@ def test_help_and_mistakes_do_not_wait_for_torch():
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60).returncode == 0
-
-
-def test_names_repeated_here_to_save_an_import_are_those_of_the_library():
-    assert set(options.RULES) == set(RULES)
-    assert set(options.DRAFTERS) == set(DRAFTERS) == set(options.DRAFT_LENGTHS)
 
 
 def test_defaults_are_those_of_the_library():
@@ -103,6 +96,33 @@ def test_options_of_other_programs_are_understood():
         "--model",
     ]
     assert all(new.startswith("--") and new not in options.ALIASES for new in options.ALIASES.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "x", "--temprature", "1"], "--temperature"),
+        (["generate", "x", "--draft-token", "1"], "--draft-tokens"),
+        (["generat", "x"], "Did you mean 'generate'"),
+        (["generate", "x", "-n", "many"], "--max-new-tokens"),
+        (["generate", "x", "--rule", "rejction"], "did you mean 'rejection'"),
+        (["generate", "x", "--drafter", "n-gram"], "did you mean 'ngram'"),
+        (["generate", "x", "--executor", "nativ"], "did you mean 'native'"),
+        (["generate", "x", "--dtype", "float33"], "did you mean 'float32'"),
+        (["generate", "x", "--quantize", "int4"], "int8"),
+        (["generate", "x", "--threads", "0"], "threads is 0, must be at least 1"),
+        (["generate", "x", "-o", "max_ngram"], "NAME=VALUE"),
+        (["generate", "x", "-m", "mine", "--drafter", "model"], "without a draft model"),
+        (["generate"], "no prompt was given"),
+        (["generate", "x", "--file", "y"], "both given"),
+        (["generate", "--file", "/nonexistent/prompt"], "/nonexistent/prompt"),
+    ],
+)
+def test_mistakes_get_one_message_and_code_2(cli, arguments, message):
+    result = cli(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.said.startswith("error: ")
+    assert message in result.said
 
 
 def test_version_and_help(cli):

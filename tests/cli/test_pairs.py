@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from slipstream.cli.main import app, canonical
-from slipstream.cli.options import DRAFTERS
+from slipstream.drafters.registry import DRAFTERS
 from slipstream.lab.advice import ADVICE
 from slipstream.lab.known_pairs import MODELS, PAIRS
 from slipstream.lab.suggest import ALTERNATIVES
@@ -43,6 +43,23 @@ def test_pairs_elsewhere_at_another_acceptance(cli):
     seen = json.loads(cli("pairs", "--hardware", "rtx4090", "--acceptance", ".9", "--json").out)["pairs"]
     assert {pair["predicted"]["acceptance"] for pair in seen} == {0.9}
     assert {pair["predicted"]["hardware"]["name"] for pair in seen} == {"RTX 4090"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pairs", "--hardware", "b200"], "did you mean 'h200'"),
+        (["pairs", "--acceptance", "2"], "acceptance is 2"),
+        (["suggest-draft", "GPT-2", "--acceptance", "-1"], "acceptance is -1"),
+        (["suggest-draft", "GPT-2", "--models", "/nowhere"], "not a folder"),
+        (["suggest-draft", "GPT-2", "--hardware", "h100", "--gpus", "0"], "devices is 0"),
+        (["suggest-draft"], "'target'"),
+    ],
+)
+def test_mistakes_get_one_message_and_code_2(cli, arguments, message):
+    result = cli(*arguments)
+    assert result.code == 2
+    assert message in result.said
 
 
 def test_advice_names_every_situation_and_its_commands(cli):

@@ -123,3 +123,46 @@ def test_costs_are_really_measured(cli, tiny):
     seen = found(cli, "--measure", "-m", tiny.target, "-md", tiny.draft, *QUICK)
     assert seen["costs"]["c"] > 0
     assert seen["costs"]["curve"]["rows"][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--alpha", "1.2"], "alpha is 1.2"),
+        (["--alpha", "nan"], "alpha is nan"),
+        (["-k", "0"], "draft_tokens is 0"),
+        (["--hardware", "h10"], "did you mean 'h100'"),
+        (["--hardware", "h100"], "without both models"),
+        (["--hardware", "h100", "-m", "Llama-3.1-70", "-md", "8B"], "did you mean 'Llama-3.1-70B'"),
+        (["--hardware", "h100", "-m", "70B", "-md", "8B", "--gpus", "0"], "devices is 0"),
+        (["--hardware", "h100", "-m", "70B", "-md", "8B", "--bits", "0"], "bits is 0"),
+        (["--hardware", "h100", "-m", "70B", "-md", "8B", "--latency-ms", "0"], "latency_ms is 0"),
+        (["--hardware", "h100", "-m", "70B", "-md", "8B", "--users", "0"], "users is 0"),
+        (["--hardware", "h100", "-m", "0B", "-md", "8B"], "parameters of 0B"),
+        (["--hardware", "rtx4090", "-m", "5000B", "-md", "8B"], "do not fit into 64"),
+        (["--bandwidth", "100"], "lacks --tflops, --memory"),
+        (["--rates", ".5,.6"], "rates fall with the position"),
+        (["--rates", ".5,x"], "'x', which is no number"),
+        (["--rates", ","], "'', which is no number"),
+        (["--rates", "nan"], "rate at position 1 is nan"),
+        (["--rates", ".5,.3", "-k", "5"], "2 rates were given"),
+        (["--alpha", ".5", "--rates", ".5"], "both --alpha and --rates"),
+        (["--tree-rates", ".9,.8"], "no acceptance probabilities"),
+        (["--tree-rates", ".5", "--nodes", "0"], "nodes is 0"),
+        (["--batch", "0"], "no whole number above 0"),
+        (["--batch", "1,8"], "2 batch sizes were given"),
+        (["--c", "-1"], "c is -1"),
+        (["--row-cost", "-1"], "row_cost is -1"),
+        (["--texts", "1"], "texts is 1"),
+        (["--tokens", "0"], "tokens is 0"),
+        (["--spread", ".9"], "cannot vary by 0.9"),
+        (["--longest", "0"], "longest is 0"),
+        (["-m", "embedded"], "neither --measure nor --hardware"),
+    ],
+)
+def test_mistakes_get_one_message_and_code_2(cli, arguments, message):
+    result = cli("simulate", *arguments)
+    assert result.code == 2
+    assert result.out == ""
+    assert message in result.said
+    assert result.said.count("error:") == 1

@@ -19,7 +19,8 @@ from slipstream.heads.medusa_format import fit, load_medusa, save_medusa
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.heads.medusa_runtime import MedusaRuntime
 from slipstream.heads.recognition import recognise
-from tests.heads.tiny_heads import head_host, tiny_heads
+from tests.heads.medusa_tiny import tiny_heads
+from tests.heads.tiny import head_host
 
 KINDS = {
     "plain": {},

@@ -12,10 +12,9 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import TargetError
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import FAMILIES
 from tests.targets.conformance import CHAIN, TREE, Case, Conformance
 from tests.targets.conftest import EXECUTORS
-from tests.targets.reference import Reference
+from tests.targets.families import FAMILIES, Reference
 
 Get = Callable[..., Decoder]
 Ref = Callable[..., Reference]

@@ -1,0 +1,190 @@
+"""What a `draft` argument means, decided in one place for `LLM` and the command line.
+
+`asked` turns what a user writes on the command line (names of drafters, and a draft model or head) into what `LLM.use`
+takes. `DrafterFactory.make` turns what `LLM.use` takes into a drafter. Importing this does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
+from slipstream.errors import ParameterError
+from slipstream.settings import one_of
+from slipstream.zoo import EMBEDDED, checkpoint_of
+
+if TYPE_CHECKING:
+    from slipstream.core.drafter import Drafter
+    from slipstream.core.target import Target
+
+WITH_DRAFT, WITHOUT_DRAFT = "model", "ngram"
+"""Drafters in use on the command line where none is named: with a draft model, and without."""
+STACK = "hybrid"
+"""The drafter that several others are stacked in."""
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """Names of drafters out of "suffix,eagle3". Raises ParameterError for a name that is not in the registry."""
+    names = tuple(text.split(","))
+    for name in names:
+        one_of("drafter", name, tuple(DRAFTERS))
+    return names
+
+
+def draft_of(draft: str | None, target: str) -> str | None:
+    """The draft model or head that was named, or the draft model that ships if the target is the embedded one."""
+    return draft or (EMBEDDED if target == EMBEDDED else None)
+
+
+def method_of(names: Seq[str], draft: str | None) -> str:
+    """Registry name of the drafter in use: several names are one stack. names, draft: as in `asked`."""
+    if len(names) > 1:
+        return STACK
+    return names[0] if names else (WITH_DRAFT if draft else WITHOUT_DRAFT)
+
+
+def asked(names: Seq[str], draft: str | None) -> tuple[Any, dict[str, Any]]:
+    """Drafter and options as `LLM.use` takes them, for what was written on the command line.
+
+    names  drafters of the registry; several are stacked in this order; none: what `method_of` says.
+    draft  folder, hub id or "embedded" of a draft model or head; each of the named drafters that reads one gets it.
+
+    Raises ParameterError if a draft model is needed and none is named.
+    """
+    members = [_one(name, draft) for name in names or (method_of(names, draft),)]
+    if len(members) == 1:
+        return members[0]
+    return [(drafter, options) if options else drafter for drafter, options in members], {}
+
+
+def _one(name: str, draft: str | None) -> tuple[str | None, dict[str, Any]]:
+    spec = DRAFTERS[name]
+    if name == "none":
+        return None, {}
+    if spec.needs is Needs.DRAFT_MODEL and draft is None:
+        raise _without_model(name)
+    if name == WITH_DRAFT:
+        return draft, {}  # a head is recognised when it is loaded
+    if draft is None or not spec.reads_draft:
+        return name, {}
+    if spec.needs is Needs.DRAFT_HEAD:
+        return name, {} if draft == EMBEDDED else {"head": draft}
+    return name, {"model": draft}
+
+
+def checkpoints_of(drafter: Any, options: Mapping[str, Any]) -> list[str | Path]:
+    """Draft models and heads that such a drafter reads, as the user named them; drafter, options: as `LLM.use` takes
+    them."""
+    if isinstance(drafter, list):
+        return [path for member in drafter for path in checkpoints_of(*_pair(member))]
+    named = [drafter, options.get("model"), options.get("head")]
+    return [each for each in named if isinstance(each, (str, Path)) and each not in DRAFTERS]
+
+
+def embedded_role(drafter: str) -> str:
+    """What "embedded" is for this drafter ("+" between members), as a role of `zoo.checkpoint_of`."""
+    heads = [name for name in drafter.split("+") if name in DRAFTERS and DRAFTERS[name].needs is Needs.DRAFT_HEAD]
+    return heads[0] if heads else "draft"
+
+
+@dataclass(frozen=True)
+class DrafterFactory:
+    """Makes drafters for one target.
+
+    checkpoint  folder or hub id that the target was loaded from; None: a target in memory, and vocabularies are only
+                compared by their width.
+    load        options of `Decoder.load` for draft models.
+    """
+
+    target: Target
+    checkpoint: str | Path | None
+    load: Mapping[str, Any]
+
+    def make(self, draft: Any, options: Mapping[str, Any]) -> Drafter:
+        """The drafter that `draft` stands for.
+
+        draft  None: plain decoding; a `Drafter`; a name in the registry; the folder or hub id of a draft model or head,
+               which is recognised by its files; "embedded": the draft model that ships; a loaded draft model; a pair
+               (any of these, its options); or a list of these, stacked in this order.
+        options  of the drafter, or of the stack if there are several. `model` and `head` may be a folder, a hub id or
+               "embedded".
+
+        Raises ParameterError for unknown options and for objects that are none of these, and the families of LoadError
+        and PairError.
+        """
+        from slipstream.core.drafter import Drafter
+
+        if draft is None:
+            return make_drafter("none", self.target)
+        if isinstance(draft, Drafter):
+            return draft
+        if isinstance(draft, str) and draft in DRAFTERS:
+            return self._named(draft, options)
+        if isinstance(draft, (str, Path)) and draft != EMBEDDED:
+            from slipstream.heads.recognition import recognise
+
+            kind = recognise(draft)
+            if kind is not None:
+                return self._named(kind, {"head": draft, **options})
+        if _is_pair(draft):
+            return self.make(draft[0], {**draft[1], **options})
+        if isinstance(draft, (list, tuple)):
+            return make_drafter(STACK, self.target, members=[self.make(each, {}) for each in draft], **options)
+        _refuse_incomplete(draft)
+        return make_drafter(WITH_DRAFT, self.target, model=self._model(draft), **options)
+
+    def _named(self, name: str, options: Mapping[str, Any]) -> Drafter:
+        spec, options = DRAFTERS[name], dict(options)
+        if spec.needs is Needs.DRAFT_HEAD and options.get("head") == EMBEDDED:
+            del options["head"]  # without one, the maker takes the head that ships for this target
+        if spec.needs in (Needs.DRAFT_MODEL, Needs.MEMBERS) and options.get("model") is not None:
+            options["model"] = self._model(options["model"])
+        elif spec.needs is Needs.DRAFT_MODEL:
+            raise _without_model(name)
+        return make_drafter(name, self.target, **options)
+
+    def _model(self, draft: Any) -> Target:
+        """The draft model. Raises PairError if its tokenizer is known and differs from the target's."""
+        from slipstream.models.pair_check import require_pair
+        from slipstream.targets.sources import as_target
+
+        if not isinstance(draft, (str, Path)):
+            return as_target(draft, **self.load)
+        path = checkpoint_of(draft, "draft")
+        if self.checkpoint is not None:
+            require_pair(self.checkpoint, path)
+        return as_target(path, **self.load)
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether it is (drafter, options)."""
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
+
+
+def _pair(value: Any) -> tuple[Any, Mapping[str, Any]]:
+    return value if _is_pair(value) else (value, {})
+
+
+def _without_model(name: str) -> ParameterError:
+    return ParameterError(
+        f"drafter {name!r} was asked for without a draft model",
+        why="only the embedded target has a draft of its own",
+        fix=f"name a folder or hub id (draft=... in Python, --draft on the command line), or use {WITHOUT_DRAFT!r}",
+    )
+
+
+def _refuse_incomplete(draft: Any) -> None:
+    """Raise ParameterError for an object that proposes draft tokens but lacks other members of a drafter."""
+    from slipstream.core.drafter import Drafter
+
+    members = {*Drafter.__annotations__, *(name for name in vars(Drafter) if not name.startswith("_"))}
+    missing = sorted(name for name in members if not hasattr(draft, name))
+    if missing and "propose" not in missing:
+        raise ParameterError(
+            f"the drafter of class {type(draft).__name__!r} lacks {', '.join(missing)}",
+            why="a step uses every member of slipstream.core.drafter.Drafter",
+            fix="add what is missing; a drafter that reads no hidden states has taps = ()",
+        )

@@ -1,0 +1,50 @@
+"""Every method of `slipstream train` that makes a draft head, a draft model, or a target that drafts for itself.
+
+To add one: a module with the objective and `make(teacher, config, prepared)`, a line in `METHODS`, and a command in
+`cli/train.py` with its options. Importing this does not import torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TrainingMethod:
+    """One method.
+
+    name       of the command, and `trained_by` of the drafters that use the result (`drafters.registry`).
+    module     in `slipstream.training`; its `make` returns the `Objective`.
+    rate       peak learning rate, and
+    optimiser  "adamw" or "muon", where the user names none.
+    makes      what comes out, as the title of the model card.
+    """
+
+    name: str
+    module: str
+    rate: float
+    optimiser: str
+    makes: str
+
+    @property
+    def path(self) -> str:
+        """Full name of its module."""
+        return f"slipstream.training.{self.module}"
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        TrainingMethod("medusa", "medusa_objective", 1e-3, "adamw", "Medusa heads (arXiv 2401.10774)"),
+        TrainingMethod("eagle3", "eagle3_objective", 3e-3, "muon", "An EAGLE-3 head (arXiv 2503.01840)"),
+        TrainingMethod(
+            "draft", "draft_objective", 2e-3, "muon",
+            "A draft model distilled from its target's distributions (arXiv 2310.08461)",
+        ),
+        TrainingMethod(
+            "layerskip", "layerskip_objective", 3e-4, "adamw",
+            "A model whose early layers can draft for all of it (LayerSkip, arXiv 2404.16710)",
+        ),
+    )
+}  # fmt: skip
+"""Methods by name."""

@@ -1,0 +1,197 @@
+"""What a `draft` argument means: names, checkpoints, objects, pairs and lists, in Python and on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream import LLM, zoo
+from slipstream.cli.loading import load
+from slipstream.cli.options import ModelOptions
+from slipstream.drafters.choice import asked, checkpoints_of, embedded_role, method_of, names_of
+from slipstream.drafters.hybrid import HybridDrafter
+from slipstream.drafters.ngram import NgramConfig, NgramDrafter
+from slipstream.drafters.none import NoDrafter
+from slipstream.errors import LoadError, ParameterError
+from slipstream.heads.eagle_format import save_eagle
+from slipstream.lab.configs import Choice
+from slipstream.lab.tuning import configurations
+from slipstream.models.checkpoint import read_json
+from slipstream.targets.toy import ToyTarget
+from tests.checkpoints import Tiny
+from tests.heads.tiny import config as eagle_config, head as eagle_head
+
+EXACT: dict[str, Any] = {"executor": "torch", "dtype": "float64", "device": "cpu"}
+V = 6
+
+
+@pytest.fixture
+def llm() -> LLM:
+    return LLM(ToyTarget(V, seed=1))
+
+
+@pytest.fixture
+def head(tiny: Tiny, tmp_path: Path) -> Path:
+    """An EAGLE-3 head, never trained, that fits the tiny target."""
+    target = read_json(tiny.target / "config.json")
+    width = target["hidden_size"]
+    save_eagle(eagle_head(eagle_config(3, vocab=target["vocab_size"], width=width, target=width)), tmp_path / "head")
+    return tmp_path / "head"
+
+
+def drafter(llm: LLM) -> Any:
+    """The drafter in use, untyped: members and configurations are looked at."""
+    return llm.drafter
+
+
+class TestOnTheCommandLine:
+    @pytest.mark.parametrize(
+        ("names", "draft", "expected"),
+        [
+            ((), "d", ("d", {})),
+            ((), None, ("ngram", {})),
+            (("none",), "d", (None, {})),
+            (("ngram",), "d", ("ngram", {})),
+            (("model",), "d", ("d", {})),
+            (("layerskip",), "embedded", ("layerskip", {})),
+            (("eagle3",), "d", ("eagle3", {"head": "d"})),
+            (("medusa",), None, ("medusa", {})),
+            (("eagle3",), "embedded", ("eagle3", {})),
+            (("hybrid",), "embedded", ("hybrid", {"model": "embedded"})),
+            (("bandit",), None, ("bandit", {})),
+            (("suffix", "model"), "d", (["suffix", "d"], {})),
+            (("suffix", "eagle3"), "embedded", (["suffix", "eagle3"], {})),
+            (("suffix", "eagle3"), "d", (["suffix", ("eagle3", {"head": "d"})], {})),
+            (("none", "ngram"), None, ([None, "ngram"], {})),
+        ],
+    )
+    def test_each_named_drafter_gets_the_draft_that_it_reads(self, names, draft, expected) -> None:
+        assert asked(names, draft) == expected
+
+    def test_the_drafter_in_use_where_several_or_none_are_named(self) -> None:
+        assert method_of((), "d") == "model"
+        assert method_of((), None) == "ngram"
+        assert method_of(("sam",), "d") == "sam"
+        assert method_of(("sam", "model"), "d") == "hybrid"
+
+    def test_a_draft_model_that_is_needed_and_not_named_is_refused(self) -> None:
+        for names in (("model",), ("suffix", "model")):
+            with pytest.raises(ParameterError, match="'model' was asked for without a draft model"):
+                asked(names, None)
+
+    def test_names_are_checked_one_by_one(self) -> None:
+        assert names_of("suffix,eagle3") == ("suffix", "eagle3")
+        with pytest.raises(ParameterError, match="did you mean 'ngram'"):
+            names_of("suffix,n-gram")
+
+    @pytest.mark.parametrize("name", ["eagle3", "medusa"])
+    def test_embedded_is_the_head_that_ships_for_a_drafter_that_reads_a_head(self, name: str) -> None:
+        """`--drafter eagle3 -md embedded` looked for a repository named "embedded" on the hub."""
+        llm = load(ModelOptions(drafter=name, draft="embedded", executor="torch"), quiet=True)
+        assert drafter(llm).name == name
+
+    def test_embedded_heads_belong_to_the_embedded_target_alone(self, tiny: Tiny) -> None:
+        with pytest.raises(ParameterError, match="no eagle3 head ships for"):
+            load(
+                ModelOptions(target=str(tiny.target), drafter="eagle3", draft="embedded", executor="torch"), quiet=True
+            )
+
+    @pytest.mark.parametrize("names", [None, "eagle3", "model"])
+    def test_a_head_is_used_under_its_name_under_none_and_as_the_draft(self, tiny: Tiny, head: Path, names) -> None:
+        llm = load(ModelOptions(target=str(tiny.target), drafter=names, draft=str(head), executor="torch"), quiet=True)
+        assert drafter(llm).name == "eagle3"
+
+    def test_a_stack_gives_the_head_to_its_member(self, tiny: Tiny, head: Path) -> None:
+        options = ModelOptions(target=str(tiny.target), drafter="suffix,eagle3", draft=str(head), executor="torch")
+        assert [member.name for member in drafter(load(options, quiet=True)).members] == ["suffix", "eagle3"]
+
+
+class TestInPython:
+    def test_nothing_is_plain_decoding(self, llm: LLM) -> None:
+        assert isinstance(drafter(llm), NoDrafter)
+        llm.use("none")
+        assert isinstance(drafter(llm), NoDrafter)
+
+    def test_a_name_takes_options_and_an_object_is_used_as_it_is(self, llm: LLM) -> None:
+        llm.use("ngram", max_ngram=2)
+        assert drafter(llm).config == NgramConfig(max_ngram=2)
+        own = NgramDrafter(NgramConfig())
+        llm.use(own)
+        assert drafter(llm) is own
+
+    def test_a_list_is_a_stack_with_options_of_its_own_and_of_its_members(self, llm: LLM) -> None:
+        llm.use([("ngram", {"max_ngram": 2}), "suffix", ToyTarget(V, seed=2)], min_match=3)
+        made = drafter(llm)
+        assert isinstance(made, HybridDrafter)
+        assert [member.name for member in made.members] == ["ngram", "suffix", "model"]
+        assert (made.config.min_match, made.members[0].config.max_ngram) == (3, 2)  # type: ignore[attr-defined]
+
+    def test_a_pair_is_a_drafter_and_its_options(self, llm: LLM) -> None:
+        llm.use(("ngram", {"max_ngram": 2, "min_ngram": 2}), max_ngram=3)
+        assert (drafter(llm).config.max_ngram, drafter(llm).config.min_ngram) == (3, 2)
+
+    def test_a_model_may_be_a_target_a_path_or_a_loaded_model(self, tiny: Tiny) -> None:
+        from transformers import AutoModelForCausalLM
+
+        loaded = AutoModelForCausalLM.from_pretrained(tiny.draft)
+        for draft, options in (
+            (tiny.draft, {}), (loaded, {}), ("model", {"model": tiny.draft}), ("model", {"model": loaded}),
+            ("model", {"model": ToyTarget(320)}),
+        ):  # fmt: skip
+            assert drafter(LLM(tiny.target, draft, executor="torch", draft_options=options)).name == "model"
+
+    def test_embedded_is_the_shipped_head_as_the_option_of_a_drafter_that_reads_one(self) -> None:
+        llm = LLM("embedded", "eagle3", draft_options={"head": "embedded"}, executor="torch")
+        assert drafter(llm).name == "eagle3"
+        llm.use(["suffix", ("eagle3", {"head": "embedded"})])
+        assert [member.name for member in drafter(llm).members] == ["suffix", "eagle3"]
+
+    def test_the_name_model_needs_a_model(self, llm: LLM) -> None:
+        with pytest.raises(ParameterError, match="'model' was asked for without a draft model"):
+            llm.use("model")
+
+    def test_a_path_that_leads_nowhere_says_so(self, llm: LLM) -> None:
+        with pytest.raises(LoadError, match="no/such/draft"):
+            llm.use("no/such/draft")
+
+    def test_an_object_that_is_no_drafter_yet_is_told_what_it_lacks(self, llm: LLM) -> None:
+        class Half:
+            name = "half"
+
+            def propose(self, seqs, budget):
+                return None
+
+        with pytest.raises(ParameterError, match="of class 'Half' lacks observe, release, taps"):
+            llm.use(Half())
+
+    @pytest.mark.parametrize("thing", [42, object(), {"model": "d"}])
+    def test_anything_else_is_refused(self, llm: LLM, thing: object) -> None:
+        with pytest.raises(ParameterError, match="is no model"):
+            llm.use(thing)
+
+
+def test_every_checkpoint_that_is_read_is_known_beforehand() -> None:
+    """Results record which files a draft model or head was read from."""
+    assert checkpoints_of("d", {}) == ["d"]
+    assert checkpoints_of("ngram", {"max_ngram": 2}) == []
+    assert checkpoints_of("eagle3", {"head": "h"}) == ["h"]
+    assert checkpoints_of(["suffix", "d", ("eagle3", {"head": "h"}), None, NoDrafter()], {}) == ["d", "h"]
+    assert checkpoints_of("hybrid", {"model": ToyTarget(V)}) == []
+
+
+def test_embedded_stands_for_what_the_drafter_reads_where_it_is_written_down_for_other_programs() -> None:
+    assert embedded_role("suffix+model") == "draft"
+    assert embedded_role("suffix+eagle3") == "eagle3"
+    for name, folder in (("eagle3", "eagle3"), ("model", "draft")):
+        found = configurations(Choice(name, 4, draft="embedded"))
+        assert found["vllm"]["values"]["model"] == str(zoo.HERE / "models" / folder)
+        assert found["slipstream"]["draft"] == "embedded"
+
+
+def test_what_a_user_writes_is_all_that_the_command_line_decides() -> None:
+    """`ModelOptions` has no list of drafters of its own: every answer is the one of `asked`."""
+    for names, draft in ((None, None), ("ngram", None), ("suffix,model", "d"), ("medusa", "h"), ("bandit", "d")):
+        options = ModelOptions(target="mine", drafter=names, draft=draft)
+        assert options.speculation == asked(tuple(names.split(",")) if names else (), draft)

@@ -1,0 +1,148 @@
+"""The registry: what it says of each drafter is true, and the lists that are derived from it are the known ones."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from dataclasses import fields
+from importlib import import_module
+
+import pytest
+
+from slipstream.cli.drafters import defaults, options_of, summary
+from slipstream.cli.tune import TuneModels
+from slipstream.core.drafter import Drafter
+from slipstream.core.rules import RULES
+from slipstream.drafters.hybrid import Lookup
+from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs, make_drafter
+from slipstream.errors import ParameterError
+from slipstream.heads.recognition import SIGNS
+from slipstream.lab.configs import PROGRAMS, Choice, others, slipstream
+from slipstream.lab.measure import made_anew
+from slipstream.settings import RULES as NAMED_RULES
+from slipstream.targets.toy import ToyTarget
+from slipstream.training.methods import METHODS
+
+SPECS = list(DRAFTERS.values())
+KEYWORDS = {
+    Needs.DRAFT_MODEL: {"model"},
+    Needs.DRAFT_HEAD: {"head"},
+    Needs.MEMBERS: {"members", "model"},
+}
+"""Keywords in which `make` gets what a drafter needs."""
+
+
+@pytest.fixture(params=SPECS, ids=DRAFTERS)
+def spec(request: pytest.FixtureRequest) -> DrafterSpec:
+    found: DrafterSpec = request.param
+    return found
+
+
+class TestEachSpec:
+    def test_its_maker_takes_what_it_needs(self, spec: DrafterSpec) -> None:
+        assert DRAFTERS[spec.name] is spec
+        parameters = inspect.signature(getattr(import_module(spec.path), spec.maker)).parameters
+        assert "target" in parameters
+        expected = KEYWORDS.get(spec.needs, set())
+        assert {"model", "head", "members"} & set(parameters) == expected
+        assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in expected)
+
+    def test_one_that_needs_nothing_is_made_from_a_target_alone(self, spec: DrafterSpec) -> None:
+        if spec.needs is not Needs.NOTHING:
+            return
+        made = make_drafter(spec.name, ToyTarget(5))
+        assert isinstance(made, Drafter)
+        assert made.name == spec.name
+        assert isinstance(made, Lookup) == spec.lookup
+
+    def test_its_module_says_what_it_is_and_what_its_options_are(self, spec: DrafterSpec) -> None:
+        assert summary(spec.name)
+        config = options_of(spec.name)
+        assert config is None or (config.__doc__ and all(f.name in config.__doc__ for f in fields(config)))
+
+    def test_it_keeps_nothing_across_requests_unless_asked(self, spec: DrafterSpec) -> None:
+        if spec.across is not None:
+            assert not defaults(options_of(spec.name))[spec.across]
+
+    def test_other_programs_are_told_of_it(self, spec: DrafterSpec) -> None:
+        choice = Choice(spec.name, 4, draft="d")
+        assert set(others(choice)) == set(PROGRAMS)
+        assert ("draft" in slipstream(choice)) == spec.reads_draft
+
+    def test_bad_options_are_refused_by_name(self, spec: DrafterSpec) -> None:
+        if spec.needs is Needs.NOTHING and spec.length:
+            with pytest.raises(ParameterError, match="no_such_option"):
+                make_drafter(spec.name, ToyTarget(5), no_such_option=1)
+
+
+def test_every_kind_of_head_that_is_recognised_has_a_drafter() -> None:
+    assert {kind for kind, _ in SIGNS} == {spec.name for spec in SPECS if spec.needs is Needs.DRAFT_HEAD}
+
+
+def named(wanted: str) -> list[str]:
+    return [spec.name for spec in SPECS if getattr(spec, wanted)]
+
+
+def test_the_drafters_that_users_know_by_name() -> None:
+    """Names in the README; a name that goes breaks command lines and configurations that people wrote down."""
+    assert list(DRAFTERS) == [
+        "none", "model", "layerskip", "ngram", "suffix", "sam", "recycling", "lookahead",
+        "medusa", "eagle", "eagle3", "hybrid", "bandit", "replay",
+    ]  # fmt: skip
+
+
+def test_default_lengths_are_those_of_the_command_line() -> None:
+    """A changed one changes the seeded texts of everybody who names none."""
+    assert {spec.name: spec.length for spec in SPECS} == {
+        "none": 0, "model": 4, "layerskip": 4, "ngram": 10, "suffix": 10, "sam": 10, "recycling": 6, "lookahead": 8,
+        "medusa": 4, "eagle": 5, "eagle3": 5, "hybrid": 10, "bandit": 10, "replay": 4,
+    }  # fmt: skip
+
+
+def test_lookups_and_what_reads_a_draft() -> None:
+    assert named("lookup") == ["ngram", "suffix", "sam"]
+    assert named("reads_draft") == ["model", "medusa", "eagle", "eagle3", "hybrid", "bandit"]
+    assert [spec.name for spec in SPECS if spec.needs is Needs.DRAFT_HEAD] == ["medusa", "eagle", "eagle3"]
+
+
+def test_timed_passes_make_anew_what_learns_from_text_and_keep_what_holds_weights() -> None:
+    assert [name for name in DRAFTERS if made_anew(name)] == ["ngram", "suffix", "sam", "recycling", "lookahead"]
+    assert not made_anew("path/to/draft")
+    assert not made_anew(ToyTarget(5))
+
+
+def test_tune_tries_these_where_none_is_named() -> None:
+    assert TuneModels().specs() == ["model", "ngram", "suffix", "recycling"]
+    assert TuneModels(target="mine").specs() == ["ngram", "suffix", "recycling"]
+    assert TuneModels(drafter=["sam"]).specs() == ["sam"]
+
+
+def test_every_training_method_serves_a_drafter_and_is_a_command() -> None:
+    from slipstream.cli.train import app
+
+    assert {spec.trained_by for spec in SPECS} - {None} == set(METHODS) == {"medusa", "eagle3", "draft", "layerskip"}
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert set(METHODS) <= commands
+    for method in METHODS.values():
+        assert callable(import_module(method.path).make)
+
+
+def test_every_rule_is_known_to_the_command_line_and_says_whether_it_is_lossless() -> None:
+    assert {name: rule.lossless for name, rule in RULES.items()} == NAMED_RULES
+    assert [name for name, lossless in NAMED_RULES.items() if not lossless] == ["typical"]
+    assert all(rule.name == name == rule.decide.__name__ for name, rule in RULES.items())
+
+
+def test_an_unknown_name_gets_the_nearest_one() -> None:
+    with pytest.raises(ParameterError, match="did you mean 'suffix'"):
+        make_drafter("sufix", ToyTarget(5))
+
+
+def test_the_registry_is_read_without_torch() -> None:
+    script = (
+        "import sys, slipstream.drafters.choice, slipstream.training.methods, slipstream.cli.drafters as d\n"
+        "assert d.summary('suffix')\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
