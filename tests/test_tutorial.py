@@ -40,9 +40,10 @@ def test_every_python_snippet_shows_its_output() -> None:
     assert all(shown.strip() for _, shown in SNIPPETS)
 
 
-def test_the_round_that_is_taught_takes_twenty_lines() -> None:
-    body = next(code for code, _ in SNIPPETS if "def one_round" in code)
-    lines = [line for line in body[body.index("def laws") : body.index("\ntext =")].splitlines() if line.strip()]
+def test_the_step_that_is_taught_takes_twenty_lines() -> None:
+    body = next(code for code, _ in SNIPPETS if "def one_step" in code)
+    taught = body[body.index("def distributions") : body.index("\ntext =")]
+    lines = [line for line in taught.splitlines() if line.strip()]
     assert len(lines) <= 20
 
 
