@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TORCH := torch==2.13.0
+# `make wheel-check` builds here, and installs the wheel into an environment that has nothing else.
+WHEEL := build/wheel
 # Two test processes on two cores: one thread each, and threads that wait must not spin.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test lint types tests install clean
+.PHONY: demo test lint types tests install wheel-check clean
 
 demo: $(READY)
 	@$(BIN)/slipstream demo
@@ -25,10 +28,19 @@ tests: $(READY)
 
 install: $(READY)
 
+# Source archive and wheel, then `slipstream demo` from the wheel, in an empty environment and outside of this folder.
+wheel-check: $(READY)
+	rm -rf $(WHEEL)
+	$(BIN)/python -m build --no-isolation --outdir $(WHEEL)/dist
+	$(PYTHON) -m venv $(WHEEL)/venv
+	$(WHEEL)/venv/bin/pip install --quiet --constraint constraints.txt $(TORCH)
+	$(WHEEL)/venv/bin/pip install --quiet --constraint constraints.txt $(WHEEL)/dist/*.whl
+	cd $(WHEEL) && venv/bin/slipstream demo
+
 # torch comes first and alone, pinned, so that no looser range can bring a CUDA build along.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --constraint constraints.txt $(TORCH)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 

@@ -1,5 +1,4 @@
 # Included by the Makefile. BENCH, DRAFTERS, SIDE_BY_SIDE and BACKEND pass options on, as in `make bench BENCH="--rounds 3"`.
-TORCH := torch==2.13.0
 GENAI := .venv-peers
 LLAMACPP := .venv-peer-llamacpp
 VLLM := .venv-peer-vllm
@@ -45,6 +44,11 @@ $(VLLM)/.ready: benchmarks/peers/constraints-vllm.txt
 	$(VLLM)/bin/pip install --quiet $(TORCH)
 	$(VLLM)/bin/pip install --quiet --no-deps --requirement $<
 	@touch $@
+
+# The animated picture at the top of README, recorded anew.
+.PHONY: recording
+recording: $(READY)
+	$(BIN)/python -m benchmarks.recording $(RECORDING)
 
 # Every figure, table and number of docs/tutorial.md, measured anew.
 .PHONY: figures

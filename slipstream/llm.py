@@ -143,6 +143,19 @@ class LLM:
         self.draft_tokens = draft_tokens
         self.use(draft, **(draft_options or {}))
 
+    def __repr__(self) -> str:
+        """One line: target, backend and dtype, drafter, rule. No weights."""
+        shown: dict[str, Any] = {"target": type(self.target).__name__}
+        runtime = self.target.capabilities.runtime
+        if runtime is not None:
+            if runtime.source is not None:
+                shown["target"] = str(runtime.source)
+            shown |= {"backend": runtime.backend, "dtype": str(runtime.dtype).removeprefix("torch.")}
+            if runtime.quantize is not None:
+                shown["quantize"] = runtime.quantize
+        shown |= {"drafter": self.drafter.name, "draft_tokens": self.draft_tokens, "rule": self.rule.name}
+        return f"LLM({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
     @property
     def rule(self) -> Rule:
         return self._rule

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from slipstream.zoo.tokenizer import save_tokenizer, train_tokenizer
+from recipes.embedded.tokenizer import save_tokenizer, train_tokenizer
 
 OTHER_TEXTS = ["SELECT column FROM table WHERE value > 17;\n", "INSERT INTO table VALUES (1, 2, 3);\n"]
 TEXTS = [

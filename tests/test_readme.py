@@ -1,14 +1,26 @@
-"""What the README shows runs as it stands (with the embedded models where it says `path/to/...`)."""
+"""What README and docs/commands.md show runs as it stands (with the embedded models where it says `path/to/...`), and
+the commands print what is shown, other numbers aside."""
 
 from __future__ import annotations
 
+import io
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
-SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+from slipstream.cli.main import main
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+SHOWN = README.read_text() + (ROOT / "docs" / "commands.md").read_text()
+SNIPPETS = re.findall(r"```python\n(.*?)```", SHOWN, re.DOTALL)
+SESSIONS = re.findall(r"```console\n(.*?)```", README.read_text(), re.DOTALL)
+COMMANDS = [command for session in SESSIONS for command in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]]
+SHORTER = {"verify": ["--prompts", "1", "--law-prompts", "1", "--samples", "100"]}
+"""Options that make a command quick without changing the form of what it prints."""
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
@@ -17,5 +29,53 @@ def test_the_snippets_of_the_readme_run(snippet: str, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.strip()
 
 
-def test_the_readme_has_snippets() -> None:
+def test_the_readme_has_snippets_and_commands() -> None:
     assert len(SNIPPETS) >= 2
+    assert {command.split()[1] for command in COMMANDS} == {"generate", "chat", "verify"}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=[command.split()[1] for command in COMMANDS])
+def test_the_commands_of_the_readme_print_what_it_shows(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, rest = taken(command)
+    typed = [line[4:] for line in rest if line.startswith((">>>", "..."))]
+    shown = [line for line in rest if line and not line.startswith((">>>", "..."))]
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in typed)))
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit) as left:
+        main([*words[1:], *SHORTER.get(words[1], ())])
+    assert left.value.code == 0
+    printed = "".join(capsys.readouterr())
+    for line in shown:
+        assert without_numbers(line) in without_numbers(printed), line
+
+
+def taken(command: str) -> tuple[list[str], list[str]]:
+    """The words of a command, which may go over several lines, and the lines after it."""
+    lines = command.splitlines()
+    for count in range(1, len(lines) + 1):
+        try:
+            return shlex.split("\n".join(lines[:count])), lines[count:]
+        except ValueError:  # a quotation that is not closed yet
+            continue
+    raise AssertionError(f"the quotation marks do not match: {command}")
+
+
+def without_numbers(text: str) -> str:
+    return re.sub(r"\d+(\.\d+)?", "N", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_the_files_that_a_page_links_to_exist(page: Path) -> None:
+    text = page.read_text()
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "log.md"], ids=lambda page: page.name)
+def test_the_paths_that_a_page_names_exist(page: Path) -> None:
+    """The log may name what was there once, and NAME stands for a name."""
+    named = re.findall(r"`((?:slipstream|recipes|benchmarks|tests|docs)/[\w./-]+)`", page.read_text())
+    assert not [path for path in named if "NAME" not in path and not (ROOT / path).exists()]

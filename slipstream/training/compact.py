@@ -67,10 +67,10 @@ class ModelShape:
         }
 
 
-TARGET = ModelShape()
 DRAFT = ModelShape(
     hidden_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, intermediate_size=640
 )
+"""The embedded draft model (2.4M parameters)."""
 
 
 class RMSNorm(nn.Module):

@@ -219,8 +219,8 @@ def _documents(name: str) -> tuple[Iterable[Document], dict[str, Any]]:
     """The documents of a source, and what a model card should say about them."""
     if name != CORPUS:
         return read_source(name), {}
-    from slipstream.zoo.corpus import build_corpus, installed_packages
-    from slipstream.zoo.pairs import make_pairs
+    from slipstream.training.corpus import build_corpus, installed_packages
+    from slipstream.training.request_pairs import make_pairs
 
     packages = {p.name: p for p in installed_packages()}
     files = build_corpus(packages.values())

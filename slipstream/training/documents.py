@@ -6,7 +6,7 @@
                     {"text": ...}
                     {"prompt": ..., "response" or "completion" or "answer": ...}
                     {"messages" or "conversations": [{"role" or "from": ..., "content" or "value": ...}, ...]}
-    "corpus"    the Python source of this environment that carries a permissive licence (`zoo.corpus`)
+    "corpus"    the Python source of this environment that carries a permissive licence (`training.corpus`)
     .bin        a stream that was tokenised before, with its .starts.npy (`packing`)
 
 What cannot be read is refused with the file, and the line where there are lines. Nothing is skipped silently: a

@@ -1,8 +1,8 @@
-"""The token cache on disk and the batches cut from it.
+"""Token streams on disk and the windows cut from them.
 
-Every kind of document ("raw" files, "write" and "edit" pairs) of every split is one memory-mapped stream of
-ids with the starts of its documents beside it, and, where documents have answers, a mask of them. A batch is a
-pure function of (seed, step, counters), so a resumed run sees exactly what the uninterrupted one would have seen.
+A stream is a memory-mapped file of token ids, with the starts of its documents beside it and, where documents have
+answers, a mask of them. A batch is a pure function of (seed, step, counters), so a resumed run sees exactly what the
+uninterrupted one would have seen.
 
     NAME.bin         ids, uint16, or uint32 where the vocabulary has more than 65536 of them
     NAME.starts.npy  int64 [documents + 1]: where each begins; the last entry is the number of ids
@@ -11,37 +11,18 @@ pure function of (seed, step, counters), so a resumed run sees exactly what the 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from slipstream.errors import ParameterError
-from slipstream.zoo.corpus import SourceFile
-from slipstream.zoo.pairs import Pair, make_pairs
-from slipstream.zoo.tokenizer import ASSISTANT, END, EOS, USER, special_id, train_tokenizer
-
-KINDS = ("raw", "write", "edit")
-SPLITS = ("train", "heldout")
-
-
-def pair_ids(tokenizer: Tokenizer, pairs: list[Pair]) -> Iterator[list[int]]:
-    """Token ids of exchanges, as the chat template would give them. Special tokens in the text stay text."""
-    tokenizer.encode_special_tokens = True
-    user, assistant, end = (special_id(tokenizer, t) for t in (USER, ASSISTANT, END))
-    line = tokenizer.encode("\n").ids
-    asked = tokenizer.encode_batch(["\n" + p.user for p in pairs])
-    answered = tokenizer.encode_batch(["\n" + p.assistant for p in pairs])
-    for a, b in zip(asked, answered, strict=True):
-        yield [user, *a.ids, end, *line, assistant, *b.ids, end, *line]
 
 
 def write_stream(path: Path, documents: Iterable[list[int]], eos: int | None, vocab_size: int = 2**16) -> int:
@@ -74,50 +55,6 @@ def write_masked(
         marks.unlink(missing_ok=True)
     os.replace(path.with_suffix(".tmp"), path)
     return total
-
-
-def prepare(folder: Path, corpus: list[SourceFile], licences: dict[str, str], vocab_size: int) -> dict[str, Any]:
-    """Train the tokenizer and write the cache. Returns what the model card needs to know about the data."""
-    folder.mkdir(parents=True, exist_ok=True)
-    train = [f for f in corpus if f.split == "train"]
-    # Every fifth file is plenty for 4096 merges, and keeps this within seconds.
-    sample = train[::5] if len(train) > 500 else train
-    tokenizer = train_tokenizer((f.text for f in sample), vocab_size)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    tokenizer.encode_special_tokens = True
-    eos = special_id(tokenizer, EOS)
-    tokens: dict[str, dict[str, int]] = {}
-    for split in SPLITS:
-        files = [f for f in corpus if f.split == split]
-        pairs = [p for f in files for p in make_pairs(f)]
-        # Neighbours in the stream end up in one window: mix the packages, or a window is all of one kind.
-        order = np.random.default_rng(0).permutation(len(pairs))
-        pairs = [pairs[i] for i in order]
-        raw = (
-            e.ids for i in range(0, len(files), 64) for e in tokenizer.encode_batch([f.text for f in files[i : i + 64]])
-        )
-        writes, edits = [p for p in pairs if p.kind == "write"], [p for p in pairs if p.kind != "write"]
-        tokens[split] = {
-            "raw": write_stream(folder / f"{split}-raw.bin", raw, eos),
-            "write": write_stream(folder / f"{split}-write.bin", pair_ids(tokenizer, writes), eos),
-            "edit": write_stream(folder / f"{split}-edit.bin", pair_ids(tokenizer, edits), eos),
-        }
-    origins: dict[str, dict[str, Any]] = {}
-    for f in corpus:
-        origin = origins.setdefault(
-            f.package, {"version": f.version, "licence": licences.get(f.package, "?"), "files": 0, "characters": 0}
-        )
-        origin["files"] += 1
-        origin["characters"] += len(f.text)
-    about = {
-        "files": {s: sum(f.split == s for f in corpus) for s in SPLITS},
-        "tokens": tokens,
-        "heldout_files": [f"{f.package}/{f.path}" for f in corpus if f.split == "heldout"],
-        "packages": origins,
-    }
-    (folder / "data.json.tmp").write_text(json.dumps(about, indent=1) + "\n")
-    os.replace(folder / "data.json.tmp", folder / "data.json")
-    return about
 
 
 @dataclass
@@ -188,15 +125,6 @@ class Stream:
         )
 
 
-@dataclass(frozen=True)
-class Mix:
-    """Shares of the rows of a batch by kind."""
-
-    raw: float = 0.78
-    write: float = 0.08
-    edit: float = 0.14
-
-
 class Orders:
     """Which window of which stream comes next; `counters` (windows drawn so far by stream and length) is the whole
     state. Every epoch of a stream is its own permutation of all its windows."""
@@ -229,45 +157,3 @@ class Orders:
             (name, self._next(name, length))
             for name in (names[i] for i in rng.choice(len(names), size=rows, p=self.shares))
         ]
-
-
-class Batches(Orders):
-    """Packed training batches of the recipe's three kinds."""
-
-    def __init__(self, folder: Path, mix: Mix, seed: int) -> None:
-        super().__init__(
-            {k: Stream.open(folder / f"train-{k}.bin", whole=k != "raw") for k in KINDS}, asdict(mix), seed
-        )
-
-    def draw(self, step: int, rows: int, length: int) -> Tensor:
-        """The batch of a step, `[rows, length + 1]`: inputs and, shifted by one, labels."""
-        return torch.cat([self.streams[k].rows([i], length) for k, i in self.choose(step, rows, length)])
-
-
-def answer_mask(tokens: Tensor, assistant: int, end: int) -> Tensor:
-    """Positions inside an assistant's answer, its closing token included; tokens `[B, T]` -> bool `[B, T]`."""
-    inside = torch.zeros_like(tokens, dtype=torch.bool)
-    state = torch.zeros(tokens.shape[0], dtype=torch.bool)
-    for t in range(tokens.shape[1]):
-        inside[:, t] = state & (tokens[:, t] != assistant)
-        state = (state | (tokens[:, t] == assistant)) & (tokens[:, t] != end)
-    return inside
-
-
-@dataclass
-class HeldOut:
-    """Fixed held-out batches: files, and edit pairs with the mask of the answers."""
-
-    raw: Tensor  # [R, T+1]
-    edit: Tensor  # [R, T+1]
-    edit_mask: Tensor  # [R, T], true where the label belongs to an answer
-
-    @classmethod
-    def open(cls, folder: Path, rows: int, length: int, assistant: int, end: int) -> HeldOut:
-        def pick(kind: str) -> Tensor:
-            stream = Stream.open(folder / f"heldout-{kind}.bin", whole=kind != "raw")
-            count = len(stream.windows(length))
-            return stream.rows(np.random.default_rng(1).permutation(count)[:rows], length)
-
-        edit = pick("edit")
-        return cls(pick("raw"), edit, answer_mask(edit, assistant, end)[:, 1:])

@@ -52,15 +52,14 @@ base_model: {config.target}
 
 # {METHODS[config.kind].makes} for `{config.target}`
 
-It guesses what its target will say; the target checks every guess, so it decides how fast text comes, never what it
-says.
+It drafts tokens and its target verifies them, so it decides how fast text comes, never what the text says.
 
 | fact | value |
 |---|---|
 {table}
 
-The acceptance length is tokens a round of the target, the token of its own included, simulated on text that the target
-wrote behind {config.texts} held-out prompts ({config.text_tokens} tokens each).
+The acceptance length is tokens per step, the target's own token included, simulated on text that the target wrote after
+{config.texts} held-out prompts ({config.text_tokens} tokens each).
 
 ## Command
 

@@ -1,4 +1,4 @@
-"""The embedded models, their prompts, and the recipe that made them (`slipstream train base`)."""
+"""The embedded models and draft heads, and the prompts that come with them. `recipes/embedded` made them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _model_dir(role: str) -> Path:
     if not (folder / "model.safetensors").is_file():
         raise CheckpointError(
             f"The embedded {role} is missing: {folder} has no model.safetensors",
-            fix="reinstall slipstream, or train the models with `slipstream train base` and export them there",
+            fix="install slipstream again",
         )
     return folder
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from recipes.embedded.tokenizer import save_tokenizer, train_tokenizer
 from slipstream.errors import DataError, TrainingError
 from slipstream.training.data import Encoder, check_sources, prepare_data
 from slipstream.training.documents import Document, read_source
 from slipstream.training.packing import Stream, write_masked, write_stream
-from slipstream.zoo.tokenizer import save_tokenizer, train_tokenizer
 
 
 @pytest.fixture(scope="module")

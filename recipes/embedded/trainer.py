@@ -1,7 +1,8 @@
-"""`slipstream train base`: train a small Llama from scratch, as target (LayerSkip) or as draft (distilled).
+"""Train a small Llama from scratch, as target (LayerSkip) or as draft model (distilled).
 
-The budget is a number of tokens or of minutes; the learning rate depends on the spent share only (`schedule.py`).
-Decay can be started early by touching `OUT/decay-now`, and a run can be resumed with a larger or smaller budget.
+The budget is a number of tokens or of minutes. The learning rate depends on the spent share of the budget only
+(`slipstream.training.schedule`). An empty file `OUT/decay-now` starts the final decay at once, and a run can be resumed
+with a larger or smaller budget.
 
 Optimiser: Muon (Jordan 2024; with the scaling of Liu et al. 2025, arXiv 2502.16982, section 2.2) for the
 matrices of the layers, AdamW for the tied embedding and the norms.
@@ -25,21 +26,24 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from recipes.embedded.card import command_of
+from recipes.embedded.token_cache import Batches, HeldOut, Mix, prepare
+from recipes.embedded.tokenizer import ASSISTANT, END, special_id
 from slipstream.errors import ParameterError
-from slipstream.training.compact import DRAFT, TARGET, CompactLlama, ModelShape, head_logits
+from slipstream.training.compact import DRAFT, CompactLlama, ModelShape, head_logits
+from slipstream.training.corpus import Package, build_corpus, installed_packages
 from slipstream.training.display import Display, StopSignal
 from slipstream.training.layerskip_recipe import LayerSkip, dropout_rates, exit_weights, kept_layers
-from slipstream.training.packing import Batches, HeldOut, Mix, prepare
 from slipstream.training.resume_state import load_checkpoint, load_weights, save_checkpoint
 from slipstream.training.schedule import Progress, Schedule
-from slipstream.zoo.card import command_of
-from slipstream.zoo.corpus import Package, build_corpus, installed_packages
-from slipstream.zoo.tokenizer import ASSISTANT, END, special_id
+
+TARGET = ModelShape()
+"""The embedded target (14.2M parameters)."""
 
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """One training run. Every field is an option of `slipstream train base`.
+    """One training run. `recipes.embedded.train` makes it from the command line.
 
     Attributes:
         out: folder of the run: token cache, checkpoint, log.
@@ -108,7 +112,7 @@ class BaseConfig:
         if self.teacher is not None and not (self.teacher / "checkpoint.safetensors").is_file():
             raise ParameterError(
                 f"teacher={self.teacher} holds no checkpoint.safetensors",
-                fix="give the folder of a `slipstream train base --role target` run",
+                fix="give the folder of a run with role='target'",
             )
 
 
@@ -126,7 +130,7 @@ def make_optimisers(model: CompactLlama, config: BaseConfig) -> dict[str, torch.
 def distillation_loss(
     norm: torch.nn.Module, weight: Tensor, x: Tensor, labels: Tensor, teacher: Tensor, kl_weight: float
 ) -> Tensor:
-    """Forward KL to the teacher's law mixed with the next-token loss (Hinton et al. 2015, arXiv 1503.02531;
+    """Forward KL to the teacher's distribution mixed with the next-token loss (Hinton et al. 2015, arXiv 1503.02531;
     for drafts: DistillSpec, Zhou et al. 2023, arXiv 2310.08461).
 
     x `[B, T, H]`, labels `[B, T]`, teacher logits `[B, T, V]`.
@@ -220,11 +224,11 @@ class Trainer:
                 loss = self.model.loss(x, labels)
                 return loss, float(loss.detach())
             with torch.no_grad():
-                probs = head_logits(
+                teacher = head_logits(
                     self.teacher.model.norm, self.teacher.model.embed_tokens.weight, self.teacher.hidden(inputs)[-1]
                 )
             weight = self.model.model.embed_tokens.weight
-            loss = self.distil(self.model.model.norm, weight, x, labels, probs, self.config.kl_weight)
+            loss = self.distil(self.model.model.norm, weight, x, labels, teacher, self.config.kl_weight)
             return loss, float(loss.detach())
         skip = self.config.layerskip
         rates = dropout_rates(layers, skip.p_max, self.schedule.share)

@@ -11,15 +11,15 @@ RECIPES = {
         "that its first layers can draft for the whole model."
     ),
     "draft": (
-        "Trained from scratch on the target's laws (forward KL mixed with the next-token loss), because what matters\n"
-        "in a draft is how often the target accepts its guesses."
+        "Trained from scratch on the target's distributions (forward KL mixed with the next-token loss), because what\n"
+        "matters in a draft model is how often the target accepts its tokens."
     ),
 }
 
 
 def command_of(config: dict[str, Any]) -> str:
     """The command line of a run, or of one of its parts, from its configuration."""
-    words = ["slipstream train base", "--out OUT", f"--role {config['role']}"]
+    words = ["python -m recipes.embedded.train", "--out OUT", f"--role {config['role']}"]
     if config.get("teacher"):
         words.append("--teacher TARGET_OUT")
     for name in ("budget_minutes", "budget_tokens", "decay_share", "lr", "seed", "step_tokens"):
@@ -95,6 +95,8 @@ A small causal language model of Python source for demonstrating and testing spe
 {table}
 
 ## Command
+
+In a clone of Slipstream's repository:
 
 {listed}
 

@@ -1,7 +1,11 @@
-"""From a training run to a folder that transformers loads as it is."""
+"""Export a training run as a folder that transformers loads as it is, with float16 weights and a model card.
+
+python -m recipes.embedded.export RUN FOLDER
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +15,12 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from slipstream.training.agreement import Agreement, draft_agreement, exit_agreement
+from recipes.embedded.agreement import Agreement, draft_agreement, exit_agreement
+from recipes.embedded.card import model_card
+from recipes.embedded.token_cache import HeldOut
+from recipes.embedded.tokenizer import ASSISTANT, END, EOS, save_tokenizer, special_id
 from slipstream.training.compact import CompactLlama, ModelShape
-from slipstream.training.packing import HeldOut
 from slipstream.training.resume_state import load_weights
-from slipstream.zoo.card import model_card
-from slipstream.zoo.tokenizer import ASSISTANT, END, EOS, save_tokenizer, special_id
 
 SAMPLE_CODE = "import json\nfrom pathlib import Path\n\n\ndef read_config(path: Path) -> dict:"
 SAMPLE_EDIT = (
@@ -77,7 +81,7 @@ def samples(folder: Path, new_tokens: int = 96) -> list[tuple[str, str]]:
 
 
 def measured_facts(run: Run, tokenizer: Tokenizer, rows: int = 16) -> dict[str, str]:
-    """Facts for the card about the model's guesses: of a draft for its teacher, of a target's early exits."""
+    """Facts for the card about acceptance: of a draft model for its teacher, of a target's early exits."""
     held = HeldOut.open(
         run.data, rows, run.config["length"], special_id(tokenizer, ASSISTANT), special_id(tokenizer, END)
     )
@@ -136,3 +140,17 @@ def export(run_folder: Path, to: Path, extra: dict[str, str] | None = None) -> N
         extra={**measured_facts(run, tokenizer), **(extra or {})},
     )
     (to / "README.md").write_text(card)
+
+
+def main() -> None:
+    """Parse the command line, export, say where to."""
+    parser = argparse.ArgumentParser(description="Export a run of recipes.embedded.train for transformers.")
+    parser.add_argument("run", type=Path, help="folder of the run, finished or not")
+    parser.add_argument("folder", type=Path, help="folder to write, in Hugging Face layout")
+    options = parser.parse_args()
+    export(options.run, options.folder)
+    print(f"wrote {options.folder}")
+
+
+if __name__ == "__main__":
+    main()

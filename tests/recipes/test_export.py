@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.training.agreement import compare, draft_agreement, exit_agreement
-from slipstream.training.base import BaseConfig, train_base
+from recipes.embedded.agreement import compare, draft_agreement, exit_agreement
+from recipes.embedded.export import Run, export
+from recipes.embedded.trainer import BaseConfig, train_base
 from slipstream.training.compact import CompactLlama, blocked_attention
-from slipstream.training.export import Run, export
-from slipstream.zoo.corpus import Package
+from slipstream.training.corpus import Package
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,7 +52,7 @@ def test_chat_template_and_end_tokens(exported: tuple[Run, Path]) -> None:
 
 def test_card_states_the_facts(exported: tuple[Run, Path]) -> None:
     card = (exported[1] / "README.md").read_text()
-    for fact in ("alpha | 1.0 | MIT", "held-out loss", "seed", "slipstream train base", "3,072 in 12 steps", "12 %"):
+    for fact in ("alpha | 1.0 | MIT", "held-out loss", "seed", "recipes.embedded.train", "3,072 in 12 steps", "12 %"):
         assert fact in card
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from recipes.embedded.trainer import BaseConfig, Trainer, train_base
 from slipstream.errors import ParameterError
-from slipstream.training.base import BaseConfig, Trainer, train_base
-from slipstream.zoo.corpus import Package
+from slipstream.training.corpus import Package
 
 
 def test_resumed_run_equals_uninterrupted(tiny: BaseConfig, packages: list[Package], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How well one model's guesses fit another's laws, on held-out text: what acceptance will be made of."""
+"""How well a draft model or an early exit agrees with the target on held-out text, which decides acceptance rates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Agreement:
     """Means over positions.
 
     Attributes:
-        top1: share of positions where both laws have the same maximum (acceptance of greedy decoding).
+        top1: share of positions where both distributions have the same maximum (acceptance rate of greedy decoding).
         overlap: mean of `sum_x min(p(x), q(x))`, the acceptance rate alpha of rejection sampling at
             temperature 1 (Leviathan et al. 2023, arXiv 2211.17192, corollary 3.6).
         positions: number of positions.
@@ -39,17 +39,17 @@ def compare(pairs: Iterator[tuple[Tensor, Tensor]]) -> Agreement:
 
 @torch.no_grad()
 def draft_agreement(target: CompactLlama, draft: CompactLlama, tokens: Tensor, mask: Tensor | None = None) -> Agreement:
-    """Agreement of a draft with its target.
+    """Agreement of a draft model with its target.
 
-    tokens `[R, T]`; mask `[R, T]`, true at the positions whose next-token laws count.
+    tokens `[R, T]`; mask `[R, T]`, true at the positions that count.
     """
 
-    def distributions() -> Iterator[tuple[Tensor, Tensor]]:
+    def logits() -> Iterator[tuple[Tensor, Tensor]]:
         for i, row in enumerate(tokens):
             chosen = mask[i] if mask is not None else torch.ones_like(row, dtype=torch.bool)
             yield target(row[None])[0][chosen], draft(row[None])[0][chosen]
 
-    return compare(distributions())
+    return compare(logits())
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Cut the embedded prompts from held-out files: `python -m slipstream.zoo.prompting DATA`.
+"""Cut the embedded prompts from held-out files: `python -m recipes.embedded.prompting DATA`.
 
 DATA is the token cache of a run (`OUT/data`); it names the tokenizer and, through the corpus, the split.
 """
@@ -15,9 +15,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from slipstream.training.corpus import SourceFile, build_corpus
+from slipstream.training.request_pairs import edit_pair, functions
 from slipstream.zoo import HERE
-from slipstream.zoo.corpus import SourceFile, build_corpus
-from slipstream.zoo.pairs import edit_pair, functions
 
 
 def code_prompt(file: SourceFile, tokenizer: Tokenizer, low: int = 60, high: int = 200) -> str | None:
@@ -68,7 +68,7 @@ def edit_prompts(heldout: list[SourceFile], tokenizer: Tokenizer, count: int = 1
 
 
 def main(data: Path) -> None:
-    """Write `prompts/code.jsonl` and `prompts/edit.jsonl` beside this file."""
+    """Write `code.jsonl` and `edit.jsonl` into `slipstream/zoo/prompts`."""
     tokenizer = Tokenizer.from_file(str(data / "tokenizer.json"))
     names = set(json.loads((data / "data.json").read_text())["heldout_files"])
     heldout = [f for f in build_corpus() if f"{f.package}/{f.path}" in names and f.split == "heldout"]

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from slipstream.zoo.corpus import SourceFile
-from slipstream.zoo.pairs import EDITS, functions, make_pairs, parses
+from slipstream.training.corpus import SourceFile
+from slipstream.training.request_pairs import EDITS, functions, make_pairs, parses
 
 TEXT = '''
 import os

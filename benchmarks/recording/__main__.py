@@ -1,0 +1,144 @@
+"""`python -m benchmarks.recording`: record plain and speculative decoding of one text, as an animated SVG.
+
+The text is a small edit that the embedded target answers correctly. Both methods decode it in turns, several times; of
+each method, the pass of median time is drawn. Greedy decoding, so all texts have to be token-identical, or nothing is
+drawn. The times of tokens are those of these passes, all slowed down by one stated factor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from datetime import date
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks.recording.drawing import Recording, Take, Token, draw
+from slipstream import LLM, SamplingParams, __version__
+from slipstream.lab.provenance import Neighbours, machine
+from slipstream.settings import EXECUTORS
+
+ROOT = Path(__file__).resolve().parents[2]
+REQUEST = "Add the comment `# Waits longer after every attempt` at the top."
+CODE = '''def download(url, path):
+    """Download a file, with a few retries."""
+    for attempt in range(3):
+        try:
+            response = requests.get(url, timeout=10)
+            response.raise_for_status()
+        except requests.RequestException:
+            time.sleep(2 ** attempt)
+            continue
+        path.write_bytes(response.content)
+        return path
+    raise OSError(f"could not download {url}")'''
+NOTES = {
+    "suffix": "drafts by suffix matching",
+    "ngram": "drafts by n-gram lookup",
+    "embedded": "drafts with a 2.4M model",
+    "eagle3": "drafts with an EAGLE-3 head",
+}
+"""What the picture says about a drafter."""
+
+
+def record(llm: LLM, prompt: list[int], name: str, note: str) -> Take:
+    """Decode the prompt once, and time every step. Tokens of one step of speculation appear together; where plain
+    decoding makes several tokens in one call, the time of the call is shared out evenly among them."""
+    seq = llm.sequence(prompt, SamplingParams(max_tokens=400))
+    plain = llm.drafter.name == "none"
+    tokens: list[Token] = []
+    begun, before = perf_counter(), 0.0
+    for _ in llm.follow(seq):
+        now = perf_counter() - begun
+        new = range(len(tokens), len(seq.output))
+        for i, at in enumerate(new, 1):
+            seconds = before + (now - before) * i / len(new) if plain else now
+            text = llm.tokenizer.decode([seq.output[at]], skip_special_tokens=True)
+            tokens.append(Token(text, seq.drafted[at], seconds))
+        before = now
+    text = llm.completion(seq).text
+    if "".join(token.text for token in tokens) != text:
+        raise SystemExit("error: the tokens do not add up to the text; choose a text in ASCII")
+    return Take(name, note, tokens, before, seq.stats.mean_acceptance_length or 1.0)
+
+
+def rounds(llm: LLM, prompt: list[int], draft: str | list[str], length: int, note: str, count: int) -> list[list[Take]]:
+    """[plain, speculative] of each round, after one round that is not kept. The drafter is made anew each time."""
+    found = []
+    for _ in range(count + 1):
+        llm.use(None)
+        plain = record(llm, prompt, "Plain decoding", "one token per forward pass")
+        llm.use(draft)
+        llm.draft_tokens = length
+        found.append([plain, record(llm, prompt, "Speculative decoding", note)])
+    return found[1:]
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m benchmarks.recording", description=__doc__)
+    add = made.add_argument
+    add("--draft", default="suffix", help="drafter as in LLM(draft=...); commas stack; default: suffix")
+    add("--draft-tokens", type=int, default=10, help="draft length; default: 10")
+    add("--executor", default="auto", choices=EXECUTORS, help="default: auto")
+    add("--rounds", type=int, default=31, help="timed rounds, an odd number; default: 31")
+    add("--seconds", type=float, default=7.0, help="how long plain decoding takes in the picture; default: 7")
+    add("--out", type=Path, default=ROOT / "docs", help="folder of recording.svg and recording-narrow.svg")
+    return made
+
+
+def origin(llm: LLM, each: list[list[Take]], others: float | None) -> str:
+    """Where the picture comes from. each: the passes of each method by time; others: share of the machine's time that
+    went to other work, or None if the system does not tell."""
+    cpu = machine()
+    command = " ".join(["python -m benchmarks.recording", *sys.argv[1:]])
+    times = [
+        f"{takes[0].name.lower()} {middle(takes).seconds * 1e3:.0f} ms "
+        f"({takes[len(takes) // 4].seconds * 1e3:.0f} to {takes[-1 - len(takes) // 4].seconds * 1e3:.0f})"
+        for takes in each
+    ]
+    parts = [
+        f"{date.today()}, {cpu['cores']} cores of {cpu['cpu']} ({', '.join(cpu['vector'])}), {platform.system()}",
+        f"slipstream {__version__}, {llm!r}",
+        f"command: {command}",
+        f"medians of {len(each[0])} passes in turns (quartiles), prompt included: {', '.join(times)}",
+    ]
+    if others is not None:
+        parts.append(f"{others:.0%} of the machine's time went to other work")
+    return "; ".join(parts).replace(f"{ROOT}/", "")
+
+
+def middle(takes: list[Take]) -> Take:
+    return takes[len(takes) // 2]
+
+
+def main() -> int:
+    options = parser().parse_args()
+    if options.rounds < 1 or options.rounds % 2 == 0:
+        print(f"error: rounds is {options.rounds}, must be an odd number", file=sys.stderr)
+        return 2
+    names = options.draft.split(",")
+    note = f"{NOTES.get(names[0], 'drafts with ' + names[0])}, {options.draft_tokens} tokens per step at most"
+    llm = LLM("embedded", executor=options.executor)
+    prompt = llm.chat_prompt(f"{REQUEST}\n\n{CODE}")
+    draft = names if len(names) > 1 else names[0]
+    others = Neighbours()
+    found = rounds(llm, prompt, draft, options.draft_tokens, note, options.rounds)
+    share = others.share()
+    each = [sorted(takes, key=lambda take: take.seconds) for takes in zip(*found, strict=True)]
+    if len({take.text for takes in each for take in takes}) > 1:
+        print("error: the texts differ, so there is nothing to compare", file=sys.stderr)
+        return 1
+    chosen = [middle(takes) for takes in each]
+    slowdown = max(1, round(options.seconds / chosen[0].seconds))
+    recording = Recording(REQUEST, chosen, slowdown, origin(llm, each, share))
+    for name, narrow in (("recording.svg", False), ("recording-narrow.svg", True)):
+        path = options.out / name
+        path.write_text(draw(recording, narrow))
+        print(f"wrote {path}, {path.stat().st_size / 1000:.0f} kB")
+    print(recording.origin)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

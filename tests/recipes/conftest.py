@@ -1,0 +1,59 @@
+"""A minuscule training set-up: a generated package, a two-layer model, a run of a few steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipes.embedded.trainer import BaseConfig
+from slipstream.training.compact import ModelShape
+from slipstream.training.corpus import Package
+
+SHAPE = ModelShape(
+    vocab_size=400,
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=48,
+    max_position_embeddings=128,
+)
+
+
+def function(i: int, j: int) -> str:
+    return (
+        f"def compute_{i}_{j}(value_{j}, other):\n"
+        f'    """Return the sum of value number {i} and the other one, times {j}."""\n'
+        f"    first_{j} = value_{j} + {i}\n"
+        f"    second = first_{j} * other\n"
+        f"    if second > {i * j}:\n"
+        f'        return "large {i}"\n'
+        f"    return second\n"
+    )
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> list[Package]:
+    """Two packages of generated files: no two of them are near-duplicates."""
+    root = tmp_path_factory.mktemp("packages")
+    found = []
+    for name in ("alpha", "beta"):
+        files = []
+        for i in range(40):
+            path = root / f"{name}_{i}.py"
+            number = i + 100 * (name == "beta")
+            path.write_text("\n\n".join(function(number, j) for j in range(1, 9)))
+            files.append((path.name, path))
+        found.append(Package(name, "1.0", "MIT", tuple(files)))
+    return found
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> BaseConfig:
+    """A target run of 12 steps of 256 tokens, in float32, eager, on one thread."""
+    return BaseConfig(
+        out=tmp_path / "run", shape=SHAPE, budget_tokens=12 * 256, length=64, long_length=128, step_tokens=256,
+        micro_tokens=128, warmup_steps=2, bf16=False, compile=False, threads=1, eval_steps=6, eval_rows=4,
+    )  # fmt: skip

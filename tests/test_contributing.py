@@ -1,0 +1,86 @@
+"""The worked examples of CONTRIBUTING.md and docs/model-families.md do what the text says."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream.backends.table import Backend
+from slipstream.core.dice import Dice
+from slipstream.core.draft import Draft
+from slipstream.core.rules import Decision, Rule
+from slipstream.core.sequence import Sequence
+from slipstream.errors import UnsupportedModelError
+from slipstream.models import config as config_module
+from slipstream.targets.decoder import Decoder
+from slipstream.targets.toy import ToyTarget
+from tests.checkpoints import make_family
+from tests.core.exact import emitted_law, target_law
+from tests.core.worlds import Shape, random_world
+from tests.drafters.conformance import Case, Conformance
+from tests.targets.reference import Reference
+
+ROOT = Path(__file__).parent.parent
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def block(first: str) -> str:
+    """The Python example of the guide that begins with this line."""
+    (found,) = [code for code in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if code.startswith(first)]
+    return str(found)
+
+
+def module(name: str, code: str, **names: Any) -> ModuleType:
+    """`code` as a module."""
+    made = ModuleType(name)
+    made.__dict__.update(names)
+    sys.modules[name] = made  # dataclasses look their module up
+    exec(compile(code, f"<{name}>", "exec"), made.__dict__)
+    return made
+
+
+class TestTheDrafterOfTheGuide(Conformance):
+    """It passes the conformance suite, as every drafter does."""
+
+    @pytest.fixture
+    def case(self) -> Case:
+        drafter = module("documented_drafter", block("# slipstream/drafters/bigram.py"))
+        return Case(lambda: ToyTarget(5, order=3, seed=21, sharpness=1.5), drafter.make)
+
+
+def test_the_backend_of_the_guide_has_every_member_of_the_contract() -> None:
+    code = "from __future__ import annotations\n" + block("# slipstream/backends/mlx/mlx_backend.py")
+    made = module("documented_backend", code).BACKEND
+    methods = {name for name, value in vars(Backend).items() if callable(value) and not name.startswith("_")}
+    assert len(methods) > 3
+    assert not [name for name in {*methods, *Backend.__annotations__} if not hasattr(made, name)]
+
+
+def test_the_rule_of_the_guide_is_lossless() -> None:
+    names = {"Draft": Draft, "Tensor": Tensor, "Dice": Dice, "Decision": Decision}
+    decide = module("documented_rule", block("def nothing("), **names).nothing
+    for shape in (Shape.chain("ss"), Shape((-1, -1, 0), "wwp")):
+        world = random_world(1, 3)
+        assert emitted_law(Rule("nothing", True, decide), world, shape) == target_law(world, shape.height + 1)
+
+
+def test_two_entries_are_enough_for_a_family_like_llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, ids = make_family("llama", tmp_path), list(range(3, 40))
+    wanted = Reference(folder, torch.float64)(ids)[-1]  # [V]
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(about | {"model_type": "newllama"}))
+    with pytest.raises(UnsupportedModelError, match="'newllama'"):
+        Decoder.load(folder)
+    monkeypatch.setitem(config_module.FAMILIES, "newllama", config_module.FAMILIES["llama"])
+    monkeypatch.setitem(config_module._CONTEXT, "newllama", 8192)
+    decoder = Decoder.load(folder, "torch", torch.float64, "cpu")
+    found = decoder.run([Sequence(ids)], Draft.empty(1)).logits[0]  # [V]
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-9 * float(wanted.abs().max()))
