@@ -9,7 +9,7 @@ import pytest
 from slipstream.training.base import BaseConfig
 from slipstream.training.compact import ModelShape
 from slipstream.zoo.corpus import Package
-from tests.training.tiny import train_target, write_data
+from tests.training.tiny_runs import train_target, write_data
 
 SHAPE = ModelShape(
     vocab_size=400,
