@@ -1,8 +1,10 @@
-"""A tiny random Llama, a draft that agrees with it most of the time, and their byte-level tokenizer, on disk."""
+"""Every tiny checkpoint of transformers that tests run: a Llama with a draft that agrees with it most of the time and
+their byte-level tokenizer, and one model of each supported family."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,21 @@ TEXTS = [
     "naïve café 🎈 ☃\n",
 ]
 CONTEXT = 192
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.25,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+"""Of `random_llama`."""
 
 
 @dataclass(frozen=True)
@@ -36,35 +53,28 @@ def make_tokenizer(folder: Path, vocab_size: int = 320, texts: list[str] = TEXTS
     return tokenizer
 
 
-def make_model(folder: Path, seed: int = 0, vocab_size: int = 320, noise: float = 0.0, **changes: Any) -> Any:
-    """A random Llama in `folder`; `noise` shakes the weights that `seed` gives, so that a draft nearly agrees.
+def random_llama(seed: int = 0, noise: float = 0.0, **shape: Any) -> Any:
+    """A random Llama whose weights depend on `seed`, `noise` and the shape alone. `noise` shakes the weights that
+    `seed` gives, so that a draft nearly agrees. shape: as `LlamaConfig`, over SHAPE.
 
-    Weights are drawn wide, so that the first token is ahead by far more than rounding.
+    Weights are drawn wide (std 0.25 rather than the usual 0.02), so that the first token is ahead by far more than
+    rounding and a wrong mask does not hide in a tolerance.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
-    shape = {
-        "vocab_size": vocab_size,
-        "hidden_size": 48,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": CONTEXT,
-        "initializer_range": 0.25,
-        "bos_token_id": None,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
-    }
-    config = LlamaConfig(**shape | changes)
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(_config("Llama", **SHAPE | shape)).eval()
     with torch.no_grad():
         for parameter in model.parameters() if noise else ():
             parameter += noise * torch.randn_like(parameter) * parameter.std().nan_to_num()
     torch.random.set_rng_state(state)
+    return model
+
+
+def make_model(folder: Path, seed: int = 0, noise: float = 0.0, **shape: Any) -> Any:
+    """A `random_llama` in `folder`."""
+    model = random_llama(seed, noise, **shape)
     model.save_pretrained(folder)
     return model
 
@@ -81,3 +91,82 @@ def make_tiny(folder: Path) -> Tiny:
 def clone(source: Path, folder: Path) -> Path:
     """A copy to damage."""
     return Path(shutil.copytree(source, folder))
+
+
+# --- one model of each family -------------------------------------------------------------------------------------
+
+FAMILY_VOCAB = 96
+
+_LLAMA = {
+    "vocab_size": FAMILY_VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.25,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+_MOE = _LLAMA | {"num_experts_per_tok": 2, "head_dim": 16}
+
+
+def _config(kind: str, **shape: Any) -> Any:
+    import transformers
+
+    return getattr(transformers, f"{kind}Config")(**shape)
+
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: _config("Llama", **_LLAMA),
+    "llama-tied-mha": lambda: _config("Llama", **_LLAMA | {"num_key_value_heads": 4}, tie_word_embeddings=True),
+    "llama-bias": lambda: _config("Llama", **_LLAMA, attention_bias=True, mlp_bias=True),
+    "llama3.1": lambda: _config("Llama", **_LLAMA, rope_parameters=dict(_LLAMA3)),
+    "codellama-linear": lambda: _config(
+        "Llama", **_LLAMA, rope_parameters={"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0}
+    ),
+    "mistral-window": lambda: _config("Mistral", **_LLAMA, sliding_window=7, head_dim=16),
+    "mixtral": lambda: _config("Mixtral", **_MOE, num_local_experts=4),
+    "qwen2": lambda: _config("Qwen2", **_LLAMA, rope_parameters=dict(_YARN)),
+    "qwen2-window": lambda: _config(
+        "Qwen2", **_LLAMA, use_sliding_window=True, sliding_window=6, max_window_layers=1, tie_word_embeddings=True
+    ),
+    "qwen3": lambda: _config("Qwen3", **_LLAMA, head_dim=32, tie_word_embeddings=True),
+    "qwen3-moe": lambda: _config("Qwen3Moe", **_MOE, num_experts=5, moe_intermediate_size=32, mlp_only_layers=[1]),
+    "gpt2": lambda: _config(
+        "GPT2",
+        vocab_size=FAMILY_VOCAB,
+        n_positions=128,
+        n_embd=64,
+        n_layer=3,
+        n_head=4,
+        initializer_range=0.2,
+        bos_token_id=1,
+        eos_token_id=2,
+    ),
+}
+
+
+def make_family(family: str, folder: Path, shard_bytes: int | None = None) -> Path:
+    """Write the tiny checkpoint of `family` into `folder`, in shards of `shard_bytes` if given."""
+    import transformers
+
+    torch.manual_seed(sorted(FAMILIES).index(family))
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]())
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim == 1:  # biases start at 0 and norms at 1: a swapped or forgotten one would not show
+                p.add_(torch.randn_like(p) * 0.2)
+    model.save_pretrained(folder, **({} if shard_bytes is None else {"max_shard_size": shard_bytes}))
+    return folder

@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
-import pytest
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tests.checkpoints import Tiny, make_tiny
+import pytest
+import torch
+
+from tests.checkpoints import Tiny, make_family, make_tiny
+
+if TYPE_CHECKING:
+    from tests.targets.reference import Reference
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """A tiny target and draft with a tokenizer; do not change the files, `clone` them."""
     return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Family -> folder of its tiny checkpoint."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    made: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in made:
+            made[family] = make_family(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint: Callable[[str], Path]) -> Callable[[str, torch.dtype], Reference]:
+    """(family, dtype) -> transformers' own model of that checkpoint."""
+    from tests.targets.reference import Reference
+
+    made: dict[tuple[str, torch.dtype], Reference] = {}
+
+    def get(family: str, dtype: torch.dtype) -> Reference:
+        if (family, dtype) not in made:
+            made[family, dtype] = Reference(checkpoint(family), dtype)
+        return made[family, dtype]
+
+    return get

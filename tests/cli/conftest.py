@@ -1,11 +1,13 @@
-"""`cli`: run the command in this process and look at what came out."""
+"""`cli` runs a command in this process and returns what came out; models and prompts to run it on."""
 
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +48,19 @@ def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> C
 def pair(tiny: Tiny) -> list[object]:
     """Options for the tiny pair, exact to the last bit."""
     return ["-m", tiny.target, "-md", tiny.draft, "--executor", "torch", "--dtype", "float64", "--device", "cpu"]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """A file of two prompts."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"for name in names{i}:\n"}) for i in range(2)))
+    return path
+
+
+@pytest.fixture
+def embedded(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
+    """The tiny pair in place of the embedded models."""
+    monkeypatch.setattr("slipstream.zoo.target_dir", lambda: tiny.target)
+    monkeypatch.setattr("slipstream.zoo.draft_dir", lambda: tiny.draft)
+    return tiny

@@ -102,40 +102,6 @@ def test_two_results_are_compared(cli, pair, texts, tmp_path):
     assert "has format version 2, this Slipstream reads version 1" in result.said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["nowhere.jsonl"], "there is no prompt file 'nowhere.jsonl'"),
-        (["--drafter", "ngrm"], "did you mean 'ngram'"),
-        (["--drafter", "ngram:max_ngrams=3"], "did you mean 'max_ngram'"),
-        (["--drafter", "ngram", "--drafter", "ngram"], "named twice"),
-        (["--drafters", "ngram,model", "-o", "max_ngram=3"], "write options behind the drafter"),
-        (["--drafter", "none"], "there is no drafter to measure"),
-        (["--category", "c"], "has no category 'c'"),
-        (["--temperature", "hot"], "--temperature is 'hot'"),
-        (["--temperature=-1"], "temperature is -1.0"),
-        (["--batch", "0"], "batch is 0"),
-        (["--out", "/nonexistent/r.json"], "the folder /nonexistent does not exist"),
-        (["--template", "chta"], "did you mean 'chat'"),
-    ],
-)
-def test_bad_input_is_one_clear_error(cli, pair, texts, arguments, said):
-    source = [] if arguments[0] == "nowhere.jsonl" else [texts]
-    result = cli("bench", *source, *pair, *QUICK, *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert said in result.said
-    assert result.err.count("error:") == 1
-
-
-def test_an_empty_and_a_malformed_prompt_file(cli, pair, tmp_path):
-    (tmp_path / "empty.jsonl").write_text("\n")
-    assert "holds no prompt" in cli("bench", tmp_path / "empty.jsonl", *pair).said
-    (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n{"prompt"\n')
-    result = cli("bench", tmp_path / "bad.jsonl", *pair)
-    assert result.code == 2
-    assert "bad.jsonl, line 2, is not JSON" in result.said
-
-
 def test_ranges_and_lists():
     assert values_of("x", "2:5") == (2, 3, 4, 5)
     assert values_of("x", "2:8:3,20") == (2, 5, 8, 20)

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 QUICK = ["-n", "8", "--rounds", "1"]
-
-
-@pytest.fixture
-def texts(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": f"for name in names{i}:\n"}) for i in range(2)))
-    return path
 
 
 def test_the_report_for_people(cli, pair, texts, tmp_path):
@@ -56,22 +47,3 @@ def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch)
     assert "the run was interrupted" in result.said
     kept = json.loads((tmp_path / "r.json").read_text())
     assert (kept["complete"], "diagnosis" in kept["data"]) == (False, True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--drafters", "ngram,suffix"], "2 drafters were named, one is examined"),
-        (["--drafter", "none"], "0 drafters were named"),
-        (["-k", "0"], "draft_tokens is 0"),
-        (["--drafter", "modle"], "did you mean 'model'"),
-        (["--out", "/nonexistent/r.json"], "the folder /nonexistent does not exist"),
-        (["nowhere.jsonl"], "there is no prompt file"),
-    ],
-)
-def test_bad_input_is_one_clear_error(cli, pair, texts, arguments, said):
-    source = [] if arguments[0] == "nowhere.jsonl" else [texts]
-    result = cli("doctor", *source, *pair, *QUICK, *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert said in result.said
-    assert result.err.count("error:") == 1

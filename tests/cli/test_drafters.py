@@ -30,9 +30,3 @@ def test_shows_the_options_that_the_drafter_really_takes(cli):
 def test_every_drafters_options_can_be_shown(cli):
     for name in DRAFTERS:
         assert cli("drafters", name).code == 0
-
-
-def test_an_unknown_name_gets_the_nearest_one(cli):
-    result = cli("drafters", "sufix")
-    assert result.code == 2
-    assert "suffix" in result.err

@@ -98,33 +98,6 @@ def test_options_of_other_programs_are_understood():
     assert all(new.startswith("--") and new not in options.ALIASES for new in options.ALIASES.values())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["generate", "x", "--temprature", "1"], "--temperature"),
-        (["generate", "x", "--draft-token", "1"], "--draft-tokens"),
-        (["generat", "x"], "Did you mean 'generate'"),
-        (["generate", "x", "-n", "many"], "--max-new-tokens"),
-        (["generate", "x", "--rule", "rejction"], "did you mean 'rejection'"),
-        (["generate", "x", "--drafter", "n-gram"], "did you mean 'ngram'"),
-        (["generate", "x", "--executor", "nativ"], "did you mean 'native'"),
-        (["generate", "x", "--dtype", "float33"], "did you mean 'float32'"),
-        (["generate", "x", "--quantize", "int4"], "int8"),
-        (["generate", "x", "--threads", "0"], "threads is 0, must be at least 1"),
-        (["generate", "x", "-o", "max_ngram"], "NAME=VALUE"),
-        (["generate", "x", "-m", "mine", "--drafter", "model"], "without a draft model"),
-        (["generate"], "no prompt was given"),
-        (["generate", "x", "--file", "y"], "both given"),
-        (["generate", "--file", "/nonexistent/prompt"], "/nonexistent/prompt"),
-    ],
-)
-def test_mistakes_get_one_message_and_code_2(cli, arguments, message):
-    result = cli(*arguments)
-    assert (result.code, result.out) == (2, "")
-    assert result.said.startswith("error: ")
-    assert message in result.said
-
-
 def test_version_and_help(cli):
     assert cli("--version").out.startswith("slipstream ")
     for command in ("generate", "chat", "demo", "info", "check-pair", "train"):

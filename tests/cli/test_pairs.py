@@ -45,23 +45,6 @@ def test_pairs_elsewhere_at_another_acceptance(cli):
     assert {pair["predicted"]["hardware"]["name"] for pair in seen} == {"RTX 4090"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["pairs", "--hardware", "b200"], "did you mean 'h200'"),
-        (["pairs", "--acceptance", "2"], "acceptance is 2"),
-        (["suggest-draft", "GPT-2", "--acceptance", "-1"], "acceptance is -1"),
-        (["suggest-draft", "GPT-2", "--models", "/nowhere"], "not a folder"),
-        (["suggest-draft", "GPT-2", "--hardware", "h100", "--gpus", "0"], "devices is 0"),
-        (["suggest-draft"], "'target'"),
-    ],
-)
-def test_mistakes_get_one_message_and_code_2(cli, arguments, message):
-    result = cli(*arguments)
-    assert result.code == 2
-    assert message in result.said
-
-
 def test_advice_names_every_situation_and_its_commands(cli):
     result = cli("pairs", "--advice")
     assert result.code == 0

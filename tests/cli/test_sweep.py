@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 QUICK = ["code", "-n", "6", "--rounds", "2", "--prompts", "2"]
 
 
@@ -39,24 +37,3 @@ def test_dtypes_have_engines_of_their_own(cli, tiny):
     found = json.loads(result.out)
     assert sorted(found["data"]["costs"]) == ["float32", "float64"]
     assert [arm["values"].get("dtype") for arm in found["data"]["arms"]] == [None, "float32", None, "float64"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--draft-tokens", "4"], "there is nothing to sweep over"),
-        (["--draft-tokens", "1:100"], "100 settings were asked for"),
-        (["--draft-tokens", "8:2"], "--draft-tokens is '8:2'"),
-        (["--option", "max_ngram"], "is not NAME=VALUES"),
-        (["--drafter", "ngram", "--option", "max_ngrams=2,3"], "did you mean 'max_ngram'"),
-        (["--drafter", "none"], "no drafter to sweep over"),
-        (["--drafter", "modle"], "did you mean 'model'"),
-        (["--dtype", "float31,float32"], "did you mean 'float32'"),
-        (["--page", "/nonexistent/x.html"], "the folder /nonexistent does not exist"),
-    ],
-)
-def test_bad_input_is_one_clear_error(cli, tiny, arguments, said):
-    result = cli("sweep", *QUICK, "-m", tiny.target, "-md", tiny.draft, "--executor", "torch", *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert said in result.said
-    assert result.err.count("error:") == 1

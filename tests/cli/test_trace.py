@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 
 def test_the_text_and_acceptance_over_time(cli, pair, tmp_path):
     given = ["--drafter", "model", "-n", "20", "--ignore-eos"]
@@ -27,21 +25,3 @@ def test_a_prompt_that_ships_and_json(cli, pair):
     result = cli("trace", *pair, "--kind", "edit", "--number", "2", "--drafter", "ngram", "-n", "6", "--json")
     assert result.code == 0, result.err
     assert json.loads(result.out)["settings"]["contender"] == "ngram"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--drafters", "ngram,model"], "2 drafters were named, one is traced"),
-        (["--drafter", "none"], "0 drafters were named"),
-        (["--kind", "codes"], "no prompt file 'codes'"),
-        (["--number", "999"], "number 999 was asked for"),
-        (["--out", "/nonexistent/t.json"], "does not exist"),
-        (["--top-p", "0"], "top_p is 0"),
-    ],
-)
-def test_bad_input_is_one_clear_error(cli, pair, arguments, said):
-    result = cli("trace", *pair, "-n", "4", *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert said in result.said
-    assert result.err.count("error:") == 1

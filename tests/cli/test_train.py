@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.cli.main import main
-from tests.training.tiny import train_target, write_data
+from tests.training.tiny_runs import train_target, write_data
 
 
 @pytest.fixture(scope="module")
@@ -58,30 +58,6 @@ def test_a_dry_run_prints_the_estimate_only(
     assert not (tmp_path / "out" / "checkpoint.safetensors").exists()
     assert run("eagle3", *common, "--steps", 2, "--cache-hidden", "--dry-run") == 0
     assert "of disk" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["medusa", "--budget-tokens", "9"], "no training data was named"),
-        (["medusa", "--data", "corpsu", "--budget-tokens", "9"], "did you mean 'corpus'"),
-        (["medusa", "--data", "x.txt", "--budget-tokens", "9"], "'x.txt' does not exist"),
-        (["medusa", "--data", "corpus"], "exactly one budget"),
-        (["medusa", "--data", "corpus", "--budget-tokens", "9", "--heads", "0"], "heads is 0"),
-        (["eagle3", "--data", "corpus", "--budget-tokens", "9", "--loss", "forward"], "loss is 'forward'"),
-        (["eagle3", "--data", "corpus", "--budget-tokens", "9", "--optimiser", "moun"], "did you mean 'muon'"),
-        (["draft", "--data", "corpus", "--budget-tokens", "9", "--decai", "1"], "--decai"),
-        (["medsua"], "medusa"),
-    ],
-)
-def test_bad_input_is_answered_with_one_message(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(*words) == 2
-    shown = " ".join(capsys.readouterr().err.split())
-    assert message in shown
-    assert "Traceback" not in shown
 
 
 def test_empty_data_is_refused_before_the_target_is_loaded(

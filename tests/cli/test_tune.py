@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from slipstream.cli.tune import TuneModels
 
 QUICK = ["-n", "8", "--rounds", "1", "--confirm", "1"]
-
-
-@pytest.fixture
-def texts(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": f"for name in names{i}:\n"}) for i in range(2)))
-    return path
 
 
 def test_the_choice_is_shown_and_written_and_read_again(cli, pair, texts, tmp_path):
@@ -90,25 +81,6 @@ def test_what_is_tried_where_nothing_is_named():
     assert [c.label for c in TuneModels(drafters="suffix").longest()] == ["suffix"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--drafter", "none"], "there is no drafter to choose from"),
-        (["--drafters", "ngram,sufix"], "did you mean 'suffix'"),
-        (["--write", "/nonexistent/c.json"], "the folder /nonexistent does not exist"),
-        (["-k", "0"], "draft_tokens of model is 0"),
-        (["--confirm", "0"], "Invalid value for '--confirm'"),
-        (["nowhere.jsonl"], "there is no prompt file"),
-    ],
-)
-def test_bad_input_is_one_clear_error(cli, pair, texts, arguments, said):
-    source = [] if arguments[0] == "nowhere.jsonl" else [texts]
-    result = cli("tune", *source, *pair, "-n", "8", *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert said in result.said
-    assert result.err.count("error:") == 1
-
-
 # --- generate --config ---------------------------------------------------------------------------------------------
 
 
@@ -119,22 +91,3 @@ def test_the_command_line_wins_over_the_file(cli, pair, tmp_path):
     assert "method=ngram, K=3" in result.said
     result = cli("generate", "for x in", *pair, "--config", path, "-n", "3", "-k", "2")
     assert "method=ngram, K=2" in result.said
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('{"draftr": "ngram"}', "did you mean 'drafter'"),
-        ('["ngram"]', "holds no object"),
-        ("{", "is not JSON"),
-        ('{"drafter": "ngrm"}', "did you mean 'ngram'"),
-        (None, "cannot be read"),
-    ],
-)
-def test_a_bad_file_is_refused(cli, tmp_path, text, said):
-    path = tmp_path / "c.json"
-    if text is not None:
-        path.write_text(text)
-    result = cli("generate", "x", "--config", path)
-    assert (result.code, result.out) == (2, "")
-    assert said in result.said

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 QUICK = ["-n", "8", "--samples", "60", "--law-prompts", "1", "-k", "3"]
-
-
-@pytest.fixture
-def texts(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": f"for name in names{i}:\n"}) for i in range(2)))
-    return path
 
 
 def test_the_report_for_people(cli, pair, texts, tmp_path):
@@ -64,31 +55,3 @@ def test_ctrl_c_keeps_what_was_checked(cli, pair, texts, tmp_path, monkeypatch):
     assert "the run was interrupted" in result.said
     kept = json.loads((tmp_path / "r.json").read_text())
     assert (kept["complete"], len(kept["data"]["coupled"]), kept["data"]["law"]) == (False, 2, [])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--check", "gredy"], "did you mean 'greedy'"),
-        (["--drafter", "none"], "there is no drafter to check"),
-        (["--drafter", "ngrm"], "did you mean 'ngram'"),
-        (["--rule", "rejektion"], "did you mean 'rejection'"),
-        (["--out", "/nonexistent/r.json"], "the folder /nonexistent does not exist"),
-        (["--level", "2"], "level is 2.0"),
-        (["nowhere.jsonl"], "there is no prompt file 'nowhere.jsonl'"),
-    ],
-)
-def test_bad_input_is_one_clear_error(cli, pair, texts, arguments, said):
-    source = [] if arguments[0] == "nowhere.jsonl" else [texts]
-    result = cli("verify", *source, *pair, *QUICK, *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert said in result.said
-    assert result.err.count("error:") == 1
-
-
-def test_an_empty_prompt_file_and_a_result_of_another_version(cli, pair, tmp_path):
-    (tmp_path / "empty.jsonl").write_text("\n")
-    assert "holds no prompt" in cli("verify", tmp_path / "empty.jsonl", *pair).said
-    (tmp_path / "old.json").write_text(json.dumps({"format": "slipstream-lab", "format_version": 0}))
-    result = cli("report", tmp_path / "old.json", "-o", tmp_path / "page.html")
-    assert (result.code, "format version 0" in result.said) == (2, True)

@@ -14,7 +14,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.rules import RULES, verify
 from slipstream.core.sequence import Sequence
-from tests.core.chance import assert_law, g_test
+from tests.significance import assert_law, g_test
 
 LAW = [0.5, 0.0, 0.25, 0.2, 0.05, 0.0]
 WANTED = dict(enumerate(LAW))

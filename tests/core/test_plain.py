@@ -21,7 +21,7 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.errors import TargetError
 from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import CONTEXT, Tiny, make_model, make_tokenizer
-from tests.core.test_sampling_parameters import CHANGED
+from tests.core.changed_parameters import CHANGED
 
 if importlib.util.find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)

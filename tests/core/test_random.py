@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from slipstream.core.random import DRAFT, NOISE, VERIFY, Stream
-from tests.core.chance import P_VALUE, assert_law
+from tests.significance import LEVEL, assert_law
 
 
 def test_a_number_depends_on_seed_purpose_position_and_index_alone() -> None:
@@ -59,7 +59,7 @@ def test_numbers_are_uniform_along_positions_and_along_seeds() -> None:
     along_position = [Stream(11).uniforms(VERIFY, i, 1)[0] for i in range(4000)]
     along_seed = [Stream(i).uniforms(VERIFY, 5, 1)[0] for i in range(4000)]
     for numbers in (along_index, along_position, along_seed):
-        assert stats.kstest(numbers, "uniform").pvalue >= P_VALUE
+        assert stats.kstest(numbers, "uniform").pvalue >= LEVEL
         assert min(numbers) >= 0
         assert max(numbers) < 1
 
@@ -80,7 +80,7 @@ def test_numbers_of_a_step_are_independent_of_each_other_and_of_the_draft() -> N
 
 
 def test_gumbel_noise_has_the_gumbel_law() -> None:
-    assert stats.kstest(Stream(2).gumbel(9, 5000), "gumbel_r").pvalue >= P_VALUE
+    assert stats.kstest(Stream(2).gumbel(9, 5000), "gumbel_r").pvalue >= LEVEL
     assert np.isfinite(Stream(2).gumbel(9, 5000)).all()
 
 

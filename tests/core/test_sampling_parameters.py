@@ -32,33 +32,13 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM, Completion
 from slipstream.targets.toy import ToyTarget
-from tests.core.scripted import decode
+from tests.core.changed_parameters import CHANGED
+from tests.core.fake_drafters import decode
 from tests.drafters.fakes import MultiStepToy
 
 V, EOS = 12, 11
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5], [7, 8, 9, 0, 6, 2]]
 TEMPERATURES = [0.0, 0.8]
-
-CHANGED: dict[str, Any] = {
-    "temperature": 1.7,
-    "top_k": 2,
-    "top_p": 0.6,
-    "min_p": 0.4,
-    "repetition_penalty": 1.8,
-    "frequency_penalty": 1.5,
-    "presence_penalty": 1.9,
-    "logit_bias": {3: 3.0, 5: -100},
-    "bad_words": ((2,), (1, 2, 3), (5, 6)),
-    "min_tokens": 14,
-    "max_tokens": 9,
-    "stop": ("c", "fg"),
-    "stop_token_ids": (1, 6, 7),
-    "ignore_eos": True,
-    "seed": 8,
-    "logprobs": 2,
-    "draft_tokens": 1,
-}
-"""For each field a value other than its default, whose effect shows in the tests below."""
 
 NAMES = [f.name for f in fields(SamplingParams)]
 

@@ -18,8 +18,8 @@ from slipstream.core.stats import PHASES
 from slipstream.core.step import budget, exact
 from slipstream.core.warp import warp
 from slipstream.targets.toy import ToyTarget
-from tests.core.chance import P_VALUE, assert_law, g_test
-from tests.core.scripted import Bushy, Sampling, Scripted, continuation, decode, finish, rounds, sequence
+from tests.core.fake_drafters import Bushy, Sampling, Scripted, continuation, decode, finish, rounds, sequence
+from tests.significance import LEVEL, assert_law, g_test
 
 TARGET = ToyTarget(vocab=7, order=2, seed=3)
 PROMPT = [1, 2, 3]
@@ -254,7 +254,7 @@ def test_the_g_test_would_catch_the_mildest_wrong_rule() -> None:
             return Draft(draft.tokens, draft.parents, draft.splits, q)
 
     found = samples(SMALL, Liar(SMALL, 1.0), "rejection", 2000, temperature=1.0)
-    assert g_test(found, law_of(SMALL, SamplingParams(temperature=1.0), 3)) < P_VALUE
+    assert g_test(found, law_of(SMALL, SamplingParams(temperature=1.0), 3)) < LEVEL
 
 
 @pytest.mark.parametrize("rule", LOSSLESS)

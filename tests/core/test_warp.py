@@ -17,7 +17,7 @@ from slipstream.core.rules import RULES, verify
 from slipstream.core.sequence import Sequence
 from slipstream.core.warp import distributions, first_maxima, histories, warp
 from slipstream.errors import TargetError
-from tests.core.test_verify_rules import Fixed
+from tests.core.fixed_dice import Fixed
 
 NEVER = -math.inf
 

@@ -1,5 +1,6 @@
 """What every `Drafter` promises, as tests. `test_conformance.py` runs them on every drafter of the registry; a new
-drafter is picked up by its line there, and needs a line in `MAKERS` only if it cannot be made from a target alone.
+drafter is picked up by its line there, and needs a line in `makers.MAKERS` only if it cannot be made from a target
+alone. What drafters without a model promise beyond that is in `lookup_conformance.py`.
 
 A drafter outside the registry can be put through the same tests: subclass `Conformance` and provide the fixture
 `case`.
@@ -25,8 +26,9 @@ from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.guard import MAX_NODES, Guard
 from slipstream.drafters.none import NoDrafter
 from slipstream.llm import LLM
-from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law
 from tests.end_to_end.sampling import sample
+from tests.oracle import Oracle, joint_law
+from tests.significance import LEVEL, beginnings, g_test
 
 LENGTH = 20
 
@@ -57,6 +59,7 @@ class Recorder:
         draft = self.drafter.propose(seqs, budget)
         draft.check(budget, self.vocab_size, MAX_NODES)
         check_laws(draft, [seq.params.greedy for seq in seqs])
+        check_siblings(draft)
         for b, seq in enumerate(seqs):
             own = slice(draft.splits[b], draft.splits[b + 1])
             q = [] if draft.q is None else draft.q[own].tolist()
@@ -78,6 +81,17 @@ def check_laws(draft: Draft, greedy: Seq[bool]) -> None:
     assert bool((draft.q >= 0).all())
     torch.testing.assert_close(draft.q.sum(-1), torch.ones(len(draft), dtype=torch.float64))
     assert bool((draft.q.gather(1, draft.tokens[:, None]) > 0).all()), "a guess that its own law forbids"
+
+
+def check_siblings(draft: Draft) -> None:
+    """Where every draft token is a point mass, a second equal child of one node could never be accepted."""
+    if draft.q is not None:
+        return
+    for b in range(draft.batch):
+        start = draft.splits[b]
+        for below in draft.children(b).values():
+            tokens = [draft.ids[start + i] for i in below if draft.acceptable is None or draft.acceptable[start + i]]
+            assert len(set(tokens)) == len(tokens), f"equal siblings {tokens}"
 
 
 def size(thing: object, seen: dict[int, object] | None = None) -> int:
@@ -211,6 +225,15 @@ class Conformance:
             done = llm.generate(prompts, SamplingParams(max_tokens=LENGTH))
             assert [d.token_ids for d in done] == [truth.greedy(prompt, LENGTH) for prompt in prompts]
             assert guard.faults == 0
+
+    def test_every_output_length_up_to_and_beyond_the_draft_length(self, case: Case) -> None:
+        """Exactly as long as asked for, from 1 to two more than the draft length (transformers issue 46993: prompt
+        lookup overran max_new_tokens)."""
+        target, prompt = case.target(), [0, 1, 2, 0, 1, 2, 0]
+        llm, text = LLM(target, case.make(target), draft_tokens=7), Oracle(case.target()).greedy(prompt, 9)
+        for n in range(1, 10):
+            done = llm.generate([prompt] * 2, SamplingParams(max_tokens=n))
+            assert [d.token_ids for d in done] == [text[:n]] * 2
 
     def test_a_request_can_switch_it_off(self, case: Case) -> None:
         target = case.target()

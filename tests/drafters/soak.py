@@ -37,10 +37,10 @@ def stream() -> Iterator[list[int]]:
         yield out[:PIECE]
 
 
-def held(thing: object) -> int:
+def held(thing: object, besides: object = None) -> int:
     """Bytes of `thing` and of everything that only it holds: what the garbage collector finds from there, and the
-    integers and tuples in it, shared ones once."""
-    seen: set[int] = set()
+    integers and tuples in it, shared ones once. `besides` and what is found through it alone are not counted."""
+    seen = {id(besides)}
     todo, size = [thing], 0
     while todo:
         one = todo.pop()

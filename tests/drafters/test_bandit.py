@@ -26,7 +26,7 @@ from slipstream.drafters.scripted import Script, ScriptedDrafter, right, wrong
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
-from tests.end_to_end.exact import Oracle
+from tests.oracle import Oracle
 
 V, ROW, BUDGET = 16, 0.04, 10
 COSTS = CostCurve.flat(ROW)

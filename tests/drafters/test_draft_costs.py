@@ -11,7 +11,7 @@ from slipstream.drafters.draft_costs import measure_draft_costs
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.scripted import RandomDrafter
 from slipstream.targets.toy import ToyTarget
-from tests.targets.test_target_costs import Charging, Clock, Preparing
+from tests.targets.charging import Charging, Clock, Preparing
 
 
 @pytest.fixture

@@ -35,11 +35,13 @@ from slipstream.heads.eagle_format import save_eagle
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.toy import ToyTarget
+from tests.checkpoints import random_llama
 from tests.drafters.conformance import Recorder
-from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law
 from tests.end_to_end.sampling import sample
-from tests.heads.test_eagle_runtime import Text, dense, true_batch
-from tests.heads.tiny import config, eagle_drafter, head, knowing_head
+from tests.heads.dense_eagle import Text, dense, true_batch
+from tests.heads.tiny_heads import config, eagle_drafter, head, knowing_head
+from tests.oracle import Oracle, joint_law
+from tests.significance import LEVEL, beginnings, g_test
 
 V = 5
 PROMPTS = [[1, 2, 3], [4], [0, 1, 2, 0, 1, 2, 0]]
@@ -383,10 +385,10 @@ class TestLaws:
         def drafted(wrong: bool) -> tuple[Draft, Tensor]:
             made = config(3, V, target=V, draft_vocab=V - 1)
             drafter = EagleDrafter(TorchEagle(head(made, 3).float()), V, EagleDraftConfig(shape=shape, width=1))
-            call, returned = drafter.runtime.chains, list[Tensor]()
+            call, returned = drafter.runtime.decode_steps, list[Tensor]()
 
             def picks(*arguments: Any) -> DecodedSteps:
-                drawn, logits, _ = call(*arguments)
+                drawn, logits = call(*arguments)[:2]
                 returned.append(logits)
                 if wrong:
                     drawn = torch.stack((drawn[0], (drawn[1] + 1) % (V - 1), *drawn[2:]))
@@ -461,18 +463,11 @@ def decoder() -> Decoder:
 
 @functools.cache
 def tiny_decoder(executor: str = "torch", dtype: str = "float64", **changes: Any) -> Decoder:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     shape = {
         "vocab_size": 40, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
-        "initializer_range": 0.25, "eos_token_id": None,
+        "max_position_embeddings": 256, "eos_token_id": None, "pad_token_id": None,
     }  # fmt: skip
-    state = torch.random.get_rng_state()
-    torch.manual_seed(1)
-    model = LlamaForCausalLM(LlamaConfig(**shape | changes)).eval()
-    torch.random.set_rng_state(state)
-    return Decoder.from_module(model, executor, dtype)
+    return Decoder.from_module(random_llama(1, **shape | changes), executor, dtype)
 
 
 def head_for(version: int = 3, **changes: Any) -> EagleHead:

@@ -4,7 +4,7 @@ its own among others' guesses. It must keep its state right by the tokens that c
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Sequence as Seq
 
 import pytest
 import torch
@@ -15,19 +15,15 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
-from slipstream.core.target import Target, TargetOut
+from slipstream.core.target import TargetOut
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.hybrid import HybridConfig, HybridDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from tests.drafters.conformance import Case, check_laws
-from tests.drafters.test_conformance import MAKERS, V, target
-from tests.end_to_end.exact import Oracle
+from tests.drafters.makers import V, maker, target
+from tests.oracle import Oracle
 
 LENGTH = 40
-
-
-def maker(name: str) -> Callable[[Target], Drafter]:
-    return MAKERS.get(name, lambda target: make_drafter(name, target))
 
 
 class Stranger:

@@ -15,7 +15,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.guard import MAX_NODES, Guard
 from slipstream.targets.toy import ToyTarget
-from tests.core.scripted import Sampling, Scripted, finish, sequence
+from tests.core.fake_drafters import Sampling, Scripted, finish, sequence
 
 PROMPT = [1, 2, 3]
 

@@ -14,20 +14,20 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.drafters.hybrid import HybridConfig, HybridDrafter, Lookup, members_of
+from slipstream.drafters.hybrid import HybridConfig, HybridDrafter, members_of
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
-from slipstream.drafters.registry import DRAFTERS, make_drafter
+from slipstream.drafters.registry import make_drafter
 from slipstream.drafters.scripted import RandomDrafter
 from slipstream.errors import ParameterError, RuleError
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
 from tests.drafters.conformance import LENGTH, Case, Conformance
-from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law
 from tests.end_to_end.sampling import sample
+from tests.oracle import Oracle, joint_law
+from tests.significance import LEVEL, beginnings, g_test
 
 V = 5
-LOOKUPS = [name for name, spec in DRAFTERS.items() if spec.lookup]
 
 
 def target() -> ToyTarget:
@@ -177,25 +177,6 @@ def test_nothing_goes_on_behind_a_tree() -> None:
     assert hybrid(Knowing([1], {2: 0}), Tree([])).propose([Sequence([0, 0])], [5]).ids == [4, 3]
 
 
-@pytest.mark.parametrize("name", LOOKUPS)
-def test_lookups_know_what_follows_the_text_and_then_foreign_guesses(name: str) -> None:
-    lookup = make_drafter(name, ToyTarget(32))
-    seq = Sequence([9, 1, 2, 3, 4, 5, 8, 1])
-    lookup.propose([seq], [2])
-    assert lookup.continue_from(seq, [2, 3], 2) == ([4, 5], 3)
-    assert lookup.continue_from(seq, [7, 3], 2) == ([4, 5], 1), "a match within the guesses"
-    assert lookup.continue_from(seq, [6], 2)[0] == []
-    assert lookup.propose([seq], [1]).ids == [2], "nothing of it was learnt"
-
-
-@pytest.mark.parametrize("name", [n for n in LOOKUPS if n != "suffix"])
-def test_a_loop_that_begins_in_foreign_guesses_is_followed_round(name: str) -> None:
-    lookup = make_drafter(name, ToyTarget(32), row_cost=0.0)
-    seq = Sequence([9, 9, 1, 2, 3, 1, 2])
-    lookup.propose([seq], [2])
-    assert lookup.continue_from(seq, [3, 1], 5)[0] == [2, 3, 1, 2, 3]
-
-
 def test_a_neural_member_is_not_started_for_a_text_that_is_about_to_end() -> None:
     neural = Fixed([4, 4])
     stack = hybrid(neural, start=4.0)
@@ -224,41 +205,6 @@ def test_every_member_observes_the_real_draft_and_is_told_of_the_end() -> None:
 
 def test_taps_are_those_of_all_members_each_once() -> None:
     assert hybrid(Fixed([], taps=(2, 7)), Fixed([], taps=(7, -1)), Fixed([])).taps == (2, 7, -1)
-
-
-@pytest.mark.parametrize("name", LOOKUPS)
-def test_lookups_know_the_length_of_their_match(name: str) -> None:
-    lookup = make_drafter(name, ToyTarget(32))
-    assert isinstance(lookup, Lookup)
-    seq = Sequence([9, 1, 2, 3, 4, 5, 8, 2, 3, 4])
-    assert lookup.propose([seq], [2]).ids[:1] == [5]
-    assert lookup.match_length(seq.id) == 3
-    assert lookup.match_length(10**9) == 0
-    assert not isinstance(make_drafter("model", target(), model=other()), Lookup)
-
-
-@pytest.mark.parametrize("name", LOOKUPS)
-def test_lookups_judge_their_own_guesses_whoever_was_verified(name: str) -> None:
-    """What another drafter's guesses did is no witness of the lookup's: right guesses that were never verified count
-    as right, and wrong guesses as wrong although every verified one stood."""
-
-    def depth_after(run: list[int]) -> int:
-        lookup = make_drafter(name, ToyTarget(32))
-        seq = Sequence([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3], SamplingParams(max_tokens=1000))
-        for _ in range(40):
-            seq.tokens[11:] = []
-            lookup.propose([seq], [4])
-            foreign = Draft.chains([run[:-1]])
-            verdict = Verdict([[*range(len(run) - 1)]], run[-1:], [None], [False])
-            seq.advance(verdict, foreign, 0)
-            lookup.observe([seq], foreign, TargetOut(torch.zeros(len(run), 32)), verdict)
-        fresh = Sequence([*seq.tokens[:11]])
-        fresh.id = seq.id
-        state = lookup._states[seq.id]  # type: ignore[attr-defined]
-        return int(state.odds.depth(lookup.match_length(seq.id)))  # type: ignore[attr-defined]
-
-    assert depth_after([4, 5, 6]) > 20
-    assert depth_after([9, 9, 9]) <= 1
 
 
 # --- end to end ---------------------------------------------------------------------------------------------------

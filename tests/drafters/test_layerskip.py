@@ -21,6 +21,7 @@ from slipstream.errors import PairError, ParameterError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.exits import Exit, measure_exits
 from slipstream.targets.toy import ToyTarget
+from tests.checkpoints import random_llama
 from tests.drafters.conformance import Case, Conformance
 
 V, LAYERS = 12, 4
@@ -31,13 +32,10 @@ PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1]]
 def module(late: float) -> transformers.LlamaForCausalLM:
     """A tiny model whose layers from the third on add `late` times what they would: the smaller, the better its exits
     agree with the whole."""
-    torch.manual_seed(5)
-    config = transformers.LlamaConfig(
-        vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=256, initializer_range=0.3,
-        pad_token_id=None, bos_token_id=None, eos_token_id=None,
+    model = random_llama(
+        5, vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, max_position_embeddings=256,
+        initializer_range=0.3, pad_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).eval()
     with torch.no_grad():
         for layer in model.model.layers[2:]:
             layer.self_attn.o_proj.weight.mul_(late)

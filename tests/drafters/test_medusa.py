@@ -29,9 +29,10 @@ from slipstream.llm import LLM
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import Tiny
-from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law
 from tests.end_to_end.sampling import sample
-from tests.heads.medusa_tiny import medusa_drafter, tiny_heads
+from tests.heads.tiny_heads import medusa_drafter, tiny_heads
+from tests.oracle import Oracle, joint_law
+from tests.significance import LEVEL, beginnings, g_test
 
 V = 7
 ACCURACIES = ((0.5, 0.2, 0.1), (0.4, 0.2, 0.1), (0.3, 0.2, 0.1))
@@ -96,7 +97,7 @@ def test_outputs_that_the_target_overwrites_do_no_harm() -> None:
 
     class Reusing:
         vocab_size, context, device = V, target.context, target.device
-        commit, release = target.commit, target.release
+        commit, release, capabilities = target.commit, target.release, target.capabilities
         last: TargetOut | None = None
 
         def run(self, seqs: Any, draft: Draft, taps: Any = ()) -> TargetOut:

@@ -23,14 +23,19 @@ from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
 from slipstream.errors import ParameterError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.toy import ToyTarget
+from tests.checkpoints import random_llama
 from tests.core.exact import completed, rational, target_law, weighed
 from tests.core.worlds import Guesses, Shape, law, point, steady
 from tests.drafters.fakes import MultiStepToy
-from tests.drafters.test_layerskip import module
-from tests.end_to_end.exact import LEVEL, Oracle, g_test, joint_law
 from tests.end_to_end.sampling import hurry
+from tests.oracle import Oracle, joint_law
+from tests.significance import LEVEL, g_test
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1]]
+SMALL = {
+    "vocab_size": 12, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "initializer_range": 0.3,
+    "max_position_embeddings": 256, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
 
 
 def drafter(model: ToyTarget, vocab: int = 8, **options: object) -> ModelDrafter:
@@ -392,7 +397,10 @@ def test_what_stands_of_two_siblings_by_enumeration(
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_the_KV_of_the_draft_model_is_that_of_a_fresh_prefill_after_every_tree(tree: str, temperature: float) -> None:
     """R7, R9: rollbacks of differing depth one after another, on branches that are not the first, and lost drafts."""
-    model, rng = Decoder.from_module(module(1.0), dtype="float64"), random.Random(3)
+    model, rng = (
+        Decoder.from_module(random_llama(5, **SMALL), dtype="float64"),
+        random.Random(3),
+    )
     mine = ModelDrafter(model, 12, ModelDraftConfig(tree=tree, width=3, nodes=8))
     world = ToyTarget(vocab=12)
     seqs = [Sequence(text, SamplingParams(temperature=temperature, seed=i)) for i, text in enumerate(PROMPTS)]

@@ -43,6 +43,27 @@ def test_a_longer_match_is_trusted_deeper_before_anything_is_known() -> None:
     assert odds.depth(16) == odds.depth(40) > odds.depth(8) > 16
 
 
+def test_drafting_stops_where_drafts_are_never_right_and_resumes_where_they_are() -> None:
+    odds = Odds(row_cost=0.05, longest=3)
+    full, longer = odds.depth(2), odds.depth(3)
+    assert full >= 8
+    for _ in range(400):
+        depth = odds.depth(2)
+        if depth:
+            odds.learn(2, depth, 0)
+    tries = 0
+    for _ in range(100):
+        depth = odds.depth(2)
+        if depth:
+            tries += 1
+            odds.learn(2, depth, 0)
+    assert 0 < tries < 60, "it goes on trying, but not every time"
+    assert odds.depth(3) == longer, "another length of match has its own record"
+    for _ in range(200):
+        odds.learn(2, 4, 4)
+    assert odds.depth(2) > full
+
+
 def test_reach_begins_with_its_prior_and_learns_by_hand_computed_shares() -> None:
     """prior 0.5 worth 2 guesses, nothing fades. After one round of two that stood and a third that fell, 2 of 3 guesses
     stood: rate (2 + 1) / (3 + 2) = 0.6; depths 1 and 2: (1 + 2 * 0.6) / (1 + 2) = 2.2 / 3, depth 3: 1.2 / 3, depth 4:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from slipstream.core.draft import Draft, Verdict
@@ -11,12 +10,10 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.core.trees import Tree
-from slipstream.drafters.guard import MAX_NODES
-from slipstream.drafters.recycling import ASSUMED, REMAKE, RecyclingConfig, RecyclingDrafter, Shape, _Plan
-from slipstream.errors import ParameterError
+from slipstream.drafters.recycling import REMAKE, RecyclingConfig, RecyclingDrafter, Shape, _Plan
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
-from tests.end_to_end.exact import Oracle
+from tests.oracle import Oracle
 
 THE, CAT, DOG, CAR, SAT, RAN, IS = range(7)
 V = 7
@@ -110,7 +107,7 @@ def test_without_a_row_cost_the_tree_stays() -> None:
     assert before.height <= 6
 
 
-def test_trees_keep_to_the_budget_and_are_well_formed() -> None:
+def test_a_full_tree_is_as_deep_as_the_budget_and_max_draft_allow() -> None:
     target = ToyTarget(16, order=1, seed=1)
     llm = LLM(target, "recycling", draft_tokens=6, draft_options={"row_cost": 0.0, "nodes": 60})
     drafter = llm.drafter
@@ -119,11 +116,7 @@ def test_trees_keep_to_the_budget_and_are_well_formed() -> None:
         if n > 4 and seq.room > 8:
             for depth in range(1, 8):
                 made = drafter.propose([seq], [depth])
-                made.check([depth], 16, MAX_NODES)
                 assert max(made.depths) == min(depth, 6)
-                for below in made.children(0).values():
-                    tokens = [made.ids[i] for i in below]
-                    assert len(set(tokens)) == len(tokens)
 
 
 def test_a_law_of_one_token_is_guessed_right_once_it_was_met() -> None:
@@ -133,43 +126,3 @@ def test_a_law_of_one_token_is_guessed_right_once_it_was_met() -> None:
     assert done.token_ids == Oracle(ToyTarget(16, order=1, seed=2)).greedy([1], 400)
     assert done.stats.mean_acceptance_length is not None
     assert done.stats.mean_acceptance_length > 5
-
-
-def test_rows_are_saved_where_no_candidate_is_ever_right() -> None:
-    params = SamplingParams(temperature=1.0, max_tokens=500, seed=1)
-    done = LLM(ToyTarget(512, order=1, seed=1, sharpness=0.0), "recycling", draft_tokens=6).generate([1, 2], params)[0]
-    assert done.stats.proposed / done.stats.rounds < 1
-
-
-@pytest.mark.parametrize("options", [{}, {"row_cost": 0.0}, {"candidates": 1}, {"shared": True}], ids=str)
-def test_every_output_length_up_to_and_beyond_the_draft_length(options: dict[str, object]) -> None:
-    truth, prompt = Oracle(ToyTarget(4, order=2, seed=3)), [0, 1, 2, 0, 1, 2, 0]
-    for n in range(1, 10):
-        llm = LLM(ToyTarget(4, order=2, seed=3), "recycling", draft_tokens=7, draft_options=options)
-        done = llm.generate([prompt] * 2, SamplingParams(max_tokens=n))
-        assert [d.token_ids for d in done] == [truth.greedy(prompt, n)] * 2
-
-
-def test_a_sequence_that_is_not_drafted_for_costs_nothing() -> None:
-    drafter = RecyclingDrafter(8)
-    LLM(ToyTarget(), drafter).generate([1, 2, 1, 2], SamplingParams(max_tokens=8, draft_tokens=0))
-    assert not drafter._states
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"candidates": 0},
-        {"candidates": len(ASSUMED) + 1},
-        {"nodes": 0},
-        {"nodes": MAX_NODES + 1},
-        {"max_draft": 0},
-        {"row_cost": 1.5},
-        {"shared": "yes"},
-    ],
-    ids=str,
-)
-def test_impossible_values_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ParameterError) as caught:
-        RecyclingConfig(**options)  # type: ignore[arg-type]
-    assert any(name in str(caught.value) for name in options)

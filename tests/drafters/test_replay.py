@@ -13,7 +13,7 @@ from slipstream.drafters.replay import ReplayConfig, read
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
-from tests.end_to_end.exact import Oracle
+from tests.oracle import Oracle
 
 V = 32
 PROMPT = [1, 2, 3]

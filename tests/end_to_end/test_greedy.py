@@ -23,9 +23,9 @@ from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, replay,
 from slipstream.llm import LLM
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.toy import ToyTarget
-from tests.end_to_end.exact import Oracle
+from tests.checkpoints import make_family
 from tests.end_to_end.toys import ToyDrafter
-from tests.targets.families import make
+from tests.oracle import Oracle
 
 V = 7
 LENGTH = 24
@@ -112,7 +112,7 @@ def test_rules_agree_at_temperature_0(truth: Oracle, rule: str) -> None:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    return Oracle(Decoder.load(make("llama", tmp_path_factory.mktemp("llama")), "torch", torch.float64, "cpu"))
+    return Oracle(Decoder.load(make_family("llama", tmp_path_factory.mktemp("llama")), "torch", torch.float64, "cpu"))
 
 
 LLAMA_PROMPTS = [[1, 17, 3], [1], [5, 80, 5, 80, 5, 80, 5], [9, 8, 7, 6, 5, 4, 3, 2, 11, 12, 13]]
@@ -149,7 +149,9 @@ def test_llama_drafters(
 ) -> None:
     vocab = llama.target.vocab_size
     if name == "another model":
-        drafter: Drafter = ModelDrafter(Decoder.load(make("qwen2", tmp_path), "torch", torch.float64, "cpu"), vocab)
+        drafter: Drafter = ModelDrafter(
+            Decoder.load(make_family("qwen2", tmp_path), "torch", torch.float64, "cpu"), vocab
+        )
     elif name == "ngram tree":
         drafter = NgramDrafter(NgramConfig(branches=3, forks=2, fillers=3))
     else:

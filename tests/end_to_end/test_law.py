@@ -30,9 +30,10 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, wrong_at
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
-from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law, needed
 from tests.end_to_end.sampling import sample
 from tests.end_to_end.toys import RIGHT_TWIN, WRONG_RULES, ToyDrafter
+from tests.oracle import Oracle, joint_law
+from tests.significance import LEVEL, beginnings, g_test, needed
 
 N = 20_000
 V, EOS = 5, 4

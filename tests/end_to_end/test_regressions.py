@@ -22,8 +22,9 @@ from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.scripted import RandomDrafter, Script, ScriptedDrafter, right, wrong, wrong_at
 from slipstream.llm import LLM, Completion
 from slipstream.targets.toy import ToyTarget
-from tests.end_to_end.exact import LEVEL, Oracle, beginnings, g_test, joint_law
 from tests.end_to_end.sampling import sample
+from tests.oracle import Oracle, joint_law
+from tests.significance import LEVEL, beginnings, g_test
 
 V = 6
 PROMPT = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]

@@ -16,7 +16,7 @@ from slipstream.core.rules import Decision, Rule
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.core.warp import warp
-from tests.end_to_end.exact import Oracle
+from tests.oracle import Oracle
 
 
 class ToyDrafter:

@@ -16,8 +16,8 @@ from slipstream.errors import CheckpointError, ConfigError, LoadError, Unsupport
 from slipstream.heads.eagle_format import load_eagle, save_eagle
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.recognition import recognise
-from tests.heads.test_eagle_runtime import VARIANTS, Text, dense
-from tests.heads.tiny import config, head
+from tests.heads.dense_eagle import VARIANTS, Text, dense
+from tests.heads.tiny_heads import config, head
 
 
 def logits(made: EagleHead) -> Tensor:

@@ -16,87 +16,25 @@ from slipstream.backends.int8 import quantise_rows
 from slipstream.backends.table import RunSettings, backend_for_head
 from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE, StepSampling
-from slipstream.core.target import HeadHost
+from slipstream.core.target import HeadHost, Runtime
 from slipstream.errors import ParameterError, TargetError
-from slipstream.heads.eagle_head import EagleConfig, EagleHead
+from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_runtime import EagleRuntime
 from slipstream.models.executor import Batch
 from slipstream.training.eagle3 import chain_states
-from tests.heads.tiny import config, head, head_host
+from tests.heads.dense_eagle import TARGET, VARIANTS, Text, V, dense, rotary, true_batch, variant
+from tests.heads.tiny_heads import head, head_host
 
-V, TARGET = 40, 6
-SHORT = {"draft_vocab": 24}
 NATIVE = importlib.util.find_spec("numba") is not None
 if NATIVE:
     from slipstream.backends.native.native_eagle import NativeEagle
     from slipstream.backends.native.packed_weights import Layout, SharedEmbedding
 needs_numba = pytest.mark.skipif(not NATIVE, reason="numba is not installed")
-BIASES = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
-
-
-def variant(version: int, target: int = TARGET, decoder: dict[str, Any] | None = None, **changes: Any) -> EagleConfig:
-    short = SHORT if version == 3 else {}
-    return config(version, V, target=target, decoder={"head_dim": 16} | (decoder or {}), **short, **changes)
-
-
-VARIANTS: dict[str, EagleConfig] = {
-    "3": variant(3),
-    "3, norm before residual": variant(3, norm_before_residual=True),
-    "3.1": variant(3, fc_norm=True, norm_output=True),
-    "3, joined norm, own embedding": variant(3, norm_before_fc=True, own_embedding=True),
-    "3, biases": variant(3, decoder=BIASES),
-    "1": variant(1, 8),
-    "1, two layers, bias": variant(1, 8, fc_bias=True, decoder={"layers": 2, "windows": (None, None)}),
-}
 
 
 @pytest.fixture(params=VARIANTS)
 def made(request: pytest.FixtureRequest) -> EagleHead:
     return head(VARIANTS[request.param], spread=0.4)
-
-
-class Text:
-    """A made-up text: tokens and the target's states, true rows 0..n-2."""
-
-    def __init__(self, made: EagleHead, n: int, seed: int = 0):
-        generator = torch.Generator().manual_seed(seed)
-        width = len(made.config.taps) * made.config.target_hidden
-        self.tokens = torch.randint(made.config.decoder.vocab_size, (n,), generator=generator).tolist()
-        self.features = torch.randn(n, width, generator=generator, dtype=torch.float64)
-
-
-def rotary(made: EagleHead) -> tuple[Tensor, Tensor]:
-    """cos and sin of positions 0..255, float64 [256, 1, D]."""
-    inv_freq, scale = made.config.decoder.rope()
-    angles = torch.outer(torch.arange(256, dtype=torch.float64), inv_freq)
-    angles = torch.cat((angles, angles), -1)[:, None]
-    return angles.cos() * scale, angles.sin() * scale
-
-
-def dense(made: EagleHead, tokens: list[int], hidden: Tensor, sees: Tensor, positions: list[int]) -> Any:
-    """(next features, what logits reads) of rows that see each other by `sees` [n, n], with no cache at all."""
-    cos, sin = rotary(made)
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-        scores = torch.einsum("nhd,mhd->hnm", q, k) * q.shape[-1] ** -0.5
-        return torch.einsum("hnm,mhd->nhd", scores.masked_fill(~sees, -torch.inf).softmax(-1), v)
-
-    return made(torch.tensor(tokens), hidden, (cos[positions], sin[positions]), attend)
-
-
-def true_batch(texts: list[Text], first: list[int], last: list[int]) -> tuple[Batch, Tensor]:
-    """True rows first..last-1 of each text."""
-    splits, tokens, positions = [0], [], []
-    for text, a, b in zip(texts, first, last, strict=True):
-        tokens += text.tokens[a + 1 : b + 1]
-        positions += range(a, b)
-        splits.append(len(tokens))
-    batch = Batch(
-        range(len(texts)), torch.tensor(tokens), positions, splits, first, [None] * len(texts),
-        [s - 1 for s in splits[1:]], [256] * len(texts),
-    )  # fmt: skip
-    return batch, torch.cat([t.features[a:b] for t, a, b in zip(texts, first, last, strict=True)])
 
 
 def chain_by_hand(made: EagleHead, text: Text, rows: int, steps: int, picks: Callable[[Tensor, int], int]) -> list[Any]:
@@ -151,7 +89,7 @@ def test_a_chain_in_one_call_equals_one_recomputed_token_by_token(
         batch, features = true_batch(texts, [0, 0, 0], [max(1, d) for d in done])
         runtime.decode_steps(batch, features, 3)
     batch, features = true_batch(texts, [0, 9, 6], [6, 11, 8])
-    tokens, logits, _ = runtime.decode_steps(batch, features, 4)
+    tokens, logits, _ = runtime.decode_steps(batch, features, 4)[:3]
     for b, rows in enumerate((6, 11, 8)):
         wanted = chain_by_hand(made, texts[b], rows, 4, lambda x, j: int(x.argmax()))
         assert tokens[:, b].tolist() == [token for token, _ in wanted]
@@ -164,7 +102,7 @@ def test_noise_and_temperature_choose_as_gumbel_max_does(made: EagleHead, run: t
     heat = torch.tensor([0.5, 2.0], dtype=torch.float64)
     noise = -(-torch.rand(3, 2, made.config.draft_vocab, dtype=torch.float64).log()).log()
     batch, features = true_batch(texts, [0, 0], [4, 7])
-    tokens, logits, distributions = runtime.decode_steps(batch, features, 3, StepSampling(1 / heat, noise=noise))
+    tokens, logits, distributions = runtime.decode_steps(batch, features, 3, StepSampling(1 / heat, noise=noise))[:3]
     drawn_from(distributions, logits, 1 / heat)
     for b, rows in enumerate((4, 7)):
         wanted = chain_by_hand(made, texts[b], rows, 3, lambda x, j, b=b: int((x / heat[b] + noise[j, b]).argmax()))
@@ -179,7 +117,7 @@ def test_uniforms_choose_by_inversion(made: EagleHead, run: tuple[EagleRuntime, 
     heat = torch.tensor([0.8, ARGMAX_INV_TEMPERATURE], dtype=torch.float64)
     uniforms = torch.tensor([[0.31, 0.0], [0.85, 0.0], [0.02, 0.0]], dtype=torch.float64)
     batch, features = true_batch(texts, [0, 0], [4, 7])
-    tokens, logits, distributions = runtime.decode_steps(batch, features, 3, StepSampling(heat, uniforms))
+    tokens, logits, distributions = runtime.decode_steps(batch, features, 3, StepSampling(heat, uniforms))[:3]
     drawn_from(distributions, logits[:, :1], heat[:1])
     picks = [
         lambda x, j: int((torch.softmax(x * 0.8, -1).cumsum(-1) <= uniforms[j, 0]).sum()),
@@ -302,7 +240,7 @@ def test_the_native_backend_runs_the_heads_of_its_targets(quantize: str | None, 
     host = lender(SharedEmbedding(layout.embedding(lent), layout))
     runtime = runtime_for(wide.borrow(lent), host, quantize=quantize)
     assert isinstance(runtime, NativeEagle)
-    assert runtime._head[0]["own"]["embed"] == host.embedding_record.record  # not held twice
+    assert runtime._head[0]["own"]["embed"] == host.packed_embedding.record  # not held twice
     text = Text(wide, 9)
     batch, features = true_batch([text], [0], [8])
     found = runtime.decode_steps(batch, features, 4)
@@ -310,7 +248,7 @@ def test_the_native_backend_runs_the_heads_of_its_targets(quantize: str | None, 
         for parameter in (p for p in wide.parameters() if p.ndim == 2):
             values, scale = quantise_rows(parameter)
             parameter.copy_(values * scale)
-    exact = TorchEagle(wide).chains(batch, features.float(), 4)
+    exact = TorchEagle(wide).decode_steps(batch, features.float(), 4)
     close(found.logits[0], exact.logits[0].double(), tolerance)
     if tolerance < 1e-2:
         assert torch.equal(found.tokens, exact.tokens)
@@ -325,7 +263,7 @@ def test_weights_are_kept_as_narrow_as_they_came(dtype: torch.dtype) -> None:
     text = Text(wide, 9)
     batch, features = true_batch([text], [0], [8])
     runtime = NativeEagle(wide)
-    close(runtime.decode_steps(batch, features, 3)[1], TorchEagle(wide).chains(batch, features, 3)[1], 2e-5)
+    close(runtime.decode_steps(batch, features, 3)[1], TorchEagle(wide).decode_steps(batch, features, 3)[1], 2e-5)
     assert (runtime.weight_bytes < 3.2 * sum(p.numel() for p in wide.parameters())) is (dtype != torch.float32)
 
 
@@ -336,10 +274,10 @@ def test_a_row_is_the_same_bit_for_bit_alone_among_others_and_on_several_threads
     texts = [Text(made, n, seed) for seed, n in enumerate((7, 31, 12))]
     batch, features = true_batch(texts, [0, 0, 0], [6, 30, 11])
     one = NativeEagle(made, threads=1, quantize=quantize)
-    together = one.chains(batch, features, 4)
+    together = one.decode_steps(batch, features, 4)
     three = NativeEagle(made, threads=3, quantize=quantize)
     three._workspace.threads._small = False
-    assert torch.equal(three.chains(batch, features, 4).logits, together.logits)
+    assert torch.equal(three.decode_steps(batch, features, 4).logits, together.logits)
     for b, text in enumerate(texts):
         last = len(text.tokens) - 1
         single, own = true_batch([text], [0], [last])
@@ -348,11 +286,11 @@ def test_a_row_is_the_same_bit_for_bit_alone_among_others_and_on_several_threads
             row, feature = true_batch([text], [i], [i + 1])
             one.extend(row, feature)
         row, feature = true_batch([text], [last - 1], [last])
-        found = one.chains(row, feature, 4)
+        found = one.decode_steps(row, feature, 4)
         assert torch.equal(found.tokens[:, 0], together.tokens[:, b])
         assert torch.equal(found.logits[:, 0], together.logits[:, b])
         one.release(0)
-        assert torch.equal(one.chains(single, own, 4).logits[:, 0], together.logits[:, b])
+        assert torch.equal(one.decode_steps(single, own, 4).logits[:, 0], together.logits[:, b])
 
 
 @needs_numba
@@ -366,7 +304,7 @@ def test_other_heads_are_left_to_torch(caplog: pytest.LogCaptureFixture) -> None
     for host, quantize, name in (
         (lender(), None, "native"),
         (lender(), "int8", "native"),
-        (replace(lender(), executor="torch"), None, "torch"),
+        (replace(lender(), runtime=Runtime("torch", torch.float32)), None, "torch"),
     ):
         assert backend_for_head(fine.config.decoder, host, quantize).name == name
 

@@ -19,8 +19,7 @@ from slipstream.heads.medusa_format import fit, load_medusa, save_medusa
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.heads.medusa_runtime import MedusaRuntime
 from slipstream.heads.recognition import recognise
-from tests.heads.medusa_tiny import tiny_heads
-from tests.heads.tiny import head_host
+from tests.heads.tiny_heads import head_host, tiny_heads
 
 KINDS = {
     "plain": {},

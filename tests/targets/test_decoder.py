@@ -12,9 +12,10 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import TargetError
 from slipstream.targets.decoder import Decoder
+from tests.checkpoints import FAMILIES
 from tests.targets.conformance import CHAIN, TREE, Case, Conformance
 from tests.targets.conftest import EXECUTORS
-from tests.targets.families import FAMILIES, Reference
+from tests.targets.reference import Reference
 
 Get = Callable[..., Decoder]
 Ref = Callable[..., Reference]

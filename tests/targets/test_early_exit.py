@@ -16,7 +16,7 @@ from slipstream.models.executor import Batch, Output
 from slipstream.targets.decoder import Decoder
 from tests.targets.conformance import Case
 from tests.targets.conftest import EXECUTORS
-from tests.targets.families import Reference
+from tests.targets.reference import Reference
 
 EXIT = 2
 

@@ -24,7 +24,7 @@ from slipstream.training.draft_objective import DraftOptions
 from slipstream.training.eagle3_objective import EagleOptions
 from slipstream.training.medusa_objective import MedusaOptions
 from slipstream.training.run import prepare
-from tests.training.tiny import run_config
+from tests.training.tiny_runs import run_config
 
 K = 3
 METHODS: dict[str, tuple[Any, dict[str, dict[str, Any]]]] = {

@@ -15,7 +15,7 @@ from slipstream.training import devices
 from slipstream.training.devices import Devices
 from slipstream.training.medusa_objective import MedusaOptions
 from slipstream.training.run import prepare
-from tests.training.tiny import run_config
+from tests.training.tiny_runs import run_config
 
 
 class FakeAccelerator:

@@ -26,8 +26,8 @@ from slipstream.training.layerskip_objective import LayerSkipOptions
 from slipstream.training.loop import Loop
 from slipstream.training.medusa_objective import MedusaOptions
 from slipstream.training.run import Run, RunConfig, prepare
-from tests.targets.families import make
-from tests.training.tiny import run_config
+from tests.checkpoints import make_family
+from tests.training.tiny_runs import run_config
 
 OPTIONS: dict[str, Any] = {
     "medusa": MedusaOptions(heads=2),
@@ -293,7 +293,7 @@ def test_regenerated_text_becomes_a_source_of_its_own_weight(
 @pytest.mark.parametrize("family", ["gpt2", "qwen3", "mistral-window"])
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "draft", "layerskip"])
 def test_other_kinds_of_targets_can_be_trained_for(kind: str, family: str, tiny_data: Path, tmp_path: Path) -> None:
-    target = make(family, tmp_path / "target")
+    target = make_family(family, tmp_path / "target")
     config = small(kind, target, tiny_data, tmp_path / "run", budget_tokens=2 * 256)
     prepare(config, say=quiet).train(say=quiet)
     made = tmp_path / "run" / "final"
@@ -313,7 +313,7 @@ def test_a_draft_goes_on_from_a_checkpoint(tiny_target: Path, tiny_data: Path, t
     options = DraftOptions(start=str(tiny_target), depth=2)
     run = prepare(replace(config, options=options), say=quiet)
     assert run.loop.evaluate()["loss"] == pytest.approx(0.0, abs=1e-3), "the target itself has its own laws"
-    other = make("llama", tmp_path / "other")
+    other = make_family("llama", tmp_path / "other")
     with pytest.raises(Exception, match="96 ids, the target 48"):
         prepare(replace(config, options=DraftOptions(start=str(other))), say=quiet)
 

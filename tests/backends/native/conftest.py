@@ -6,8 +6,6 @@ import importlib.util
 
 import pytest
 
-from tests.targets.conftest import checkpoint, reference  # noqa: F401  (fixtures)
-
 NUMBA = importlib.util.find_spec("numba") is not None
 
 collect_ignore_glob = [] if NUMBA else ["test_*.py"]

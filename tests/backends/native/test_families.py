@@ -17,7 +17,8 @@ from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.models.config import DecoderConfig, Experts
 from slipstream.models.weights import load_weights
 from tests.backends.native.models import chain, config, forest, ids, needs_bfloat16, tree, weights
-from tests.targets.families import FAMILIES, Reference
+from tests.checkpoints import FAMILIES
+from tests.targets.reference import Reference
 
 Files = Callable[[str], Path]
 Ref = Callable[[str, torch.dtype], Reference]

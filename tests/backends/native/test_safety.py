@@ -33,7 +33,7 @@ from tests.backends.native.models import (
     tree,
 )
 from tests.checkpoints import Tiny, make_model
-from tests.heads.tiny import config as head_config, head
+from tests.heads.tiny_heads import config as head_config, head
 
 OUTSIDE = [-1, -VOCAB, VOCAB, VOCAB + 5, VOCAB + 1000, 1 << 40, -(1 << 62)]
 FORMS = ["float32", "float16", "w8a8", pytest.param("bfloat16 products", marks=needs_bfloat16)]

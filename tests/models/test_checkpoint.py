@@ -17,7 +17,8 @@ from slipstream.errors import CheckpointError, ConfigError, LoadError, Parameter
 from slipstream.models.config import DecoderConfig
 from slipstream.models.weights import from_module, load_weights
 from slipstream.targets.decoder import Decoder
-from tests.targets.families import FAMILIES, Reference, make
+from tests.checkpoints import FAMILIES, make_family
+from tests.targets.reference import Reference
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -34,7 +35,7 @@ def copy(checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[[str], P
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    return make("llama", tmp_path / "sharded", shard_bytes=100_000)
+    return make_family("llama", tmp_path / "sharded", shard_bytes=100_000)
 
 
 def load(folder: Path) -> Decoder:

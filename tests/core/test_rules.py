@@ -8,13 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 
-from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
-from slipstream.core.random import Stream
 from slipstream.core.rules import RULES, Rule, rule_named, verify
 from slipstream.core.theory import acceptance_rate, block_expected_accepted, expected_accepted
 from slipstream.errors import RuleError
@@ -30,6 +27,7 @@ from tests.core.exact import (
     target_law,
     weighed,
 )
+from tests.core.fixed_dice import Fixed
 from tests.core.worlds import Guesses, Law, Shape, every_draft, law, random_world, steady
 
 REJECTION, BLOCK, COUPLED = RULES["rejection"], RULES["block"], RULES["coupled"]
@@ -274,17 +272,6 @@ def test_a_draft_from_the_target_itself_is_always_accepted() -> None:
 
 
 # --- edges of the arithmetic ----------------------------------------------------------------------------------------
-
-
-class Fixed(Dice):
-    """Production dice whose every uniform is `u`."""
-
-    def __init__(self, u: float, batch: int = 1):
-        super().__init__([Stream(0)] * batch, [0] * batch, [0] * batch)
-        self.u, self.batch = u, batch
-
-    def _uniforms(self, row: int) -> np.ndarray:
-        return np.full(self.batch, self.u)
 
 
 def rows(*distributions: list[float]) -> torch.Tensor:

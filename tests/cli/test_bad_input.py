@@ -1,0 +1,232 @@
+"""Bad input on the command line: one message (what failed, both values, why, the fix), code 2, nothing on standard
+output and no traceback."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from slipstream.lab.results import Result, write
+from tests.checkpoints import CONTEXT
+
+BUDGET = "--data corpus --budget-tokens 9"
+PLAN = "simulate --hardware h100 -m 70B -md 8B"
+
+FILES = {
+    "prompts.jsonl": "".join(
+        f'{{"prompt": "for name in names{i}:", "category": "{c}"}}\n' for i, c in enumerate("aab")
+    ),
+    "empty.jsonl": "\n",
+    "cut.jsonl": '{"prompt": "a"}\n{"prompt"\n',
+    "old_result.json": json.dumps({"format": "slipstream-lab", "format_version": 0}),
+    "unknown_key.json": '{"draftr": "ngram"}',
+    "unknown_drafter.json": '{"drafter": "ngrm"}',
+    "list.json": '["ngram"]',
+    "cut.json": "{",
+    "openvino.json": '{"executor": "openvino"}',
+}
+"""Files in the folder that a command runs in, beside `result.json` and `forecast.json`."""
+
+TABLE: list[tuple[str, str]] = [
+    # command line, where {pair} stands for the options of a tiny pair; what the message must contain
+    ("generat x", "Did you mean 'generate'"),
+    # generate: options
+    ("generate x --temprature 1", "--temperature"),
+    ("generate x --topp 1", "--top-p"),
+    ("generate x --draft-token 1", "--draft-tokens"),
+    ("generate x -n many", "--max-new-tokens"),
+    ("generate x --rule rejction", "did you mean 'rejection'"),
+    ("generate x --drafter n-gram", "did you mean 'ngram'"),
+    ("generate x --executor nativ", "did you mean 'native'"),
+    ("generate x --dtype float33", "did you mean 'float32'"),
+    ("generate x --quantize int4", "int8"),
+    ("generate x --threads 0", "threads is 0, must be at least 1"),
+    ("generate x -o max_ngram", "NAME=VALUE"),
+    ("generate x {pair} --drafter ngram -o max_ngrams=2", "NgramConfig has no parameter 'max_ngrams'"),
+    ("generate x {pair} --drafter ngram -o max_ngrams=2", "did you mean 'max_ngram'?"),
+    ("generate x -m mine --drafter model", "without a draft model"),
+    ("generate x -m /nonexistent --kv-dtype float61", "kv_dtype is 'float61'"),
+    ("generate x -m /nonexistent --kv-dtype float61", "did you mean 'float16'?"),
+    ("generate x {pair} --kv-dtype float16", "kv_dtype='float16' was asked of the torch executor"),
+    ("generate x {pair} --kv-dtype float16", "Fix: drop kv_dtype"),
+    ("generate x {pair} --executor native --dtype float64", "executor='native'"),
+    ("generate x -m /nonexistent --executor openvino", "there is no OpenVINO executor any more"),
+    ("generate x -m /nonexistent --executor openvino", "it was removed because the native executor is faster"),
+    ("generate x -m /nonexistent --executor openvino", "Fix: drop the option"),
+    ("generate x -m /nonexistent --config openvino.json", "there is no OpenVINO executor any more"),
+    # generate: parameters, refused before anything is loaded
+    ("generate x -m /nonexistent --temperature=-1", "temperature is -1.0, must be a finite number in [0, 100]"),
+    ("generate x -m /nonexistent --temperature=nan", "temperature is nan, must be a finite number in [0, 100]"),
+    ("generate x -m /nonexistent --temperature=inf", "temperature is inf, must be a finite number in [0, 100]"),
+    ("generate x -m /nonexistent --top-p=0", "top_p is 0.0, must be a finite number in (0, 1]"),
+    ("generate x -m /nonexistent --top-p=-0.1", "top_p is -0.1, must be a finite number in (0, 1]"),
+    ("generate x -m /nonexistent --top-p=1.5", "top_p is 1.5, must be a finite number in (0, 1]"),
+    ("generate x -m /nonexistent --top-p=nan", "top_p is nan, must be a finite number in (0, 1]"),
+    ("generate x -m /nonexistent --min-p=2", "min_p is 2.0, must be a finite number in [0, 1]"),
+    ("generate x -m /nonexistent --top-k=-1", "top_k is -1, must be an integer >= 0"),
+    ("generate x -m /nonexistent --draft-tokens=-1", "draft_tokens is -1, must be an integer >= 0"),
+    ("generate x -m /nonexistent --max-new-tokens=0", "max_tokens is 0, must be an integer >= 1"),
+    ("generate x -m /nonexistent --repetition-penalty=0", "repetition_penalty is 0.0"),
+    ("generate x -m /nonexistent --logprobs=-1", "logprobs is -1"),
+    ("generate x -m /nonexistent --stop=", "stop holds an empty string"),
+    # generate: prompts and files
+    ("generate", "no prompt was given"),
+    ("generate x --file y", "both given"),
+    ("generate --file /nonexistent/prompt", "/nonexistent/prompt"),
+    ("generate '' {pair}", "the prompt is empty"),
+    ("generate - {pair}", "at least one token"),
+    (f"generate {'x' * 400} {{pair}}", f"the prompt has 400 tokens, the target's context holds {CONTEXT}"),
+    (f"generate {'x' * 400} {{pair}}", f"Fix: shorten it to {CONTEXT - 1} tokens"),
+    ("generate x --config unknown_key.json", "did you mean 'drafter'"),
+    ("generate x --config unknown_drafter.json", "did you mean 'ngram'"),
+    ("generate x --config list.json", "holds no object"),
+    ("generate x --config cut.json", "is not JSON"),
+    ("generate x --config nowhere.json", "cannot be read"),
+    # info, drafters, pairs, suggest-draft
+    ("info /nonexistent/model", "/nonexistent/model"),
+    ("info /nonexistent/model", "give the folder, or a hub id"),
+    ("info 'not a hub id!'", "give the folder, or a hub id"),
+    ("info prompts.jsonl", "give the folder, or a hub id"),
+    ("drafters sufix", "suffix"),
+    ("pairs --hardware b200", "did you mean 'h200'"),
+    ("pairs --acceptance 2", "acceptance is 2"),
+    ("suggest-draft GPT-2 --acceptance -1", "acceptance is -1"),
+    ("suggest-draft GPT-2 --models /nowhere", "not a folder"),
+    ("suggest-draft GPT-2 --hardware h100 --gpus 0", "devices is 0"),
+    ("suggest-draft", "'target'"),
+    # bench
+    ("bench nowhere.jsonl {pair}", "there is no prompt file 'nowhere.jsonl'"),
+    ("bench empty.jsonl {pair}", "holds no prompt"),
+    ("bench cut.jsonl {pair}", "cut.jsonl, line 2, is not JSON"),
+    ("bench prompts.jsonl {pair} --drafter ngrm", "did you mean 'ngram'"),
+    ("bench prompts.jsonl {pair} --drafter ngram:max_ngrams=3", "did you mean 'max_ngram'"),
+    ("bench prompts.jsonl {pair} --drafter ngram --drafter ngram", "named twice"),
+    ("bench prompts.jsonl {pair} --drafters ngram,model -o max_ngram=3", "write options behind the drafter"),
+    ("bench prompts.jsonl {pair} --drafter none", "there is no drafter to measure"),
+    ("bench prompts.jsonl {pair} --category c", "has no category 'c'"),
+    ("bench prompts.jsonl {pair} --temperature hot", "--temperature is 'hot'"),
+    ("bench prompts.jsonl {pair} --temperature=-1", "temperature is -1.0"),
+    ("bench prompts.jsonl {pair} --batch 0", "batch is 0"),
+    ("bench prompts.jsonl {pair} --out /nonexistent/r.json", "the folder /nonexistent does not exist"),
+    ("bench prompts.jsonl {pair} --template chta", "did you mean 'chat'"),
+    # sweep
+    ("sweep code {pair} --draft-tokens 4", "there is nothing to sweep over"),
+    ("sweep code {pair} --draft-tokens 1:100", "100 settings were asked for"),
+    ("sweep code {pair} --draft-tokens 8:2", "--draft-tokens is '8:2'"),
+    ("sweep code {pair} --option max_ngram", "is not NAME=VALUES"),
+    ("sweep code {pair} --drafter ngram --option max_ngrams=2,3", "did you mean 'max_ngram'"),
+    ("sweep code {pair} --drafter none", "no drafter to sweep over"),
+    ("sweep code {pair} --drafter modle", "did you mean 'model'"),
+    ("sweep code {pair} --dtype float31,float32", "did you mean 'float32'"),
+    ("sweep code {pair} --page /nonexistent/x.html", "the folder /nonexistent does not exist"),
+    # trace
+    ("trace {pair} --drafters ngram,model", "2 drafters were named, one is traced"),
+    ("trace {pair} --drafter none", "0 drafters were named"),
+    ("trace {pair} --kind codes", "no prompt file 'codes'"),
+    ("trace {pair} --number 999", "number 999 was asked for"),
+    ("trace {pair} --out /nonexistent/t.json", "does not exist"),
+    ("trace {pair} --top-p 0", "top_p is 0"),
+    # doctor
+    ("doctor prompts.jsonl {pair} --drafters ngram,suffix", "2 drafters were named, one is examined"),
+    ("doctor prompts.jsonl {pair} --drafter none", "0 drafters were named"),
+    ("doctor prompts.jsonl {pair} -k 0", "draft_tokens is 0"),
+    ("doctor prompts.jsonl {pair} --drafter modle", "did you mean 'model'"),
+    ("doctor prompts.jsonl {pair} --out /nonexistent/r.json", "the folder /nonexistent does not exist"),
+    ("doctor nowhere.jsonl {pair}", "there is no prompt file"),
+    # tune
+    ("tune prompts.jsonl {pair} --drafter none", "there is no drafter to choose from"),
+    ("tune prompts.jsonl {pair} --drafters ngram,sufix", "did you mean 'suffix'"),
+    ("tune prompts.jsonl {pair} --write /nonexistent/c.json", "the folder /nonexistent does not exist"),
+    ("tune prompts.jsonl {pair} -k 0", "draft_tokens of model is 0"),
+    ("tune prompts.jsonl {pair} --confirm 0", "Invalid value for '--confirm'"),
+    ("tune nowhere.jsonl {pair}", "there is no prompt file"),
+    # verify
+    ("verify prompts.jsonl {pair} --check gredy", "did you mean 'greedy'"),
+    ("verify prompts.jsonl {pair} --drafter none", "there is no drafter to check"),
+    ("verify prompts.jsonl {pair} --drafter ngrm", "did you mean 'ngram'"),
+    ("verify prompts.jsonl {pair} --rule rejektion", "did you mean 'rejection'"),
+    ("verify prompts.jsonl {pair} --out /nonexistent/r.json", "the folder /nonexistent does not exist"),
+    ("verify prompts.jsonl {pair} --level 2", "level is 2.0"),
+    ("verify nowhere.jsonl {pair}", "there is no prompt file 'nowhere.jsonl'"),
+    ("verify empty.jsonl {pair}", "holds no prompt"),
+    # report
+    ("report nowhere.json", "cannot be read"),
+    ("report old_result.json", "has format version 0, this Slipstream reads version 1"),
+    ("report forecast.json", "no page can be made of a result of 'forecast'"),
+    ("report result.json -o nowhere/x.html", "does not exist"),
+    ("report result.json --png result.json", "which is a file"),
+    # simulate
+    ("simulate --alpha 1.2", "alpha is 1.2"),
+    ("simulate --alpha nan", "alpha is nan"),
+    ("simulate -k 0", "draft_tokens is 0"),
+    ("simulate --hardware h10", "did you mean 'h100'"),
+    ("simulate --hardware h100", "without both models"),
+    ("simulate --hardware h100 -m Llama-3.1-70 -md 8B", "did you mean 'Llama-3.1-70B'"),
+    ("simulate --hardware h100 -m 0B -md 8B", "parameters of 0B"),
+    ("simulate --hardware rtx4090 -m 5000B -md 8B", "do not fit into 64"),
+    (f"{PLAN} --gpus 0", "devices is 0"),
+    (f"{PLAN} --bits 0", "bits is 0"),
+    (f"{PLAN} --latency-ms 0", "latency_ms is 0"),
+    (f"{PLAN} --users 0", "users is 0"),
+    ("simulate --bandwidth 100", "lacks --tflops, --memory"),
+    ("simulate --rates .5,.6", "rates fall with the position"),
+    ("simulate --rates .5,x", "'x', which is no number"),
+    ("simulate --rates ,", "'', which is no number"),
+    ("simulate --rates nan", "rate at position 1 is nan"),
+    ("simulate --rates .5,.3 -k 5", "2 rates were given"),
+    ("simulate --alpha .5 --rates .5", "both --alpha and --rates"),
+    ("simulate --tree-rates .9,.8", "no acceptance probabilities"),
+    ("simulate --tree-rates .5 --nodes 0", "nodes is 0"),
+    ("simulate --batch 0", "no whole number above 0"),
+    ("simulate --batch 1,8", "2 batch sizes were given"),
+    ("simulate --c -1", "c is -1"),
+    ("simulate --row-cost -1", "row_cost is -1"),
+    ("simulate --texts 1", "texts is 1"),
+    ("simulate --tokens 0", "tokens is 0"),
+    ("simulate --spread .9", "cannot vary by 0.9"),
+    ("simulate --longest 0", "longest is 0"),
+    ("simulate -m embedded", "neither --measure nor --hardware"),
+    # train
+    ("train medusa --budget-tokens 9", "no training data was named"),
+    ("train medusa --data corpsu --budget-tokens 9", "did you mean 'corpus'"),
+    ("train medusa --data x.txt --budget-tokens 9", "'x.txt' does not exist"),
+    ("train medusa --data corpus", "exactly one budget"),
+    (f"train medusa {BUDGET} --heads 0", "heads is 0"),
+    (f"train eagle3 {BUDGET} --loss forward", "loss is 'forward'"),
+    (f"train eagle3 {BUDGET} --optimiser moun", "did you mean 'muon'"),
+    (f"train draft {BUDGET} --decai 1", "--decai"),
+    ("train medsua", "medusa"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with FILES."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    for name, kind in (("result.json", "bench"), ("forecast.json", "forecast")):
+        write(Result(kind, {}, {}, {}), tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("line", "says"), TABLE, ids=lambda text: text[:60])
+def test_bad_input_is_refused_in_one_message_with_code_2(cli, pair, folder, line, says):
+    before = {*folder.iterdir()}
+    result = cli(*shlex.split(line.format(pair=shlex.join(map(str, pair)))))
+    assert (result.code, result.out) == (2, ""), result.err
+    assert result.said.count("error: ") == 1
+    assert result.said.startswith("error: ") or "{pair}" in line, "what will run is said once models are loaded"
+    assert says in result.said
+    assert {path.name for path in {*folder.iterdir()} - before} <= {"runs"}, "`train` tries its output folder first"
+
+
+def test_a_value_out_of_range_is_refused_with_its_fix(cli):
+    """Every sampling parameter of the table that is refused before loading says what to do."""
+    lines = [line for line, _ in TABLE if line.startswith("generate x -m /nonexistent --") and "=" in line]
+    assert len(lines) == 14
+    for line in lines:
+        assert "Fix: " in cli(*shlex.split(line)).said

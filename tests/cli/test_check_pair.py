@@ -1,0 +1,43 @@
+"""`slipstream check-pair`."""
+
+from __future__ import annotations
+
+import json
+
+from tests.checkpoints import OTHER_TEXTS, make_model, make_tokenizer
+
+
+def test_check_pair_of_models_that_fit(cli, tiny, tmp_path):
+    make_model(tmp_path, num_hidden_layers=8)
+    make_tokenizer(tmp_path)
+    result = cli("check-pair", tmp_path, tiny.draft)
+    said = " ".join(result.out.split())
+    assert result.code == 0
+    assert "The pair fits: all 316 common token ids agree." in said
+    assert "target steps" in said
+    assert "at 80% acceptance: 1." in said
+    assert max(map(len, result.out.splitlines())) <= 80
+    found = json.loads(cli("check-pair", tmp_path, tiny.draft, "--json").out)
+    assert (found["fits"], found["differing_ids"], found["measured"]) == (True, 0, [])
+
+
+def test_check_pair_of_models_that_do_not(cli, tiny, tmp_path):
+    make_model(tmp_path)
+    make_tokenizer(tmp_path, texts=OTHER_TEXTS)
+    result = cli("check-pair", tiny.target, tmp_path)
+    assert result.code == 1
+    assert "do not share a vocabulary" in " ".join(result.out.split())
+    found = json.loads(cli("check-pair", tiny.target, tmp_path, "--json").out)
+    assert found["fits"] is False
+    assert len(found["differences"]) == 5
+
+
+def test_check_pair_measures(cli, tiny, monkeypatch):
+    monkeypatch.setattr("slipstream.cli.check_pair.ROUNDS", 1)
+    monkeypatch.setattr("slipstream.cli.check_pair.TOKENS", 8)
+    found = json.loads(cli("check-pair", tiny.target, tiny.draft, "--measure", "--json").out)
+    plain, speculative = found["measured"]
+    assert speculative["draft_tokens"] == 4
+    assert (plain["method"], plain["speedup"]["value"]) == ("plain", 1.0)
+    assert 0 < speculative["stats"]["acceptance_rate"] < 1
+    assert speculative["lossless"] is True

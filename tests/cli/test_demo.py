@@ -1,0 +1,51 @@
+"""`slipstream demo`."""
+
+from __future__ import annotations
+
+import json
+
+from slipstream.llm import LLM
+
+DEMO = ["demo", "-n", "12", "--prompts", "1", "--rounds", "2", "--executor", "torch", "--dtype", "float64"]
+
+
+def test_the_demo_shows_text_and_one_table(cli, embedded):
+    result = cli(*DEMO)
+    assert result.code == 0, result.err
+    said = " ".join(result.out.split())
+    for part in (
+        "Continue 1 of 1:", "Edit 1 of 1:", "s plain; token-identical]", "tokens/s",
+        "speed-up", "accept", "mean", "lossless", "draft model, K=4", "n-gram, K=10",
+        "Every speculative text is token-identical to plain decoding.",
+    ):  # fmt: skip
+        assert part in said
+    table = result.out[result.out.index("task") :]
+    assert max(map(len, table.splitlines())) <= 80
+    assert "NO" not in table
+    assert "\x1b" not in result.out
+    assert "SD ACTIVE method=model" in result.said
+
+
+def test_the_demo_as_json(cli, embedded):
+    result = cli(*DEMO, "--json")
+    found = json.loads(result.out)
+    assert [m["method"] for m in found["edit"]] == ["plain", "draft model", "n-gram"]
+    assert all(m["token_identical"] and m["lossless"] for group in found.values() for m in group)
+
+
+def test_the_demo_fails_loudly_where_texts_differ(cli, embedded, monkeypatch):
+    generate, calls = LLM.generate, []
+
+    def wrong(self, prompts, params=None):
+        done = generate(self, prompts, params)
+        calls.append(1)
+        if self.drafter.name == "model":
+            done[0].token_ids[5] ^= 1
+        return done
+
+    monkeypatch.setattr(LLM, "generate", wrong)
+    result = cli(*DEMO)
+    assert result.code == 1
+    assert "NO" in result.out
+    assert "draft model, code prompt 1, token 5: the target's two best logits are" in " ".join(result.out.split())
+    assert "this is a bug" in " ".join(result.out.split())

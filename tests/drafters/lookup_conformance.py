@@ -1,0 +1,201 @@
+"""What drafters that find their draft tokens without a model promise, as tests. `test_lookups.py` runs them on those of
+the registry.
+
+`LookupConformance` holds for each of them, `CopyingConformance` for those that continue a match in the text
+(`Lookup`): it asks for the same draft from the same text whatever the data structure below is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
+from slipstream.drafters.hybrid import Lookup
+from slipstream.drafters.registry import make_drafter
+from slipstream.errors import ParameterError
+from slipstream.llm import LLM
+from slipstream.targets.toy import ToyTarget
+from tests.drafters.conformance import size
+
+NO_MATCH = ([1, 2, 3, 4], [7])
+
+
+@dataclass(frozen=True)
+class LookupCase:
+    """name: in the registry; eager: options that switch off whatever keeps drafts short."""
+
+    name: str
+    eager: dict[str, Any] = field(default_factory=lambda: {"row_cost": 0.0})
+
+    def make(self, target: ToyTarget | None = None, **options: Any) -> Any:
+        return make_drafter(self.name, target or ToyTarget(32), **options)
+
+    def draft(self, tokens: Seq[int], depth: int = 8, **options: Any) -> Draft:
+        """What a new drafter proposes for a text."""
+        return self.make(ToyTarget(128), **self.eager | options).propose([Sequence(list(tokens))], [depth])
+
+    def chain(self, tokens: Seq[int], depth: int = 8, **options: Any) -> list[int]:
+        made = self.draft(tokens, depth, **options)
+        assert made.is_chain
+        assert made.q is None
+        return made.ids
+
+
+class Counting(list[int]):
+    """Tokens that count how many of them are read."""
+
+    read = 0
+
+    def __getitem__(self, key):  # type: ignore[no-untyped-def]
+        found = super().__getitem__(key)
+        self.read += len(found) if isinstance(key, slice) else 1
+        return found
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        self.read += len(self)
+        return super().__iter__()
+
+
+class LookupConformance:
+    """Provide a fixture `case: LookupCase`."""
+
+    @pytest.mark.parametrize("text", NO_MATCH, ids=str)
+    def test_nothing_is_proposed_where_nothing_is_known(self, case: LookupCase, text: list[int]) -> None:
+        made = case.draft(text)
+        assert not any(made.acceptable if made.acceptable is not None else made.ids)
+
+    def test_draft_tokens_lie_where_the_target_wants_them(self, case: LookupCase) -> None:
+        target = ToyTarget()
+        target.device = torch.device("meta")
+        assert case.make(target).propose([Sequence([1, 2, 1])], [2]).tokens.device == target.device
+
+    def test_a_sequence_that_is_not_drafted_for_costs_no_memory(self, case: LookupCase) -> None:
+        target = ToyTarget()
+        drafter = case.make(target)
+        before, seq = size(drafter), Sequence([1, 2, 1, 2])
+        LLM(target, drafter).generate(seq.tokens, SamplingParams(max_tokens=8, draft_tokens=0))
+        drafter.propose([seq], [0])
+        drafter.observe([seq], Draft.empty(1), TargetOut(torch.zeros(1, 8)), Verdict([[]], [1], [None], [False]))
+        assert size(drafter) == before
+
+    def test_few_tokens_are_proposed_where_they_are_never_right(self, case: LookupCase) -> None:
+        """Every draft token for a uniform distribution over 128 tokens is rejected with probability 127/128."""
+        rates = []
+        for options in (case.eager, {}):
+            target = ToyTarget(128, order=1, seed=1, sharpness=0.0)
+            llm = LLM(target, case.make(target, **options), draft_tokens=8)
+            stats = llm.generate([1, 2, 3], SamplingParams(temperature=1.0, max_tokens=600, seed=1))[0].stats
+            rates.append(stats.proposed / stats.rounds)
+        assert rates[0] > 6
+        assert rates[1] < 1
+
+    def test_a_loop_is_proposed_and_accepted(self, case: LookupCase) -> None:
+        """A target that sees one token ends in a loop at temperature 0."""
+        target = ToyTarget(8, order=1, seed=1, sharpness=0.1)
+        llm = LLM(target, case.make(target), draft_tokens=8)
+        stats = llm.generate([1, 2, 3], SamplingParams(max_tokens=300))[0].stats
+        assert stats.mean_acceptance_length is not None
+        assert stats.mean_acceptance_length > 3.5
+
+    def test_a_step_reads_what_is_new_and_not_the_whole_text(self, case: LookupCase) -> None:
+        rng, reads = random.Random(2), []
+        for length in (1000, 30_000):
+            drafter, seq = case.make(ToyTarget(64)), Sequence([0])
+            tokens = seq.tokens = Counting(rng.randrange(64) for _ in range(length))
+            drafter.propose([seq], [4])
+            tokens.read = 0
+            for _ in range(20):
+                tokens += [rng.randrange(64) for _ in range(3)]
+                drafter.propose([seq], [4])
+            reads.append(tokens.read)
+        assert max(reads) < 20 * 150
+
+    def test_an_unknown_option_is_refused_with_the_nearest_name(self, case: LookupCase) -> None:
+        for known in fields(case.make().config):
+            with pytest.raises(ParameterError, match=f"did you mean '{known.name}'"):
+                case.make(**{known.name + "x": 1})
+
+
+class CopyingConformance:
+    """Provide a fixture `case: LookupCase` of a `Lookup`."""
+
+    def test_the_longest_match_wins(self, case: LookupCase) -> None:
+        """ "2 3" was followed by 4 three times, "1 2 3" by 5 once."""
+        assert case.chain([2, 3, 4, 2, 3, 4, 2, 3, 4, 1, 2, 3, 5, 9, 1, 2, 3], 1) == [5]
+
+    def test_of_equal_matches_the_latest_wins(self, case: LookupCase) -> None:
+        assert case.chain([1, 5, 1, 6, 1], 1) == [6]
+
+    def test_a_match_of_one_token_is_copied_on(self, case: LookupCase) -> None:
+        assert case.chain([1, 2, 3, 9, 3], 2) == [9, 3]
+
+    def test_a_match_is_copied_up_to_the_budget_and_to_max_draft(self, case: LookupCase) -> None:
+        text, longest = [*range(10, 60), 5, *range(10, 20)], case.make().config.max_draft
+        for depth in range(1, longest + 3):
+            assert case.chain(text, depth) == list(range(20, 20 + min(depth, longest)))
+        assert case.chain(text, 64, max_draft=3) == [20, 21, 22]
+
+    @pytest.mark.parametrize("period", [1, 2, 3, 5])
+    @pytest.mark.parametrize("times", [1, 2, 20])
+    def test_a_loop_is_followed_round_and_round(self, case: LookupCase, period: int, times: int) -> None:
+        loop = list(range(period))
+        assert case.chain([9, *loop * times, *loop[:1]], 7) == [loop[(1 + i) % period] for i in range(7)]
+
+    def test_nearly_every_draft_token_of_a_loop_is_accepted(self, case: LookupCase) -> None:
+        target = ToyTarget(8, order=1, seed=1, sharpness=0.1)
+        llm = LLM(target, case.make(target), draft_tokens=8)
+        stats = llm.generate([1, 2, 3], SamplingParams(max_tokens=300))[0].stats
+        assert stats.acceptance_rate is not None
+        assert stats.acceptance_rate > 0.9
+
+    def test_a_sequence_that_joins_late_is_drafted_for_as_if_it_had_been_there(self, case: LookupCase) -> None:
+        """Tokens that came one by one, with a draft asked for at each or not, or all at once."""
+        rng = random.Random(3)
+        text = [rng.randrange(6) for _ in range(300)]
+        early, seq = case.make(**case.eager), Sequence(text[:1])
+        for end in range(1, len(text), 3):
+            seq.tokens = text[:end]
+            early.propose([seq], [4])
+            assert early.propose([seq], [8]).ids == case.draft(seq.tokens).ids
+
+    def test_knows_the_length_of_its_match(self, case: LookupCase) -> None:
+        lookup = case.make()
+        assert isinstance(lookup, Lookup)
+        seq = Sequence([9, 1, 2, 3, 4, 5, 8, 2, 3, 4])
+        assert lookup.propose([seq], [2]).ids[:1] == [5]
+        assert lookup.match_length(seq.id) == 3
+        assert lookup.match_length(10**9) == 0
+
+    def test_knows_what_follows_the_text_and_then_the_draft_of_another(self, case: LookupCase) -> None:
+        lookup, seq = case.make(), Sequence([9, 1, 2, 3, 4, 5, 8, 1])
+        lookup.propose([seq], [2])
+        assert lookup.continue_from(seq, [2, 3], 2) == ([4, 5], 3)
+        assert lookup.continue_from(seq, [7, 3], 2) == ([4, 5], 1), "a match within the other's draft"
+        assert lookup.continue_from(seq, [6], 2)[0] == []
+        assert lookup.propose([seq], [1]).ids == [2], "nothing of it was learnt"
+
+    @pytest.mark.parametrize("repeats", [True, False])
+    def test_judges_its_own_proposals_whoever_was_verified(self, case: LookupCase, repeats: bool) -> None:
+        """Each step goes on with a foreign draft that is accepted whole. What the lookup had proposed instead counts as
+        right where the text came to say the same, and as wrong where it did not."""
+        rng, lookup, lengths = random.Random(4), case.make(row_cost=0.5), []
+        text = [i % 6 if repeats else rng.randrange(32) for i in range(2000)]
+        seq = Sequence(text[:12], SamplingParams(max_tokens=2000))
+        while len(seq.tokens) < len(text) - 3:
+            lengths.append(len(lookup.propose([seq], [16])))
+            *drafted, following = text[len(seq.tokens) :][:3]
+            foreign, verdict = Draft.chains([drafted]), Verdict([[0, 1]], [following], [None], [False])
+            seq.advance(verdict, foreign, 0)
+            lookup.observe([seq], foreign, TargetOut(torch.zeros(3, 32)), verdict)
+        first, late = next(filter(None, lengths)), sum(lengths[-300:]) / 300
+        assert first < 12
+        assert late == 16 if repeats else late < 0.5

@@ -1,0 +1,108 @@
+"""How the tests make each drafter of the registry for a toy target, and variants of them with other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slipstream.core.cost_curve import CostCurve
+from slipstream.core.drafter import Drafter
+from slipstream.core.target import Target
+from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
+from slipstream.drafters.ngram import NgramConfig, NgramDrafter
+from slipstream.drafters.registry import DRAFTERS, make_drafter
+from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, replay
+from slipstream.targets.toy import ToyTarget
+from tests.drafters.conformance import LENGTH, Case
+from tests.drafters.fakes import ExitToy, MultiStepToy
+from tests.heads.tiny_heads import eagle_drafter, medusa_drafter
+from tests.oracle import Oracle
+
+V = 5
+
+
+def target() -> ToyTarget:
+    return ToyTarget(V, order=3, seed=21, sharpness=1.5)
+
+
+def other() -> ToyTarget:
+    return ToyTarget(V, order=2, seed=22, sharpness=1.0)
+
+
+def several_steps() -> MultiStepToy:
+    return MultiStepToy(V + 1, order=2, seed=22, sharpness=1.0)
+
+
+def exits(in_one_call: bool = True) -> ExitToy:
+    made = ExitToy(V, order=2, seed=22, sharpness=1.0)
+    made.in_one_call = in_one_call
+    return made
+
+
+MAKERS: dict[str, Callable[[Target], Drafter]] = {
+    "model": lambda target: make_drafter("model", target, model=other()),
+    "layerskip": lambda target: make_drafter("layerskip", exits(), exit=1),
+    "medusa": lambda target: medusa_drafter(V, nodes=8),
+    "eagle": lambda target: eagle_drafter(V, 1),
+    "eagle3": lambda target: eagle_drafter(V, 3),
+    "hybrid": lambda target: make_drafter("hybrid", target, model=other()),
+    "bandit": lambda target: make_drafter(
+        "bandit", target, model=other(), costs=CostCurve.flat(), draft_costs=(None, CostCurve((1, 2), (0.1, 0.2)))
+    ),
+    "replay": lambda target: make_drafter("replay", target, continuations=_recorded(target), rate=0.7),
+}
+"""Registered drafters that need more than a target."""
+
+LOOKUPS = [name for name in DRAFTERS if name not in MAKERS and name != "none"]
+"""Registered drafters that need nothing but the sequence and the target's outputs."""
+
+
+def maker(name: str) -> Callable[[Target], Drafter]:
+    """Makes the registered drafter of that name for a target."""
+    return MAKERS.get(name, lambda target: make_drafter(name, target))
+
+
+def _recorded(target: Target) -> dict[tuple[int, ...], list[int]]:
+    """The target's greedy continuations of every prompt of the suite."""
+    oracle = Oracle(target)
+    prompts = [*Case(lambda: target, scripted).prompts(7), [0, 1, 2, 0, 1, 2, 0]]
+    return {tuple(p): oracle.greedy(p, LENGTH) for p in prompts}
+
+
+def scripted(target: Target) -> Drafter:
+    return ScriptedDrafter(_recorded(target), V, replay(0.7))
+
+
+VARIANTS: dict[str, Callable[[Target], Drafter]] = {
+    "ngram tree": lambda target: NgramDrafter(
+        NgramConfig(branches=3, forks=2, fillers=2, max_draft=6, max_entries=40, row_cost=0.1)
+    ),
+    "model, confident": lambda target: ModelDrafter(other(), V, ModelDraftConfig(confidence=0.3)),
+    "model, tree topk": lambda target: ModelDrafter(other(), V, ModelDraftConfig(tree="topk", width=3, nodes=7)),
+    "model, tree sampled": lambda target: ModelDrafter(other(), V, ModelDraftConfig(tree="sampled", width=3, nodes=7)),
+    "model, several steps": lambda target: ModelDrafter(several_steps(), V),
+    "model, window": lambda target: ModelDrafter(other(), V, ModelDraftConfig(window=3)),
+    "layerskip, step by step": lambda target: make_drafter("layerskip", exits(False), exit=2, control="gain"),
+    "medusa, fixed tree": lambda target: medusa_drafter(V, tree="3,2,1"),
+    "medusa, sampled": lambda target: medusa_drafter(V, mode="sampled", control="confidence"),
+    "medusa, gain": lambda target: medusa_drafter(V, control="gain", costs=0.15),
+    "suffix tree": lambda target: make_drafter("suffix", target, branches=3, max_depth=4, max_tokens=16, row_cost=0.0),
+    "sam, bounded": lambda target: make_drafter("sam", target, max_tokens=12, corpus=[[0, 1, 2, 3, 4] * 3], bias=1),
+    "recycling, paper": lambda target: make_drafter("recycling", target, row_cost=0.0, nodes=40),
+    "recycling, one candidate": lambda target: make_drafter("recycling", target, candidates=1),
+    "lookahead, large": lambda target: make_drafter("lookahead", target, window=4, ngram=3, guesses=3, row_cost=0.0),
+    "lookahead, smallest": lambda target: make_drafter("lookahead", target, window=1, ngram=2, guesses=1),
+    "eagle3, gain": lambda target: eagle_drafter(V, 3, control="gain"),
+    "eagle tree, drawn": lambda target: eagle_drafter(V, 3, shape="tree", width=3, nodes=7),
+    "eagle tree, likeliest": lambda target: eagle_drafter(V, 1, shape="tree", width=2, nodes=5, sampled=False),
+    "eagle comb, drawn": lambda target: eagle_drafter(V, 3, shape="comb", width=3, nodes=9),
+    "eagle comb, likeliest": lambda target: eagle_drafter(V, 1, shape="comb", width=3, nodes=9, sampled=False),
+    "scripted": scripted,
+    "random": lambda target: RandomDrafter(V, sampled=True),
+}
+"""Other settings of registered drafters, and the measuring instruments that the other tests rely on."""
+
+REMEMBERING: dict[str, Callable[[Target], Drafter]] = {
+    "suffix": lambda target: make_drafter("suffix", target, across=True, past_tokens=64),
+    "recycling": lambda target: make_drafter("recycling", target, shared=True),
+}
+"""Settings that keep something of one request for the next ones."""

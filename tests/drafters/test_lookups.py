@@ -1,0 +1,155 @@
+"""The registry's drafters without a model through the suites of `lookup_conformance.py`, and tables of what is refused
+and of how much memory is held."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slipstream.core.sequence import Sequence
+from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.hybrid import Lookup
+from slipstream.drafters.ngram import FOLLOWERS
+from slipstream.drafters.recycling import ASSUMED
+from slipstream.drafters.suffix_tree import FANOUT
+from slipstream.errors import ParameterError
+from slipstream.targets.toy import ToyTarget
+from tests.drafters.lookup_conformance import CopyingConformance, LookupCase, LookupConformance
+from tests.drafters.makers import LOOKUPS, maker, target
+from tests.drafters.soak import PIECE, held, stream
+
+CASES = {name: LookupCase(name) for name in LOOKUPS} | {
+    name: LookupCase(name, {"row_cost": 0.0, "spec_factor": 100.0}) for name in ("suffix", "sam")
+}
+COPYING = [name for name, case in CASES.items() if isinstance(case.make(), Lookup)]
+
+
+class TestLookups(LookupConformance):
+    @pytest.fixture(params=CASES)
+    def case(self, request: pytest.FixtureRequest) -> LookupCase:
+        return CASES[request.param]
+
+
+class TestCopying(CopyingConformance):
+    @pytest.fixture(params=COPYING)
+    def case(self, request: pytest.FixtureRequest) -> LookupCase:
+        return CASES[request.param]
+
+
+@pytest.mark.parametrize("name", [name for name in COPYING if name != "suffix"])
+def test_a_loop_that_begins_in_the_draft_of_another_is_followed_round(name: str) -> None:
+    """The suffix tree follows only loops that it holds."""
+    lookup, seq = CASES[name].make(row_cost=0.0), Sequence([9, 9, 1, 2, 3, 1, 2])
+    lookup.propose([seq], [2])
+    assert lookup.continue_from(seq, [3, 1], 5)[0] == [2, 3, 1, 2, 3]
+
+
+def test_a_draft_model_is_no_lookup() -> None:
+    assert not isinstance(maker("model")(target()), Lookup)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("name", ["suffix", "sam"])
+def test_the_draft_grows_with_the_match(name: str, factor: float) -> None:
+    """spec_factor draft tokens for each token of the match, from one to max_draft."""
+    text = list(range(10, 60))
+    for match in range(1, 8):
+        ids = CASES[name].chain([*text, 5, *text[20 - match : 20]], 64, spec_factor=factor)
+        assert ids == text[20 : 20 + max(1, min(16, int(factor * match)))]
+
+
+IMPOSSIBLE: dict[str, list[dict[str, Any]]] = {
+    "ngram": [
+        {"max_ngram": 0},
+        {"max_ngram": 2.5},
+        {"min_ngram": 0},
+        {"max_ngram": 2, "min_ngram": 3},
+        {"branches": 0},
+        {"branches": FOLLOWERS + 1},
+        {"forks": 0},
+        {"max_draft": 0},
+        {"max_draft": MAX_NODES + 1},
+        {"max_draft": 64, "branches": 8, "forks": 16},
+        {"fillers": -1},
+        {"row_cost": 0.8},
+        {"row_cost": -0.1},
+        {"max_entries": 1},
+    ],
+    "suffix": [
+        {"max_depth": 1},
+        {"min_match": 0},
+        {"min_match": 24},
+        {"max_draft": 0},
+        {"max_draft": MAX_NODES + 1},
+        {"spec_factor": -1.0},
+        {"spec_offset": float("nan")},
+        {"min_prob": 1.5},
+        {"branches": 0},
+        {"branches": FANOUT + 1},
+        {"row_cost": 0.8},
+        {"max_tokens": 1},
+        {"past_tokens": 0},
+    ],
+    "sam": [
+        {"min_match": 0},
+        {"max_draft": 0},
+        {"max_draft": MAX_NODES + 1},
+        {"spec_factor": float("inf")},
+        {"row_cost": -0.1},
+        {"max_tokens": 1},
+        {"bias": -1},
+    ],
+    "recycling": [
+        {"candidates": 0},
+        {"candidates": len(ASSUMED) + 1},
+        {"nodes": 0},
+        {"nodes": MAX_NODES + 1},
+        {"max_draft": 0},
+        {"row_cost": 1.5},
+        {"shared": "yes"},
+    ],
+    "lookahead": [
+        {"window": 0},
+        {"ngram": 1},
+        {"guesses": 0},
+        {"pool": 0},
+        {"row_cost": -1.0},
+        {"from_text": 1},
+        {"window": 100, "ngram": 5},
+    ],
+}
+
+
+def test_every_lookup_has_impossible_options_in_the_table() -> None:
+    assert set(IMPOSSIBLE) == set(LOOKUPS)
+
+
+@pytest.mark.parametrize(("name", "options"), [(n, o) for n, each in IMPOSSIBLE.items() for o in each], ids=str)
+def test_impossible_options_are_refused_by_name(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError) as caught:
+        CASES[name].make(**options)
+    assert any(option in str(caught.value) for option in options)
+
+
+BOUNDS: dict[str, tuple[dict[str, Any], int, float]] = {
+    # options that bound it, most bytes held, growth allowed after the first two pieces
+    "ngram": ({"max_ngram": 2, "max_entries": PIECE // 4}, 500 * PIECE // 4, 1.5),
+    "suffix": ({"max_tokens": PIECE // 4}, 300 * PIECE // 4, 1.05),
+    "sam": ({"max_tokens": PIECE // 4}, 700 * PIECE // 4, 1.05),
+    "recycling": ({}, 50 << 13, 1.05),
+    "lookahead": ({"pool": PIECE // 64}, 600 * PIECE // 64, 1.3),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_memory_is_bounded_over_a_million_tokens(name: str) -> None:
+    """The bytes held for one sequence stop growing once the bound is reached, whatever the text."""
+    options, most, growth = BOUNDS[name]
+    drafter, seq, sizes = CASES[name].make(ToyTarget(8192, order=1), **options), Sequence([0]), list[int]()
+    for piece in stream():
+        seq.tokens += piece
+        drafter.propose([seq], [1])
+        sizes.append(held(drafter._states, besides=seq))
+    assert max(sizes) < most
+    assert max(sizes[2:]) <= growth * max(sizes[:2])

@@ -1,0 +1,76 @@
+"""EAGLE heads of every variant, made-up texts for them, and a dense recomputation without any cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.heads.eagle_head import EagleConfig, EagleHead
+from slipstream.models.executor import Batch
+from tests.heads.tiny_heads import config
+
+V, TARGET = 40, 6
+SHORT = {"draft_vocab": 24}
+BIASES = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
+
+
+def variant(version: int, target: int = TARGET, decoder: dict[str, Any] | None = None, **changes: Any) -> EagleConfig:
+    short = SHORT if version == 3 else {}
+    return config(version, V, target=target, decoder={"head_dim": 16} | (decoder or {}), **short, **changes)
+
+
+VARIANTS: dict[str, EagleConfig] = {
+    "3": variant(3),
+    "3, norm before residual": variant(3, norm_before_residual=True),
+    "3.1": variant(3, fc_norm=True, norm_output=True),
+    "3, joined norm, own embedding": variant(3, norm_before_fc=True, own_embedding=True),
+    "3, biases": variant(3, decoder=BIASES),
+    "1": variant(1, 8),
+    "1, two layers, bias": variant(1, 8, fc_bias=True, decoder={"layers": 2, "windows": (None, None)}),
+}
+
+
+class Text:
+    """A made-up text: tokens and the target's states, true rows 0..n-2."""
+
+    def __init__(self, made: EagleHead, n: int, seed: int = 0):
+        generator = torch.Generator().manual_seed(seed)
+        width = len(made.config.taps) * made.config.target_hidden
+        self.tokens = torch.randint(made.config.decoder.vocab_size, (n,), generator=generator).tolist()
+        self.features = torch.randn(n, width, generator=generator, dtype=torch.float64)
+
+
+def rotary(made: EagleHead) -> tuple[Tensor, Tensor]:
+    """cos and sin of positions 0..255, float64 [256, 1, D]."""
+    inv_freq, scale = made.config.decoder.rope()
+    angles = torch.outer(torch.arange(256, dtype=torch.float64), inv_freq)
+    angles = torch.cat((angles, angles), -1)[:, None]
+    return angles.cos() * scale, angles.sin() * scale
+
+
+def dense(made: EagleHead, tokens: list[int], hidden: Tensor, sees: Tensor, positions: list[int]) -> Any:
+    """(next features, what logits reads) of rows that see each other by `sees` [n, n], with no cache at all."""
+    cos, sin = rotary(made)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        scores = torch.einsum("nhd,mhd->hnm", q, k) * q.shape[-1] ** -0.5
+        return torch.einsum("hnm,mhd->nhd", scores.masked_fill(~sees, -torch.inf).softmax(-1), v)
+
+    return made(torch.tensor(tokens), hidden, (cos[positions], sin[positions]), attend)
+
+
+def true_batch(texts: list[Text], first: list[int], last: list[int]) -> tuple[Batch, Tensor]:
+    """True rows first..last-1 of each text."""
+    splits, tokens, positions = [0], [], []
+    for text, a, b in zip(texts, first, last, strict=True):
+        tokens += text.tokens[a + 1 : b + 1]
+        positions += range(a, b)
+        splits.append(len(tokens))
+    batch = Batch(
+        range(len(texts)), torch.tensor(tokens), positions, splits, first, [None] * len(texts),
+        [s - 1 for s in splits[1:]], [256] * len(texts),
+    )  # fmt: skip
+    return batch, torch.cat([t.features[a:b] for t, a, b in zip(texts, first, last, strict=True)])

@@ -1,0 +1,50 @@
+"""transformers as the oracle that tests of decoders compare with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class Reference:
+    """transformers' own model, without a cache: one causal forward over the whole text."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype):
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+        self.model.config._experts_implementation = "eager"  # the grouped kernel knows no float64
+        self.dtype = dtype
+
+    def _run(self, ids: list[int]) -> Any:
+        with torch.no_grad(), _Wide(self.dtype == torch.float64):
+            return self.model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
+
+    def __call__(self, ids: list[int]) -> Tensor:
+        """Logits [T, V]."""
+        return self._run(ids).logits[0]
+
+    def hidden(self, ids: list[int]) -> list[Tensor]:
+        """hidden_states: [T, d] before each layer, then after the final norm."""
+        return [h[0] for h in self._run(ids).hidden_states]
+
+
+class _Wide(TorchFunctionMode):
+    """transformers computes norms, angles, softmax and routing in float32 even for a float64 model; with this mode
+    they stay in float64, so that two independent implementations can be compared to 1e-9."""
+
+    def __init__(self, on: bool):
+        super().__init__()
+        self.on = on
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        if self.on:
+            if func is Tensor.float:
+                return args[0].double()
+            args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+            kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in kwargs.items()}
+        return func(*args, **kwargs)

@@ -1,0 +1,15 @@
+"""Where tests and their helpers lie."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+HERE = Path(__file__).parent
+IMPORT = re.compile(r"^\s*(?:from|import) tests\b.*\btest_\w+", re.MULTILINE)
+
+
+def test_helpers_are_in_helper_modules() -> None:
+    """No test module imports another: what two of them need has a module of its own."""
+    found = {path.name: IMPORT.findall(path.read_text(encoding="utf-8")) for path in HERE.rglob("*.py")}
+    assert {name: lines for name, lines in found.items() if lines} == {}
