@@ -49,7 +49,8 @@ def load(path: str, past: int, most: int, threads: int = 2, **options: Any) -> d
 def _forward(sequence: int, past: int, rows: int, select: Sequence[int], limit: int) -> torch.Tensor:
     decoder = loaded[0]
     tokens = (torch.arange(past, past + rows) * 7919) % decoder.vocab_size
-    batch = Batch((sequence,), tokens, range(past, past + rows), (0, rows), (past,), (None,), select, (limit,))
+    more = (limit,) if "limit" in Batch.__dataclass_fields__ else ()  # a checkout whose buffers are sized in advance
+    batch = Batch((sequence,), tokens, range(past, past + rows), (0, rows), (past,), (None,), select, *more)
     return decoder.executor.forward(batch).logits
 
 

@@ -90,12 +90,11 @@ def rows(name: str, past: int, counts: Seq[int], repeats: int) -> dict[str, Any]
     target = models[name].target
     executor, vocab = target.executor, target.vocab_size  # type: ignore[attr-defined]
     seconds: list[list[float]] = [[] for _ in counts]
-    limit = past + max(counts)
 
     def forward(past: int, count: int, select: Seq[int]) -> float:
         tokens = torch.arange(past, past + count) % vocab
         positions = range(past, past + count)
-        batch = Batch((-1,), tokens, positions, (0, count), (past,), (None,), select, (limit,))
+        batch = Batch((-1,), tokens, positions, (0, count), (past,), (None,), select)
         start = time.perf_counter()
         executor.forward(batch)
         return time.perf_counter() - start

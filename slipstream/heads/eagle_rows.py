@@ -106,7 +106,6 @@ class EagleRows:
             past=[rows.done for rows in held],
             trees=[None] * len(seqs),
             select=[s - 1 for s in splits[1:]],
-            limit=[min(seq.limit, self.context) for seq in seqs],
         )
         return batch, features[0] if len(features) == 1 else torch.cat(features)
 
@@ -134,7 +133,6 @@ class EagleRows:
             past=past if behind is None else [p + n for p, n in zip(past, behind, strict=True)],
             trees=[None] * len(seqs) if trees is None else trees,
             select=select,
-            limit=[self.context] * len(seqs),
         )
 
     def ran(self, seqs: Iterable[Sequence]) -> None:

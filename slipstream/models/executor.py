@@ -45,7 +45,6 @@ class Batch:
     trees      for each sequence, None (causal among its new tokens) or bool [n, n]: row i sees column j. A row
                sees itself and its ancestors among the new tokens.
     select     host integers, rows of the batch whose logits are wanted, increasing.
-    limit      B host integers: most KV slots that the sequence will ever need (to size its buffers once).
     """
 
     seq_ids: Seq[int]
@@ -55,7 +54,6 @@ class Batch:
     past: Seq[int]
     trees: Seq[Tensor | None]
     select: Seq[int]
-    limit: Seq[int]
 
     def cut(self, spans: Seq[range]) -> Batch:
         """Of each sequence the rows spans[b], counted within it, without those that have none. What lies before a span
@@ -76,7 +74,6 @@ class Batch:
             past=[self.past[b] + spans[b].start for b in left],
             trees=trees,
             select=(),
-            limit=[self.limit[b] for b in left],
         )
 
 
@@ -137,20 +134,30 @@ class Executor(Protocol):
         """One pass. `layers=(a, b)` runs only layers a..b-1: from the embeddings if a is 0, else from `hidden`
         [M, d], the residual stream that an earlier slice of the same batch returned. Logits are always those of
         the final norm and head applied at the end of the slice (early exit, LayerSkip section 4.3). An empty
-        `batch.select` wants the KV and `hidden` alone."""
+        `batch.select` wants the KV and `hidden` alone.
+
+        Raises TargetError where `past` lies behind the slots that a sequence holds, and where the KV cache is full;
+        what other sequences hold stays as it is."""
         ...
 
     def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
         """Copy KV slots `src` of a sequence to `dst`, in every layer (an accepted branch moves to its place).
-        `dst[i] <= src[i]`, both increasing."""
+        `dst[i] <= src[i]`, both increasing. Raises TargetError for slots that the sequence does not hold."""
+        ...
+
+    def fork(self, parent_id: int, child_id: int, length: int) -> None:
+        """Begin sequence `child_id` with the first `length` KV slots of `parent_id`, as if it had run the same tokens.
+        The two share memory until one of them writes to it. Raises TargetError for a parent that does not hold these
+        slots, and for a child that holds some already."""
         ...
 
     def release(self, seq_id: int) -> None:
-        """Free the KV of a sequence; unknown ids are ignored."""
+        """Free the KV of a sequence that no other one shares; unknown ids are ignored."""
         ...
 
     def kv(self, seq_id: int, length: int) -> Tensor:
-        """Copy of the first `length` slots, [L, 2, Hk, length, D] (for tests and tools)."""
+        """Copy of the first `length` slots, [L, 2, Hk, length, D] (for tests and tools). Raises TargetError for slots
+        that the sequence does not hold."""
         ...
 
     def memory(self) -> dict[str, int]:

@@ -17,11 +17,10 @@ from slipstream.core.sequence import Sequence
 from slipstream.models.executor import Batch
 
 
-def batch_of(seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.device, context: int) -> Batch:
+def batch_of(seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.device) -> Batch:
     """Tokens `starts[b]:` of each sequence, then its nodes; logits for its last token and every node.
 
-    starts   slot of the first token to run: `seq.kv_len`, or later where a long prompt was already run in part.
-    context  most tokens that the target holds; `limit` never promises the executor more, drafts aside.
+    starts  slot of the first token to run: `seq.kv_len`, or later where a long prompt was already run in part.
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -51,11 +50,10 @@ def batch_of(seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.
         past=starts,
         trees=trees,
         select=select,
-        limit=[min(seq.limit, context) + len(draft) for seq in seqs],
     )
 
 
-def prompt_piece(seq: Sequence, start: int, stop: int, device: torch.device, context: int) -> Batch:
+def prompt_piece(seq: Sequence, start: int, stop: int, device: torch.device) -> Batch:
     """Tokens `start:stop` of one sequence, to prefill a long prompt in pieces; logits of the last one only."""
     return Batch(
         seq_ids=[seq.id],
@@ -65,7 +63,6 @@ def prompt_piece(seq: Sequence, start: int, stop: int, device: torch.device, con
         past=[start],
         trees=[None],
         select=[stop - start - 1],
-        limit=[min(seq.limit, context)],
     )
 
 

@@ -161,7 +161,7 @@ class Decoder:
         wanted = tuple(taps) if layers is None else tuple(dict.fromkeys((*taps, layers[1])))
         if any(len(seq.tokens) - seq.kv_len > self.chunk for seq in seqs):
             return self._run_long(seqs, draft, wanted, layers, hidden)
-        batch = batch_of(seqs, draft, [seq.kv_len for seq in seqs], self.device, self.context)
+        batch = batch_of(seqs, draft, [seq.kv_len for seq in seqs], self.device)
         self._check_positions(batch.positions)
         out = self._forward(batch, seqs, draft, wanted, layers, hidden)
         self._check_finite(out.logits, seqs, draft)
@@ -184,7 +184,7 @@ class Decoder:
 
     def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
         """See `core.target.EarlyExit`. Pending tokens must fit in one `chunk`."""
-        out = self._early_exits.extend(seqs, chains, exit, self.context)
+        out = self._early_exits.extend(seqs, chains, exit)
         self._check_finite(out, seqs, Draft.empty(len(seqs)))
         return out
 
@@ -198,7 +198,7 @@ class Decoder:
         """See `core.target.MultiStep`; only if `capabilities` declare it. Pending tokens must fit in one `chunk`. With
         `exit` the rows are kept for the `run` that verifies them, as by `run_first_layers`."""
         assert self.executor.multi_step is not None, "multi_step is not among the capabilities"
-        batch = batch_of(seqs, Draft.empty(len(seqs)), [seq.kv_len for seq in seqs], self.device, self.context)
+        batch = batch_of(seqs, Draft.empty(len(seqs)), [seq.kv_len for seq in seqs], self.device)
         made = self.executor.multi_step.decode_steps(batch, steps, sampling, exit)
         for seq in seqs:
             self._early_exits.drop(seq.id)
@@ -238,7 +238,7 @@ class Decoder:
             pieces: list[dict[int, Tensor]] = []
             end = row + stop - start + draft.splits[b + 1] - draft.splits[b]
             while stop - start > self.chunk:
-                batch = prompt_piece(seq, start, start + self.chunk, self.device, self.context)
+                batch = prompt_piece(seq, start, start + self.chunk, self.device)
                 self._check_positions(batch.positions)
                 given = None if hidden is None else hidden[row : row + self.chunk]  # [chunk, d]
                 out = self.executor.forward(batch, taps, layers, given)
@@ -248,7 +248,7 @@ class Decoder:
             early.append(pieces)
             late_rows += range(row, end)
             row = end
-        batch = batch_of(seqs, draft, starts, self.device, self.context)
+        batch = batch_of(seqs, draft, starts, self.device)
         self._check_positions(batch.positions)
         late = None if hidden is None else hidden[late_rows]
         out = self._forward(batch, seqs, draft, taps, layers, late)

@@ -43,7 +43,7 @@ class EarlyExitCache:
         self.executor = executor
         self._rows: dict[int, EarlyRows] = {}
 
-    def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int, context: int) -> Tensor:
+    def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
         """Run each sequence's pending tokens and its chain through layers 0..exit-1, except rows that are kept already.
         Returns logits [B, V] of that exit for the last row of each, valid until the next run."""
         rows = [[*seq.pending, *chain] for seq, chain in zip(seqs, chains, strict=True)]
@@ -61,7 +61,6 @@ class EarlyExitCache:
             past=[seq.kv_len + n for seq, n in zip(seqs, known, strict=True)],
             trees=[None] * len(seqs),
             select=[s - 1 for s in splits[1:]],
-            limit=[min(seq.limit, context) + len(chain) for seq, chain in zip(seqs, chains, strict=True)],
         )
         out = self.executor.forward(batch, (), (0, exit))
         assert out.hidden is not None

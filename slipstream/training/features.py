@@ -80,7 +80,7 @@ class Teacher:
         if not taps:
             return {}
         seqs = [Sequence(row) for row in tokens.tolist()]
-        batch = batch_of(seqs, Draft.empty(len(seqs)), [0] * len(seqs), self.decoder.device, self.decoder.context)
+        batch = batch_of(seqs, Draft.empty(len(seqs)), [0] * len(seqs), self.decoder.device)
         out = self.decoder.executor.forward(batch, tuple(dict.fromkeys(taps)))
         shape = (*tokens.shape, self.config.hidden_size)
         # Copies: the executor's are valid until its next forward, and inference tensors carry no gradient onwards.

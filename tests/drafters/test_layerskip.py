@@ -136,7 +136,7 @@ def test_every_exit_agrees_the_more_the_later_it_is_and_auto_takes_what_promises
     seq.kv_len, seq.tokens = 3, [1, 2, 3, 4]
     assert len(mine.propose([seq], [9])) == best.gamma
     of.release(seq.id)
-    assert not of.executor._kv  # type: ignore[attr-defined]  measuring has left nothing behind
+    assert not of.executor._pool.tables  # type: ignore[attr-defined]  measuring has left nothing behind
 
 
 def test_agreement_is_the_share_of_equal_first_choices_on_the_given_text() -> None:

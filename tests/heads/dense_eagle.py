@@ -71,6 +71,6 @@ def true_batch(texts: list[Text], first: list[int], last: list[int]) -> tuple[Ba
         splits.append(len(tokens))
     batch = Batch(
         range(len(texts)), torch.tensor(tokens), positions, splits, first, [None] * len(texts),
-        [s - 1 for s in splits[1:]], [256] * len(texts),
+        [s - 1 for s in splits[1:]],
     )  # fmt: skip
     return batch, torch.cat([t.features[a:b] for t, a, b in zip(texts, first, last, strict=True)])

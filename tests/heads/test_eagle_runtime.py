@@ -148,7 +148,7 @@ def test_a_tree_of_own_rows_equals_each_of_its_paths(made: EagleHead, run: tuple
         depths.append(0 if parent < 0 else depths[parent] + 1)
     rows = Batch(
         (0, 1), torch.tensor(tokens[0] + tokens[1]), [5 + d for d in depths] + [8, 9, 10], (0, 6, 9), (5, 8),
-        (tree, None), (1, 3, 4, 5, 8), (64, 64),
+        (tree, None), (1, 3, 4, 5, 8),
     )  # fmt: skip
     found_hidden, found = runtime.extend(rows, torch.cat(own), own=True)
     for at, (b, node) in enumerate(((0, 1), (0, 3), (0, 4), (0, 5), (1, 2))):
@@ -184,6 +184,27 @@ def test_the_cache_holds_what_true_features_give_whatever_was_drafted_in_between
     batch, features = true_batch([text], [0], [at])
     runtime.extend(batch, features)
     close(found, runtime.kv(0, at).double(), tolerance)
+
+
+def test_sequences_that_grow_together_across_blocks_keep_apart(
+    made: EagleHead, run: tuple[EagleRuntime, float]
+) -> None:
+    """Their blocks lie between each other; one is released on the way, one begins late."""
+    runtime, tolerance = run
+    texts = [Text(made, n, seed) for seed, n in enumerate((80, 90, 75))]
+    for at in range(0, 70, 7):
+        ids = [0, 1] if at < 35 else [0, 2]
+        if at == 35:
+            runtime.release(1)
+        firsts = [at, at] if at < 35 else [at, at - 35]
+        batch, features = true_batch([texts[i] for i in ids], firsts, [first + 7 for first in firsts])
+        runtime.chains(replace(batch, seq_ids=ids), features, 5)
+    batch, features = true_batch([texts[0], texts[2]], [70, 35], [72, 36])
+    tokens, logits, _ = runtime.chains(replace(batch, seq_ids=[0, 2]), features, 4)
+    for b, (text, rows) in enumerate(((texts[0], 72), (texts[2], 36))):
+        wanted = chain_by_hand(made, text, rows, 4, lambda x, j: int(x.argmax()))
+        assert tokens[:, b].tolist() == [token for token, _ in wanted]
+        close(logits[:, b], torch.stack([x for _, x in wanted]), 5 * tolerance)  # more rows, more rounding
 
 
 def test_a_released_sequence_starts_afresh(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:

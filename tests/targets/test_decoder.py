@@ -11,6 +11,7 @@ import torch
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import TargetError
+from slipstream.kv.blocks import BLOCK, FIRST_BLOCKS
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import FAMILIES
 from tests.targets.conformance import CHAIN, TREE, Case, Conformance
@@ -133,14 +134,14 @@ def test_a_position_beyond_the_learned_ones_is_an_error(decoder: Get) -> None:
         decoder("gpt2", "torch-float32").run([Sequence([1] * 129)], Draft.empty(1))
 
 
-def test_buffers_grow_past_their_first_size(reference: Ref, decoder: Get, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.backends.torch.torch_executor._FIRST_SLOTS", 4)
-    case = Case(decoder("llama", "torch-float64"), reference("llama", torch.float64), 1e-9)
-    seq = case.prefilled(3)
-    for _ in range(6):
-        draft = case.forest([CHAIN])
-        case.run([seq], draft)
-        case.keep([seq], draft, [[0, 1, 2]])
+def test_the_KV_cache_grows_past_its_first_size(checkpoint: Callable[[str], Path], reference: Ref) -> None:
+    case = Case(Decoder.load(checkpoint("llama"), "torch", "float64", "cpu"), reference("llama", torch.float64), 1e-9)
+    seqs = [case.prefilled(n) for n in (3, 200, 240)]
+    for _ in range(12):
+        draft = case.forest([CHAIN, CHAIN, TREE])
+        case.run(seqs, draft)
+        case.keep(seqs, draft, [[0, 1, 2], [0, 1, 2, 3, 4], [1, 4, 5]])
+    assert sum(len(seq.tokens) for seq in seqs) > FIRST_BLOCKS * BLOCK
     case.close()
 
 

@@ -52,7 +52,7 @@ class NativeEagle(NativePaged):
             self._head = _record(head, self.ids, quantize, embedding, self._layout)
             self._workspace = Workspace(Threads(threads, self._layout.nbytes))
             self._padded = int(self._head["own"]["head"]["outs"][0])
-            token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,), (2,))
+            token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
             self._run(token, torch.zeros(1, len(self.config.taps) * self.config.target_hidden), False, 1, ARGMAX)
         self._forget()
 

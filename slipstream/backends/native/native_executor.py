@@ -55,6 +55,7 @@ class NativeExecutor(NativePaged):
               added in float32.
     threads   None: as many as can run at once (see `threads.available_threads`).
     kv_dtype  None or "float32", or "float16" for half of the KV cache's memory.
+    kv_blocks  most blocks of KV for all sequences together (see `kv.blocks`); None: as many as memory holds.
 
     Logits of a row are bitwise the same however many rows are beside it, in any chain or tree (batch-invariant). The
     kernels are compiled here, on a machine that has not done so yet, and not while the first request waits.
@@ -73,6 +74,7 @@ class NativeExecutor(NativePaged):
         threads: int | None = None,
         dtype: torch.dtype = torch.float32,
         kv_dtype: str | None = None,
+        kv_blocks: int | None = None,
     ):
         check_quantize(quantize)
         check_threads(threads)
@@ -85,7 +87,7 @@ class NativeExecutor(NativePaged):
             )
         self.config, self.device = config, torch.device("cpu")
         with compiling_in_turn():
-            super().__init__(config, KV_DTYPES[kv_dtype])
+            super().__init__(config, KV_DTYPES[kv_dtype], kv_blocks)
             self._layout = Layout()
             self._model = decoder_weights(config, weights, quantize, dtype, self._layout)
             chosen = Threads(threads, self._layout.nbytes)
@@ -94,7 +96,7 @@ class NativeExecutor(NativePaged):
             self.steps_per_call = steps_worth_a_call(self._layout.nbytes)
             self._padded = int(self._model[0]["head"]["outs"])
             self._kept = threading.local()  # logits [R, padded V] of the last pass, of each Python thread
-            token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,), (2,))
+            token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
             self.forward(token)
             self._decode_steps(token, 1)
         self._forget()
@@ -191,4 +193,4 @@ class NativeExecutor(NativePaged):
 
     def memory(self) -> dict[str, int]:
         """Bytes: "weights" that a pass reads, "kv" of the blocks in use so far."""
-        return {"weights": self._layout.nbytes, "kv": self._cache.nbytes}
+        return {"weights": self._layout.nbytes, "kv": self._pool.used * self._blocks.block_bytes}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.backends.native.cache import BLOCK, PagedCache
+from slipstream.backends.native.cache import NativeBlocks
 from slipstream.backends.native.kernels import addresses
 from slipstream.backends.native.kernels.layer import FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN
 from slipstream.backends.native.kernels.picks import MAXIMUM, NOISE, UNIFORMS, Picks
@@ -18,6 +18,7 @@ from slipstream.backends.native.kernels.records import CACHE, ROW, ROWS
 from slipstream.backends.native.threads import Workspace, calls
 from slipstream.core.decode_steps import StepSampling
 from slipstream.errors import TargetError
+from slipstream.kv.blocks import BLOCK, BlockPool
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch
 
@@ -71,18 +72,22 @@ class PackedRows:
 
 
 class NativePaged:
-    """KV in blocks, and calls of kernels over it. Calls of several Python threads take turns."""
+    """KV in blocks, and calls of kernels over it. Calls of several Python threads take turns.
 
-    def __init__(self, config: DecoderConfig, kv_dtype: type = np.float32):
+    kv_blocks  most blocks of KV for all sequences together; None: as many as memory holds.
+    """
+
+    def __init__(self, config: DecoderConfig, kv_dtype: type = np.float32, kv_blocks: int | None = None):
         self._shape = config.layers, config.kv_heads, config.head_dim
-        self._turns, self._kv_dtype = Turns(config), kv_dtype
+        self._turns, self._kv_dtype, self._kv_blocks = Turns(config), kv_dtype, kv_blocks
         self._tiles = addresses.of_attention(np.dtype(kv_dtype) == np.float16)
         self._workspace: Workspace
         self._forget()
 
     def _forget(self) -> None:
         """Begin with an empty cache."""
-        self._cache = PagedCache(*self._shape, self._kv_dtype)
+        self._blocks = NativeBlocks(*self._shape, self._kv_dtype)
+        self._pool = BlockPool(self._blocks, self._kv_blocks)
         self._tables: tuple[tuple[int, ...], np.ndarray] = ((), np.zeros((0, 0), np.int64))
         self._record = np.zeros(1, CACHE)
 
@@ -94,7 +99,7 @@ class NativePaged:
         for b, (seq_id, past, tree) in enumerate(zip(batch.seq_ids, batch.past, batch.trees, strict=True)):
             start, stop = splits[b], splits[b + 1]
             end = past + stop - start
-            self._cache.reserve(seq_id, end + extra)
+            self._pool.reserve(seq_id, past, end + extra)
             if tree is None:
                 at += [(b, past + i - start, positions[i], past + i - start + 1, past) for i in range(start, stop)]
                 continue
@@ -108,19 +113,21 @@ class NativePaged:
 
     def _caches(self, batch: Batch) -> np.ndarray:
         """CACHE [1] for the sequences of a batch."""
-        cache = self._cache
-        key = (cache.version, *batch.seq_ids)
+        pool, blocks = self._pool, self._blocks
+        layers = blocks.addresses()
+        key = (pool.version, *batch.seq_ids)
         if self._tables[0] != key:
-            owned = [cache.tables[seq_id] for seq_id in batch.seq_ids]
+            owned = [pool.tables[seq_id] for seq_id in batch.seq_ids]
             tables = np.zeros((len(owned), max(map(len, owned))), np.int64)
-            for row, blocks in zip(tables, owned, strict=True):
-                row[: len(blocks)] = blocks
-            self._tables = key, tables
+            for row, own in zip(tables, owned, strict=True):
+                row[: len(own)] = own
+            self._tables = (), tables  # no key while the record changes: an interrupt leaves half of it
             record = self._record[0]
-            record["layers"], record["slots"] = address(cache.addresses), BLOCK
+            record["layers"], record["slots"] = address(layers), BLOCK
             record["tables"], record["stride"] = address(tables), tables.shape[1]
-            record["half"] = cache.dtype == np.float16
+            record["half"] = blocks.dtype == np.float16
             record["scores"], record["mix"] = self._tiles
+            self._tables = key, tables
         return self._record
 
     def _call(self, kernel: Callable[..., Any], *args: Any, rows: int) -> int:
@@ -143,15 +150,19 @@ class NativePaged:
 
     def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
         with calls():
-            self._cache.move(seq_id, src, dst)
+            self._blocks.move(*self._pool.moves(seq_id, src, dst))
+
+    def fork(self, parent_id: int, child_id: int, length: int) -> None:
+        with calls():
+            self._pool.fork(parent_id, child_id, length)
 
     def release(self, seq_id: int) -> None:
         with calls():
-            self._cache.release(seq_id)
+            self._pool.release(seq_id)
 
     def kv(self, seq_id: int, length: int) -> Tensor:
         with calls():
-            return self._cache.read(seq_id, length)
+            return self._blocks.read(self._pool.first(seq_id, length))
 
 
 def picks_of(sampling: StepSampling, steps: int, count: int, vocab: int) -> Picks:

@@ -1,7 +1,8 @@
 """An EAGLE head run by PyTorch: any device, float64 to bfloat16; the reference of the native head.
 
-All sequences share one KV pool, a line each, so that a batch is one attention whatever its sequences hold. M rows in
-all, B sequences, n the most rows of one, S the most visible slots, H query and Hk key/value heads, G = H / Hk.
+A batch is one attention, whatever its sequences hold: their blocks are gathered, and what a sequence does not have is
+masked. M rows in all, B sequences, n the most rows of one, S the most visible slots, H query and Hk key/value heads,
+G = H / Hk.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slipstream.backends.torch.torch_paged import TorchBlocks, TorchPaged, consecutive
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.heads.eagle_head import EagleHead, Rotary
 from slipstream.heads.eagle_runtime import target_ids
+from slipstream.kv.blocks import BLOCK
 from slipstream.models.executor import Batch, check_steps
 
 
-class TorchEagle:
+class TorchEagle(TorchPaged):
     """head: with the target's weights borrowed, on the device and in the dtype to run in. See `EagleRuntime`."""
 
     name = "torch"
@@ -31,12 +34,13 @@ class TorchEagle:
         self.ids = target_ids(head).to(self.device)
         inv_freq, self._scale = head.config.decoder.rope()
         self._inv_freq = inv_freq.to(self.device)
-        self._pool = _Pool(head)
+        super().__init__(head.config.decoder, self.dtype, self.device)
 
     @torch.inference_mode()
     def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
-        attend = _Attention(self._pool, batch)
-        hidden, x = self.head(batch.tokens, self._fused(features, own), self._rotary(batch.positions), attend)
+        with self._calls:
+            attend = _Attention(self._slots(batch), batch)
+            hidden, x = self.head(batch.tokens, self._fused(features, own), self._rotary(batch.positions), attend)
         select = list(batch.select)
         return hidden[select], self.head.logits(x[select])
 
@@ -49,12 +53,19 @@ class TorchEagle:
         sampling: StepSampling = ARGMAX,
     ) -> DecodedSteps:
         check_steps(steps)
-        attend: _Attention | _Single = _Attention(self._pool, batch, steps - 1)
+        with self._calls:
+            return self._decode_steps(batch, features, steps, sampling)
+
+    # --- parts ---------------------------------------------------------------------------------------------------
+
+    def _decode_steps(self, batch: Batch, features: Tensor, steps: int, sampling: StepSampling) -> DecodedSteps:
+        slots = self._slots(batch, steps - 1)
+        attend: _Attention | _Single = _Attention(slots, batch)
         last = [s - 1 for s in batch.splits[1:]]
         hidden, x = self.head(batch.tokens, self._fused(features, False), self._rotary(batch.positions), attend)
         hidden, x = hidden[last], x[last]  # [B, d]
         place = np.asarray(batch.positions)[last]  # [B]
-        attend = _Single(self._pool, batch)
+        attend = _Single(slots, batch)
         tokens: list[Tensor] = []
         scores: list[Tensor] = []
         for j in range(steps):
@@ -66,13 +77,10 @@ class TorchEagle:
             scores.append(logits)
         return DecodedSteps(torch.stack(tokens), torch.stack(scores))
 
-    def release(self, seq_id: int) -> None:
-        self._pool.release(seq_id)
-
-    def kv(self, seq_id: int, length: int) -> Tensor:
-        return self._pool.kv[:, :, self._pool.lines[seq_id], :, :length].clone()
-
-    # --- parts ---------------------------------------------------------------------------------------------------
+    def _slots(self, batch: Batch, extra: int = 0) -> _Slots:
+        """Slots for the rows of a batch, and `extra` more of each sequence."""
+        places = self._reserve(batch, extra)
+        return _Slots(self._blocks, [self._pool.tables[seq_id] for seq_id in batch.seq_ids], places)
 
     def _fused(self, features: Tensor, own: bool) -> Tensor:
         features = features.to(self.dtype)
@@ -86,57 +94,40 @@ class TorchEagle:
         return (angles.cos() * self._scale).to(self.dtype), (angles.sin() * self._scale).to(self.dtype)
 
 
-class _Pool:
-    """KV of every sequence, [L, 2, lines, Hk, slots, D]; grows by doubling. Always finite: a masked NaN is a NaN."""
+class _Slots:
+    """The slots of B sequences in the cache, and for each the places that may be written."""
 
-    def __init__(self, head: EagleHead):
-        c = head.config.decoder
-        self.kv = head.fc.weight.new_zeros(c.layers, 2, 0, c.kv_heads, 0, c.head_dim)
-        self.lines: dict[int, int] = {}
-        self._free: list[int] = []
+    def __init__(self, blocks: TorchBlocks, tables: Seq[Seq[int]], places: Seq[Seq[int]]):
+        self.blocks, self.places, self.device = blocks, places, blocks.layers[0].device
+        self._first = tables[0][0] * BLOCK if len(tables) == 1 and consecutive(tables[0]) else None
+        longest = max(map(len, tables))
+        padded = [[*table, *[table[0]] * (longest - len(table))] for table in tables]  # what is added is masked
+        self._tables = torch.tensor(padded, device=self.device)  # [B, longest]
 
-    def reserve(self, seq_ids: Seq[int], slots: int) -> list[int]:
-        """Line of each sequence, with room for `slots` slots."""
-        new = [s for s in seq_ids if s not in self.lines]
-        lines, held = self.kv.shape[2], self.kv.shape[4]
-        if len(new) > len(self._free) or slots > held:
-            more = max(0, len(new) - len(self._free))
-            wider = lines if not more else max(lines + more, 2 * lines)
-            longer = held if slots <= held else max(slots, 2 * held)
-            self.kv = F.pad(self.kv, (0, 0, 0, longer - held, 0, 0, 0, wider - lines))
-            self._free += range(lines, wider)
-        for s in new:
-            self.lines[s] = self._free.pop()
-        return [self.lines[s] for s in seq_ids]
-
-    def release(self, seq_id: int) -> None:
-        line = self.lines.pop(seq_id, None)
-        if line is not None:
-            self._free.append(line)
-
-    def keys_values(self, layer: int, lines: Seq[int], slots: int) -> tuple[Tensor, Tensor]:
-        """[B, Hk, S, D] each; a view where that is possible."""
-        k, v = self.kv[layer, :, :, :, :slots]
-        if len(lines) == 1:
-            return k[lines[0] : lines[0] + 1], v[lines[0] : lines[0] + 1]
-        index = torch.as_tensor(lines, device=k.device)
-        return k[index], v[index]
+    def read(self, layer: int, slots: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first slots, [B, Hk, slots, D] each; in place if there is one sequence whose blocks
+        follow each other."""
+        if self._first is not None:
+            held = self.blocks.layers[layer][:, None, :, self._first : self._first + slots]
+            return held[0], held[1]
+        needed = self._tables[:, : -(-slots // BLOCK)]  # [B, blocks]
+        gathered = self.blocks.gather(layer, needed.flatten()).unflatten(2, (len(needed), -1))  # [2, Hk, B, S, D]
+        keys, values = gathered[:, :, :, :slots].transpose(1, 2)
+        return keys, values
 
 
 class _Attention:
     """`Attend` for the packed rows of a batch."""
 
-    def __init__(self, pool: _Pool, batch: Batch, extra: int = 0):
+    def __init__(self, held: _Slots, batch: Batch):
         past, splits = np.asarray(batch.past), np.asarray(batch.splits)
         counts = np.diff(splits)  # [B]
         most, slots = int(counts.max()), int((past + counts).max())
-        self._pool, self._slots = pool, slots
-        self._lines = pool.reserve(batch.seq_ids, slots + extra)
-        device = pool.kv.device
+        self._held, self._slots, device = held, slots, held.device
         owner = np.repeat(np.arange(len(counts)), counts)  # [M] sequence of each row
         nth = np.arange(splits[-1]) - splits[owner]  # [M] its number there
-        self._line = torch.as_tensor(np.asarray(self._lines)[owner], device=device)  # [M]
-        self._slot = torch.as_tensor(past[owner] + nth, device=device)  # [M]
+        written = [place for own, n in zip(held.places, counts, strict=True) for place in own[:n]]
+        self._written = torch.tensor(written, device=device)  # [M]
         self._pad: Tensor | None = None  # [B, n] row of the batch for each place, repeated where there is none
         if (counts != most).any():
             self._pad = torch.as_tensor(
@@ -151,10 +142,8 @@ class _Attention:
         self._mask = None if seen.all() else torch.as_tensor(seen[:, None], device=device)  # [B, 1, n, S]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        kv = self._pool.kv
-        kv[layer, 0, self._line, :, self._slot] = k
-        kv[layer, 1, self._line, :, self._slot] = v
-        keys, values = self._pool.keys_values(layer, self._lines, self._slots)
+        self._held.blocks.write(layer, self._written, k, v)
+        keys, values = self._held.read(layer, self._slots)
         padded = (q if self._pad is None else q[self._pad]).view(*self._shape, *q.shape[1:])  # [B, n, H, D]
         out = _attended(padded, keys, values, self._mask)
         out = out.reshape(-1, *q.shape[1:])  # [B n, H, D]
@@ -162,26 +151,25 @@ class _Attention:
 
 
 class _Single:
-    """`Attend` for one more row of each sequence, behind those of a batch."""
+    """`Attend` for one more row of each sequence at a time, behind those of a batch."""
 
-    def __init__(self, pool: _Pool, batch: Batch):
-        held = np.asarray(batch.past) + np.diff(np.asarray(batch.splits))  # [B]
-        self._pool, self._lines = pool, [pool.lines[s] for s in batch.seq_ids]
-        self._line = torch.as_tensor(self._lines, device=pool.kv.device)
-        self._slot = torch.as_tensor(held, device=pool.kv.device)  # [B]
-        self._slots, self._ragged = int(held.max()) + 1, bool((held != held[0]).any())
+    def __init__(self, held: _Slots, batch: Batch):
+        counts = np.diff(np.asarray(batch.splits))  # [B]
+        behind = np.asarray(batch.past) + counts  # [B]
+        later = [own[n:] for own, n in zip(held.places, counts, strict=True)]
+        self._held, self._written, self._step = held, torch.tensor(later, device=held.device).T, 0  # [steps, B]
+        self._slot = torch.as_tensor(behind, device=held.device)  # [B]
+        self._slots, self._ragged = int(behind.max()) + 1, bool((behind != behind[0]).any())
 
     def advance(self) -> None:
-        self._slot, self._slots = self._slot + 1, self._slots + 1
+        self._slot, self._slots, self._step = self._slot + 1, self._slots + 1, self._step + 1
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        kv = self._pool.kv
-        kv[layer, 0, self._line, :, self._slot] = k
-        kv[layer, 1, self._line, :, self._slot] = v
-        keys, values = self._pool.keys_values(layer, self._lines, self._slots)
+        self._held.blocks.write(layer, self._written[self._step], k, v)
+        keys, values = self._held.read(layer, self._slots)
         mask = None
         if self._ragged:
-            seen = torch.arange(self._slots, device=kv.device) <= self._slot[:, None]  # [B, S]
+            seen = torch.arange(self._slots, device=q.device) <= self._slot[:, None]  # [B, S]
             mask = seen[:, None, None]  # [B, 1, 1, S]
         return _attended(q[:, None], keys, values, mask)[:, 0]
 

@@ -1,4 +1,4 @@
-"""The reference executor: PyTorch on packed tokens, one KV buffer a sequence. CPU and CUDA, float64 to bfloat16.
+"""The reference executor: PyTorch on packed tokens, KV in blocks. CPU and CUDA, float64 to bfloat16.
 
 M tokens of all sequences go through the linear layers together; attention runs sequence by sequence, because
 each has its own past. D = head_dim, H query heads, Hk key/value heads, G = H / Hk, S = visible slots.
@@ -6,7 +6,7 @@ each has its own past. D = head_dim, H query heads, Hk key/value heads, G = H / 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.backends.torch.torch_linear import Linear, linear, repacks
+from slipstream.backends.torch.torch_paged import TorchPaged, consecutive
 from slipstream.core.target import Runtime
 from slipstream.core.torch_threads import all_threads
 from slipstream.errors import ParameterError, TargetError
+from slipstream.kv.blocks import BLOCK
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, Output, check_settings
 from slipstream.models.weights import Weights
@@ -27,14 +29,15 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
 }
-_FIRST_SLOTS = 2048  # a buffer starts no larger than this unless the prompt needs it, then doubles
+_SPREAD = 16  # blocks that a sequence can grow by beside others, before reading it takes a copy
 _FOLD_ROWS = 64  # up to so many new tokens, query heads of a group become rows; beyond, the mask would grow too large
 
 
-class TorchExecutor:
+class TorchExecutor(TorchPaged):
     """Runs one decoder with PyTorch (see `executor.Executor` for the contract).
 
-    quantize  None, or "int8": weights of the linear layers in int8, activations in 8 bits a row (CPU, float32).
+    quantize   None, or "int8": weights of the linear layers in int8, activations in 8 bits a row (CPU, float32).
+    kv_blocks  most blocks of KV for all sequences together (see `kv.blocks`); None: as many as memory holds.
     """
 
     torch_threads = None
@@ -47,6 +50,7 @@ class TorchExecutor:
         weights: Weights,
         device: torch.device | str = "cpu",
         quantize: str | None = None,
+        kv_blocks: int | None = None,
     ):
         self.config, self.device, self.dtype = config, torch.device(device), weights.dtype
         self.runtime = Runtime("torch", self.dtype, quantize)
@@ -59,7 +63,7 @@ class TorchExecutor:
             )
         with torch.inference_mode():
             self._load(weights, quantize)
-        self._kv: dict[int, Tensor] = {}  # sequence id -> [L, 2, Hk, slots, D]
+        super().__init__(config, self.dtype, self.device, kv_blocks, _SPREAD)
 
     def _load(self, weights: Weights, quantize: str | None) -> None:
         """Take one tensor after another, pack it, and let the unpacked one go."""
@@ -138,17 +142,26 @@ class TorchExecutor:
         layers: tuple[int, int] | None = None,
         hidden: Tensor | None = None,
     ) -> Output:
+        with self._calls:
+            return self._forward(batch, taps, layers, hidden)
+
+    def _forward(
+        self, batch: Batch, taps: tuple[int, ...], layers: tuple[int, int] | None, hidden: Tensor | None
+    ) -> Output:
         first, last = layers or (0, self.config.layers)
-        positions = torch.tensor(batch.positions, device=self.device)  # [M]
+        places = [place for own in self._reserve(batch) for place in own]
+        positions, written = torch.tensor([[*batch.positions], places], device=self.device)  # [M] each
         x = self._embeddings(batch.tokens, positions) if first == 0 else hidden  # [M, d]
         if x is None:
             raise TargetError(f"layers {first}..{last} need the hidden states that layer {first} starts from")
         rotary = self._rotary(positions)
-        rows = [self._row(batch, b, positions) for b in range(len(batch.seq_ids))]
+        scattered: list[int] = []
+        rows = [self._row(batch, b, positions, scattered) for b in range(len(batch.seq_ids))]
+        cache = _Cache(written, torch.tensor(scattered, device=self.device) if scattered else None)
         seen: dict[int, Tensor] = {first: x} if first in taps else {}
         for i in range(first, last):
             layer = self._layers[i]
-            x = x + layer.o(self._attention(i, layer, layer.input_norm(x), rotary, rows))  # [M, d]
+            x = x + layer.o(self._attention(i, layer, layer.input_norm(x), rotary, rows, cache))  # [M, d]
             x = x + layer.mlp(layer.post_norm(x))  # [M, d]
             if i + 1 in taps:
                 seen[i + 1] = x
@@ -160,19 +173,8 @@ class TorchExecutor:
         logits = self._head(seen[-1][list(batch.select)] if -1 in seen else self._norm(picked))  # [R, V]
         return Output(logits if logits.dtype == torch.float64 else logits.float(), seen, x)
 
-    @torch.inference_mode()
-    def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
-        kv = self._kv[seq_id]
-        kv[:, :, :, list(dst)] = kv[:, :, :, list(src)]  # the right side is a copy, so overlap does no harm
-
-    def release(self, seq_id: int) -> None:
-        self._kv.pop(seq_id, None)
-
-    def kv(self, seq_id: int, length: int) -> Tensor:
-        return self._kv[seq_id][:, :, :, :length].clone()
-
     def memory(self) -> dict[str, int]:
-        return {"weights": self._weight_bytes, "kv": sum(kv.nbytes for kv in self._kv.values())}
+        return {"weights": self._weight_bytes, "kv": self._blocks.nbytes}
 
     # --- parts -------------------------------------------------------------------------------------------------
 
@@ -190,34 +192,26 @@ class TorchExecutor:
         cos, sin = torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)  # [M, D]
         return cos.to(self.dtype).unsqueeze(1), sin.to(self.dtype).unsqueeze(1)
 
-    def _row(self, batch: Batch, b: int, positions: Tensor) -> _Row:
-        """Where sequence `b` stands in the batch, its buffer, and its masks."""
+    def _row(self, batch: Batch, b: int, positions: Tensor, scattered: list[int]) -> _Row:
+        """Where sequence `b` stands in the batch and in the cache, and its masks. Blocks that do not follow each other
+        are added to `scattered`."""
         start, stop = batch.splits[b], batch.splits[b + 1]
         past = batch.past[b]
         total = past + stop - start
-        kv = self._buffer(batch.seq_ids[b], past, total, batch.limit[b])
+        table = self._pool.tables[batch.seq_ids[b]][: -(-total // BLOCK)]
+        in_place = consecutive(table)
+        first = BLOCK * (table[0] if in_place else len(scattered))
+        if not in_place:
+            scattered += table
         fold = self.config.heads // self.config.kv_heads if stop - start <= _FOLD_ROWS else 1
         masks = {
             window: _mask(past, positions[start:stop], batch.trees[b], window, fold, self.dtype)
             for window in set(self.config.windows)
         }
-        return _Row(start, stop, past, total, kv, fold, masks)
-
-    def _buffer(self, seq_id: int, past: int, total: int, limit: int) -> Tensor:
-        """The KV buffer of a sequence, with room for `total` slots, of which `past` are kept if it has to grow."""
-        kv = self._kv.get(seq_id)
-        if kv is not None and kv.shape[3] >= total:
-            return kv
-        c = self.config
-        slots = max(total, min(limit, max(2 * total, _FIRST_SLOTS)))
-        grown = torch.empty(c.layers, 2, c.kv_heads, slots, c.head_dim, dtype=self.dtype, device=self.device)
-        if kv is not None:
-            grown[:, :, :, :past] = kv[:, :, :, :past]
-        self._kv[seq_id] = grown
-        return grown
+        return _Row(start, stop, in_place, first, total, fold, masks)
 
     def _attention(
-        self, i: int, layer: _Layer, x: Tensor, rotary: tuple[Tensor, Tensor] | None, rows: list[_Row]
+        self, i: int, layer: _Layer, x: Tensor, rotary: tuple[Tensor, Tensor] | None, rows: list[_Row], cache: _Cache
     ) -> Tensor:
         """Attention of layer `i` over x [M, d]; writes the new keys and values, returns [M, H * D]."""
         c = self.config
@@ -232,17 +226,17 @@ class TorchExecutor:
             low, high = qk.chunk(2, -1)
             qk = torch.addcmul(qk * rotary[0], torch.cat((high, low), -1), rotary[1])
         out = torch.empty(len(x), heads, c.head_dim, dtype=x.dtype, device=x.device)  # [M, H, D]
+        held = self._blocks.write(i, cache.written, qk[:, heads:], v)
+        gathered = held if cache.scattered is None else self._blocks.gather(i, cache.scattered)
         for row in rows:
             n, fold = row.stop - row.start, row.fold
-            keys, values = row.kv[i]  # [Hk, slots, D] each
-            keys[:, row.past : row.total] = qk[row.start : row.stop, heads:].transpose(0, 1)
-            values[:, row.past : row.total] = v[row.start : row.stop].transpose(0, 1)
+            keys, values = held if row.in_place else gathered  # [Hk, places, D] each
             mask, hidden = row.masks[c.windows[i]]  # [G n, S] or None; slots before `hidden` are out of the window
             q = qk[row.start : row.stop, :heads].transpose(0, 1)  # [H, n, D]
             seen = F.scaled_dot_product_attention(
                 q.reshape(1, heads // fold, fold * n, c.head_dim),  # [1, Hk, G n, D]: a group's heads are rows
-                keys[None, :, hidden : row.total],
-                values[None, :, hidden : row.total],
+                keys[None, :, row.first + hidden : row.first + row.total],
+                values[None, :, row.first + hidden : row.first + row.total],
                 attn_mask=mask,
                 enable_gqa=heads // fold != kv_heads,
             )
@@ -251,14 +245,22 @@ class TorchExecutor:
 
 
 @dataclass(frozen=True, slots=True)
+class _Cache:
+    """Where the KV of a batch lies."""
+
+    written: Tensor  # int64 [M], place of each new token
+    scattered: Tensor | None  # blocks of the sequences that have to be gathered, one after another
+
+
+@dataclass(frozen=True, slots=True)
 class _Row:
-    """One sequence of a batch: rows start:stop, `past` slots before them, `total` after."""
+    """One sequence of a batch: rows start:stop, and slots 0..total-1 after the pass."""
 
     start: int
     stop: int
-    past: int
+    in_place: bool  # whether its blocks follow each other, so that they can be read where they are
+    first: int  # place of slot 0 in the cache, or among what is gathered
     total: int
-    kv: Tensor  # [L, 2, Hk, slots, D]
     fold: int  # query heads of one key/value head that are laid out as rows
     masks: dict[int | None, tuple[Tensor | None, int]]  # window -> (mask, first slot that anyone sees)
 

@@ -112,7 +112,7 @@ def chain(seq_id: int, past: int, tokens: Seq[int], select: Seq[int] | None = No
     n = len(tokens)
     return Batch(
         [seq_id], torch.tensor(tokens), range(past, past + n), [0, n], [past], [None],
-        range(n) if select is None else select, [4096],
+        range(n) if select is None else select,
     )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def forest(members: Seq[tuple[int, int, Seq[int], Seq[int]]]) -> Batch:
         trees.append(mask if parents else None)
     return Batch(
         [m[0] for m in members], torch.tensor(tokens), positions, splits, [m[1] for m in members], trees,
-        range(len(tokens)), [4096] * len(members),
+        range(len(tokens)),
     )  # fmt: skip
 
 

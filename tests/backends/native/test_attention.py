@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numba import njit
 
-from slipstream.backends.native.cache import BLOCK
 from slipstream.backends.native.kernels import addresses, matrices, records
 from slipstream.backends.native.kernels.matrices import LONG, attention_scratch, group_rows
 from slipstream.backends.native.kernels.memory import address_of
 from slipstream.backends.native.threads import pool
+from slipstream.kv.blocks import BLOCK
 
 rng = np.random.default_rng(0)
 

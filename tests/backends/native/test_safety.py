@@ -70,7 +70,7 @@ def test_a_learned_position_beyond_the_last_one_is_an_error() -> None:
     with pytest.raises(TargetError, match="behind the last one"):
         model.decode_steps(chain(0, 17, text[17:19]), 3)
     model.decode_steps(chain(0, 17, text[17:19]), 2)
-    negative = Batch([0], torch.tensor([3]), [-1], [0, 1], [0], [None], [0], [20])
+    negative = Batch([0], torch.tensor([3]), [-1], [0, 1], [0], [None], [0])
     with pytest.raises(TargetError, match="behind the last one"):
         model.forward(negative)
     with pytest.raises(TargetError, match="20 learned positions"):
@@ -128,11 +128,11 @@ def test_a_key_or_value_that_is_not_finite_shows_in_the_logits(values: bool, thr
         for strange in (math.nan, math.inf) if values else (math.nan,):
             model.release(0)
             model.forward(chain(0, 0, ids(past), []))
-            block = model._cache.tables[0][0]
+            block = model._pool.tables[0][0]
             if values:
-                model._cache.values[0][block, :, 7] = strange
+                model._blocks.values[0][block, :, 7] = strange
             else:
-                model._cache.keys[0][block, :, :, 7] = strange
+                model._blocks.keys[0][block, :, :, 7] = strange
             assert not model.forward(chain(0, past, [5])).logits.isfinite().all()
 
 

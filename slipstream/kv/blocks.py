@@ -1,0 +1,228 @@
+"""`BlockPool`: which sequence owns which block of a KV cache. Bookkeeping only; keys and values are in a `BlockStore`.
+
+A block holds the keys and values of `block` consecutive slots of one sequence, for every layer. A sequence has a table:
+its slot s is in block table[s // block], at place s % block. Sequences that share a prefix share blocks, and each block
+counts the tables that it is in. A shared block is never written: whoever writes first gets a copy (copy on write).
+
+    reserve(7, 0, 70)       7: [0, 1, 2]       counts [1, 1, 1]       with blocks of 32 slots
+    fork(7, 8, 40)          8: [0, 1]          counts [2, 2, 1]       8 has the first 40 slots of 7
+    reserve(8, 40, 41)      8: [0, 3]          counts [2, 1, 1, 1]    block 1 was copied to block 3
+    release(7)              8: [0, 3]          counts [1, 0, 0, 1]    blocks 1 and 2 are free
+
+An interrupt (Ctrl-C) at any point can leak blocks. It never leaves a block with two owners that both write, nor a table
+that names a block without its content: every method changes counts and copies blocks first, tables last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence as Seq
+from typing import Protocol
+
+from slipstream.errors import ParameterError, TargetError
+
+BLOCK = 32
+"""Slots in a block, on every backend."""
+
+FIRST_BLOCKS = 16
+"""Blocks that a growing pool begins with."""
+
+
+class BlockStore(Protocol):
+    """The memory of the blocks."""
+
+    def grow(self, blocks: int) -> None:
+        """Make room for `blocks` blocks, keep what the first ones hold. Raises TargetError where memory is out."""
+        ...
+
+    def copy(self, sources: Seq[int], targets: Seq[int]) -> None:
+        """Copy whole blocks, in every layer."""
+        ...
+
+
+class BlockPool:
+    """The blocks of one `store`, and the tables of its sequences.
+
+    capacity  most blocks; None for a pool that grows by doubling as long as the store can.
+    spread    free blocks that a new sequence leaves behind the one before it, where there is room: that one can then go
+              on in consecutive blocks. For stores that read consecutive blocks without copying them.
+    tables    sequence id -> its blocks, in the order of its slots. Changed by this class only.
+    version   number that changes whenever a table does, for whoever keeps copies of tables.
+    used      blocks 0..used-1 were handed out at least once.
+    """
+
+    def __init__(self, store: BlockStore, capacity: int | None = None, block: int = BLOCK, spread: int = 0):
+        if capacity is not None and capacity < 1:
+            raise ParameterError(f"a KV cache of {capacity} blocks was asked for", fix="give it at least one block")
+        self.block, self.capacity, self.spread = block, capacity, spread
+        self.tables: dict[int, list[int]] = {}
+        self.version = self.used = 0
+        self._store = store
+        self._counts: list[int] = []  # tables (and other holders) of each block
+        self._free = bytearray()  # for each block of the store 1 if nobody holds it, else 0
+
+    # --- sequences -----------------------------------------------------------------------------------------------
+
+    def needed(self, seq_id: int, start: int, stop: int) -> int:
+        """Free blocks that `reserve(seq_id, start, stop)` would take."""
+        shared, missing = self._plan(self.tables.get(seq_id, []), start, stop)
+        return len(shared) + missing
+
+    def reserve(self, seq_id: int, start: int, stop: int) -> None:
+        """Let a sequence write slots start..stop-1: it then owns blocks for `stop` slots, and shares none of those that
+        are written. New sequences begin here, with start = 0.
+
+        Raises TargetError where `start` lies behind the slots that the sequence has, or blocks or memory run out; then
+        nothing has changed.
+        """
+        table = self.tables.get(seq_id, [])
+        held = len(table) * self.block
+        if not 0 <= start <= min(stop, held):
+            raise TargetError(
+                f"sequence {seq_id} holds {held} KV slots, it cannot write slots {start} to {stop - 1}",
+                why="slots are filled in order, so that none is read before it was written",
+            )
+        shared, missing = self._plan(table, start, stop)
+        if not missing and not shared:
+            self.tables[seq_id] = table
+            return
+        behind = table[-1] + 1 if table and not shared else None
+        taken = self._take(missing + len(shared), behind, seq_id, stop)
+        copies, new = taken[: len(shared)], taken[len(shared) :]
+        if shared:
+            self._store.copy([table[i] for i in shared], copies)
+        self.version += 1  # before the table changes: a copy of the old table must not be used from here on
+        for i, block in zip(shared, copies, strict=True):
+            old, table[i] = table[i], block
+            self.drop([old])
+        table.extend(new)
+        self.tables[seq_id] = table
+
+    def fork(self, parent_id: int, child_id: int, length: int) -> None:
+        """Begin sequence `child_id` with the first `length` slots of `parent_id`. Nothing is copied until one of the
+        two writes to a block that both have. Raises TargetError for a parent that holds no such slots, or a child that
+        is there already."""
+        self.adopt(child_id, self._table(parent_id, length)[: -(-length // self.block)])
+
+    def adopt(self, seq_id: int, blocks: Seq[int]) -> None:
+        """Begin a sequence with blocks that somebody holds, who goes on holding them. Raises TargetError for a sequence
+        that is there already."""
+        if seq_id in self.tables:
+            raise TargetError(
+                f"sequence {seq_id} already holds {len(self.tables[seq_id]) * self.block} KV slots",
+                why="a sequence begins once",
+                fix="release it first, or choose another id",
+            )
+        self.hold(blocks)
+        self.version += 1
+        self.tables[seq_id] = list(blocks)
+
+    def release(self, seq_id: int) -> None:
+        """Free the blocks of a sequence that nobody else holds; unknown ids are ignored."""
+        if seq_id in self.tables:
+            self.version += 1
+            self.drop(self.tables.pop(seq_id))
+
+    def first(self, seq_id: int, length: int) -> list[int]:
+        """Places of the first `length` slots of a sequence. Raises TargetError where it does not hold them."""
+        self._table(seq_id, length)
+        return self.places(seq_id, range(length))
+
+    def places(self, seq_id: int, slots: Seq[int]) -> list[int]:
+        """Where slots of a sequence are: block * `self.block` + place in the block. Raises TargetError for slots that
+        the sequence does not hold."""
+        table, block = self._table(seq_id), self.block
+        if len(slots) and not 0 <= min(slots) <= max(slots) < len(table) * block:
+            outside = min(slots) if min(slots) < 0 else max(slots)
+            raise TargetError(f"sequence {seq_id} holds {len(table) * block} KV slots, not slot {outside}")
+        return [table[s // block] * block + s % block for s in slots]
+
+    def moves(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> tuple[list[int], list[int]]:
+        """Places of slots `src` and `dst` of a sequence, of which the latter may then be written. Raises as `places`
+        and `reserve` do."""
+        self.places(seq_id, [*src, *dst])
+        if len(dst):
+            self.reserve(seq_id, min(dst), max(dst) + 1)
+        return self.places(seq_id, src), self.places(seq_id, dst)
+
+    # --- blocks --------------------------------------------------------------------------------------------------
+
+    @property
+    def free(self) -> int | None:
+        """Blocks that can still be handed out; None if the pool grows."""
+        return None if self.capacity is None else self.capacity - len(self._free) + self._free.count(1)
+
+    def count(self, block: int) -> int:
+        """How many hold a block."""
+        return self._counts[block]
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Count one more holder of each of these blocks, which somebody holds already."""
+        for block in blocks:
+            self._counts[block] += 1
+
+    def drop(self, blocks: Iterable[int]) -> None:
+        """Count one holder less; blocks that nobody holds any more are free."""
+        for block in blocks:
+            assert self._counts[block] > 0, f"block {block} is free already"
+            self._counts[block] -= 1
+            if not self._counts[block]:
+                self._free[block] = 1
+
+    # --- parts ---------------------------------------------------------------------------------------------------
+
+    def _table(self, seq_id: int, length: int = 0) -> list[int]:
+        """The blocks of a sequence that holds at least `length` slots."""
+        table = self.tables.get(seq_id)
+        if table is None:
+            raise TargetError(f"sequence {seq_id} holds no KV", why="it was never run, or is released already")
+        if not 0 <= length <= len(table) * self.block:
+            raise TargetError(
+                f"the first {length} KV slots of sequence {seq_id} were asked for, it holds {len(table) * self.block}"
+            )
+        return table
+
+    def _plan(self, table: list[int], start: int, stop: int) -> tuple[list[int], int]:
+        """To write slots start..stop-1: which entries of a table have to be copied, and how many are missing."""
+        held, last = len(table), -(-stop // self.block)
+        written = range(start // self.block, min(last, held)) if start < stop else ()
+        return [i for i in written if self._counts[table[i]] > 1], max(0, last - held)
+
+    def _take(self, count: int, behind: int | None, seq_id: int, slots: int) -> list[int]:
+        """Free blocks, counted once each: consecutive where possible, and best those from `behind` on."""
+        at = self._place(count, behind)
+        if at < 0 and (self._free.count(1) < count or (self.spread and self.capacity is None)):
+            self._grow(count, seq_id, slots)
+            at = self._place(count, behind)
+        if at < 0:
+            at = self._free.find(b"\1" * count)
+        if at >= 0:
+            taken = list(range(at, at + count))
+        else:
+            taken = [block for block, is_free in enumerate(self._free) if is_free][:count]
+        for block in taken:
+            self._free[block], self._counts[block] = 0, 1
+        self.used = max(self.used, taken[-1] + 1 if taken else 0)
+        return taken
+
+    def _place(self, count: int, behind: int | None) -> int:
+        """First of `count` consecutive free blocks, -1 where there is no good place: from `behind` on, or else where
+        whoever owns the blocks before keeps `spread` free ones to go on with."""
+        if behind is not None and self._free.startswith(b"\1" * count, behind):
+            return behind
+        at = self._free.find(b"\1" * (self.spread + count))
+        return at + self.spread if at > 0 else at
+
+    def _grow(self, count: int, seq_id: int, slots: int) -> None:
+        """Have the store make room for at least `count` blocks more."""
+        held, free = len(self._free), self.free
+        if free is not None and free < count:
+            raise TargetError(
+                f"out of KV blocks: sequence {seq_id} needs {count} more to hold {slots} slots, and {free} of "
+                f"{self.capacity} are free",
+                why=f"the KV cache has a fixed size, {self.capacity} blocks of {self.block} slots",
+                fix="run fewer or shorter sequences, or make the cache larger",
+            )
+        blocks = self.capacity or max(held + count + self.spread, 2 * held, FIRST_BLOCKS)
+        self._store.grow(blocks)
+        self._counts.extend([0] * (blocks - len(self._counts)))
+        self._free.extend(b"\1" * (blocks - held))

@@ -1,0 +1,282 @@
+"""`BlockPool` against a cache without blocks (`World`), through random sessions, errors and interrupts."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from slipstream.errors import ParameterError, TargetError
+from slipstream.kv import blocks
+from slipstream.kv.blocks import BlockPool
+from tests.kv.model import Cells, World
+
+
+@pytest.mark.parametrize("spread", [0, 3])
+@pytest.mark.parametrize("capacity", [None, 1, 7, 40])
+def test_every_sequence_reads_its_own_text_and_every_owner_is_counted(capacity: int | None, spread: int) -> None:
+    for seed in range(12):
+        draw, world = random.Random(seed), World(capacity, spread=spread)
+        for _ in range(150):
+            world.step(draw)
+            world.check()
+        for seq_id in draw.sample(list(world.texts), len(world.texts)):
+            world.release(seq_id)
+            world.check()
+        assert not any(world.pool._counts)
+
+
+def test_the_example_of_the_docstring() -> None:
+    pool = BlockPool(Cells(32))
+    pool.reserve(7, 0, 70)
+    assert pool.tables == {7: [0, 1, 2]}
+    pool.fork(7, 8, 40)
+    assert pool.tables[8] == [0, 1]
+    assert [pool.count(b) for b in range(3)] == [2, 2, 1]
+    pool.reserve(8, 40, 41)
+    assert pool.tables[8] == [0, 3]
+    assert [pool.count(b) for b in range(4)] == [2, 1, 1, 1]
+    pool.release(7)
+    assert pool.tables == {8: [0, 3]}
+    assert [pool.count(b) for b in range(4)] == [1, 0, 0, 1]
+
+
+def test_a_fork_copies_nothing_until_a_shared_block_is_written() -> None:
+    world = World(capacity=4)
+    world.write(1, 0, 10)  # 3 blocks, of which the last is half full
+    for child in (2, 3, 4):
+        world.fork(1, child, 10)
+    assert world.pool.free == 1
+    world.write(2, 12, 12)
+    world.check()
+    assert world.pool.free == 1
+    world.write(2, 10, 12)
+    assert world.pool.free == 0
+    with pytest.raises(TargetError, match="out of KV blocks: sequence 3 needs 1 more to hold 11 slots, and 0 of 4"):
+        world.write(3, 10, 11)
+    world.check()
+    world.release(4)
+    world.release(1)
+    world.write(3, 10, 11)  # nobody else has the block any more
+    world.check()
+
+
+def test_a_rollback_below_a_fork_leaves_the_other_sequence_alone() -> None:
+    world = World(capacity=None)
+    world.write(1, 0, 17)
+    world.fork(1, 2, 15)
+    world.write(1, 3, 9)
+    world.check()
+    world.write(2, 0, 1)
+    world.check()
+    assert not set(world.pool.tables[1][:3]) & set(world.pool.tables[2][:1])
+
+
+def test_blocks_can_be_held_without_a_sequence_and_begin_another_one() -> None:
+    """What a prefix cache does."""
+    world = World(capacity=5)
+    world.write(1, 0, 9)
+    kept, text = world.pool.tables[1][:2], world.texts[1][:8]
+    world.pool.hold(kept)
+    world.release(1)
+    assert world.pool.free == 3
+    world.pool.adopt(2, kept)
+    world.texts[2] = text
+    world.write(2, 8, 20)
+    assert world.pool.free == 0
+    assert [world.store.cells[p] for p in world.pool.first(2, 8)] == text
+    world.release(2)
+    world.pool.drop(kept)
+    assert world.pool.free == 5
+    with pytest.raises(AssertionError, match="free already"):
+        world.pool.drop(kept)
+
+
+def test_a_copy_of_the_tables_is_good_as_long_as_the_version_is() -> None:
+    draw, world, seen = random.Random(5), World(capacity=20), dict[int, object]()
+    for _ in range(400):
+        world.step(draw)
+        tables = {seq_id: tuple(table) for seq_id, table in world.pool.tables.items() if table}
+        assert seen.setdefault(world.pool.version, tables) == tables
+
+
+def test_a_pool_of_no_fixed_size_grows_by_doubling() -> None:
+    world = World(capacity=None, block=1)
+    sizes = []
+    for slot in range(200):
+        world.write(1, slot, slot + 1)
+        sizes.append(len(world.store.cells))
+    assert sorted(set(sizes)) == [16, 32, 64, 128, 256]
+    assert world.pool.free is None
+    assert world.pool.used == 200
+
+
+def test_a_pool_of_fixed_size_takes_its_memory_once() -> None:
+    world = World(capacity=9, block=2)
+    world.write(1, 0, 1)
+    assert len(world.store.cells) == 18
+    world.write(1, 1, 18)
+    assert len(world.store.cells) == 18
+
+
+def test_what_a_single_sequence_gets_is_consecutive_after_others_came_and_went() -> None:
+    world = World(capacity=None)
+    for seq_id in range(6):
+        world.write(seq_id, 0, 4 * (seq_id + 1))
+    for seq_id in (3, 0, 5, 1, 4, 2):
+        world.release(seq_id)
+    for slot in range(0, 100, 5):
+        world.write(9, slot, slot + 5)
+    assert world.pool.tables[9] == list(range(25))
+
+
+def test_with_a_spread_sequences_that_grow_together_stay_consecutive() -> None:
+    world = World(capacity=None, spread=8)
+    for slot in range(0, 36, 3):  # 9 blocks each
+        for seq_id in range(5):
+            world.write(seq_id, slot, slot + 3)
+    for table in world.pool.tables.values():
+        assert table == list(range(table[0], table[0] + 9))
+    full = World(capacity=6, spread=8)  # no room to spread: blocks are used all the same
+    for seq_id in range(6):
+        full.write(seq_id, 0, 4)
+    assert full.pool.free == 0
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_ids_lengths_and_slots_out_of_bounds_are_refused_by_number_and_change_nothing() -> None:
+    world = World(capacity=4)
+    world.write(1, 0, 6)  # two blocks: 8 slots
+    pool, before = world.pool, world.state()
+    refused: list[tuple[str, Callable[[], object]]] = [
+        ("sequence 1 holds 8 KV slots, it cannot write slots 9 to 9", lambda: pool.reserve(1, 9, 10)),
+        ("sequence 1 holds 8 KV slots, it cannot write slots -1 to 2", lambda: pool.reserve(1, -1, 3)),
+        ("sequence 2 holds 0 KV slots, it cannot write slots 1 to 1", lambda: pool.reserve(2, 1, 2)),
+        ("sequence 1 needs 3 more to hold 20 slots, and 2 of 4 are free", lambda: pool.reserve(1, 6, 20)),
+        ("sequence 2 needs 5 more to hold 17 slots, and 2 of 4 are free", lambda: pool.reserve(2, 0, 17)),
+        ("the first 9 KV slots of sequence 1 were asked for, it holds 8", lambda: pool.fork(1, 2, 9)),
+        ("the first -1 KV slots", lambda: pool.fork(1, 2, -1)),
+        ("sequence 5 holds no KV", lambda: pool.fork(5, 2, 0)),
+        ("sequence 1 already holds 8 KV slots", lambda: pool.fork(1, 1, 3)),
+        ("sequence 1 already holds 8 KV slots", lambda: pool.adopt(1, [])),
+        ("not slot 8", lambda: pool.places(1, [0, 8])),
+        ("not slot -2", lambda: pool.places(1, [0, -2])),
+        ("sequence 5 holds no KV", lambda: pool.places(5, [])),
+        ("the first 9 KV slots", lambda: pool.first(1, 9)),
+        ("not slot 11", lambda: pool.moves(1, [11], [3])),
+        ("not slot -1", lambda: pool.moves(1, [3], [-1])),
+        ("sequence 5 holds no KV", lambda: pool.moves(5, [3], [1])),
+    ]
+    for message, call in refused:
+        with pytest.raises(TargetError, match=message):
+            call()
+        assert world.state() == before
+    pool.release(5)  # unknown ids are ignored
+    assert world.state() == before
+    for capacity in (0, -3):
+        with pytest.raises(ParameterError, match=f"{capacity} blocks"):
+            BlockPool(Cells(4), capacity)
+
+
+def test_a_store_without_memory_leaves_the_pool_as_it_was() -> None:
+    world = World(capacity=None)
+    world.write(1, 0, 60)
+    before = world.state()
+    world.store.grow = _out_of_memory  # type: ignore[method-assign]
+    with pytest.raises(TargetError, match="no memory"):
+        world.write(1, 60, 100)
+    assert world.state() == before
+    world.write(1, 60, 64)
+    world.check()
+
+
+def _out_of_memory(blocks: int) -> None:
+    raise TargetError("no memory")
+
+
+# --- interrupts ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def interrupted_after(instructions: int) -> Iterator[None]:
+    """Raise KeyboardInterrupt after so many instructions of the pool's methods."""
+    left = instructions
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != blocks.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def begun(capacity: int | None) -> World:
+    """Two sequences that share blocks, one that does not, and a hole among the blocks."""
+    world = World(capacity)
+    world.write(0, 0, 9)
+    world.write(1, 0, 10)
+    world.fork(1, 2, 7)
+    world.write(3, 0, 13)
+    world.release(0)
+    return world
+
+
+def _tables(world: World) -> dict[int, list[int]]:
+    return {seq_id: list(table) for seq_id, table in world.pool.tables.items()}
+
+
+OPERATIONS: dict[str, Callable[[World], None]] = {
+    "grow": lambda w: w.pool.reserve(3, 13, 40),
+    "begin": lambda w: w.pool.reserve(7, 0, 6),
+    "copy on write, and grow": lambda w: w.pool.reserve(2, 2, 21),
+    "fork": lambda w: w.pool.fork(3, 7, 11),
+    "release what is shared": lambda w: w.pool.release(1),
+    "release": lambda w: w.pool.release(3),
+    "move": lambda w: (w.pool.moves(1, [8, 9], [3, 4]), None)[1],
+}
+
+
+@pytest.mark.parametrize("capacity", [None, 40])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_interrupt_at_any_instruction_leaks_and_never_shares(operation: str, capacity: int | None) -> None:
+    for instructions in range(10_000):
+        world = begun(capacity)
+        version, tables = world.pool.version, _tables(world)
+        try:
+            with interrupted_after(instructions):
+                OPERATIONS[operation](world)
+        except KeyboardInterrupt:
+            pass
+        else:
+            break
+        assert world.pool.version != version or _tables(world) == tables
+        for seq_id in list(world.texts):  # a release may have come to its end
+            if seq_id not in world.pool.tables:
+                del world.texts[seq_id]
+        for seq_id in set(world.pool.tables) - set(world.texts):  # and a fork or a new sequence
+            world.texts[seq_id] = []
+        world.check(leaks=True)
+        draw = random.Random(instructions)
+        for _ in range(15):
+            world.step(draw, most=8)
+            world.check(leaks=True)
+    assert instructions > 30
