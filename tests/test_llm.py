@@ -296,7 +296,7 @@ def test_a_drafter_that_misbehaves_never_harms_the_text(tiny, plain, caplog, ans
     assert done.stats.proposed == 0
     (record,) = caplog.records
     assert "drafter 'scripted' failed in propose" in record.getMessage()
-    assert "Plain decoding goes on" in record.getMessage()
+    assert "Falling back to plain decoding" in record.getMessage()
 
 
 def test_an_unknown_keyword_is_refused_with_the_nearest_name():

@@ -1,16 +1,16 @@
-"""How far to draft: one answer for every drafter.
+"""When to stop drafting; the same options for every drafter.
 
-    fixed       as far as the budget allows
-    confidence  until the chain's own probability has fallen below a threshold (as in llama.cpp's p-min and
-                transformers' assistant_confidence_threshold)
-    gain        as long as one more guess raises the expected tokens a second: its chance to stand, over what drafting
-                and verifying it costs, must beat the round so far
+    fixed       draft as many tokens as the budget allows
+    confidence  stop when the probability of the chain falls below a threshold (as llama.cpp's p-min and transformers'
+                assistant_confidence_threshold)
+    gain        continue while one more draft token raises the expected tokens per second: its acceptance probability,
+                divided by the cost of drafting and verifying it, must exceed the step's tokens per cost so far
 
-All three look at the laws of one round, by which the drafter judges itself. What its guesses came to in earlier rounds
-is the business of `bandit`, which sets the budget of any drafter by it, down to none; the two go together.
+All three use only the drafter's own probabilities in the current step. `bandit` uses acceptance rates of earlier steps
+instead, and sets the budget of any drafter, down to 0. The two can be combined.
 
-What fell short ends the draft *behind* it and is kept: dropping a sampled guess because its own probability was low
-would bias the output.
+The token that falls short is kept, and the draft ends *after* it: dropping a sampled draft token because its own
+probability was low would bias the output.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ KINDS = ("fixed", "confidence", "gain")
 @dataclass(frozen=True)
 class Control(Strict):
     """kind        one of `KINDS`.
-    threshold   confidence only: go on while the product of the guesses' probabilities is at least this, in [0, 1).
-    draft_cost  gain only: what drafting one more guess costs, as a share of a plain step of the target.
-    row_cost    gain only: what verifying one more guess costs, likewise (see `CostCurve.relative`).
+    threshold   confidence only: continue while the product of the draft tokens' probabilities is at least this, in
+                [0, 1).
+    draft_cost  gain only: cost of drafting one more token, as a share of a decode step of the target.
+    row_cost    gain only: cost of verifying one more token, likewise (see `CostCurve.relative`).
     """
 
     kind: str = "fixed"
@@ -45,20 +46,21 @@ class Control(Strict):
         check_number("draft_cost", self.draft_cost, 0.0, float("inf"))
         check_number("row_cost", self.row_cost, 0.0, float("inf"))
 
-    def more(self, stands: Seq[float]) -> bool:
-        """Whether to draft another guess behind those drafted so far.
+    def more(self, accepted: Seq[float]) -> bool:
+        """Whether to draft another token.
 
-        stands  for each guess so far, the estimated chance that it and all before it stand (non-increasing).
+        accepted  for each draft token so far, the estimated probability that it and all before it are accepted
+                  (non-increasing).
         """
-        if self.kind == "fixed" or not stands:
+        if self.kind == "fixed" or not accepted:
             return True
         if self.kind == "confidence":
-            return stands[-1] >= self.threshold
+            return accepted[-1] >= self.threshold
         each = self.draft_cost + self.row_cost
         if each <= 0:
             return True
-        n = len(stands)
-        # The next guess's conditional chance is not known before it is drawn: the chain's mean so far stands in.
-        gain = stands[-1] * stands[-1] ** (1 / n)
-        tokens, spent = 1 + sum(stands), 1 + n * each
+        n = len(accepted)
+        # The next token's conditional probability is unknown before it is drawn; the mean of the chain is used instead.
+        gain = accepted[-1] * accepted[-1] ** (1 / n)
+        tokens, spent = 1 + sum(accepted), 1 + n * each
         return gain / each > tokens / spent

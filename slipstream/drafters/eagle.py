@@ -1,12 +1,12 @@
-"""EAGLE: a small head continues the target's *features*, so that it guesses with the target's own view of the text.
+"""EAGLE: a small draft head that predicts the target's next *features* (hidden states) and drafts tokens from them.
 
-After every step the head is given the true features of what was accepted (Li et al. 2401.15077, section 4.1; of three
-tapped layers since 2503.01840); what it had put there itself while drafting is overwritten. Drafting starts from the
-feature of the last token but one and the last token, and goes on with the head's own output as the next feature:
+After every step the head receives the true features of the accepted tokens (Li et al. 2401.15077, section 4.1; of three
+tapped layers since 2503.01840); they overwrite the features that it predicted while drafting. Drafting starts from the
+last token and the feature of the token before it, and continues with the head's own output as the next feature:
 
-    chain   one guess a place; greedy chains, and those sampled by a temperature alone, are one call (see `chains`)
-    comb    a chain with alternatives beside each guess and nothing below them: no further call
-    tree    grown level by level towards the likeliest paths (EAGLE-2, 2406.16858, section 4); see `trees`
+    chain   one token per depth; greedy chains, and those sampled with a temperature only, take one call (see `chains`)
+    comb    a chain whose tokens have siblings without children: no further call
+    tree    grown level by level along the most likely paths (EAGLE-2, 2406.16858, section 4); see `tree_growth`
 
 A pair (feature of token i, token i + 1) is one row of the head, at rotary position i.
 """
@@ -49,13 +49,14 @@ SHAPES = ("chain", "comb", "tree")
 
 @dataclass(frozen=True)
 class EagleDraftConfig(Strict):
-    """shape      one of `SHAPES`: how guesses hang together (see the module).
-    width      most children of a node; of a tree also the most nodes of a level that have any.
-    nodes      most guesses of a comb or tree.
-    sampled    above temperature 0: draw guesses from the head's law (q goes along), or take the likeliest.
+    """shape      one of `SHAPES` (see the module).
+    width      most children of a node; in a tree also the most nodes of a level that get children.
+    nodes      most draft tokens of a comb or tree.
+    sampled    above temperature 0: sample draft tokens from the head's distribution (q), or take the most likely ones.
     control    where chains end: "fixed", "confidence" or "gain", with threshold, draft_cost and row_cost as in
                `Control`.
-    costs      what the target asks for a number of rows: a comb or tree then takes as many nodes as pay. None: all.
+    costs      of the target by rows: a comb or tree then has the number of nodes that gives the most tokens per second.
+               None: all.
     """
 
     shape: str = "chain"
@@ -74,12 +75,12 @@ class EagleDraftConfig(Strict):
         check_integer("width", self.width, 1)
         check_integer("nodes", self.nodes, 1)
         if self.nodes > MAX_NODES:
-            raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} guesses can be verified at once")
+            raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} draft tokens can be verified at once")
         if self.sampled not in (True, False):
             raise ParameterError(f"sampled is {self.sampled!r}, must be true or false")
         if self.costs is not None and not isinstance(self.costs, CostCurve):
             raise ParameterError(f"costs is {self.costs!r}", fix="give a CostCurve, 'measured' or nothing")
-        self.length  # noqa: B018 refuses what it does not know
+        self.length  # noqa: B018 checks the options of `Control`
 
     @property
     def length(self) -> Control:
@@ -98,7 +99,7 @@ class EagleDrafter:
         self.device, self.width = runtime.device, vocab_size
         self.multi_step = True
         comb = self.config.shape == "comb"
-        self._chains = Chains(self, vocab_size, self.config.length, self.config.sampled, weighed=comb)
+        self._chains = Chains(self, vocab_size, self.config.length, self.config.sampled, with_rank_probs=comb)
         self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of what `extend` ran last
         self._all = torch.arange(vocab_size, device=runtime.device)
         reduced = runtime.config.version == 3 and not torch.equal(runtime.ids, self._all)
@@ -115,8 +116,8 @@ class EagleDrafter:
         trees = [self._tree(seqs[b], depth[b]) for b in drafting]
         if self.config.shape == "comb":
             spines = self._chains.draw(seqs, depth)
-            worth = torch.cat([chain.worth for chain in spines if chain.worth is not None])  # [N, V]
-            add_branches(trees, [spines[b].tokens for b in drafting], worth, self._all)
+            rank_probs = torch.cat([chain.rank_probs for chain in spines if chain.rank_probs is not None])  # [N, V]
+            add_branches(trees, [spines[b].tokens for b in drafting], rank_probs, self._all)
         else:
             self._grow(trees)
         return self._forest(len(seqs), drafting, trees)
@@ -133,9 +134,9 @@ class EagleDrafter:
         return self.rows.context - len(seq.tokens)
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
-        """Logits [R, V]. Behind the first guess the head goes on from what it put out for the one before."""
-        behind = len(chains[0])
-        if behind == 0:
+        """Logits [R, V]. After the first draft token, the head continues from its output for the one before."""
+        drafted = len(chains[0])
+        if drafted == 0:
             batch, features = self.rows.pending(seqs)
             hidden, logits = self.runtime.extend(batch, features)  # [R, d], [R, draft_vocab]
             self.rows.ran(seqs)
@@ -143,20 +144,21 @@ class EagleDrafter:
             assert self._state is not None
             place = {id: r for r, id in enumerate(self._state[0])}
             before = self._state[1][[place[seq.id] for seq in seqs]]  # [R, d], a copy
-            batch = self.rows.guesses(
+            batch = self.rows.own_rows(
                 seqs,
                 [[chain[-1]] for chain in chains],
-                [[behind]] * len(seqs),
+                [[drafted]] * len(seqs),
                 range(len(seqs)),
-                behind=[behind - 1] * len(seqs),
+                cached=[drafted - 1] * len(seqs),
             )
             hidden, logits = self.runtime.extend(batch, before, own=True)
         self._state = [seq.id for seq in seqs], hidden
         return self._scattered(logits)
 
     def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
-        """Tokens [K, R] and logits [K, R, V]. Drawn by uniforms, draft ids are cumulated in their own order, which is
-        that of the target's ids wherever d2t never falls; elsewhere most chains end early, exact as ever."""
+        """Tokens [K, R] and logits [K, R, V]. Sampling with uniform numbers cumulates probabilities in the order of the
+        draft ids. If target ids do not increase with draft ids, the host's order differs: most chains then end early,
+        and the distribution is still exact."""
         batch, features = self.rows.pending(seqs)
         if sampling.noise is not None and self._ids is not None:
             sampling = replace(sampling, noise=sampling.noise[..., self._ids])  # [K, R, draft_vocab]
@@ -167,8 +169,8 @@ class EagleDrafter:
         return DecodedSteps(tokens, self._scattered(drawn.logits), probs)
 
     def _scattered(self, values: Tensor, elsewhere: float = -torch.inf) -> Tensor:
-        """Logits, or laws, [..., draft_vocab] over draft ids -> [..., V] over target ids; `elsewhere` is for those that
-        the head does not guess."""
+        """Logits or probabilities [..., draft_vocab] over draft ids -> [..., V] over target ids; `elsewhere` fills in
+        the ids that the head cannot draft."""
         if self._ids is None:
             return values
         out = values.new_full((*values.shape[:-1], self.vocab_size), elsewhere)
@@ -177,8 +179,8 @@ class EagleDrafter:
     # --- trees ---------------------------------------------------------------------------------------------------
 
     def _grow(self, trees: Seq[Tree]) -> None:
-        """Grow a tree for each sequence, one call of the head a level. The cache orders rows by their slots, and a node
-        must not see its cousins: so each level runs the nodes above it again, under a mask."""
+        """Grow a tree for each sequence, with one call of the head per level. Cached rows are visible to all later
+        rows, but a node must see only its ancestors. So each level runs the levels above it again, with a tree mask."""
         own = [tree.seq for tree in trees]
         batch, features = self.rows.pending(own)
         hidden, logits = self.runtime.extend(batch, features)  # [R, d], [R, draft_vocab]
@@ -193,15 +195,15 @@ class EagleDrafter:
                 break
             rows = [[*tree.ran, *front] for tree, front in grown]
             splits = np.cumsum([0, *map(len, rows)]).tolist()
-            batch = self.rows.guesses(
+            batch = self.rows.own_rows(
                 [tree.seq for tree in live],
                 [[tree.columns[node] for node in row] for tree, row in zip(live, rows, strict=True)],
                 [[tree.depths[node] for node in row] for tree, row in zip(live, rows, strict=True)],
                 [i for end, front in zip(splits[1:], frontiers, strict=True) for i in range(end - len(front), end)],
                 [tree.visible(row) for tree, row in zip(live, rows, strict=True)],
             )
-            above = [states[id(t), t.parents[node]] for t, row in zip(live, rows, strict=True) for node in row]
-            hidden, logits = self.runtime.extend(batch, torch.stack(above), own=True)
+            parents = [states[id(t), t.parents[node]] for t, row in zip(live, rows, strict=True) for node in row]
+            hidden, logits = self.runtime.extend(batch, torch.stack(parents), own=True)
             nodes = [(id(tree), node) for tree, front in grown for node in front]
             states |= dict(zip(nodes, hidden.clone(), strict=True))
 
@@ -210,7 +212,8 @@ class EagleDrafter:
         return Tree(seq, depth, c.width, c.nodes, c.sampled and not seq.params.greedy, c.costs)
 
     def _scores(self, logits: Tensor, trees: Seq[Tree], frontiers: Seq[Seq[int]]) -> Tensor:
-        """The laws that a level grows by, float64 [F, V]: the request's own, or at temperature 0 the one at 1."""
+        """The distributions that a level is grown from, float64 [F, V]: at the request's temperature, or 1 if that is
+        0."""
         pairs = [(tree, node) for tree, front in zip(trees, frontiers, strict=True) for node in front]
         seqs = [tree.seq for tree, _ in pairs]
         params = [
@@ -220,7 +223,7 @@ class EagleDrafter:
         return padded_distributions(self._scattered(logits), seqs, paths, self.vocab_size, params)
 
     def _forest(self, batch: int, drafting: Seq[int], trees: Seq[Tree]) -> Draft:
-        """The trees as a draft, reranked where nothing was drawn."""
+        """The trees as a draft; deterministic trees are reranked."""
         grown = dict(zip(drafting, trees, strict=True))
         tokens: list[list[int]] = [[] for _ in range(batch)]
         distributions: list[Tensor | None] = [None] * batch
@@ -241,7 +244,7 @@ def make(
 ) -> EagleDrafter:
     """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the one that
     ships for this target. quantize: None, or "int8" (w8a8), "w8a16" or "w8a8" for the head's weights on the native
-    backend: what is guessed may change, the law of the text does not. options: as in `EagleDraftConfig`, and
+    backend: draft tokens may change, the output distribution does not. options: as in `EagleDraftConfig`;
     costs="measured" measures the target here. Raises ParameterError and the families of LoadError and PairError."""
     return _make(target, head, quantize, "eagle", options)
 
@@ -249,7 +252,7 @@ def make(
 def make_eagle3(
     target: Target, *, head: str | Path | EagleHead | None = None, quantize: str | None = None, **options: Any
 ) -> EagleDrafter:
-    """As `make`, asked for by the name "eagle3"."""
+    """As `make`, for the name "eagle3"."""
     return _make(target, head, quantize, "eagle3", options)
 
 
@@ -263,7 +266,7 @@ def _make(
         from slipstream.zoo import head_dir
 
         head = head_dir(asked, host.runtime.source)
-    if isinstance(head, EagleHead):  # a copy: whoever trains it goes on with its own
+    if isinstance(head, EagleHead):  # a copy: the original may still be in training
         loaded = copy.deepcopy(head).eval().requires_grad_(False)
     else:
         loaded = load_eagle(head, host.layers)
@@ -276,5 +279,5 @@ def _make(
     runtime = backend_for_head(fitted.config.decoder, host, quantize).eagle(fitted, host, settings)
     drafter = EagleDrafter(runtime, host.vocab_size, config)
     if drafter.name != asked:
-        log.warning("the head %s is of the kind %r, not %r: it is run as what it is", head, drafter.name, asked)
+        log.warning("the head %s is of the kind %r, not %r; it is run as %r", head, drafter.name, asked, drafter.name)
     return drafter

@@ -1,7 +1,7 @@
-"""`Guard`: no drafter can harm the text.
+"""`Guard`: a faulty drafter cannot change the text.
 
-Verification makes every *well-formed* draft harmless. The guard takes care of the rest: a drafter that raises, or
-returns something that is no draft, costs speed and nothing else.
+Verification makes every *well-formed* draft lossless. The guard handles the rest: a drafter that raises, or returns an
+invalid draft, only costs speed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from slipstream.errors import DraftError
 log = logging.getLogger("slipstream")
 
 MAX_NODES = 256
-"""Most guesses for one sequence in one step; more is a fault of the drafter, not a plan."""
+"""Most draft tokens for one sequence in one step; a drafter that proposes more is faulty."""
 
 
 class Guard:
-    """Wraps a drafter: on a fault the step goes on plainly, the fault is counted on every sequence of the batch,
-    and the first one is logged."""
+    """Wraps a drafter. After a fault the step continues with plain decoding, the fault is counted for every sequence of
+    the batch, and the first one is logged."""
 
     def __init__(self, drafter: Drafter, target: Target):
         self.drafter, self.target = drafter, target
@@ -38,7 +38,7 @@ class Guard:
                 if not (draft.is_chain or self.target.capabilities.trees):
                     raise DraftError("a tree was drafted for a target that runs chains only")
                 return draft
-            except Exception as fault:  # whatever a drafter does wrong must end here
+            except Exception as fault:  # no fault of a drafter may leave the guard
                 self._count(seqs, "propose", fault)
         return Draft.empty(len(seqs), self.target.device)
 
@@ -59,11 +59,11 @@ class Guard:
         first = self.faults == 1
         for seq in seqs:
             seq.stats.drafter_faults += 1
-            self.release(seq.id)  # it starts afresh: its state after a fault is unknown
+            self.release(seq.id)  # start with a new state: the old one is unknown after a fault
         if first:
             kind = "" if isinstance(fault, DraftError) else f"{type(fault).__name__}: "
             log.warning(
-                "drafter %r failed in %s (%s%s). Plain decoding goes on in its place; the text is not affected. "
+                "drafter %r failed in %s (%s%s). Falling back to plain decoding; the text is not affected. "
                 "Further faults are counted, not logged.",
                 self.name,
                 where,

@@ -1,26 +1,26 @@
-"""Hybrid: drafters stacked in order of precedence.
+"""Combines several drafters in order of precedence.
 
-A lookup costs microseconds and is right where the text repeats itself; a draft model or head costs a share of the
-target's step and is right more evenly. So the lookup is asked first. Where it rests on a long match its draft is taken
-and the neural drafter is not even run (TensorRT-LLM's suffix automaton before EAGLE; SAM decoding, Hu et al.
-2411.10666, section 3.3, chooses by the length of the match, too); elsewhere the neural draft is the base of the tree,
-and what the lookup found may hang beside it:
+A lookup drafter costs microseconds and is accurate if the text repeats itself. A draft model or head costs a share of
+the target's step and is accurate on more kinds of text. So the lookup drafter runs first. If its match is long, its
+draft is used and the neural drafter does not run (as TensorRT-LLM's suffix automaton before EAGLE; SAM decoding, Hu et
+al. 2411.10666, section 3.3, also chooses by the length of the match). Otherwise the neural draft is the base of the
+tree, and the lookup's draft tokens can be added as branches:
 
     ... the cat sat . the cat       lookup, match of 2: sat, .       model: ran, away
 
          ran(0) ── away(1)          tokens  = [ran, away, sat, .]
          sat(2) ── .(3)             parents = [ -1,    0,  -1, 2]    q of nodes 2 and 3: point masses
 
-Where a neural chain ends, the lookup is asked once more, for what followed those words before: the model finds the way
-into a passage that repeats, the lookup knows how it goes on. This pays where such chains stand to their end, so it is
-done in texts in which they lately have.
+After the last token of a neural chain, the lookup is asked once more, now with the chain as context: the model predicts
+the start of a repeated passage, the lookup copies the rest. This saves time only if the whole chain is accepted, so it
+is done while the acceptance rate observed in this request is high enough.
 
-    ... the cat sat . a             model: the, cat       lookup behind it, match of 2: sat, .
+    ... the cat sat . a             model: the, cat       lookup after it, match of 2: sat, .
 
          the ── cat ── sat ── .     q of the last two: point masses
 
-Every member observes every round with the draft that was really verified, whoever made it, and keeps its state right
-by the tokens that came. See `merge` for why the joint draft is as exact as its parts.
+Every member observes every step with the draft that was verified, whoever proposed it, and updates its state from the
+emitted tokens. See `merge` for why the merged draft is lossless.
 """
 
 from __future__ import annotations
@@ -36,60 +36,70 @@ from slipstream.core.drafter import Drafter
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
+from slipstream.drafters.acceptance_stats import DepthStats, accepted_prefix
 from slipstream.drafters.merge import Part, merge
-from slipstream.drafters.odds import Reach, accepted_prefix
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
 
 
 @runtime_checkable
 class Lookup(Drafter, Protocol):
-    """A drafter that finds its guesses in text: cheap to ask, and it knows what they rest on."""
+    """A drafter that finds its draft tokens in text. It is cheap to ask and knows the length of its match."""
 
     def match_length(self, seq_id: int) -> int:
-        """How many of the sequence's last tokens had occurred before the guesses of its last draft."""
+        """Length of the match of the sequence's last draft: how many of its last tokens occurred earlier."""
         ...
 
-    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
-        """Up to `depth` guesses for what follows the sequence *and then* `guesses`, somebody else's; and the length of
-        the match that they rest on. Only asked of a sequence that was proposed for in this round."""
+    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
+        """Up to `depth` draft tokens that follow the sequence *and* another drafter's tokens `drafted`, and the length
+        of their match. Call it only for a sequence that `propose` was called for in this step."""
         ...
 
 
 @dataclass(frozen=True)
 class HybridConfig(Strict):
-    """min_match     a lookup whose match is at least so long overrides every drafter behind it.
-    neural        deepest guess of a neural draft, whose cost grows with its depth; a lookup may use the whole budget.
-    beyond        most guesses of a lookup behind the end of a neural chain, within the budget; 0 for none.
-    beyond_match  shortest match that these rest on.
-    beyond_chance  least chance, by how the text's neural chains have fared, that a chain stands to its end and what is
-                guessed behind it is looked at.
-    beside        most guesses of the shorter matches that hang beside the neural draft; 0 drops them, which was the
-                  faster on the embedded models. With branches the draft is a tree, which "block" does not take.
-    start         a neural drafter that has not read a sequence yet is started only while the sequence is at most so
-                  many times as long as what may still be generated: reading it has to pay for itself.
+    """min_match           a lookup with a match of at least this length overrides every drafter after it.
+    neural              most draft tokens in a path of a neural draft; a lookup may use the whole budget.
+    append_tokens       most lookup tokens to append after a neural chain, within the budget; 0: none.
+    append_match        shortest match to append tokens from.
+    append_probability  append tokens only if the whole chain is accepted with at least this probability, estimated from
+                        this request's neural chains.
+    branch_tokens       most lookup tokens of shorter matches to add as branches of the neural draft; 0: none, which was
+                        faster on the embedded models. The rule "block" does not take branches.
+    max_prefill_ratio   skip a neural drafter for a request whose text, not read by it yet, is longer than this many
+                        times the remaining output: prefilling it would cost more than it saves.
     """
 
     min_match: int = 4
     neural: int = 5
-    beyond: int = 6
-    beyond_match: int = 3
-    beyond_chance: float = 0.4
-    beside: int = 0
-    start: float = 4.0
+    append_tokens: int = 6
+    append_match: int = 3
+    append_probability: float = 0.4
+    branch_tokens: int = 0
+    max_prefill_ratio: float = 4.0
 
     def __post_init__(self) -> None:
-        for name in ("min_match", "neural", "beyond_match"):
+        for name in ("min_match", "neural", "append_match"):
             check_integer(name, getattr(self, name), 1)
-        for name in ("beyond", "beside"):
+        for name in ("append_tokens", "branch_tokens"):
             check_integer(name, getattr(self, name), 0)
-        check_number("start", self.start, 0.0, float("inf"))
-        check_number("beyond_chance", self.beyond_chance, 0.0, 1.0)
+        check_number("max_prefill_ratio", self.max_prefill_ratio, 0.0, float("inf"))
+        check_number("append_probability", self.append_probability, 0.0, 1.0)
+
+
+FORMER_NAMES = {
+    "beyond": "append_tokens",
+    "beyond_match": "append_match",
+    "beyond_chance": "append_probability",
+    "beside": "branch_tokens",
+    "start": "max_prefill_ratio",
+}
+"""Former option names, still accepted by `make`."""
 
 
 class HybridDrafter:
-    """members: drafters in order of precedence, usually lookups before one neural drafter. Of several neural ones the
-    first that has a guess is taken; a lookup behind it is asked only where it has none."""
+    """members: drafters in order of precedence, usually lookups before one neural drafter. Of several neural drafters,
+    the first that drafts anything is used; lookups after it are asked only if it drafts nothing."""
 
     name = "hybrid"
 
@@ -105,92 +115,101 @@ class HybridDrafter:
         self.members, self.vocab_size, self.device = tuple(members), vocab_size, device
         self.config = config or HybridConfig()
         self.taps = joint_taps(members)
-        self._finds = tuple(isinstance(member, Lookup) for member in members)
-        self._reaches: dict[int, Reach] = {}  # of neural chains, for each sequence that a neural member has read
-        self._trials: dict[int, tuple[Draft, int]] = {}  # by sequence: the chain that this round will judge
+        self._is_lookup = tuple(isinstance(member, Lookup) for member in members)
+        self._chain_stats: dict[int, DepthStats] = {}  # for each sequence that a neural member has read
+        self._unjudged: dict[int, tuple[Draft, int]] = {}  # by sequence: the neural chain that this step will judge
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depth = list(budget)  # 0 once a sequence has its draft
         parts: list[list[Part]] = [[] for _ in seqs]
         asked: list[Lookup] = []
-        for member, finds in zip(self.members, self._finds, strict=True):
+        for member, is_lookup in zip(self.members, self._is_lookup, strict=True):
             if not any(depth):
                 break
-            lookup = cast(Lookup, member) if finds else None
-            draft = member.propose(seqs, depth if lookup else self._neural(seqs, depth))
-            more = None if lookup else self._beyond(seqs, draft, budget, asked)
+            lookup = cast(Lookup, member) if is_lookup else None
+            draft = member.propose(seqs, depth if lookup else self._neural_depth(seqs, depth))
+            continued = None if lookup else self._continued(seqs, draft, budget, asked)
             for b, seq in enumerate(seqs):
                 if not draft.nodes(b):
                     continue
                 if lookup is None:
-                    beside = parts[b] if self.config.beside else []
-                    behind = [Part(more)] if more and more.nodes(b) else []
-                    parts[b] = [Part(draft), *beside, *behind]
+                    branches = parts[b] if self.config.branch_tokens else []
+                    appended = [Part(continued)] if continued and continued.nodes(b) else []
+                    parts[b] = [Part(draft), *branches, *appended]
                     depth[b] = 0
                 elif lookup.match_length(seq.id) >= self.config.min_match:
                     parts[b] = [Part(draft)]
                     depth[b] = 0
-                else:  # the base unless a neural draft comes, then beside it
-                    parts[b].append(Part(draft, nodes=self.config.beside))
+                else:  # the base of the tree, or branches of a neural draft if one follows
+                    parts[b].append(Part(draft, nodes=self.config.branch_tokens))
             if lookup is not None:
                 asked.append(lookup)
         return merge(seqs, parts, self.vocab_size, self.device)
 
-    def _neural(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[int]:
-        """How deep a neural member is asked to draft for each sequence."""
+    def _neural_depth(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[int]:
+        """Budget of a neural member for each sequence."""
         deep = [min(d, self.config.neural) for d in depth]
         for b, seq in enumerate(seqs):
-            if seq.id not in self._reaches and len(seq.tokens) > self.config.start * seq.room:
+            if seq.id not in self._chain_stats and len(seq.tokens) > self.config.max_prefill_ratio * seq.room:
                 deep[b] = 0
-            elif deep[b] and seq.id not in self._reaches:  # at first a chain of five is given a chance of 0.44
-                self._reaches[seq.id] = Reach(self.config.neural, prior=0.85, weight=4.0, fade=31 / 32)
+            elif deep[b] and seq.id not in self._chain_stats:  # initial estimate: a chain of five is accepted with 0.44
+                self._chain_stats[seq.id] = DepthStats(self.config.neural, prior=0.85, weight=4.0, fade=31 / 32)
         return deep
 
-    def _beyond(self, seqs: Seq[Sequence], draft: Draft, budget: Seq[int], lookups: Seq[Lookup]) -> Draft | None:
-        """What lookups know to follow the neural chains, with these before it; None where there is nothing."""
-        rows = [self._continued(seq, draft, b, budget[b], lookups) for b, seq in enumerate(seqs)]
+    def _continued(self, seqs: Seq[Sequence], draft: Draft, budget: Seq[int], lookups: Seq[Lookup]) -> Draft | None:
+        """The neural chains with lookup tokens appended, for the sequences that have any; None if there are none."""
+        rows = [self._continue(seq, draft, b, budget[b], lookups) for b, seq in enumerate(seqs)]
         return Draft.chains(rows, device=self.device) if any(rows) else None
 
-    def _continued(self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Lookup]) -> list[int]:
-        """The neural chain of sequence b and what a lookup says behind it; nothing behind trees."""
+    def _continue(self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Lookup]) -> list[int]:
+        """The neural chain of sequence b and the lookup tokens after it; [] if there are none, or if it is a tree."""
         chain = draft.ids[draft.splits[b] : draft.splits[b + 1]]
-        depth = min(self.config.beyond, budget - len(chain))
+        depth = min(self.config.append_tokens, budget - len(chain))
         if not chain or depth <= 0 or any(draft.depths[i] != n for n, i in enumerate(draft.nodes(b), start=1)):
             return []
-        self._trials[seq.id] = draft, b
-        if self._reaches[seq.id].stands(len(chain))[-1] < self.config.beyond_chance:
+        self._unjudged[seq.id] = draft, b
+        if self._chain_stats[seq.id].acceptance_by_depth(len(chain))[-1] < self.config.append_probability:
             return []
         for lookup in lookups:
             more, match = lookup.continue_from(seq, chain, depth)
-            if more and match >= self.config.beyond_match:
+            if more and match >= self.config.append_match:
                 return [*chain, *more]
         return []
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         for b, seq in enumerate(seqs):
-            if seq.id in self._trials:
-                self._reaches[seq.id].learn(*accepted_prefix(*self._trials.pop(seq.id), verdict.run(draft, b)))
+            if seq.id in self._unjudged:
+                self._chain_stats[seq.id].learn(*accepted_prefix(*self._unjudged.pop(seq.id), verdict.run(draft, b)))
         for member in self.members:
             member.observe(seqs, draft, out, verdict)
 
     def release(self, seq_id: int) -> None:
-        self._reaches.pop(seq_id, None)
-        self._trials.pop(seq_id, None)
+        self._chain_stats.pop(seq_id, None)
+        self._unjudged.pop(seq_id, None)
         for member in self.members:
             member.release(seq_id)
 
 
 def joint_taps(members: Iterable[Drafter]) -> tuple[int, ...]:
-    """The taps of all members, each once."""
+    """The taps of all members, without duplicates."""
     return tuple(dict.fromkeys(tap for member in members for tap in member.taps))
 
 
 Member = Drafter | str | tuple[str, dict[str, Any]]
 
 
+def current_names(former: dict[str, str], options: dict[str, Any]) -> dict[str, Any]:
+    """`options` with former names replaced. Raises ParameterError if an option is given under both names."""
+    for old, new in former.items():
+        if old in options and new in options:
+            raise ParameterError(f"{old} and {new} are both given", why=f"{old} is the former name of {new}",
+                                 fix=f"give {new} only")  # fmt: skip
+    return {former.get(name, name): value for name, value in options.items()}
+
+
 def members_of(target: Target, members: Seq[Member] | str | None, model: Target | None) -> list[Drafter]:
-    """Drafters out of drafters, names, (name, options) and "name,name"; None stands for what ships: suffix lookup
-    before the draft `model`, or before the EAGLE-3 head of the target if there is one."""
+    """Drafters from drafters, names, (name, options) or "name,name". None: suffix lookup before the draft `model`, or
+    before the EAGLE-3 head that ships for the target, if there is one."""
     if members is None:
         return _usual(target, model)
     if model is not None:
@@ -206,7 +225,7 @@ def members_of(target: Target, members: Seq[Member] | str | None, model: Target 
             made.append(member)
         else:
             raise ParameterError(
-                f"{member!r} is no drafter", fix="give a name, a pair (name, options), or a Drafter object"
+                f"{member!r} is not a drafter", fix="give a name, a pair (name, options), or a Drafter object"
             )
     return made
 
@@ -228,6 +247,6 @@ def _usual(target: Target, model: Target | None) -> list[Drafter]:
 def make(
     target: Target, *, members: Seq[Member] | str | None = None, model: Target | None = None, **options: Any
 ) -> HybridDrafter:
-    """See `registry`; members and model as in `members_of`, options as in `HybridConfig`."""
-    config = HybridConfig(**options)
+    """See `registry`; members and model as in `members_of`, options as in `HybridConfig` (also by `FORMER_NAMES`)."""
+    config = HybridConfig(**current_names(FORMER_NAMES, options))
     return HybridDrafter(members_of(target, members, model), target.vocab_size, config, target.device)

@@ -1,32 +1,34 @@
-"""Lookahead decoding (Fu et al. 2402.02057): Jacobi iteration rides along with verification and collects n-grams.
+"""Lookahead decoding (Fu et al. 2402.02057): each verification pass also runs Jacobi iteration, which yields n-grams.
 
-A causal model can be asked about many positions at once, given guesses for the positions before them (Jacobi
-iteration). Its answers are seldom right where they stand, but short runs of them are things that the model likes to
-say. They go into a pool, and when a run's first token comes up in the text, its rest is guessed. No other model, no
-training.
+A causal model can predict many positions at once, given assumed tokens for the positions before them (Jacobi
+iteration). The predictions are seldom correct at their own position, but short runs of them are likely text of this
+model. They are collected in a pool. When the first token of such an n-gram occurs in the text, the rest of it is
+drafted. This needs neither another model nor training.
 
-The window has `window` columns (W) and `ngram` - 1 levels (N - 1): cell (l, i) is a guess for the token l + i + 1
-places behind the pending one, made from level l - 1 one round earlier. It is an ordinary tree whose nodes have no vote.
-Level 0 is a chain below the pending token, every column hangs below its cell of level 0, and so each cell sees exactly
-what 2402.02057 (section 3.1, figure 2) has it see: level 0 up to its column, then its own column. W = 3, N = 4:
+The window has `window` columns (W) and `ngram` - 1 levels (N - 1). Cell (l, i) is an assumed token l + i + 1 positions
+after the pending token, computed from level l - 1 one step earlier. The window is a tree whose nodes are not
+acceptable. Level 0 is a chain below the pending token, and the rest of each column is a chain below its cell of level
+0. So each cell attends to the same cells as in 2402.02057 (section 3.1, figure 2): level 0 up to its column, then its
+own column. W = 3, N = 4:
 
     pending ─┬─ (0,0) ─┬─ (0,1) ─┬─ (0,2) ── (1,2) ── (2,2) -> new        each "new" is the target's argmax there
              │         │         └─ (1,1) ── (2,1) -> new
              │         └─ (1,0) ── (2,0) -> new
-             └─ guesses from the pool: chains of N - 1, with a vote, what begins alike merged
+             └─ draft tokens from the pool: acceptable chains of N - 1, common prefixes merged
 
-Every round, (0,i) .. (N-2,i) and "new" make one n-gram for the pool, level 0 is dropped and "new" becomes the last
-level. The text gained one token, so the window has kept its place; where guesses stood and it gained more, as many
-columns go on the left, and others come in on the right. What begins a window, or comes in, is drawn from the text.
+Every step, (0,i) .. (N-2,i) and "new" form one n-gram for the pool, level 0 is dropped and "new" becomes the last
+level. If the text gained one token, the window stays aligned with it. For every accepted draft token, one more column
+is dropped on the left and one added on the right. The cells of the first window, and of added columns, are drawn from
+the text.
 
-Where this deviates from the paper's code: columns come in at all levels at once, so their first n-grams are poor (there
-the window shrinks and grows back); n-grams of the text itself enter the pool as well (`from_text`); and no cell lies
-deeper than the round's budget, so with fewer than window + ngram - 2 draft tokens a round runs fewer columns, and with
-fewer than ngram - 1 none.
+Differences from the paper's code: columns are added at all levels at once, so their first n-grams are poor (in the
+paper's code the window shrinks and grows again); n-grams of the text itself enter the pool as well (`from_text`); and
+no cell is deeper than the step's budget, so with fewer than window + ngram - 2 draft tokens a step runs fewer columns,
+and with fewer than ngram - 1 none.
 
-New cells are argmaxes under sampling too (section 3.2), so every guess is deterministic, or drawn apart from all that
-verification draws: a point mass, q is None. Nothing depends on the rest of the batch. Rule `block` takes chains only,
-and refuses this drafter.
+New cells are argmaxes at any temperature (section 3.2). So every draft token is deterministic, or drawn independently
+of the random numbers of verification: a point mass, q is None. Nothing depends on the rest of the batch. The rule
+`block` takes chains only and refuses this drafter.
 """
 
 from __future__ import annotations
@@ -45,21 +47,21 @@ from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError
 
-TRIAL = 16  # rounds after which it is judged whether the rows pay
-FADE = 31 / 32  # weight that the record keeps with each round
-REST, LONGEST = 16, 256  # rounds without a draft when they do not, doubled each time up to the longest
+TRIAL = 16  # steps after which to decide whether drafting saves time
+FADE = 31 / 32  # weight that the record keeps with each step
+PAUSE, LONGEST = 16, 256  # steps without a draft if it does not, doubled each time up to the longest
 
 
 @dataclass(frozen=True)
 class LookaheadConfig(Strict):
-    """window     columns (W): how many n-grams a round makes.
-    ngram      length of an n-gram (N), at least 2; its last N - 1 tokens are what is guessed.
-    guesses    most n-grams that are verified in a round (G), and that are kept for one first token.
-    from_text  n-grams of the prompt and of the output enter the pool too.
-    row_cost   what verifying one more row costs, as a share of a step. Half of the window is run until the guesses that
-               stand have proved worth the rows of a round, window included; where they are not, the drafter rests for
-               a while, each time longer. 0 always runs all of it.
-    pool       most first tokens in the pool; those used longest ago go first. About 0.15 kB an n-gram.
+    """window     number of columns (W): how many n-grams a step yields.
+    ngram      length of an n-gram (N), at least 2; its last N - 1 tokens are drafted.
+    guesses    most n-grams to verify in a step (G), and to keep for one first token.
+    from_text  whether n-grams of the prompt and of the output enter the pool, too.
+    row_cost   cost of verifying one more row, as a share of a step. Only half of the window runs until the accepted
+               draft tokens save more than the rows cost, window included. If they do not, the drafter pauses, each time
+               for longer. 0: always run the whole window.
+    pool       most first tokens in the pool; the least recently used are dropped first. About 0.15 kB an n-gram.
     """
 
     window: int = 5
@@ -89,14 +91,14 @@ class LookaheadConfig(Strict):
 
 
 class Pool:
-    """N-grams by their first token, at most `guesses` for each: the latest."""
+    """N-grams by their first token; the latest `guesses` of each are kept."""
 
     def __init__(self, tokens: int, guesses: int):
         self.tokens, self.guesses = tokens, guesses
         self._tails: dict[int, dict[tuple[int, ...], None]] = {}  # dictionaries keep the order: the oldest first
 
     def __len__(self) -> int:
-        """N-grams held."""
+        """Number of n-grams."""
         return sum(map(len, self._tails.values()))
 
     def add(self, gram: Seq[int]) -> None:
@@ -110,49 +112,49 @@ class Pool:
             del self._tails[next(iter(self._tails))]
 
     def tails(self, first: int) -> list[tuple[int, ...]]:
-        """What followed `first`, the latest n-gram first."""
+        """The n-grams that begin with `first`, without it; the latest first."""
         return list(self._tails.get(first, ()))[::-1]
 
 
-class Patience:
-    """Whether rounds pay: one row costs `row_cost` of a step, one guess that stands saves a step. Looks at earlier
-    rounds alone."""
+class BackOff:
+    """Decides whether to draft: one row costs `row_cost` of a step, one accepted draft token saves a step. Uses earlier
+    steps only."""
 
     def __init__(self, row_cost: float):
         self.row_cost = row_cost
-        self.rounds, self.rows, self.stood = 0, 0.0, 0.0
-        self.rest, self.pause = 0, REST
-        self.proven = row_cost == 0  # rounds have paid, so far
+        self.steps, self.rows, self.accepted = 0, 0.0, 0.0
+        self.remaining, self.pause = 0, PAUSE  # steps left of this pause, length of the next
+        self.saves_time = row_cost == 0  # in the steps so far
 
-    def resting(self) -> bool:
-        """Whether to let this round go by."""
-        self.rest -= self.rest > 0
-        return self.rest > 0
+    def pausing(self) -> bool:
+        """Whether to skip drafting in this step."""
+        self.remaining -= self.remaining > 0
+        return self.remaining > 0
 
-    def learn(self, rows: int, stood: int) -> None:
-        """Take in a round of so many rows."""
-        self.rounds += 1
+    def learn(self, rows: int, accepted: int) -> None:
+        """Record a step with `rows` draft tokens and window cells, and `accepted` accepted draft tokens."""
+        self.steps += 1
         self.rows = self.rows * FADE + rows
-        self.stood = self.stood * FADE + stood
-        if self.rounds < TRIAL:
+        self.accepted = self.accepted * FADE + accepted
+        if self.steps < TRIAL:
             return
-        self.proven = self.stood >= self.row_cost * self.rows
-        if self.proven:
-            self.pause = REST
+        self.saves_time = self.accepted >= self.row_cost * self.rows
+        if self.saves_time:
+            self.pause = PAUSE
         else:
-            self.rest, self.pause = self.pause + 1, min(2 * self.pause, LONGEST)
-            self.rounds, self.rows, self.stood = 0, 0.0, 0.0
+            self.remaining, self.pause = self.pause + 1, min(2 * self.pause, LONGEST)
+            self.steps, self.rows, self.accepted = 0, 0.0, 0.0
 
 
 @dataclass
 class _State:
     pool: Pool
-    patience: Patience
+    back_off: BackOff
     levels: list[list[int]]  # [level][column] of the window; fewer than N - 1 levels at first
     indexed: int = 0  # tokens of the sequence whose n-grams are in the pool
     drafted: list[int] | None = None  # tokens of the last draft
-    columns: int = 0  # columns of the window that it ran
-    gained: int = 0  # tokens that the text has gained since the window was moved
+    columns: int = 0  # columns of the window in the last draft
+    gained: int = 0  # tokens added to the text since the window was moved
 
 
 class LookaheadDrafter:
@@ -174,11 +176,11 @@ class LookaheadDrafter:
         for seq, depth in zip(seqs, budget, strict=True):
             if depth > 0:
                 state = self._state(seq)
-                if not state.patience.resting():
+                if not state.back_off.pausing():
                     own: tuple[list[int], list[int]] = ([], [])
-                    self._guess(state, seq.tokens[-1], depth, *own)
+                    self._add_ngrams(state, seq.tokens[-1], depth, *own)
                     acceptable += [True] * len(own[0])
-                    self._look(state, depth, *own)
+                    self._add_window(state, depth, *own)
                     acceptable += [False] * (len(own[0]) + len(tokens) - len(acceptable))
                     state.drafted = own[0]
                     tokens += own[0]
@@ -187,7 +189,7 @@ class LookaheadDrafter:
         return Draft.of(tokens, parents, splits, acceptable=None if all(acceptable) else acceptable, device=self.device)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        told: list[tuple[Sequence, _State, int]] = []  # whose window was run, columns of it
+        windows: list[tuple[Sequence, _State, int]] = []  # sequences whose window was run, and its columns
         rows: list[int] = []
         for b, seq in enumerate(seqs):
             state = self._states.get(seq.id)
@@ -195,26 +197,26 @@ class LookaheadDrafter:
                 ran = len(draft.nodes(b)) > 0 and draft.ids[draft.splits[b] : draft.splits[b + 1]] == state.drafted
                 columns = state.columns if ran else 0
                 if ran:
-                    state.patience.learn(len(draft.nodes(b)), verdict.accepted(b))
+                    state.back_off.learn(len(draft.nodes(b)), verdict.accepted(b))
                 state.drafted, state.columns = None, 0
                 state.gained += len(verdict.path[b]) + 1
                 if columns:
-                    last = draft.splits[b + 1] + b + 1  # behind the last row of this sequence
-                    rows += range(last - columns, last)  # the last level stands last
-                    told.append((seq, state, columns))
+                    end = draft.splits[b + 1] + b + 1  # end of the rows of this sequence
+                    rows += range(end - columns, end)  # the last level comes last
+                    windows.append((seq, state, columns))
         fresh = iter(out.logits[rows].argmax(-1).tolist() if rows else ())
-        for seq, state, columns in told:
+        for seq, state, columns in windows:
             self._shift(state, seq, [next(fresh) for _ in range(columns)])
 
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)
 
     def _state(self, seq: Sequence) -> _State:
-        """The state of a sequence, its pool up to date. Made when first needed: a sequence for which speculation is off
-        costs nothing."""
+        """The state of a sequence, with its pool up to date. Created when it is first needed: a sequence for which
+        speculation is off costs nothing."""
         config, state = self.config, self._states.get(seq.id)
         if state is None:
-            state = _State(Pool(config.pool, config.guesses), Patience(config.row_cost), [[]])
+            state = _State(Pool(config.pool, config.guesses), BackOff(config.row_cost), [[]])
             state.indexed = max(0, len(seq.tokens) - config.pool)
             self._fill(state, seq)
             self._states[seq.id] = state
@@ -227,8 +229,8 @@ class LookaheadDrafter:
             state.indexed = len(seq.tokens)
         return state
 
-    def _guess(self, state: _State, last: int, depth: int, tokens: list[int], parents: list[int]) -> None:
-        """Append the pool's n-grams that begin with `last`, as chains that share what begins alike."""
+    def _add_ngrams(self, state: _State, last: int, depth: int, tokens: list[int], parents: list[int]) -> None:
+        """Append the pool's n-grams that begin with `last`, as chains with common prefixes merged."""
         places: dict[tuple[int, ...], int] = {(): -1}
         for tail in state.pool.tails(last):
             for end in range(1, min(depth, len(tail)) + 1):
@@ -237,9 +239,9 @@ class LookaheadDrafter:
                     tokens.append(tail[end - 1])
                     parents.append(places[tail[: end - 1]])
 
-    def _look(self, state: _State, depth: int, tokens: list[int], parents: list[int]) -> None:
+    def _add_window(self, state: _State, depth: int, tokens: list[int], parents: list[int]) -> None:
         """Append as many columns of the window as fit into `depth`."""
-        window = self.config.window if state.patience.proven else -(-self.config.window // 2)
+        window = self.config.window if state.back_off.saves_time else -(-self.config.window // 2)
         columns = state.columns = max(0, min(window, depth - len(state.levels) + 1))
         first = len(tokens)
         for level, row in enumerate(state.levels):
@@ -250,12 +252,12 @@ class LookaheadDrafter:
                 parents += (-1, *range(first, first + columns - 1))[:columns]
 
     def _shift(self, state: _State, seq: Sequence, new: list[int]) -> None:
-        """Move the window behind the text as it is now. new: what the target said behind the last level, for the
-        columns that were run, if any."""
+        """Move the window to the end of the current text. new: the target's argmaxes after the last level, for the
+        columns that were run."""
         levels, gained, state.gained = state.levels, state.gained, 0
         if new:
             levels = [*levels, new]
-        if len(levels) == self.config.ngram:  # full: the first level goes, and the window has kept its place
+        if len(levels) == self.config.ngram:  # full: the first level is dropped, which shifts the window by one token
             for i in range(len(new)):
                 state.pool.add([level[i] for level in levels])
             levels = levels[1:]

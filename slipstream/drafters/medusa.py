@@ -1,12 +1,13 @@
-"""Medusa: K heads on the target's last hidden state guess the next K places at once (Cai et al. 2401.10774).
+"""Medusa: K heads on the target's last hidden state draft the next K positions at once (Cai et al. 2401.10774).
 
-After a step the target's own lm_head has already decided the token behind the last accepted row: it is the pending
-one. Head 0 at that row therefore guesses the first token behind the pending one, head 1 the second, each without
-knowing what the others guessed. Their candidates are arranged as a tree of fixed shape (section 2.1.2): every node is
-"the candidate of rank r of head d", so one call of the heads is the whole draft.
+After a step, the token after the last accepted row is already known: it is the pending token. At that row, head 0
+predicts the first token after the pending one, head 1 the second, and so on, each independently of the others. Their
+candidates form a tree of fixed shape (section 2.1.2): every node is "the candidate of rank r of head d", so a draft
+takes one call of the heads.
 
-The shape is the tree that yields most for the heads' measured accuracies (section 2.3.2), grown to the size that pays
-best at the target's costs. Nodes are chosen, not sampled: point masses, lossless at every temperature.
+The shape is the tree with the most expected tokens for the heads' measured accuracies (section 2.3.2), of the size that
+gives the most tokens per second at the target's costs. Nodes are chosen, not sampled: they are point masses, and
+verification is lossless at every temperature.
 """
 
 from __future__ import annotations
@@ -35,22 +36,23 @@ from slipstream.heads.medusa_runtime import MedusaRuntime
 
 MODES = ("tree", "chain", "sampled")
 
-_MOST_NODES = 64  # of a tree whose size is chosen here; the paper's trees have as many
+_MOST_NODES = 64  # largest tree to choose here, the size of the paper's trees
 
 
 @dataclass(frozen=True)
 class MedusaDraftConfig(Strict):
-    """mode        "tree": the heads' likeliest candidates as a tree; "chain": their first choices; "sampled": a chain,
-                each guess drawn from its head's law under the request's parameters.
-    tree        None: the optimal tree for `accuracies`. Or a fixed one: "4,2,1" or (4, 2, 1), so many candidates at
+    """mode        "tree": a tree of the heads' most likely candidates; "chain": their first choices; "sampled": a chain
+                whose tokens are sampled from the heads' distributions with the request's parameters.
+    tree        None: the optimal tree for `accuracies`. Or a fixed one: "4,2,1" or (4, 2, 1), the number of children at
                 each depth; or a list of paths of ranks, [[0], [1], [0, 0]].
-    nodes       most guesses of an optimal tree; 0: as many as pay best at `costs`, at most 64.
+    nodes       most draft tokens of an optimal tree; 0: the number with the most tokens per second at `costs`, at most
+                64.
     accuracies  [head][rank], as in `MedusaConfig`; None: those in the checkpoint, or else `assumed`.
-    costs       of verifying rows, for nodes=0 and control "gain": a share of a plain step that each further row
-                costs; or a `CostCurve`; or "measured" on this machine when the drafter is made. Guesses, and with
-                them the text of a seeded request under `rejection`, then depend on the machine.
-    control     "fixed", or by the heads' own probabilities in each round: "confidence" guesses on behind a node as long
-                as its path is at least `threshold` likely, "gain" takes the nodes whose chance is worth their row.
+    costs       of verifying rows, for nodes=0 and control "gain": the cost of each further row as a share of a decode
+                step; or a `CostCurve`; or "measured" on this machine when the drafter is created. Draft tokens, and the
+                text of a seeded request under `rejection`, then depend on the machine.
+    control     "fixed", or by the heads' own probabilities in each step: "confidence" adds children to a node while its
+                path probability is at least `threshold`, "gain" takes the nodes that are worth their row.
     threshold   as in `Control`.
     """
 
@@ -69,24 +71,26 @@ class MedusaDraftConfig(Strict):
         if self.nodes > MAX_NODES:
             raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} can be verified in one step")
         if self.tree is not None and (self.nodes or self.accuracies):
-            raise ParameterError("a fixed tree was given beside nodes or accuracies", fix="give one or the other")
+            raise ParameterError(
+                "a fixed tree was given together with nodes or accuracies", fix="give one or the other"
+            )
         if isinstance(self.costs, str) and self.costs != "measured":
             raise ParameterError(f"costs is {self.costs!r}", fix="give a share of a step such as 0.05, or 'measured'")
         if not isinstance(self.costs, (str, CostCurve)):
             check_number("costs", self.costs, 0.0, float("inf"))
         for h, row in enumerate(self.accuracies or ()):
             check_accuracies(f"accuracies[{h}]", row)
-        Control(kind=self.control, threshold=self.threshold)  # refuses what it does not know
+        Control(kind=self.control, threshold=self.threshold)  # checks both
 
     def fixed_tree(self) -> Tree | None:
-        """The tree that was asked for by its shape. Raises ParameterError."""
+        """The tree given by the option `tree`. Raises ParameterError."""
         if self.tree is None:
             return None
         try:
             wanted = [int(n) for n in self.tree.split(",")] if isinstance(self.tree, str) else self.tree
         except ValueError:
             raise ParameterError(
-                f"tree is {self.tree!r}", fix="write the branches at each depth, as in 4,2,1"
+                f"tree is {self.tree!r}", fix="write the number of children at each depth, as in 4,2,1"
             ) from None
         if isinstance(wanted, int):
             wanted = (wanted,)
@@ -98,15 +102,15 @@ class MedusaDraftConfig(Strict):
 
 
 def assumed(heads: int) -> Accuracies:
-    """Accuracies where nobody measured any: the first choice of head 0 is right six times in ten, each further head
-    is right three quarters as often, and lower ranks share a little. A guess, which training replaces."""
+    """Assumed accuracies if none were measured: 0.6 for the first choice of head 0, 3/4 as much for each further head,
+    and little for lower ranks. Training replaces them."""
     return tuple(tuple(0.6 * 0.75**h * share for share in (1, 0.2, 0.1, 0.06, 0.04, 0.03)) for h in range(heads))
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """tree: for drafts of one depth; places: each node's place among the candidates [K * top] of a row; index: the same
-    as int64 [n] on the device."""
+    """tree: for drafts of one depth; places: index of each node's candidate among the [K * top] of a row; index: the
+    same as int64 [n] on the device."""
 
     tree: Tree
     places: list[int]
@@ -132,20 +136,20 @@ class MedusaDrafter:
         if isinstance(c.costs, str):
             raise ParameterError("costs='measured' needs a target to measure", fix="use make, or give a CostCurve")
         self.costs = c.costs if isinstance(c.costs, CostCurve) else CostCurve.flat(c.costs)
-        # All guesses come from one call of the heads, so one more costs nothing but its row.
+        # All draft tokens come from one call of the heads, so one more costs only its row.
         self.control = Control(c.control, c.threshold, draft_cost=0.0, row_cost=self.costs.relative(2) - 1)
         self._fixed = self._checked(c.fixed_tree())
         self._accuracies = self._measured()
         self._top = 1 + max(self._fixed.ranks) if self._fixed else max(map(len, self._accuracies))
         self._shapes: dict[int, _Shape] = {}  # by depth
-        self._states: dict[int, tuple[int, Tensor]] = {}  # sequence -> its length, hidden state [d] of the last row
+        self._states: dict[int, tuple[int, Tensor]] = {}  # by sequence: its length, hidden state [d] of its last row
 
     # --- drafting ----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depth = [
-            min(d, self.heads.config.heads) if self._knows(seq) else 0 for seq, d in zip(seqs, budget, strict=True)
+            min(d, self.heads.config.heads) if self._is_current(seq) else 0 for seq, d in zip(seqs, budget, strict=True)
         ]
         rows = [b for b in range(len(seqs)) if depth[b] > 0]
         if not rows:
@@ -161,95 +165,95 @@ class MedusaDrafter:
     def _trees(self, batch: int, rows: Seq[int], depth: Seq[int], logits: Tensor) -> Draft:
         values, ids = logits.topk(self._top, -1)  # [R, K, top]
         ids = self.heads.token_map[ids].flatten(1)  # [R, K * top]
-        chances = None
+        node_probs = None
         if self.control.kind != "fixed":
-            chances = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().flatten(1).tolist()
+            node_probs = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().flatten(1).tolist()
         parents: list[int] = []
         splits, tokens = [0], list[Tensor]()
         for b in range(batch):
             if depth[b]:
                 shape, r = self._shape(depth[b]), len(tokens)
-                kept = range(len(shape.tree)) if chances is None else self._worth(shape, chances[r])
+                kept = range(len(shape.tree)) if node_probs is None else self._nodes_to_verify(shape, node_probs[r])
                 whole = len(kept) == len(shape.tree)
                 tokens.append(ids[r, shape.index if whole else shape.index[kept]])
                 parents += shape.tree.parents if whole else renumbered(shape.tree.parents, kept)
             splits.append(len(parents))
         return Draft(torch.cat(tokens), parents, splits)
 
-    def _worth(self, shape: _Shape, chances: Seq[float]) -> Seq[int]:
-        """Nodes to verify in this round. chances [K * top]: the heads' probability of each candidate.
+    def _nodes_to_verify(self, shape: _Shape, node_probs: Seq[float]) -> Seq[int]:
+        """Nodes to verify in this step. node_probs [K * top]: the heads' probability of each candidate.
 
-        Every node is a point mass, so that even its own probability may decide whether it is shown."""
-        stands: list[float] = []
+        Every node is a point mass, so it may be left out because of its own probability."""
+        accepted: list[float] = []  # estimated probability that a node and all its ancestors are accepted
         for parent, place in zip(shape.tree.parents, shape.places, strict=True):
-            stands.append(chances[place] * (1.0 if parent < 0 else stands[parent]))
+            accepted.append(node_probs[place] * (1.0 if parent < 0 else accepted[parent]))
         if self.control.kind == "confidence":
             return [
-                i for i, parent in enumerate(shape.tree.parents) if parent < 0 or self.control.more([stands[parent]])
+                i for i, parent in enumerate(shape.tree.parents) if parent < 0 or self.control.more([accepted[parent]])
             ]
-        order = sorted(range(len(stands)), key=lambda i: -stands[i])  # stable: a parent stays before its children
-        return sorted(order[: best_count([stands[i] for i in order], self.costs)])
+        order = sorted(range(len(accepted)), key=lambda i: -accepted[i])  # stable: a parent stays before its children
+        return sorted(order[: best_count([accepted[i] for i in order], self.costs)])
 
     def _first_choices(self, batch: int, rows: Seq[int], depth: Seq[int], logits: Tensor) -> Draft:
         first = logits.argmax(-1)  # [R, K]
         tokens = self.heads.token_map[first].tolist()
-        sure = [[1.0] * len(row) for row in tokens]
+        own_probs = [[1.0] * len(row) for row in tokens]
         if self.control.kind != "fixed":
-            sure = torch.softmax(logits.float(), -1).amax(-1).tolist()
+            own_probs = torch.softmax(logits.float(), -1).amax(-1).tolist()
         chains: list[list[int]] = [[] for _ in range(batch)]
         for r, b in enumerate(rows):
-            chains[b] = tokens[r][: self._length(sure[r], depth[b])]
+            chains[b] = tokens[r][: self._length(own_probs[r], depth[b])]
         return Draft.chains(chains, None, self.device)
 
     def _sampled(self, seqs: Seq[Sequence], rows: Seq[int], depth: Seq[int], logits: Tensor) -> Draft:
-        """Every guess drawn from its head's law, which becomes its q. The law may depend on the guesses before it
-        (penalties, bad words), and so may the length."""
+        """Sample every draft token from its head's distribution, which becomes q. Distribution and length may depend on
+        the draft tokens before it (penalties, bad words)."""
         if self.heads.config.draft_vocab is not None or logits.shape[-1] < self.vocab_size:
             full = logits.new_full((*logits.shape[:2], self.vocab_size), -torch.inf)
             full[..., self.heads.token_map] = logits
             logits = full  # [R, K, V]
         own = [seqs[b] for b in rows]
         drawn: list[list[int]] = [[] for _ in rows]
-        sure: list[list[float]] = [[] for _ in rows]
-        distributions = []  # per place [R, V]
+        own_probs: list[list[float]] = [[] for _ in rows]
+        distributions = []  # per depth [R, V]
         for place in range(max(depth)):
             probs = distributions_after(logits[:, place], own, drawn)
             tokens = sample_draft_tokens(probs, own, place)  # [R]
             for r, (token, p) in enumerate(
-                zip(tokens.tolist(), self._sure(logits[:, place], probs, tokens), strict=True)
+                zip(tokens.tolist(), self._own_probability(logits[:, place], probs, tokens), strict=True)
             ):
                 drawn[r].append(token)
-                sure[r].append(p)
+                own_probs[r].append(p)
             distributions.append(probs)
         chains: list[list[int]] = [[] for _ in seqs]
         kept: list[Tensor] = []
         for r, b in enumerate(rows):
-            chains[b] = drawn[r][: self._length(sure[r], depth[b])]
+            chains[b] = drawn[r][: self._length(own_probs[r], depth[b])]
             kept += [distributions[place][r] for place in range(len(chains[b]))]
         q = None if all(seq.params.greedy for seq in own) else torch.stack(kept)  # [N, V]
         return Draft.chains(chains, q, self.device)
 
-    def _sure(self, logits: Tensor, probs: Tensor, tokens: Tensor) -> list[float]:
-        """Probability of each drawn token [R]: of its law, or of the plain softmax where the law is a point mass."""
+    def _own_probability(self, logits: Tensor, probs: Tensor, tokens: Tensor) -> list[float]:
+        """The head's probability of each token [R]: from `probs`, or from the plain softmax if that is a point mass."""
         if self.control.kind == "fixed":
             return [1.0] * len(tokens)
         drawn = probs.gather(1, tokens[:, None])[:, 0]
         plain = torch.softmax(logits.double(), -1).gather(1, tokens[:, None])[:, 0]
         return torch.where(drawn < 1, drawn, plain).tolist()
 
-    def _length(self, sure: Seq[float], depth: int) -> int:
-        """How many guesses of a chain to make, by the probabilities of those before each."""
-        stands: list[float] = []
-        for p in sure[:depth]:
-            if not self.control.more(stands):
+    def _length(self, own_probs: Seq[float], depth: int) -> int:
+        """Length of a chain; whether a token is drafted depends on the probabilities of those before it."""
+        accepted: list[float] = []
+        for p in own_probs[:depth]:
+            if not self.control.more(accepted):
                 break
-            stands.append(p * (stands[-1] if stands else 1.0))
-        return len(stands)
+            accepted.append(p * (accepted[-1] if accepted else 1.0))
+        return len(accepted)
 
     # --- learning ----------------------------------------------------------------------------------------------
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        """Keep the hidden state of each sequence's last accepted row; those of the target are soon overwritten."""
+        """Keep a copy of the hidden state of each sequence's last accepted row; the target overwrites its own."""
         last = []
         for b, path in enumerate(verdict.path):
             pending = out.splits[b + 1] - (draft.splits[b + 1] - draft.splits[b]) - 1  # row of the last pending token
@@ -261,18 +265,18 @@ class MedusaDrafter:
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)
 
-    def _knows(self, seq: Sequence) -> bool:
-        """Whether the state kept is that of the sequence as it stands."""
+    def _is_current(self, seq: Sequence) -> bool:
+        """Whether the hidden state kept is that of the sequence's current last row."""
         return seq.id in self._states and self._states[seq.id][0] == len(seq.tokens)
 
     # --- shapes ------------------------------------------------------------------------------------------------
 
     def _shape(self, depth: int) -> _Shape:
-        """The tree for drafts of this depth: the fixed one cut, or the optimal one among those no deeper."""
+        """The tree for drafts of at most this depth: the fixed one, cut, or the optimal one."""
         if depth not in self._shapes:
             if self._fixed is not None:
                 tree = self._fixed.cut(depth)
-            elif self.config.nodes or self.control.kind == "gain":  # gain chooses its nodes anew in every round
+            elif self.config.nodes or self.control.kind == "gain":  # "gain" chooses nodes in every step
                 tree = optimal_tree(self._accuracies, self.config.nodes or _MOST_NODES, depth)
             else:
                 tree = best_tree(self._accuracies, self.costs, _MOST_NODES, depth)
@@ -281,15 +285,17 @@ class MedusaDrafter:
         return self._shapes[depth]
 
     def _measured(self) -> Accuracies:
-        """Accuracies of the heads that are there, no more ranks than they have ids."""
+        """Accuracies of the heads, with at most as many ranks as they have ids."""
         c = self.heads.config
         rows = self.config.accuracies or c.accuracies or assumed(c.heads)
         if len(rows) < c.heads:
-            raise ParameterError(f"accuracies of {len(rows)} heads were given for {c.heads}", fix="give one row a head")
+            raise ParameterError(
+                f"accuracies of {len(rows)} heads were given for {c.heads}", fix="give one row per head"
+            )
         return tuple(tuple(row[: c.width]) for row in rows[: c.heads])
 
     def _checked(self, tree: Tree | None) -> Tree | None:
-        """A tree that these heads can fill, or an error."""
+        """`tree`; raises ParameterError if these heads cannot fill it."""
         c = self.heads.config
         if tree is not None:
             ranks = max(tree.ranks, default=0)
@@ -307,7 +313,7 @@ def make(
 ) -> MedusaDrafter:
     """head: folder or hub id of the heads, or the heads themselves; None: those that ship for the embedded target.
     quantize: None, or "int8" (w8a8), "w8a16" or "w8a8" for the heads' weights on the native backend. Options as in
-    `MedusaDraftConfig`. Raises LoadError, and PairError for heads that were made for another target."""
+    `MedusaDraftConfig`. Raises LoadError, and PairError for heads of another target."""
     from slipstream.backends.table import RunSettings, backend_for_head
     from slipstream.heads.medusa_format import fit, load_medusa
 

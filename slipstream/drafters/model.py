@@ -1,7 +1,7 @@
-"""Draft model: a smaller model of the same vocabulary guesses a chain (see `chains`) or a tree (see `model_tree`).
+"""Draft model: a smaller model with the same vocabulary drafts a chain (see `chains`) or a tree (see `model_tree`).
 
-The draft model decodes a shadow of each sequence with its own KV cache. After verification the shadow is rolled back
-to what stands.
+The draft model decodes a copy of each sequence (its shadow) with its own KV cache. After verification the shadow is
+rolled back to the accepted tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.chains import Chains
 from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
-from slipstream.drafters.model_tree import Ran, grow, stood
+from slipstream.drafters.model_tree import Ran, accepted_path, grow
 from slipstream.errors import ParameterError, did_you_mean
 
 log = logging.getLogger("slipstream")
@@ -34,16 +34,16 @@ TREES = ("topk", "sampled")
 class ModelDraftConfig(Strict):
     """control     where a chain, or a path of a tree, ends: "fixed", "confidence" or "gain", with threshold, draft_cost
                 and row_cost as in `Control`.
-    confidence  the same as control="confidence" with this threshold, in [0, 1); 0 leaves it to `control`.
-    tree        None drafts chains. "topk": the likeliest guesses by the product along their path (q is None).
-                "sampled": siblings drawn without replacement; greedy requests get "topk" trees.
-    width       of a tree: most children of a node, and most nodes of a level that are continued.
-    nodes       most guesses of a tree.
-    costs       what the target asks for a number of rows: a tree then takes as many nodes as pay. "measured": measured
-                when the drafter is made. None: all `nodes`.
-    window      how many tokens of a text the draft model is given where it begins to read, the last ones: reading a
-                long prompt then costs no more than that. It begins anew where as many have come meanwhile without it (a
-                lookup's), and where its context is full. None: all, and it stops where its context is full.
+    confidence  short for control="confidence" with this threshold, in [0, 1); 0: use `control`.
+    tree        None: chains. "topk": a tree of the tokens with the greatest path probabilities (q is None). "sampled":
+                siblings drawn without replacement; greedy requests get "topk" trees.
+    width       trees: most children of a node, and most nodes of a level that get children.
+    nodes       trees: most draft tokens.
+    costs       of the target by rows: a tree then has the number of nodes that gives the most tokens per second.
+                "measured": measured when the drafter is created. None: all `nodes`.
+    window      prefill the draft model with at most this many tokens, the last of the text, to bound the cost of long
+                prompts. It is prefilled again if more tokens than that have been added without it (by a lookup
+                drafter), and when its context is full. None: the whole text; drafting stops when the context is full.
     """
 
     control: str = "fixed"
@@ -64,13 +64,13 @@ class ModelDraftConfig(Strict):
             raise ParameterError(f"tree is {self.tree!r}", fix=did_you_mean(str(self.tree), TREES))
         check_integer("nodes", self.nodes, 1)
         if self.nodes > MAX_NODES:
-            raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} guesses can be verified at once")
+            raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} draft tokens can be verified at once")
         check_integer("width", self.width, 1)
         if self.window is not None:
             check_integer("window", self.window, 1)
         if not isinstance(self.costs, CostCurve) and self.costs not in (None, "measured"):
             raise ParameterError(f"costs is {self.costs!r}", fix="give a CostCurve, 'measured' or nothing")
-        self.length  # noqa: B018 refuses what it does not know
+        self.length  # noqa: B018 checks the options of `Control`
 
     @property
     def length(self) -> Control:
@@ -83,13 +83,13 @@ class ModelDraftConfig(Strict):
 
 @dataclass
 class Shadow:
-    """What the draft model holds of a text: the tokens from position `begin` on, and guesses behind them."""
+    """The draft model's copy of a text: its tokens from position `begin` on, and draft tokens after them."""
 
     begin: int
     held: Sequence
 
     def unread(self, seq: Sequence) -> int:
-        """How many tokens of the text it has not run."""
+        """How many tokens of the text have no KV in the draft model yet."""
         return len(seq.tokens) - self.begin - self.held.kv_len
 
 
@@ -107,13 +107,13 @@ class ModelDrafter:
         self.multi_step = self._multi_step is not None
         self._chains = Chains(self, vocab_size, self.config.length)
         self._shadows: dict[int, Shadow] = {}
-        self._ran: dict[int, Ran] = {}  # of each sequence's tree, the nodes that the model has run
+        self._ran: dict[int, Ran] = {}  # nodes of each sequence's tree that the model has run
         self._warned = False
         window = self.config.window
         if window is not None and window >= self.context:
             raise ParameterError(
                 f"window is {window}, the draft model's context {self.context}",
-                why="guesses need room behind what is read",
+                why="draft tokens need room after the window",
                 fix="choose a smaller window",
             )
 
@@ -129,10 +129,10 @@ class ModelDrafter:
         return draft
 
     def _begun(self, seq: Sequence, most: int) -> int:
-        """How deep this sequence can be drafted, of `most`; its shadow is made, or made anew, where it has to be."""
+        """How deep this sequence can be drafted, at most `most`. Creates its shadow, or a new one if it is outdated."""
         shadow, window = self._shadows.get(seq.id), self.config.window
-        behind = shadow is not None and window is not None and (self.room(seq) < 1 or shadow.unread(seq) > window)
-        if shadow is None or behind:
+        outdated = shadow is not None and window is not None and (self.room(seq) < 1 or shadow.unread(seq) > window)
+        if shadow is None or outdated:
             self.release(seq.id)
             begin = 0 if window is None else max(0, len(seq.tokens) - window)
             self._shadows[seq.id] = Shadow(begin, Sequence(seq.tokens[begin:], seq.params, context=self.context))
@@ -174,20 +174,20 @@ class ModelDrafter:
         assert self._multi_step is not None
         shadows = [self._shadows[seq.id].held for seq in seqs]
         for seq, shadow in zip(seqs, shadows, strict=True):
-            if len(shadow.pending) > self._multi_step.max_pending:  # a long prompt is first run in pieces
+            if len(shadow.pending) > self._multi_step.max_pending:  # prefill a long prompt in chunks first
                 self.extend([seq], [[]])
                 shadow.kv_len -= 1
         return self._multi_step.decode_steps(shadows, steps, sampling)
 
-    def _follow(self, seq: Sequence, guesses: Seq[int]) -> Sequence:
-        """The shadow of a sequence, made to hold these guesses behind its text."""
+    def _follow(self, seq: Sequence, drafted: Seq[int]) -> Sequence:
+        """The shadow of a sequence, updated to hold its text and these draft tokens."""
         shadow = self._shadows[seq.id]
-        shadow.held.tokens[len(seq.tokens) - shadow.begin :] = guesses
+        shadow.held.tokens[len(seq.tokens) - shadow.begin :] = drafted
         return shadow.held
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        """Roll each shadow back to what stands. Its cache holds every guess but those at the ends, which were never
-        run."""
+        """Roll each shadow back to the accepted tokens. Its cache has every draft token except the last of each path,
+        which the model did not run."""
         self._keep([seq for seq in seqs if seq.id in self._ran])
         for b, seq in enumerate(seqs):
             shadow = self._shadows.get(seq.id)
@@ -199,18 +199,18 @@ class ModelDrafter:
                     if mine != true:
                         break
                     right += 1
-                # The last token stays pending, even where the target itself came to say what a lost draft had guessed.
+                # The last token stays pending, even if the target emitted the same token as a draft that was not used.
                 held.kv_len = min(held.kv_len, known + right, known + len(new) - 1)
                 held.tokens[known:] = new
 
     def _keep(self, seqs: Seq[Sequence]) -> None:
-        """Of each tree, keep the KV of the path that the text took, and let the shadow hold it."""
+        """Keep the KV of the accepted path of each tree, and add its tokens to the shadow."""
         if not seqs:
             return
         shadows = [self._shadows[seq.id].held for seq in seqs]
         ran = [self._ran.pop(seq.id) for seq in seqs]
         paths = [
-            stood(nodes, seq.tokens[self._shadows[seq.id].begin + len(shadow.tokens) : -1])
+            accepted_path(nodes, seq.tokens[self._shadows[seq.id].begin + len(shadow.tokens) : -1])
             for seq, shadow, nodes in zip(seqs, shadows, ran, strict=True)
         ]
         self.model.commit(shadows, paths)
@@ -225,13 +225,13 @@ class ModelDrafter:
             self.model.release(shadow.held.id)
 
     def _within_context(self, seq: Sequence, depth: int) -> int:
-        """Past the draft model's own context it guesses nothing: its positions were never trained."""
+        """Greatest depth within the draft model's context: positions beyond it were never trained."""
         room = self.room(seq)
         if room < depth and self.config.window is None and not self._warned:
             self._warned = True
             log.warning(
-                "the draft model's context of %d tokens is full at a sequence of %d tokens: it stops drafting there, "
-                "plain decoding goes on (the option window lets it begin anew on the end of the text)",
+                "the draft model's context of %d tokens is full at a sequence of %d tokens: decoding continues without "
+                "drafting (set the option window to restart the draft model on the end of the text)",
                 self.context,
                 len(seq.tokens),
             )

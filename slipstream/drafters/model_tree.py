@@ -1,7 +1,7 @@
-"""Trees of a draft model, grown level by level (see `trees`).
+"""Trees of a draft model, grown level by level (see `tree_growth`).
 
-The model runs the whole small tree anew for each level, as a target does that verifies it: rows are cheap beside the
-call, and every node then has its keys and values in the slots of one run, from which those that stand are kept.
+The model runs the whole tree again for each level, as a target does in verification: rows are cheap compared with the
+call, and the keys and values of all nodes then come from one run, from which those of the accepted path are kept.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def grow(
     drawn: bool,
     costs: CostCurve | None,
 ) -> tuple[Draft, list[Ran]]:
-    """A tree for each sequence, at most depth[b] > 0 deep; and what the model ran for it.
+    """A tree for each sequence, at most depth[b] > 0 deep, and the nodes that the model ran for it.
 
     shadows  the same sequences with the draft model's `kv_len`.
-    drawn    siblings drawn without replacement, where the request samples; else the likeliest.
-    A path is not continued behind a node where `control` says so; the node itself is kept.
+    drawn    siblings are drawn without replacement for requests that sample; otherwise the most likely are taken.
+    A path ends after a node if `control` says so; the node itself is kept.
     """
     ids = torch.arange(vocab_size, device=model.device)
     trees = [
@@ -47,7 +47,7 @@ def grow(
     ]
     ran: list[Ran] = [([], ())] * len(seqs)
     while True:
-        wanted = [[n for n in tree.frontier() if n < 0 or _goes_on(tree, n, control)] for tree in trees]
+        wanted = [[n for n in tree.frontier() if n < 0 or _may_continue(tree, n, control)] for tree in trees]
         rows = [b for b, frontier in enumerate(wanted) if frontier]
         if not rows:
             break
@@ -87,11 +87,11 @@ def grow(
     return draft, ran
 
 
-def stood(ran: Ran, said: Seq[int]) -> list[int]:
-    """The path of nodes that were run and that the text `said` takes."""
+def accepted_path(ran: Ran, text: Seq[int]) -> list[int]:
+    """The longest path of nodes that were run and that agree with `text`."""
     tokens, parents = ran
     path: list[int] = []
-    for token in said:
+    for token in text:
         at = path[-1] if path else -1
         node = next((i for i, parent in enumerate(parents) if parent == at and tokens[i] == token), None)
         if node is None:
@@ -100,5 +100,5 @@ def stood(ran: Ran, said: Seq[int]) -> list[int]:
     return path
 
 
-def _goes_on(tree: Tree, node: int, control: Control) -> bool:
-    return control.kind == "fixed" or control.more([tree.chances[i] for i in tree.path(node)])
+def _may_continue(tree: Tree, node: int, control: Control) -> bool:
+    return control.kind == "fixed" or control.more([tree.path_probs[i] for i in tree.path(node)])

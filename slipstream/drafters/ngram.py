@@ -1,21 +1,21 @@
-"""N-gram lookup: the text so far guesses its own continuation.
+"""N-gram lookup: draft tokens are copied from earlier in the text.
 
-Where the last few tokens have occurred before, what followed them then is guessed again. No model runs, so a guess
-costs microseconds; it pays where text repeats itself: editing, summaries, code, quotations.
+If the last few tokens have occurred before, the tokens that followed them then are drafted. No model runs, so a draft
+token costs microseconds. This saves time for text that repeats itself: editing, summaries, code, quotations.
 
-The sequence's k-grams, k in 2..N, are kept as counts of which token followed which context (the n-gram store of
-n-gram assisted decoding), filled from the prompt and from the output as it is accepted. The longest context that has
-occurred wins, among its followers the most counted, among equals the most recent. From there the earlier text is
-copied on (prompt lookup decoding, Saxena 2023; copying from references in LLMA, Yang et al. 2304.04487, section 3),
-and the followers that came second may ride along as branches of a tree:
+The drafter counts which token followed which context, for all k-grams of the sequence with k in 2..N (the n-gram store
+of n-gram assisted decoding). The counts come from the prompt and from the accepted output. The longest known context is
+used; of its followers the most frequent one, and among equals the most recent. From there the earlier text is copied
+(prompt lookup decoding, Saxena 2023; copying from references in LLMA, Yang et al. 2304.04487, section 3). The next-best
+followers can be added as branches of a tree:
 
     ... the cat sat . the cat ran . the cat     longest match "the cat" -> {sat: once, ran: once and later}
 
          ran(0) ── .(1) ── the(2)                tokens  = [ran, ., the, sat]       branches=2, at most 3 deep
          sat(3)                                  parents = [ -1, 0,   1,  -1]
 
-Every guess is deterministic given the sequence's own past, a point mass, so q is None. Nothing depends on the rest
-of the batch.
+Every draft token is deterministic given the sequence's own text (a point mass), so q is None. Nothing depends on the
+rest of the batch.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
+from slipstream.drafters.acceptance_stats import MatchLengthStats
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.lookups import LookupDrafter, LookupState
-from slipstream.drafters.odds import Odds
 from slipstream.errors import ParameterError
 
 Context = tuple[int, ...]
 Follower = tuple[int, int, int]  # token, its latest position or 0, length of the context that it followed
 
 # A follower's score is count * ONCE + its latest position, so that scores sort by count, then by recency.
-# Position 0 means "not in the sequence itself": no follower stands there, for it would have no context.
+# Position 0 means "not in the sequence itself": the first token has no context, so it is never a follower.
 ONCE = 1 << 40
-FOLLOWERS = 16  # most followers kept of one context; beyond, the lowest score makes room
+FOLLOWERS = 16  # most followers kept for one context; beyond that, the one with the lowest score is dropped
 
 
 @dataclass(frozen=True)
 class NgramConfig(Strict):
-    """max_ngram, min_ngram  longest and shortest context, in tokens, that is looked up (N of the k-grams is
-                 max_ngram + 1). A short one matches more often and is right less often.
-    max_draft    deepest guess; the engine's own limit applies as well.
-    branches     most guesses at one place; 1 gives chains. The r-th alternative is copied on for 1/2^r of the
-                 chain's length: the lower its rank, the less likely it is the right one.
-    forks        at how many places, from the first guess on, alternatives are offered.
-    fillers      also count the target's `fillers` most likely tokens as followers of every place it has judged, as
-                 n-gram assisted decoding does; 0 counts only what stands in the text. Costs one top-k a step.
-    row_cost     what verifying one more row costs, as a share of a step: guesses that are less likely to stand are
-                 not made (see `Odds`). 0 always drafts as deep as it can; above 0.7 nothing would ever be tried.
-    max_entries  most contexts remembered for one sequence, about 0.2 kB each. Contexts are held in two generations;
-                 when the younger is full (half of max_entries) the older one is forgotten. A context that occurs
-                 again moves to the younger, so what goes is what was not seen for the longest time.
+    """max_ngram, min_ngram  longest and shortest context to look up, in tokens (N of the k-grams is max_ngram + 1).
+                 Short contexts match more often, and their draft tokens are accepted less often.
+    max_draft    most draft tokens in a path; the engine's own limit applies as well.
+    branches     most siblings; 1 gives chains. The r-th alternative is copied for 1/2^r of the chain's length, because
+                 lower ranks are less likely to be accepted.
+    forks        number of depths, from the first draft token on, at which alternatives are added.
+    fillers      also count the target's `fillers` most likely tokens as followers at every verified position, as n-gram
+                 assisted decoding does; 0: count only tokens of the text. Costs one top-k a step.
+    row_cost     cost of verifying one more row, as a share of a step. Draft tokens with a lower acceptance probability
+                 are left out (see `MatchLengthStats`). 0: no limit; above 0.7 nothing would ever be tried.
+    max_entries  most contexts kept for one sequence, about 0.2 kB each. Contexts are held in two generations. When the
+                 younger one is full (half of max_entries), the older one is dropped. A context that occurs again moves
+                 to the younger one, so the contexts dropped are those not seen for the longest time.
     """
 
     max_ngram: int = 5
@@ -80,36 +80,35 @@ class NgramConfig(Strict):
         if self.min_ngram > self.max_ngram:
             raise ParameterError(
                 f"min_ngram is {self.min_ngram}, max_ngram is {self.max_ngram}",
-                why="no context could be both that long and that short",
+                why="no context can satisfy both",
                 fix="choose min_ngram <= max_ngram",
             )
         if self.branches > FOLLOWERS:
-            raise ParameterError(f"branches is {self.branches}, only {FOLLOWERS} followers of a context are kept")
+            raise ParameterError(f"branches is {self.branches}, only {FOLLOWERS} followers are kept for a context")
         if self.most_nodes > MAX_NODES:
             raise ParameterError(
                 f"max_draft={self.max_draft}, branches={self.branches} and forks={self.forks} can make trees of "
-                f"{self.most_nodes} guesses, at most {MAX_NODES} are verified",
+                f"{self.most_nodes} draft tokens, at most {MAX_NODES} are verified",
                 fix="lower one of them",
             )
 
     @property
     def most_nodes(self) -> int:
-        """Guesses in the largest tree that this configuration can draft."""
+        """Draft tokens in the largest tree that this configuration can draft."""
         forks = range(min(self.forks, self.max_draft))
         return self.max_draft + sum(_share(self.max_draft - f, r) for f in forks for r in range(1, self.branches))
 
 
 def _share(depth: int, rank: int) -> int:
-    """How long the alternative of that rank (1: the first) may be, where the chain has `depth` guesses to go."""
+    """Greatest length of the alternative of that rank (1: the first) to a chain with `depth` tokens left."""
     return max(1, depth >> rank)
 
 
 class NgramStore:
-    """What followed what in one sequence.
+    """Followers of every context in one sequence.
 
-    A context maps to the position of its follower while it has occurred once, which most have, and to
-    {follower: score} from then on. Dictionaries of plain integers: about 0.2 kB a context, and nothing for the
-    garbage collector to follow in the common case.
+    A context that has occurred once (the usual case) maps to the position of its follower; later it maps to {follower:
+    score}. Plain integers cost about 0.2 kB a context, and the garbage collector need not track them.
     """
 
     def __init__(self, config: NgramConfig):
@@ -122,8 +121,8 @@ class NgramStore:
         return len(self._young) + len(self._old)
 
     def index(self, tokens: Seq[int]) -> None:
-        """Count the tokens that came since the last call. `tokens` is the whole sequence; none is read twice, but
-        for the few that are the context of the first new one."""
+        """Count the tokens added since the last call. `tokens` is the whole sequence; of the old ones, only the context
+        of the first new token is read again."""
         shortest, longest = self.config.min_ngram, self.config.max_ngram
         base = max(0, self.indexed - longest)
         recent = tuple(tokens[base:])
@@ -134,7 +133,7 @@ class NgramStore:
         self.indexed = max(self.indexed, len(tokens))
 
     def count(self, context: Context, follower: int, position: int, tokens: Seq[int]) -> None:
-        """Note that `follower` came after `context`, at `position` of the sequence (0: it was only likely there)."""
+        """Count `follower` after `context`, at `position` of the sequence (0: not in the text, only likely there)."""
         entry = self._young.get(context)
         if entry is None:
             if len(self._young) >= self.config.max_entries // 2:
@@ -154,11 +153,10 @@ class NgramStore:
             score = 0
         entry[follower] = (score // ONCE + 1) * ONCE + (position or score % ONCE)
 
-    def followers(self, tokens: Seq[int], ahead: Seq[int], most: int) -> list[Follower]:
-        """Up to `most` tokens that may follow `tokens` and then `ahead`: those of the longest context first, by score
-        within a context."""
+    def followers(self, tokens: Seq[int], drafted: Seq[int], most: int) -> list[Follower]:
+        """Up to `most` candidates for the token after `tokens` + `drafted`: longest context first, then by score."""
         longest = self.config.max_ngram
-        tail = (*tokens[-longest:], *ahead)[-longest:]
+        tail = (*tokens[-longest:], *drafted)[-longest:]
         found: dict[int, Follower] = {}
         for k in range(len(tail), self.config.min_ngram - 1, -1):
             context = tail[-k:]
@@ -175,8 +173,9 @@ class NgramStore:
         return list(found.values())[:most]
 
     def extend(self, tokens: Seq[int], path: list[int], position: int, depth: int) -> None:
-        """Lengthen `path`, guesses that follow `tokens`, to `depth` guesses: copy on from behind `position`, where the
-        path's last token stood before. If it never did, look the path's end up, as long as something matches."""
+        """Extend `path`, draft tokens after `tokens`, to `depth` draft tokens by copying the text after `position`, an
+        earlier occurrence of the path's last token. Position 0 (no occurrence): look up the end of the path first,
+        token by token, until a position is found or nothing matches."""
         while not position and len(path) < depth:
             found = self.followers(tokens, path, 1)
             if not found:
@@ -185,7 +184,7 @@ class NgramStore:
             path.append(token)
         path += tokens[position + 1 : position + 1 + depth - len(path)]
         overrun = 0
-        while len(path) < depth:  # behind the last token stands the path itself: a loop in the text is followed round
+        while len(path) < depth:  # the copy has reached the end of the text, where the path itself continues: a loop
             path.append(path[overrun])
             overrun += 1
 
@@ -213,21 +212,21 @@ class NgramDrafter(LookupDrafter[_State]):
             if depth > 0:
                 self._grow(self._state(seq), seq.tokens, min(depth, self.config.max_draft), tokens, parents)
             splits.append(len(tokens))
-        return self._tried(seqs, Draft.of(tokens, parents, splits, device=self.device))
+        return self._remembered(seqs, Draft.of(tokens, parents, splits, device=self.device))
 
-    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
         """See `hybrid.Lookup`."""
         state = self._states[seq.id]
-        found = state.store.followers(seq.tokens, guesses, 1)
+        found = state.store.followers(seq.tokens, drafted, 1)
         if not found:
             return [], 0
         token, position, match = found[0]
-        depth = min(depth, self.config.max_draft, state.odds.depth(match))
+        depth = min(depth, self.config.max_draft, state.match_stats.depth(match))
         if not depth:
             return [], match
-        path = [*guesses, token]
-        state.store.extend(seq.tokens, path, position, len(guesses) + depth)
-        return path[len(guesses) :], match
+        path = [*drafted, token]
+        state.store.extend(seq.tokens, path, position, len(drafted) + depth)
+        return path[len(drafted) :], match
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         super().observe(seqs, draft, out, verdict)
@@ -235,23 +234,25 @@ class NgramDrafter(LookupDrafter[_State]):
             self._fill(seqs, draft, out, verdict)
 
     def _state(self, seq: Sequence) -> _State:
-        """The state of a sequence, up to date with its tokens. Made when first needed: a sequence for which
+        """The state of a sequence, up to date with its tokens. Created when it is first needed: a sequence for which
         speculation is off costs nothing."""
         state = self._states.get(seq.id)
         if state is None:
-            state = _State(NgramStore(self.config), odds=Odds(self.config.row_cost, self.config.max_ngram))
+            state = _State(
+                NgramStore(self.config), match_stats=MatchLengthStats(self.config.row_cost, self.config.max_ngram)
+            )
             self._states[seq.id] = state
         state.store.index(seq.tokens)
         return state
 
     def _grow(self, state: _State, text: Seq[int], depth: int, tokens: list[int], parents: list[int]) -> None:
-        """Append one sequence's tree: the chain first, then, at each fork, the alternatives to it by rank."""
+        """Append one sequence's tree: first the chain, then the alternatives at each fork, by rank."""
         store, branches = state.store, self.config.branches
         found = store.followers(text, (), branches)
         if not found:
             return
         state.match = found[0][2]
-        depth = min(depth, state.odds.depth(state.match))
+        depth = min(depth, state.match_stats.depth(state.match))
         if not depth:
             return
         chain = [found[0][0]]
@@ -271,7 +272,7 @@ class NgramDrafter(LookupDrafter[_State]):
                 parents += [fork - 1, *range(first, first + len(path) - fork - 1)]
 
     def _fill(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        """Count the target's most likely tokens at the last pending token and at every guess that stands."""
+        """Count the target's most likely tokens at the last pending token and at every accepted draft token."""
         rows = [draft.splits[b] + b + 1 + node for b in range(len(seqs)) for node in (-1, *verdict.path[b])]
         likely = iter(out.logits[rows].topk(min(self.config.fillers, out.logits.shape[-1])).indices.tolist())
         for b, seq in enumerate(seqs):

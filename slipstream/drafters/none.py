@@ -1,4 +1,4 @@
-"""The drafter "none": plain decoding. `NoDrafter` is part of the contract, see `core.drafter`."""
+"""Plain decoding: drafts nothing. `NoDrafter` itself is defined in `core.drafter`."""
 
 from __future__ import annotations
 

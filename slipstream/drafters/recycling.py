@@ -1,24 +1,25 @@
-"""Token recycling (Luo et al. 2408.08696): what the target found likely once is what is guessed next time.
+"""Token recycling (Luo et al. 2408.08696): drafts the tokens that the target found likely after the same token before.
 
-Every row that the target runs, guesses that fell included, says which tokens are likely behind the row's own token.
-That is usually thrown away; here the best `candidates` of each row are kept in a matrix, one row for each token of the
-vocabulary, the latest visit written over the earlier (2408.08696, section 3.1). A fixed tree of ranks is filled from
-it, breadth first: a node's guess is the candidate of the node's rank behind its parent's token (section 3.2).
+Every row that the target runs, rejected draft tokens included, shows which tokens are likely after the row's token.
+Here the best `candidates` of each row are kept in a matrix with one row per token of the vocabulary; later rows
+overwrite earlier ones (2408.08696, section 3.1). A fixed tree of ranks is filled from it, breadth first: a node of rank
+r is candidate r after its parent's token (section 3.2).
 
-    matrix                          the tree (0,), (1,), (0, 0), (0, 1), behind a pending "the":
+    matrix                          the tree (0,), (1,), (0, 0), (0, 1), after a pending "the":
     the -> cat dog car
     cat -> sat ran is                    the ─┬─ cat(0) ─┬─ sat(2)
     dog -> (not met yet)                      │          └─ ran(3)
                                               └─ dog(1)
 
-The paper's tree is drawn by hand and never changes. Here it is the optimal tree for the chance of each rank to be the
-right one (`trees.optimal_tree`); the chances are counted from how guesses fared, and the tree is remade now and then,
-as large as pays at `row_cost`, which may be not at all. row_cost 0 keeps one tree of `nodes` guesses, as in the paper.
+The paper's tree is made by hand and never changes. Here it is the optimal tree for the acceptance rate of each rank
+(`trees.optimal_tree`). The rates are counted during decoding, and the tree is rebuilt now and then, with the number of
+nodes that saves the most time at `row_cost`, possibly 0. row_cost 0 keeps one tree of `nodes` draft tokens, as in the
+paper.
 
-Only one token of context is looked at, so guesses are poor one by one; it is their number that makes up for it. Every
-guess is deterministic given earlier rounds, a point mass, so q is None. The matrix belongs to the request and begins
-empty, so nothing depends on the rest of the batch; with `shared` all requests write into one, as in the paper, and
-which text is sampled for a seed, though not its law, depends on them.
+The context is a single token, so the acceptance rate per draft token is low; many draft tokens make up for it. Every
+draft token is deterministic given earlier steps (a point mass), so q is None. The matrix belongs to the request and is
+empty at first, so nothing depends on the rest of the batch. With `shared`, all requests use one matrix, as in the
+paper; the text sampled for a seed, but not its distribution, then depends on them.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError
 
 ASSUMED = (0.40, 0.14, 0.07, 0.045, 0.03, 0.022, 0.017, 0.014)
-"""Chance of each rank to be the right one, where nothing has been counted: an assumption, corrected by counting."""
-TRUST = 8  # tokens counted that weigh as much as the assumption
-FADE = 127 / 128  # weight that the record keeps with each token counted
-REMAKE = 8  # rounds between two trees
+"""Assumed acceptance rate of each rank before anything has been counted."""
+TRUST = 8  # weight of the assumption, in counted tokens
+FADE = 127 / 128  # weight that the record keeps with each counted token
+REBUILD = 8  # steps after which the tree is rebuilt
 
 
 @dataclass(frozen=True)
 class RecyclingConfig(Strict):
-    """candidates  likely tokens kept behind each token (k; the paper's 8).
-    nodes       most guesses in a tree (the paper's tree has 80: on a processor that verifies few rows at once, less).
-    max_draft   deepest guess (the paper's 6); the engine's own limit applies as well.
-    row_cost    what verifying one more row costs, as a share of a step: the tree is as large as pays at that, judged by
-                how guesses fared. 0 always takes all `nodes`.
-    shared      one matrix for all requests. A matrix takes 4 * candidates * (vocabulary + 1) bytes, and never grows.
+    """candidates  likely tokens kept for each token (k; 8 in the paper).
+    nodes       most draft tokens in a tree (80 in the paper; use fewer if verifying many rows at once is slow).
+    max_draft   greatest depth (6 in the paper); the engine's own limit applies as well.
+    row_cost    cost of verifying one more row, as a share of a step: the tree has the size that saves the most time at
+                the acceptance rates counted. 0: always all `nodes`.
+    shared      one matrix for all requests. A matrix takes 4 * candidates * (vocabulary + 1) bytes and does not grow.
     """
 
     candidates: int = 8
@@ -71,81 +72,79 @@ class RecyclingConfig(Strict):
         if not isinstance(self.shared, bool):
             raise ParameterError(f"shared is {self.shared!r}, must be True or False")
         if self.candidates > len(ASSUMED):
-            raise ParameterError(f"candidates is {self.candidates}, at most {len(ASSUMED)} are kept of a token")
+            raise ParameterError(f"candidates is {self.candidates}, at most {len(ASSUMED)} are kept for a token")
         if self.nodes > MAX_NODES:
-            raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} guesses are verified")
+            raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} draft tokens are verified")
 
 
 class Shape:
-    """The tree to fill: remade now and then from how often the candidate of each rank was the right one.
+    """The tree to fill, rebuilt now and then from the acceptance rate of each rank.
 
-    That is counted at every token that is emitted behind a row of the matrix, whether or not it was guessed, so a tree
-    that has shrunk to nothing grows again as soon as it would pay.
+    A rank is counted as accepted if its candidate is the token emitted next, whether it was drafted or not. So a tree
+    that has shrunk to nothing grows again as soon as it would save time.
     """
 
     def __init__(self, config: RecyclingConfig):
         self.config = config
         self.judged = 0.0
-        self.right = [0.0] * config.candidates
-        self._rounds = 0
-        self._make()
+        self.accepted = [0.0] * config.candidates
+        self._steps = 0
+        self._rebuild()
 
-    def chances(self) -> list[float]:
-        """Chance of the candidate of each rank to be the right one."""
+    def rates(self) -> list[float]:
+        """Estimated acceptance rate of each rank."""
         assumed = ASSUMED[: self.config.candidates]
-        return [(r + a * TRUST) / (self.judged + TRUST) for r, a in zip(self.right, assumed, strict=True)]
+        return [(n + a * TRUST) / (self.judged + TRUST) for n, a in zip(self.accepted, assumed, strict=True)]
 
     def learn(self, rank: int | None) -> None:
-        """Take in which candidate was right; None: none was."""
+        """Count the rank of the emitted token; None: it was not a candidate."""
         self.judged = self.judged * FADE + 1
-        self.right = [r * FADE for r in self.right]
+        self.accepted = [n * FADE for n in self.accepted]
         if rank is not None:
-            self.right[rank] += 1
+            self.accepted[rank] += 1
 
     def plan(self, depth: int) -> _Plan:
-        """The tree, no deeper than `depth`, for one round."""
-        self._rounds += 1
-        if self.config.row_cost and self._rounds % REMAKE == 0:
-            self._make()
+        """The tree for one step, at most `depth` deep."""
+        self._steps += 1
+        if self.config.row_cost and self._steps % REBUILD == 0:
+            self._rebuild()
         return _plan(self._tree, depth)
 
-    def _make(self) -> None:
-        self._tree = _worth(tuple(self.chances()), self.config)
+    def _rebuild(self) -> None:
+        self._tree = _best_tree(tuple(self.rates()), self.config)
 
 
-@lru_cache(maxsize=16)  # every request begins with the same
-def _worth(chances: tuple[float, ...], config: RecyclingConfig) -> Tree:
-    """The optimal tree at these chances, as large as pays."""
-    tree = optimal_tree(chances, config.nodes, config.max_draft)
+@lru_cache(maxsize=16)  # every request starts with the same tree
+def _best_tree(rates: tuple[float, ...], config: RecyclingConfig) -> Tree:
+    """The optimal tree at these acceptance rates, of the size that saves the most time."""
+    tree = optimal_tree(rates, config.nodes, config.max_draft)
     if not config.row_cost:
         return tree
-    return tree.keep(range(best_count(tree.chances(chances), CostCurve.flat(config.row_cost))))
+    return tree.keep(range(best_count(tree.chances(rates), CostCurve.flat(config.row_cost))))
 
 
 @lru_cache(maxsize=256)
 def _plan(tree: Tree, depth: int) -> _Plan:
-    """How to fill the tree, no deeper than `depth`."""
+    """How to fill the tree, at most `depth` deep."""
     return _Plan(tree.cut(depth))
 
 
 class _Plan:
-    """How to fill a tree level by level, each in one indexing. Node i is kept at place i + 1, the root at 0."""
+    """How to fill a tree level by level, one indexing operation each. Node i is at index i + 1, the root at 0."""
 
     def __init__(self, tree: Tree):
         self.parents = np.array(tree.parents, dtype=np.int64)
-        self.levels = []  # (places, places of the parents, ranks) of each depth
+        self.levels = []  # (indices, indices of the parents, ranks) at each depth
         for depth in range(1, tree.height + 1):
             nodes = np.array([i for i, d in enumerate(tree.depths) if d == depth])
             self.levels.append((nodes + 1, self.parents[nodes] + 1, np.array(tree.ranks)[nodes]))
 
     def fill(self, matrix: np.ndarray, root: int) -> tuple[list[int], list[int]]:
-        """(tokens, parents) of the tree behind the token `root`, without the places for which nothing is known."""
+        """(tokens, parents) of the tree after the token `root`, without nodes for which no candidate is known."""
         tokens = np.empty(len(self.parents) + 1, dtype=np.int64)
         tokens[0] = root
         for places, above, ranks in self.levels:
-            tokens[places] = matrix[
-                tokens[above], ranks
-            ]  # the row of token -1 holds nothing, so nothing hangs below it
+            tokens[places] = matrix[tokens[above], ranks]  # the row of token -1 is empty, so it gets no children
         known = tokens[1:] >= 0
         if known.all():
             return tokens[1:].tolist(), self.parents.tolist()
@@ -155,7 +154,7 @@ class _Plan:
 
 @dataclass
 class _State:
-    matrix: np.ndarray  # int32 [V + 1, k]; -1: nothing known. The last row, that of "no token", stays empty
+    matrix: np.ndarray  # int32 [V + 1, k]; -1: unknown. The last row, for "no token", stays empty
     shape: Shape
 
 
@@ -198,14 +197,14 @@ class RecyclingDrafter:
                         state.shape.learn(row.index(after) if after in row else None)
                 ran = [text[0], *draft.ids[start : draft.splits[b + 1]], text[0], *(draft.ids[start + i] for i in path)]
                 rows = [*range(draft.splits[b + 1] - start + 1), 0, *(1 + i for i in path)]
-                # The latest write stands where a token ran twice: that of the text, not that of a guess that fell.
+                # If a token ran twice, the last write is kept: that of the text, not that of a rejected draft token.
                 state.matrix[ran, : likely.shape[1]] = likely[start + b :][rows]
 
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)
 
     def _state(self, seq: Sequence) -> _State:
-        """Made when first needed: a sequence for which speculation is off costs nothing."""
+        """Created when it is first needed: a sequence for which speculation is off costs nothing."""
         state = self._states.get(seq.id)
         if state is None:
             matrix = self._matrix() if self._shared is None else self._shared

@@ -1,8 +1,8 @@
-"""Replay: recorded continuations with a set acceptance rate. An instrument, not a method.
+"""Replay: drafts recorded continuations with a given acceptance rate. For measurements, not for use.
 
-What a method gains depends on how often it is right and on what a round costs. Here the first is set, so that the
-second can be measured alone, also on weights that are random and that no drafter could predict. Guesses come from a
-recording of what the target says to a prompt, and each is made wrong with a set chance; see `scripted` for how.
+The speed-up of a method depends on its acceptance rate and on the cost of a step. Here the acceptance rate is given, so
+that the cost can be measured alone, even on random weights that no drafter could predict. Draft tokens come from a
+recording of the target's output for a prompt, and each is made wrong with a given probability; see `scripted`.
 
 A recording is a file of JSON lines, token ids throughout:
 
@@ -29,11 +29,11 @@ Continuations = Mapping[tuple[int, ...], Seq[int]]
 
 @dataclass(frozen=True)
 class ReplayConfig(Strict):
-    """continuations  prompt -> what the target says to it, or
-    path           a file of them, one JSON object a line. One of the two must be given.
-    rate           chance of each guess to be the recorded token, in [0, 1]: the share of guesses that stand among those
-                   whose predecessors stood, for a text that keeps to the recording (greedy, or the same seed under rule
-                   `coupled`).
+    """continuations  prompt -> the target's output for it, or
+    path           a file of them, one JSON object per line. One of the two must be given.
+    rate           probability that a draft token is the recorded one, in [0, 1]. It is the acceptance rate of draft
+                   tokens whose predecessors are accepted, if the text follows the recording (greedy, or the same seed
+                   under the rule `coupled`).
     """
 
     continuations: Continuations = field(default_factory=dict, repr=False)
@@ -46,7 +46,7 @@ class ReplayConfig(Strict):
             given = "neither continuations nor" if self.path is None else "continuations and"
             raise ParameterError(
                 f"drafter 'replay' was given {given} a path",
-                why="it guesses from a recording of what the target says",
+                why="it drafts from a recording of the target's output",
                 fix="give path=FILE, or continuations={prompt: tokens}",
             )
 
@@ -61,7 +61,7 @@ class ReplayDrafter(ScriptedDrafter):
 
 
 def read(path: str | Path) -> dict[tuple[int, ...], list[int]]:
-    """The recording in a file. Raises ParameterError, with the line's number, for what is none."""
+    """The recording in a file. Raises ParameterError, with the line number, if it is not valid."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -73,18 +73,18 @@ def read(path: str | Path) -> dict[tuple[int, ...], list[int]]:
         try:
             entry = json.loads(line)
         except json.JSONDecodeError as error:
-            raise _bad(path, number, f"is no JSON ({error.msg}, column {error.colno})") from error
+            raise _bad(path, number, f"is not JSON ({error.msg}, column {error.colno})") from error
         if not isinstance(entry, dict) or not {"prompt", "continuation"} <= set(entry):
             raise _bad(path, number, "has no 'prompt' and 'continuation'")
         for name in ("prompt", "continuation"):
             ids = entry[name]
             if not isinstance(ids, list) or not all(type(t) is int and t >= 0 for t in ids):
-                raise _bad(path, number, f"has a {name!r} that is no list of token ids")
+                raise _bad(path, number, f"has a {name!r} that is not a list of token ids")
         prompt = tuple(entry["prompt"])
         if not prompt:
             raise _bad(path, number, "has an empty prompt")
         if recorded.setdefault(prompt, entry["continuation"]) != entry["continuation"]:
-            raise _bad(path, number, "gives a second continuation to a prompt that stands further up")
+            raise _bad(path, number, "gives a second continuation to an earlier prompt")
     if not recorded:
         raise ParameterError(f"the recording {str(path)!r} is empty", fix="record at least one continuation")
     return recorded
@@ -98,8 +98,8 @@ def _bad(path: str | Path, number: int, what: str) -> ParameterError:
 
 
 def make(target: Target, **options: Any) -> ReplayDrafter:
-    """See `registry`; options as in `ReplayConfig`. Raises ParameterError for a recording that is none, and for ids
-    that the target does not know."""
+    """See `registry`; options as in `ReplayConfig`. Raises ParameterError for an invalid recording, and for ids that
+    the target does not have."""
     config = ReplayConfig(**options)
     recorded = read(config.path) if config.path is not None else config.continuations
     for prompt, continuation in recorded.items():

@@ -9,8 +9,8 @@ section 3.2), and what stood behind its latest occurrence is guessed:
     x a b c y z a b c       the longest end seen before is "a b c", and "y z a ..." stood behind it
 
 The longer the match, the more is copied, and a record of how guesses fared, by length of match, ends the copying where
-one more would not be worth its row (`Odds`). A fixed corpus may be searched beside the request's own text (section
-3.3, the static automaton): the longer of the two matches wins.
+one more would not be worth its row (`MatchLengthStats`). A fixed corpus may be searched beside the request's own text
+(section 3.3, the static automaton): the longer of the two matches wins.
 
 Every guess is deterministic given the sequence's own past and the corpus, a point mass, so q is None. Nothing depends
 on the rest of the batch.
@@ -28,9 +28,9 @@ from slipstream.core.draft import Draft
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
+from slipstream.drafters.acceptance_stats import MatchLengthStats
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.lookups import LookupDrafter, LookupState
-from slipstream.drafters.odds import Odds
 from slipstream.errors import ParameterError
 
 END = -1  # stands in the corpus where a document ends
@@ -43,7 +43,7 @@ class SamConfig(Strict):
     """min_match    shortest match that is copied from.
     max_draft    deepest guess; the engine's own limit applies as well.
     spec_factor  a match of length m allows for spec_factor * m guesses, at least one.
-    row_cost     what verifying one more row costs, as a share of a step; see `Odds`. 0 switches that brake off.
+    row_cost     what verifying one more row costs, as a share of a step; see `MatchLengthStats`. 0 switches it off.
     max_tokens   most tokens of one request that are remembered. They are held in two generations: when the younger has
                  half of them, the older is forgotten. A token costs about 0.5 kB (at most two states,
                  one and a quarter on the whole).
@@ -242,14 +242,14 @@ class SamDrafter(LookupDrafter[_State]):
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depths = [min(depth, self.config.max_draft) for depth in budget]
         rows = [self._copy(seq, depth) if depth > 0 else [] for seq, depth in zip(seqs, depths, strict=True)]
-        return self._tried(seqs, Draft.chains(rows, device=self.device))
+        return self._remembered(seqs, Draft.chains(rows, device=self.device))
 
     def _copy(self, seq: Sequence, depth: int) -> list[int]:
         """Up to `depth` guesses for one sequence. Its state is made when first needed: a sequence for which speculation
         is off costs nothing."""
         config, state = self.config, self._states.get(seq.id)
         if state is None:
-            state = _State(History(config, self.corpus), odds=Odds(config.row_cost, RECORDS))
+            state = _State(History(config, self.corpus), match_stats=MatchLengthStats(config.row_cost, RECORDS))
             self._states[seq.id] = state
         history, text = state.history, seq.tokens
         history.extend(text)
@@ -276,7 +276,7 @@ class SamDrafter(LookupDrafter[_State]):
     def _depth(self, state: _State, match: int, depth: int) -> int:
         """How much to copy behind a match, `depth` at most."""
         config = self.config
-        return min(depth, config.max_draft, max(1, int(config.spec_factor * match)), state.odds.depth(match))
+        return min(depth, config.max_draft, max(1, int(config.spec_factor * match)), state.match_stats.depth(match))
 
 
 def copied(text: Seq[int], guesses: Seq[int], place: int, count: int) -> list[int]:

@@ -1,15 +1,16 @@
-"""Drafters that know the answer: measuring instruments, not methods.
+"""Drafters with a known acceptance rate, for tests and measurements.
 
-Each one is handed the continuation that the target would give and is right, or wrong, where the script says so. The
-tests force every length of acceptance with them, and the laboratory replays a recorded continuation with a chosen
-acceptance rate, so that speed can be measured on weights that are random and that no drafter could predict.
+Each one is given the target's continuation and drafts correct or wrong tokens as its script says. Tests use them to
+force every number of accepted draft tokens. `lab` replays a recorded continuation with a chosen acceptance rate, so
+that speed can be measured on random weights that no drafter could predict.
 
-    right                        every guess is the continuation's token
-    wrong                        no guess is
-    wrong_at(j)                  every guess is but the j-th of each draft, counted from 0
-    replay(rate)                 the token at each position is guessed right with that chance, independently
+    right                        every draft token is the continuation's token
+    wrong                        no draft token is
+    wrong_at(j)                  every draft token except the j-th of each draft, counted from 0
+    replay(rate)                 each draft token is correct with this probability, independently
 
-Guesses are deterministic or drawn apart from everything that verification draws, so q is None: a point mass.
+Draft tokens are deterministic, or drawn independently of the random numbers of verification, so q is None: a point
+mass.
 """
 
 from __future__ import annotations
@@ -25,38 +26,38 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 
 Script = Callable[[Sequence, int, int], bool]
-"""(sequence, index of the guessed token in the sequence, place in the draft from 0) -> whether the guess is right."""
+"""(sequence, index of the draft token in the sequence, index in the draft from 0) -> whether it is correct."""
 
 
 def right(seq: Sequence, position: int, place: int) -> bool:
-    """Every guess is right."""
+    """Every draft token is correct."""
     return True
 
 
 def wrong(seq: Sequence, position: int, place: int) -> bool:
-    """No guess is right."""
+    """No draft token is correct."""
     return False
 
 
 def wrong_at(j: int) -> Script:
-    """Every guess is right but the j-th of each draft, counted from 0."""
+    """Every draft token is correct except the j-th of each draft, counted from 0."""
     return lambda seq, position, place: place != j
 
 
 def replay(rate: float) -> Script:
-    """Each position is guessed right with chance `rate` in [0, 1], drawn from the sequence's own stream: the mean
-    share of guesses that stand, among those whose predecessors stood, is `rate`, whatever the draft length."""
+    """Each draft token is correct with probability `rate` in [0, 1], drawn from the sequence's own stream. So the
+    acceptance rate of draft tokens whose predecessors are accepted is `rate`, for any draft length."""
     check_number("rate", rate, 0.0, 1.0)
     return lambda seq, position, place: bool(seq.random.uniforms(DRAFT, position, 1)[0] < rate)
 
 
 class ScriptedDrafter:
-    """continuations  prompt -> the tokens that follow it. Of an unknown prompt, or past the end of a continuation,
-                      nothing is guessed.
-    script            where to be right; a wrong guess is the right token plus one, modulo `vocab_size`.
+    """continuations  prompt -> the tokens that follow it. Nothing is drafted for an unknown prompt, or after the end of
+                   a continuation.
+    script         which draft tokens are correct; a wrong one is the correct token plus one, modulo `vocab_size`.
 
-    A continuation holds for a text that keeps to it (greedy, or recorded with the same seed and the rule "coupled").
-    Where the text leaves it the guesses are merely poor, as any drafter's may be.
+    The acceptance rate is as intended if the text follows the continuation (greedy, or recorded with the same seed and
+    the rule "coupled"). Otherwise it is lower, and the text is not affected.
     """
 
     name = "scripted"
@@ -91,9 +92,9 @@ class ScriptedDrafter:
 
 
 class RandomDrafter:
-    """Guesses drawn uniformly from the vocabulary: right about once in `vocab_size`, the worst drafter that still
-    has a law. sampled: report that law as q; otherwise each guess is a point mass, which is just as true, because it
-    is drawn apart from all that verification draws."""
+    """Draft tokens drawn uniformly from the vocabulary, with an acceptance rate of about 1 / `vocab_size`. sampled:
+    report the uniform distribution as q. Otherwise each draft token is a point mass, which is also correct, because it
+    is drawn independently of the random numbers of verification."""
 
     name = "random"
     taps: tuple[int, ...] = ()

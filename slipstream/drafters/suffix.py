@@ -34,9 +34,9 @@ from slipstream.core.draft import Draft
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
+from slipstream.drafters.acceptance_stats import MatchLengthStats
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.lookups import LookupDrafter, LookupState
-from slipstream.drafters.odds import Odds
 from slipstream.drafters.suffix_tree import END, FANOUT, Node, Store, SuffixTree
 from slipstream.errors import ParameterError
 
@@ -53,7 +53,7 @@ class SuffixConfig(Strict):
     spec_offset  section 4.2), at least one.
     min_prob     guesses end where the product of the frequencies along their path falls below this.
     branches     most guesses at one place; 1 gives chains.
-    row_cost     what verifying one more row costs, as a share of a step; see `Odds`. 0 switches that brake off.
+    row_cost     what verifying one more row costs, as a share of a step; see `MatchLengthStats`. 0 switches it off.
     max_tokens   most tokens of one request that are remembered. They are held in two generations: when the younger has
                  half of them, the older is forgotten. A token costs at most one leaf and one inner node, about
                  0.15 kB, whatever max_depth.
@@ -201,7 +201,7 @@ class SuffixDrafter(LookupDrafter[_State]):
                 tokens += best.tokens
                 parents += best.parents
             splits.append(len(tokens))
-        return self._tried(seqs, Draft.of(tokens, parents, splits, device=self.device))
+        return self._remembered(seqs, Draft.of(tokens, parents, splits, device=self.device))
 
     def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
         """See `hybrid.Lookup`; the likeliest chain."""
@@ -221,7 +221,9 @@ class SuffixDrafter(LookupDrafter[_State]):
         state = self._states.get(seq.id)
         if state is None:
             config = self.config
-            state = _State(seq, Store(config.max_depth, config.max_tokens), odds=Odds(config.row_cost, RECORDS))
+            state = _State(
+                seq, Store(config.max_depth, config.max_tokens), match_stats=MatchLengthStats(config.row_cost, RECORDS)
+            )
             self._states[seq.id] = state
         state.update()
         return state
@@ -236,7 +238,7 @@ class SuffixDrafter(LookupDrafter[_State]):
             tree, match, where = store.longest(tail, own)
             if match >= config.min_match:
                 nodes = max(1, min(depth, int(config.spec_factor * match + config.spec_offset)))
-                deepest = min(nodes, state.odds.depth(match))
+                deepest = min(nodes, state.match_stats.depth(match))
                 latest = own and tree is store.young
                 made = grow(tree, match, where, nodes, deepest, branches or config.branches, config.min_prob, latest)
                 if made.score > best.score:

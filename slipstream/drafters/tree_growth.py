@@ -1,13 +1,13 @@
-"""Trees that grow with the text, level by level, from a drafter's own laws.
+"""Dynamic draft trees, grown level by level from a drafter's own distributions.
 
-    likeliest   children are the most likely tokens; at the end the nodes of the greatest path products are kept
-                (EAGLE-2, 2406.16858, sections 4.1 and 4.2). Deterministic, so q is None
-    drawn       children are drawn without replacement, each from its node's law without the elder siblings
-                (Sequoia, 2402.12374, section 3.2). Nothing that was drawn is dropped again: how many children a node
-                gets is decided by laws and by earlier levels, before any of them is drawn
+    deterministic  children are the most likely tokens; finally the nodes with the greatest path probabilities are kept
+                   (EAGLE-2, 2406.16858, sections 4.1 and 4.2). q is None
+    drawn          children are drawn without replacement, each from the parent's distribution without the earlier
+                   siblings (Sequoia, 2402.12374, section 3.2). No drawn node is dropped: the number of children is
+                   decided by distributions and by earlier levels, before any of them is drawn
 
-`Tree` is one sequence's; whoever computes the laws runs `frontier` nodes and hands their laws to a level. Where a chain
-with its laws is there already, `add_branches` makes a comb of it: alternatives beside each guess, nothing below them.
+`Tree` belongs to one sequence. The caller runs the nodes of `frontier` and passes their distributions to `add_level`.
+`add_branches` turns a chain with known distributions into a comb: each draft token gets siblings without children.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ROOT = -1
 
 @dataclass
 class Tree:
-    """One sequence's tree while it grows.
+    """The tree of one sequence while it grows.
 
-    depth    no deeper than this; width: most children of a node, and most nodes of a level that get any (drawn: most
+    depth    greatest depth; width: most children of a node, and most nodes of a level that get children (drawn: most
              nodes of a level).
-    nodes    most nodes in the end; costs: fewer where they do not pay.
+    nodes    most nodes of the finished tree; costs: of the target by rows, to leave out nodes that do not save time.
     drawn    whether children are drawn (see above).
 
-    columns  candidate of each node, an index into the laws; chances: path product of the laws, an estimate of the
-             chance that the node stands; q: law that each drawn node came from.
+    columns  candidate of each node, an index into the distributions; path_probs: product of the probabilities along its
+             path, an estimate of its acceptance probability; q: the distribution that each drawn node was sampled from.
     ran      nodes that were expanded, in this order.
     """
 
@@ -52,29 +52,29 @@ class Tree:
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     columns: list[int] = field(default_factory=list)
-    chances: list[float] = field(default_factory=list)
+    path_probs: list[float] = field(default_factory=list)
     q: list[Tensor] = field(default_factory=list)
     ran: list[int] = field(default_factory=list)
     level: int = 0
     full: bool = False
     _uniforms: np.ndarray | None = None
-    _yield: float = 1.0  # drawn: expected tokens of a round with the nodes so far
+    _yield: float = 1.0  # drawn: expected tokens of a step with the nodes so far
 
     def frontier(self) -> list[int]:
-        """Nodes whose laws the next level needs: the likeliest of the last one."""
+        """Nodes whose distributions the next level needs: the most likely of the last level."""
         if self.level >= self.depth or self.full:
             return []
         if self.level == 0:
             return [ROOT]
-        last = [i for i in range(len(self.parents)) if self.depths[i] == self.level and self.chances[i] > 0]
-        return sorted(sorted(last, key=lambda i: -self.chances[i])[: self.width])
+        last = [i for i in range(len(self.parents)) if self.depths[i] == self.level and self.path_probs[i] > 0]
+        return sorted(sorted(last, key=lambda i: -self.path_probs[i])[: self.width])
 
     def slots(self, frontier: Seq[int], values: Seq[Seq[float]]) -> list[tuple[int, int]]:
-        """Which children the next level has, as (place in the frontier, rank), and a first estimate of their chances:
-        values[i] are the greatest probabilities of the law at frontier[i], falling. Drawn trees: only so many of the
-        best as the nodes allow, none that does not pay."""
+        """Children of the next level, as (index in the frontier, rank). values[i]: the greatest probabilities of the
+        distribution at frontier[i], decreasing. Drawn trees: only the best, within `nodes` and as far as they save
+        time."""
         offers = [
-            ((self.chances[node] if node >= 0 else 1.0) * p, i, rank)
+            ((self.path_probs[node] if node >= 0 else 1.0) * p, i, rank)
             for i, node in enumerate(frontier)
             for rank, p in enumerate(values[i][: self.width])
             if p > 0
@@ -87,33 +87,33 @@ class Tree:
         return sorted(self._paying(offers, most))
 
     def _paying(self, offers: Seq[tuple[float, int, int]], most: int) -> list[tuple[int, int]]:
-        """The best of (chance, place, rank), at most so many, while they pay."""
+        """(index, rank) of the best `most` offers (probability, index, rank), as far as they save time."""
         taken: list[tuple[int, int]] = []
-        for chance, i, rank in sorted(offers, key=lambda offer: -offer[0])[:most]:  # stable: elder siblings first
+        for p, i, rank in sorted(offers, key=lambda offer: -offer[0])[:most]:  # stable: earlier siblings first
             if self.costs is not None:
                 n = len(self.parents) + len(taken)
-                if (self._yield + chance) / self.costs(2 + n) <= self._yield / self.costs(1 + n):
+                if (self._yield + p) / self.costs(2 + n) <= self._yield / self.costs(1 + n):
                     break
-            self._yield += chance
+            self._yield += p
             taken.append((i, rank))
         return taken
 
-    def add(self, parent: int, column: int, chance: float, q: Tensor | None = None) -> None:
+    def add(self, parent: int, column: int, p: float, q: Tensor | None = None) -> None:
         self.parents.append(parent)
         self.columns.append(column)
         self.depths.append(1 if parent < 0 else self.depths[parent] + 1)
-        self.chances.append(chance * (self.chances[parent] if parent >= 0 else 1.0))
+        self.path_probs.append(p * (self.path_probs[parent] if parent >= 0 else 1.0))
         if q is not None:
             self.q.append(q)
 
     def uniform(self, node: int) -> float:
-        """The number that draws this node."""
+        """The random number in [0, 1) to draw this node with."""
         if self._uniforms is None:
             self._uniforms = self.seq.random.uniforms(SIBLINGS, len(self.seq.tokens), self.nodes)
         return float(self._uniforms[node])
 
     def path(self, node: int) -> list[int]:
-        """Nodes from the root down to `node`, both ends included, the root itself left out."""
+        """Nodes from a child of the root down to `node`, both included."""
         path = []
         while node >= 0:
             path.append(node)
@@ -121,7 +121,7 @@ class Tree:
         return path[::-1]
 
     def visible(self, rows: Seq[int]) -> Tensor:
-        """What the rows of these nodes (a parent before its children) see of each other, bool [n, n]."""
+        """Attention mask between the rows of these nodes (parents before children), bool [n, n]."""
         place = {node: i for i, node in enumerate(rows)}
         mask = np.zeros((len(rows), len(rows)), dtype=np.bool_)
         for i, node in enumerate(rows):
@@ -132,25 +132,27 @@ class Tree:
         return torch.from_numpy(mask)
 
     def kept(self) -> list[int]:
-        """The nodes to propose, in an order in which parents come first."""
-        return list(range(len(self.parents))) if self.drawn else rerank(self.chances, self.nodes, self.costs)
+        """The nodes to propose, parents before children."""
+        return list(range(len(self.parents))) if self.drawn else rerank(self.path_probs, self.nodes, self.costs)
 
     def finish(self, nodes: Seq[int]) -> tuple[list[int], tuple[int, ...]]:
-        """Candidates and parents of the tree of these nodes alone."""
+        """Candidates and parents of the tree with only these nodes."""
         return [self.columns[i] for i in nodes], renumbered(self.parents, nodes)
 
 
-def rerank(chances: Seq[float], nodes: int, costs: CostCurve | None = None) -> list[int]:
-    """The `nodes` of the greatest chances, increasing; by `costs` only as many as pay. A node's chance is at most its
-    parent's, and of equals the elder goes first, so no node is kept without its parent."""
-    best = sorted(range(len(chances)), key=lambda i: -chances[i])[:nodes]
+def rerank(path_probs: Seq[float], nodes: int, costs: CostCurve | None = None) -> list[int]:
+    """The `nodes` nodes with the greatest path probabilities, in increasing order; with `costs`, only as many as save
+    time. A node is at most as likely as its parent, and of equals the earlier one comes first, so no node is kept
+    without its parent."""
+    best = sorted(range(len(path_probs)), key=lambda i: -path_probs[i])[:nodes]
     if costs is not None:
-        best = best[: best_count([chances[i] for i in best], costs)]
+        best = best[: best_count([path_probs[i] for i in best], costs)]
     return sorted(best)
 
 
 class _Child(NamedTuple):
-    """A child to be drawn: its parent, the packed row of the law there, and how many elder siblings it has."""
+    """A child to be drawn: its parent, the packed row of the parent's distribution, and the number of earlier
+    siblings."""
 
     tree: Tree
     parent: int
@@ -159,8 +161,8 @@ class _Child(NamedTuple):
 
 
 def add_level(trees: Seq[Tree], frontiers: Seq[Seq[int]], probs: Tensor, ids: Tensor) -> None:
-    """Give every tree its next level. law: float [F, C], the laws at the frontier nodes of all trees, packed; ids:
-    target id of each candidate, int64 [C]."""
+    """Add the next level to every tree. probs: float [F, C], the distributions at the frontier nodes of all trees,
+    packed; ids: target id of each candidate, int64 [C]."""
     best = probs.topk(min(max(tree.width for tree in trees), probs.shape[1]), -1)
     values, columns = best.values.tolist(), best.indices.tolist()
     start, children = 0, list[_Child]()
@@ -181,14 +183,15 @@ def add_level(trees: Seq[Tree], frontiers: Seq[Seq[int]], probs: Tensor, ids: Te
 
 
 def _draw(children: Seq[_Child], probs: Tensor, ids: Tensor) -> None:
-    """Draw children: all first-born of the level at once, then all second, each from what its elder siblings left."""
-    numbers: list[int] = []  # of the node that each child becomes
+    """Draw children: first siblings of the level at once, then second ones, each from the distribution without its
+    earlier siblings."""
+    numbers: list[int] = []  # index of the node that each child becomes
     ends: dict[int, int] = {}
     for child in children:
         numbers.append(ends.setdefault(id(child.tree), len(child.tree.parents)))
         ends[id(child.tree)] += 1
     left = probs.double().clone()  # [F, C]
-    drawn: dict[int, tuple[int, Tensor]] = {}  # place in `children` -> candidate and its law
+    drawn: dict[int, tuple[int, Tensor]] = {}  # index in `children` -> candidate and its q
     for rank in range(1 + max(child.rank for child in children)):
         now = [n for n, child in enumerate(children) if child.rank == rank]
         rows = torch.tensor([children[n].row for n in now], device=probs.device)
@@ -199,15 +202,16 @@ def _draw(children: Seq[_Child], probs: Tensor, ids: Tensor) -> None:
         for k, column in enumerate(picked.tolist()):
             drawn[now[k]] = column, q[k]
     at = torch.tensor([[child.row for child in children], [drawn[n][0] for n in range(len(children))]])
-    chances = probs[at[0].to(probs.device), at[1].to(probs.device)].tolist()
+    values = probs[at[0].to(probs.device), at[1].to(probs.device)].tolist()
     for n, child in enumerate(children):
-        child.tree.add(child.parent, drawn[n][0], chances[n], drawn[n][1])
+        child.tree.add(child.parent, drawn[n][0], values[n], drawn[n][1])
 
 
 def _pick(q: Tensor, children: Seq[_Child], numbers: Seq[int], ids: Tensor) -> Tensor:
-    """A candidate from each law [n, C] -> int64 [n]. Under the rule `coupled` with the noise that the target will use
-    at that place, so that near laws pick equal tokens; it is the same for all siblings, which makes them the top ones
-    of one perturbed law: drawn without replacement, too (Kool et al. 1903.06059)."""
+    """A candidate from each distribution [n, C] -> int64 [n]. Under the rule `coupled`, it is picked with the noise
+    that the target will use at that position, so that similar distributions pick the same token. The noise is the same
+    for all siblings; they are the top candidates of one perturbed distribution, so they are drawn without replacement,
+    too (Kool et al. 1903.06059)."""
     pairs = list(zip(children, numbers, strict=True))
     u = torch.tensor([0.0 if child.tree.seq.coupled else child.tree.uniform(n) for child, n in pairs])
     picked = invert(q, u.to(q))
@@ -220,10 +224,10 @@ def _pick(q: Tensor, children: Seq[_Child], numbers: Seq[int], ids: Tensor) -> T
 
 
 def add_branches(trees: Seq[Tree], spines: Seq[Seq[int]], probs: Tensor, ids: Tensor) -> None:
-    """Give each (empty) tree a chain of candidates and, beside its guesses, the likeliest other ones or drawn ones.
+    """Add a chain of candidates to each (empty) tree, and siblings to its nodes: the most likely others, or drawn ones.
 
-    law: float64 [N, C], the law of every guess of the chains, packed; drawn chains must be drawn from it. Drawn: how
-    many siblings a guess gets depends on laws and on the chain, and the chain itself is never cut.
+    probs: float64 [N, C], the distribution of every chain token, packed; drawn chains must have been drawn from it.
+    Drawn: the number of siblings depends on distributions and on the chain, and the chain itself is never cut.
     """
     flat = torch.tensor([column for spine in spines for column in spine], device=probs.device)[:, None]  # [N, 1]
     own = probs.gather(1, flat)[:, 0].tolist()
@@ -237,10 +241,10 @@ def add_branches(trees: Seq[Tree], spines: Seq[Seq[int]], probs: Tensor, ids: Te
         start = rows.stop
         for i, row in enumerate(rows):
             tree.add(i - 1, spine[i], own[row], probs[row] if tree.drawn else None)
-        above = [1.0, *tree.chances]
+        above = [1.0, *tree.path_probs]
         offers = [(above[i] * p, i, rank) for i, row in enumerate(rows) for rank, p in enumerate(values[row]) if p > 0]
         if tree.drawn:
-            tree._yield += sum(tree.chances)
+            tree._yield += sum(tree.path_probs)
             taken = sorted(tree._paying(offers, max(0, tree.nodes - len(spine))))
             children += [_Child(tree, i - 1, rows[i], rank) for i, rank in taken]
         else:

@@ -1,10 +1,10 @@
-"""Draft heads: small networks that read the target's hidden states. What they are, how they are read and run.
+"""Draft heads: small networks that read the target's hidden states.
 
-    eagle.py       EAGLE-1, -2 and -3: one decoder layer that continues the target's features
-    eagle_*.py     their checkpoints (format), what a target lends them (fit), their KV cache (rows), and the two
-                   runtimes (torch; the native ones are in `backends.native`)
-    medusa.py      Medusa: K residual blocks that each guess one place further
-    checkpoint.py  the field's checkpoint formats, recognised and read
+    eagle_head.py    EAGLE-1, -2 and -3: one decoder layer that predicts the target's next features
+    eagle_*.py       their checkpoints (format), weights shared with the target (fit), state of each sequence (rows) and
+                     interface to the backends (runtime)
+    medusa_heads.py  Medusa: K heads, each of which predicts one position further; medusa_*.py as above
+    recognition.py   which kind of head a checkpoint holds; vocabulary.py: whether it fits the target's vocabulary
 
-The torch modules here are trained and run as they are; drafting strategy lives in `drafters`.
+The torch modules here are used for training and inference. The drafting strategies are in `drafters`.
 """

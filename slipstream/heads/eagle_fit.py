@@ -1,4 +1,4 @@
-"""An EAGLE head meets its target: do they fit, and what the target lends."""
+"""Checks that an EAGLE head fits its target, and hands it the weights that the target shares with it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from slipstream.heads.vocabulary import same_vocabulary
 
 
 def fit(head: EagleHead, host: HeadHost) -> EagleHead:
-    """Check that `head` was made for the target, hand it the target's weights and drop guesses that the target does
-    not know; returns a head in the target's dtype and on its device. Raises PairError with both values."""
+    """Check that `head` was made for the target, hand it the target's weights and drop draft ids that the target does
+    not have. Returns a head in the target's dtype and on its device. Raises PairError with both values."""
     c = head.config
     kind = "EAGLE" if c.version == 1 else "EAGLE-3"
     if c.target_hidden != host.hidden_size:
@@ -44,7 +44,7 @@ def fit(head: EagleHead, host: HeadHost) -> EagleHead:
 
 
 def _within(head: EagleHead, vocab_size: int) -> EagleHead:
-    """The head without the draft ids that stand for ids which the target does not have (its padding)."""
+    """The head without draft ids that the target does not have (padding)."""
     keep = head.target_ids < vocab_size  # [draft_vocab]
     if bool(keep.all()):
         return head

@@ -1,11 +1,10 @@
-"""Checkpoints of EAGLE heads: the native layouts of EAGLE-1/-2 and -3, the one of `speculators`, and writing them.
+"""Reads and writes checkpoints of EAGLE heads: the native layouts of EAGLE-1/-2 and -3, and that of `speculators`.
 
-    native        config.json of a Llama with one layer, beside it the head's own keys (`draft_vocab_size`,
-                  `eagle_config`, ...); tensors as `EagleHead.state_dict`, or `layers.0.` for `midlayer.`
-    speculators   the Llama's keys inside `transformer_layer_config`, the head's own beside it
+    native        config.json of a Llama with one layer, plus the head's own keys (`draft_vocab_size`, `eagle_config`,
+                  ...); tensors as `EagleHead.state_dict`, or `layers.0.` for `midlayer.`
+    speculators   the Llama's keys inside `transformer_layer_config`, the head's own keys next to it
 
-What the tensors say by their presence (biases, norms, an embedding) is taken from them; config.json decides only what
-leaves no trace in them.
+Biases, norms and an embedding are detected by their tensors; config.json decides only what the tensors do not show.
 """
 
 from __future__ import annotations
@@ -28,16 +27,17 @@ from slipstream.models.checkpoint import read_json, resolve
 from slipstream.models.config import DecoderConfig
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|verifier_.*")
-"""Buffers, and copies of the target's own weights."""
+"""Buffers, and copies of the target's weights; not loaded."""
 
 
 def load_eagle(source: str | Path, layers: int | None = None) -> EagleHead:
-    """The head in a folder or hub repository, in float32 (or float64, if stored so), on the CPU, nothing borrowed yet.
+    """The head in a folder or hub repository, in float32 (or float64, if stored so), on the CPU; the target's weights
+    are not attached yet.
 
-    layers  of the target: decides the taps of a head whose config.json does not name them.
+    layers  number of target layers: decides the taps of a head whose config.json does not name them.
 
-    Raises the family of `LoadError`: no such head, pickled, corrupt, tensors missing, unknown or of another shape,
-    a variant that is not understood.
+    Raises the family of `LoadError`: no such head; pickled or corrupt files; tensors missing, unknown or of another
+    shape; an unsupported variant.
     """
     folder = resolve(source)
     kind = recognise(folder)
@@ -71,7 +71,7 @@ def save_eagle(
 ) -> None:
     """Write `head` in the native layout: config.json and model.safetensors.
 
-    dtype   of the stored floats; target: name of the model that it drafts for; extra: more keys for config.json.
+    dtype   of the stored floats; target: name of the target model; extra: more keys for config.json.
     """
     folder, c, d = Path(folder), head.config, head.config.decoder
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,10 +127,10 @@ def save_eagle(
 def _config(
     kind: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor], layers: int | None, folder: Path
 ) -> EagleConfig:
-    """`EagleConfig` of a checkpoint, by its config.json and what its tensors show."""
+    """`EagleConfig` of a checkpoint, from its config.json and its tensors."""
     own = _mapping(config, "eagle_config") or {}
     flat = dict(_mapping(config, "transformer_layer_config") or config)
-    flat["model_type"] = "llama"  # heads of every family are Llama layers; biases are seen in the tensors
+    flat["model_type"] = "llama"  # heads of every family are Llama layers; biases are detected by their tensors
     _refuse_variants(config, own, flat, tensors, folder)
     decoder = DecoderConfig.from_dict(flat)
     layer = "midlayer." if kind == "eagle3" else "layers.0."
@@ -161,7 +161,7 @@ def _config(
     if decoder.layers != 1:
         raise UnsupportedModelError(
             f"the EAGLE-3 head in {folder} has num_hidden_layers {decoder.layers}",
-            why="heads of one layer are supported",
+            why="only heads of one layer are supported",
             fix="use a head of one layer",
         )
     taps, width = _taps(config, own, fc[1], d, layers, folder)
@@ -182,7 +182,7 @@ def _config(
 def _taps(
     config: Mapping[str, Any], own: Mapping[str, Any], joined: int, d: int, layers: int | None, folder: Path
 ) -> tuple[tuple[int, ...], int]:
-    """Tapped layers, and the width of each, of a head whose fc reads `joined` values."""
+    """(tapped layers, width of each) of a head whose fc reads `joined` values."""
     key = "eagle_aux_hidden_state_layer_ids"
     named = config.get(key) or own.get(key) or config.get("aux_hidden_state_layer_ids")
     if named is not None and not (isinstance(named, list) and named and all(type(t) is int for t in named)):
@@ -200,9 +200,9 @@ def _taps(
     if count != 3 or layers is None:
         raise ConfigError(
             f"{folder} does not say which {count} layers of the target its head taps",
-            why="only for three taps is there a usual choice"
+            why="there is a default only for three taps"
             if count != 3
-            else "the usual choice depends on the target, which is not known here",
+            else "the default depends on the target, which is not known here",
             fix=f"set {key} in config.json",
         )
     return default_taps(layers), width
@@ -215,7 +215,7 @@ def _refuse_variants(
     tensors: Mapping[str, Tensor],
     folder: Path,
 ) -> None:
-    """What is not understood is refused: run as something else, a head guesses fluently and wrongly."""
+    """Refuse unsupported variants: run as an ordinary head, they would draft wrong tokens without any error."""
     found = None
     if config.get("parallel_drafting") or "mask_hidden" in tensors:
         found = "is a parallel head (P-EAGLE)"
@@ -228,20 +228,20 @@ def _refuse_variants(
     if found:
         raise UnsupportedModelError(
             f"the EAGLE head in {folder} {found}",
-            why="run as an ordinary EAGLE head it would guess wrongly",
+            why="run as an ordinary EAGLE head it would draft wrong tokens",
             fix="use an ordinary EAGLE-1, -2, -3 or -3.1 head",
         )
 
 
 def _vocabulary(head: EagleHead, tensors: dict[str, Tensor], folder: Path) -> None:
     """Complete and check the maps between draft and target ids. d2t holds *offsets*: read as ids, they would make the
-    head guess tokens near the start of the vocabulary, without any error."""
+    head draft tokens near the start of the vocabulary, without any error."""
     c = head.config
     count, vocab = c.draft_vocab, c.decoder.vocab_size
     if "d2t" not in tensors and count == vocab:
         tensors["d2t"] = torch.zeros(count, dtype=torch.int64)
     if "d2t" not in tensors or tensors["d2t"].shape != (count,):
-        return  # `_fill` names what is missing or has another shape
+        return  # `_fill` reports tensors that are missing or have another shape
     tensors["d2t"] = tensors["d2t"].to(torch.int64)
     ids = torch.arange(count) + tensors["d2t"]
     t2d = torch.zeros(vocab, dtype=torch.bool)
@@ -257,15 +257,15 @@ def _vocabulary(head: EagleHead, tensors: dict[str, Tensor], folder: Path) -> No
         raise CheckpointError(
             f"d2t and t2d in {folder} disagree: {int(t2d.sum())} ids are reached by offsets ({outside} lie outside "
             f"0..{vocab - 1}), t2d marks {int(stored_t2d.sum())}, {count} are expected",
-            why="d2t holds absolute ids here; the format wants offsets, target id = draft id + d2t"
+            why="d2t holds absolute ids here; the format requires offsets, target id = draft id + d2t"
             if absolute
-            else "the guesses would stand for other tokens",
+            else "draft ids would be mapped to wrong target ids",
             fix="subtract 0, 1, 2, ... from d2t" if absolute else "export the head again",
         )
 
 
 def _names(ids: Tensor, marks: Tensor) -> bool:
-    """Whether `ids`, read as target ids, are exactly those that are marked."""
+    """Whether `ids`, read as target ids, are exactly the marked ones."""
     if int(ids.min()) < 0 or int(ids.max()) >= len(marks):
         return False
     other = torch.zeros_like(marks)
@@ -274,7 +274,7 @@ def _names(ids: Tensor, marks: Tensor) -> bool:
 
 
 def _fill(head: EagleHead, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Load the tensors; all must be there, no other, each in its shape."""
+    """Load the tensors; none may be missing, unknown or of another shape."""
     wanted = head.state_dict()
     missing, unknown = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
     if missing or unknown:
@@ -282,7 +282,7 @@ def _fill(head: EagleHead, tensors: Mapping[str, Tensor], folder: Path) -> None:
         parts += [f"holds {len(unknown)} that are unknown ({few(unknown)})"] if unknown else []
         raise CheckpointError(
             f"the EAGLE head in {folder} {' and '.join(parts)}",
-            why="leaving tensors out would run another head than the one that was trained",
+            why="with other tensors the head would not be the one that was trained",
             fix="download or export it again",
         )
     for name, to in wanted.items():

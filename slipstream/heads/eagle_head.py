@@ -1,17 +1,17 @@
-"""EAGLE: a decoder layer that continues the target's *features* instead of its text.
+"""EAGLE: a decoder layer that predicts the target's next *features* (hidden states), and from them tokens.
 
-At position i the head is given a feature of the target's state after token i and the token that follows, i + 1, and
-guesses token i + 2. Its own output then stands in for the feature that the target has not computed yet.
+At position i the head reads a feature of the target's state after token i, and token i + 1; it predicts token i + 2.
+Its output is then used in place of the next feature, which the target has not computed yet.
 
     EAGLE-1, -2   (Li et al. 2401.15077, section 4; 2406.16858 changes the tree, not the head)
-                  feature: the target's last hidden state after its final norm; fc joins embedding and feature;
-                  the output is such a feature again and goes through the target's own lm_head
+                  feature: the target's last hidden state after its final norm; fc combines embedding and feature;
+                  the output is the next feature and goes through the target's lm_head
     EAGLE-3       (Li et al. 2503.01840, section 3) feature: fc of three tapped layers; the attention reads
                   [norm(embedding), norm(feature)]; own norm and lm_head over a reduced vocabulary
     EAGLE-3.1     one RMS norm for each tap before fc, and the *normed* output as the next feature
 
-Attention itself is handed in: with a cache and tree masks when drafting, with the masks of training-time test when
-training. So what is trained is what runs.
+Attention is passed in as a function: with a KV cache and tree masks for drafting, with the masks of training-time test
+for training. So training and inference share all other code.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class EagleConfig(Strict):
 
     version           1 (EAGLE-1 and -2) or 3.
     decoder           sizes, rope and activation of the head's own layers; its `vocab_size` is the target's.
-    taps              target layers that the features come from (see `TargetOut.hidden`); (-1,) for version 1.
+    taps              target layers that the features are read from (see `TargetOut.hidden`); (-1,) for version 1.
     target_hidden     width of the target's hidden states.
-    draft_vocab       ids that the head can guess; equal to the target's vocabulary for version 1.
+    draft_vocab       number of ids that the head can draft; for version 1 the target's whole vocabulary.
     fc_bias           version 1 only: whether fc has a bias.
-    own_embedding     the checkpoint brings an embedding of its own; otherwise the target's is borrowed.
+    own_embedding     the checkpoint has an embedding; otherwise the target's is used.
     norm_before_residual  the residual stream starts from the normed feature, not the raw one.
     fc_norm, norm_output  the extra norms of EAGLE-3.1.
     norm_before_fc    one RMS norm over the joined taps before fc (the gpt-oss heads).
@@ -78,7 +78,7 @@ class EagleConfig(Strict):
 
 
 def default_taps(layers: int) -> tuple[int, int, int]:
-    """Low, middle and high layers that EAGLE-3 reads, as vLLM and SGLang choose them."""
+    """The low, middle and high layer that EAGLE-3 reads by default, as in vLLM and SGLang."""
     return 2, layers // 2, layers - 3
 
 
@@ -115,7 +115,7 @@ class _MLP(nn.Module):
 
 
 class _PlainLayer(nn.Module):
-    """A layer of EAGLE-1: an ordinary one, except that the first has no input norm (fc comes before it)."""
+    """A layer of EAGLE-1: an ordinary decoder layer, but the first has no input norm (fc comes before it)."""
 
     def __init__(self, c: DecoderConfig, first: bool):
         super().__init__()
@@ -150,10 +150,10 @@ class _MidLayer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """An EAGLE head whose `state_dict` has the names of the field's checkpoints.
+    """An EAGLE head. Its `state_dict` has the tensor names of published checkpoints.
 
-    embedding [V, d] and, for version 1, lm_head [V, d] are the target's and no parameters of the head; `borrow` hands
-    them in. d2t is an *offset*: draft id i stands for target id i + d2t[i].
+    embedding [V, d] and, for version 1, lm_head [V, d] belong to the target and are not parameters of the head;
+    `borrow` sets them. d2t is an *offset*: draft id i is target id i + d2t[i].
     """
 
     d2t: Tensor  # int64 [draft_vocab]
@@ -190,11 +190,11 @@ class EagleHead(nn.Module):
 
     @property
     def borrowed(self) -> dict[str, Tensor]:
-        """What the target lends, by name: "embedding", "lm_head"."""
+        """The target's tensors in use, by name: "embedding", "lm_head"."""
         return self._borrowed
 
     def select_vocabulary(self, ids: Tensor) -> None:
-        """Let the head guess the target ids `ids`, increasing int64 [draft_vocab]."""
+        """Make `ids`, increasing int64 [draft_vocab], the target ids that the head can draft."""
         self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
         self.t2d.zero_()
         self.t2d[ids] = True
@@ -210,7 +210,7 @@ class EagleHead(nn.Module):
         return F.embedding(tokens, table)
 
     def fuse(self, taps: list[Tensor]) -> Tensor:
-        """The target's tapped states, [..., target_hidden] each -> the feature that the head starts from, [..., d]."""
+        """The target's tapped states, [..., target_hidden] each -> the feature that drafting starts from, [..., d]."""
         if self.config.version == 1:
             return taps[0]
         if self.config.fc_norm:
@@ -222,7 +222,7 @@ class EagleHead(nn.Module):
         """One step of every row.
 
         tokens [...], the token *after* each row's feature; hidden [..., d], from `fuse` or an earlier step.
-        Returns (the feature for the next step, what `logits` reads), [..., d] each.
+        Returns (the feature for the next step, the input of `logits`), [..., d] each.
         """
         embedded = self.embed(tokens).to(hidden.dtype)
         if self.config.version == 1:
@@ -235,7 +235,7 @@ class EagleHead(nn.Module):
         return (normed if self.config.norm_output else x), normed
 
     def logits(self, x: Tensor) -> Tensor:
-        """[..., d], the second result of `forward` -> [..., draft_vocab]."""
+        """The second result of `forward`, [..., d] -> [..., draft_vocab]."""
         if self.config.version == 1:
             return F.linear(x, self._borrowed["lm_head"])
         return self.lm_head(x)  # type: ignore[no-any-return]

@@ -1,7 +1,8 @@
-"""What an EAGLE head knows of each sequence: which true rows are in its cache, and the features of those still to run.
+"""State of an EAGLE head for each sequence: which true rows are in its KV cache, and the features of those still to
+run.
 
-Token i + 1 completes row i, so a sequence of n tokens whose features are all known has rows 0..n-2, and the last of
-them is where drafting starts.
+Row i needs token i + 1, so a sequence of n tokens with known features has the rows 0..n-2. Drafting starts from the
+last of them.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from slipstream.models.executor import Batch
 log = logging.getLogger("slipstream")
 
 CHUNK = 512
-"""Most true rows that the head is given in one call; more (a long prompt) are run when they are observed."""
+"""Most true rows in one call of the head. More of them (from a long prompt) are run when they are observed."""
 
 
 @dataclass
 class Rows:
-    """True rows `begin`..`end - 1` of one sequence, the last of which are still to be run.
+    """True rows `begin`..`end - 1` of one sequence; the last `pending` of them are still to be run.
 
-    begin  position of the first row; 0 unless the sequence was first seen in its middle.
+    begin  position of the first row; 0 unless the sequence was first observed in its middle.
     done   rows whose keys and values are in the head's cache.
-    todo   features of the others, [n, taps * target_hidden] each; `add`, `joined` and `ran` alone touch it.
+    todo   features of the others, [n, taps * target_hidden] each; used only by `add`, `joined` and `ran`.
     """
 
     begin: int
@@ -44,7 +45,7 @@ class Rows:
         return self.begin + self.done + self.pending
 
     def add(self, features: Tensor) -> None:
-        """The next rows to be run."""
+        """Append rows to be run."""
         self.todo.append(features)
         self.pending += features.shape[0]
 
@@ -55,13 +56,13 @@ class Rows:
         return self.todo[0]
 
     def ran(self, count: int) -> None:
-        """The first `count` pending rows are in the cache now."""
+        """Note that the first `count` pending rows are in the cache now."""
         rest = self.joined()[count:].clone() if count < self.pending else None
         self.done, self.pending, self.todo = self.done + count, self.pending - count, [] if rest is None else [rest]
 
 
 class EagleRows:
-    """The rows of every sequence of a drafter. Past the head's `context` nothing is kept: its positions were never
+    """The rows of every sequence of a drafter. Nothing is kept beyond the head's `context`: those positions were never
     trained."""
 
     def __init__(self, runtime: EagleRuntime):
@@ -74,7 +75,7 @@ class EagleRows:
         return self._rows[seq.id]
 
     def depth(self, seq: Sequence, wanted: int) -> int:
-        """How deep this sequence can be drafted now: not where its features were not seen, nor past the context."""
+        """How deep this sequence can be drafted now: 0 if its features are unknown; never beyond the context."""
         rows = self._rows.get(seq.id)
         if wanted <= 0 or rows is None or rows.end != len(seq.tokens) - 1 or not rows.pending:
             return 0
@@ -109,17 +110,17 @@ class EagleRows:
         )
         return batch, features[0] if len(features) == 1 else torch.cat(features)
 
-    def guesses(
+    def own_rows(
         self,
         seqs: Seq[Sequence],
         tokens: Seq[Seq[int]],
         depths: Seq[Seq[int]],
         select: Seq[int],
         trees: Seq[Tensor | None] | None = None,
-        behind: Seq[int] | None = None,
+        cached: Seq[int] | None = None,
     ) -> Batch:
-        """Own rows: for each sequence guesses at these depths (1: the first place behind the text), to be run behind
-        its true rows and `behind` own ones that are in the cache."""
+        """Own rows: draft tokens of each sequence at these depths (1: the first position after the text), to be run
+        after its true rows and the `cached` own rows that are in the cache."""
         held = [self._rows[seq.id] for seq in seqs]
         splits = [0]
         for row in tokens:
@@ -130,27 +131,27 @@ class EagleRows:
             tokens=torch.tensor([t for row in tokens for t in row], dtype=torch.int64, device=self.runtime.device),
             positions=[rows.end - 1 + d for rows, row in zip(held, depths, strict=True) for d in row],
             splits=splits,
-            past=past if behind is None else [p + n for p, n in zip(past, behind, strict=True)],
+            past=past if cached is None else [p + n for p, n in zip(past, cached, strict=True)],
             trees=[None] * len(seqs) if trees is None else trees,
             select=select,
         )
 
     def ran(self, seqs: Iterable[Sequence]) -> None:
-        """The pending rows of these sequences are in the head's cache now."""
+        """Note that the pending rows of these sequences are in the head's cache now."""
         for seq in seqs:
             rows = self._rows[seq.id]
             rows.ran(rows.pending)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict, taps: Seq[int]) -> None:
-        """Keep copies of the true features of every token that stands; see `Drafter.observe`."""
+        """Keep copies of the true features of every accepted token; see `Drafter.observe`."""
         for b, seq in enumerate(seqs):
             begin, nodes, path = out.splits[b], draft.splits[b + 1] - draft.splits[b], verdict.path[b]
-            end = out.splits[b + 1] - nodes  # behind the pending tokens of the step
+            end = out.splits[b + 1] - nodes  # after the pending tokens of the step
             new = end - begin + len(path)
             if not self._follow(seq, seq.kv_len - new):
                 continue
             states = [out.hidden[tap] for tap in taps]
-            if any(node != i for i, node in enumerate(path)):  # not the first of its nodes, in order
+            if any(node != i for i, node in enumerate(path)):  # accepted nodes are not the first nodes in order
                 index = [*range(begin, end), *(end + node for node in path)]
                 which = torch.tensor(index, device=states[0].device)
                 states = [state[which] for state in states]
@@ -160,7 +161,7 @@ class EagleRows:
             self._catch_up(seq)
 
     def _follow(self, seq: Sequence, first: int) -> bool:
-        """Whether rows from position `first` on are wanted; makes `Rows` that end there."""
+        """Whether to keep rows from position `first` on; if so, makes sure that the sequence's `Rows` end there."""
         if seq.finish or seq.params.draft_tokens == 0:
             return False
         if seq.kv_len > self.context:
@@ -168,13 +169,13 @@ class EagleRows:
             self.release(seq.id)
             return False
         rows = self._rows.get(seq.id)
-        if rows is None or rows.end != first:  # first seen in its middle: what came before is lost
+        if rows is None or rows.end != first:  # first observed in its middle: earlier rows are lost
             self.release(seq.id)
             self._rows[seq.id] = Rows(begin=first)
         return True
 
     def _catch_up(self, seq: Sequence) -> None:
-        """Run a long prompt now, piece by piece, so that its features need not be kept."""
+        """Run a long prompt now, in chunks, so that its features need not be kept."""
         rows = self._rows[seq.id]
         while rows.pending > CHUNK:
             batch, features = self.pending([seq], CHUNK)
@@ -189,8 +190,8 @@ class EagleRows:
         if not self._warned:
             self._warned = True
             log.warning(
-                "the head's context of %d tokens is full at a sequence of %d tokens: it stops drafting there, plain "
-                "decoding goes on",
+                "the head's context of %d tokens is full at a sequence of %d tokens: decoding continues without "
+                "drafting",
                 self.context,
                 tokens,
             )

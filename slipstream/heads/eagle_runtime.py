@@ -1,11 +1,11 @@
-"""`EagleRuntime`: an EAGLE head that runs over its own KV cache, behind one interface with two implementations.
+"""`EagleRuntime`: the interface of an EAGLE head with its own KV cache; each backend implements it.
 
-A row of the head is a pair (feature of the target after token i, token i + 1) at rotary position i; its logits guess
-token i + 2. *True* rows carry the target's tapped states. *Own* rows, of guesses, carry what the head itself put out
-for the row before them: they serve one draft and are overwritten by the true rows of what was accepted.
+A row of the head is a pair (feature of the target after token i, token i + 1) at rotary position i; its logits predict
+token i + 2. *True* rows carry the target's tapped states. *Own* rows, those of draft tokens, carry the head's output
+for the row before them. Own rows serve one draft and are then overwritten by the true rows of the accepted tokens.
 
-Rows come packed as in `executor.Batch`, with `tokens` the token *after* each feature. As there, rolling back is
-passing a smaller `past`.
+Rows are packed as in `executor.Batch`; `tokens` holds the token *after* each feature. As there, a smaller `past` rolls
+the cache back.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class EagleRuntime(Protocol):
     """Target id of each draft id, int64 [draft_vocab], on the device."""
 
     def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
-        """Run rows of one kind, chains or trees. features: the taps side by side [M, taps * target_hidden], or, of
-        `own` rows, outputs of earlier rows [M, d]. Returns (next features [R, d], logits [R, draft_vocab]) of the
-        rows in `batch.select`, valid until the next call."""
+        """Run rows of one kind, chains or trees. features: the concatenated taps [M, taps * target_hidden]; for `own`
+        rows, outputs of earlier rows [M, d]. Returns (next features [R, d], logits [R, draft_vocab]) of the rows in
+        `batch.select`, valid until the next call."""
         ...
 
     def decode_steps(
@@ -40,9 +40,9 @@ class EagleRuntime(Protocol):
         steps: int,
         sampling: StepSampling = ARGMAX,
     ) -> DecodedSteps:
-        """Run the pending true rows and draft `steps` tokens a sequence in one call, picked by `sampling`: draft ids,
-        with logits and distributions over the draft vocabulary. KV is written for the pending rows and steps-1 own
-        ones."""
+        """Run the pending true rows and draft `steps` tokens per sequence in one call, picked by `sampling`. Returns
+        draft ids, with logits and distributions over the draft vocabulary. KV is written for the pending rows and steps
+        - 1 own rows."""
         ...
 
     def release(self, seq_id: int) -> None:

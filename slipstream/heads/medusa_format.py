@@ -1,11 +1,11 @@
-"""Reading and writing Medusa heads in the field's two layouts.
+"""Reads and writes Medusa heads in the two layouts in use.
 
     "medusa"  {h}.{l}.linear.{weight,bias}, {h}.{N}.weight                            the reference implementation
     "blocks"  blocks.{h}.layers.{l}.{weight,bias}, lm_heads.{h}.weight or lm_head.weight    vLLM up to 0.32
 
-Either may have names beginning with "medusa_head." or "medusa_heads.", and a `token_map` int64 [draft_vocab]. Sizes are
-taken from the tensors, and config.json must not contradict them; where it names fewer heads than the file holds, as
-published checkpoints do, the file is right.
+In both, tensor names may begin with "medusa_head." or "medusa_heads.", and there may be a `token_map` int64
+[draft_vocab]. Sizes are taken from the tensors, and config.json must not contradict them. Exception: published
+checkpoints have a config.json with fewer heads than the file holds; then all heads of the file are used.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Block = tuple[str, int, int]
 
 
 def load_medusa(source: str | Path) -> MedusaHeads:
-    """The heads in a folder or hub id, float32, on the CPU; where they use the target's lm_head and the file has no
-    copy of it, nothing is borrowed yet.
+    """The heads in a folder or hub id, float32, on the CPU. If they use the target's lm_head and the file has no copy
+    of it, `borrow` must be called before use.
 
     Raises CheckpointError (files missing, corrupt or pickled; tensors missing, unknown or of another shape) and
     ConfigError (config.json contradicts the tensors).
@@ -54,7 +54,7 @@ def load_medusa(source: str | Path) -> MedusaHeads:
     if rest:
         raise CheckpointError(
             f"{folder} holds tensors that Medusa heads do not have: {few(rest)}",
-            why="what they would have computed is unknown",
+            why="their purpose is unknown",
             fix="load a whole model as a model; a checkpoint of heads holds residual blocks and lm_heads",
         )
     if config.get("original_lm_head") and len(heads) == 1:  # vLLM also accepts the shared head under this name
@@ -85,10 +85,10 @@ def save_medusa(
     extra: Mapping[str, Any] | None = None,
     layout: str = "medusa",
 ) -> None:
-    """Write config.json and model.safetensors. A borrowed lm_head is the target's and is not written.
+    """Write config.json and model.safetensors. A borrowed lm_head belongs to the target and is not written.
 
-    dtype   of the stored floats; target: name of the model that the heads were made for; extra: more keys for
-            config.json; layout: "medusa" or "blocks".
+    dtype   of the stored floats; target: name of the target model; extra: more keys for config.json; layout: "medusa"
+            or "blocks".
     """
     if layout not in ("medusa", "blocks"):
         raise ParameterError(f"layout is {layout!r}", fix="choose 'medusa' or 'blocks'")
@@ -110,7 +110,7 @@ def save_medusa(
         raise CheckpointError(
             f"{few(broken)} cannot be written as {dtype}: not finite",
             why="the head could not be loaded again",
-            fix="save in a wider dtype, or look for a run that diverged",
+            fix="save in a wider dtype, or check whether the training run diverged",
         )
     config: dict[str, Any] = {
         "model_type": "medusa",
@@ -135,8 +135,8 @@ def save_medusa(
 
 
 def fit(heads: MedusaHeads, host: HeadHost) -> MedusaHeads:
-    """Check that the heads were made for the target, borrow its lm_head where they have none, and drop guesses that it
-    does not know; returns heads in the target's dtype and on its device. Raises PairError with both values."""
+    """Check that the heads were made for the target, borrow its lm_head if they have none, and drop draft ids that it
+    does not have. Returns heads in the target's dtype and on its device. Raises PairError with both values."""
     c = heads.config
     if c.hidden_size != host.hidden_size:
         raise PairError(
@@ -153,7 +153,7 @@ def fit(heads: MedusaHeads, host: HeadHost) -> MedusaHeads:
 
 
 def _only(heads: MedusaHeads, rows: Tensor) -> MedusaHeads:
-    """The same heads, guessing among these of their ids only."""
+    """The same heads with only these of their draft ids."""
     made = MedusaHeads(replace(heads.config, draft_vocab=len(rows))).to(heads.dtype)
     state = heads.state_dict()
     state["token_map"] = state["token_map"][rows]
@@ -193,7 +193,7 @@ def _config(
     shared: Tensor | None,
     token_map: Tensor | None,
 ) -> MedusaConfig:
-    """What the tensors are, checked for completeness and against config.json."""
+    """The configuration that the tensors imply, checked for completeness and against config.json."""
     count = 1 + max([h for _, h, _ in blocks] + list(heads), default=-1)
     layers = 1 + max((layer for _, _, layer in blocks), default=-1)
     if not layers:
@@ -209,7 +209,7 @@ def _config(
     if missing:
         raise CheckpointError(f"{folder} lacks {few(missing)}", fix="download or export it again")
     if said < count:
-        log.warning("%s names %d heads and holds %d: all of them are used", folder / "config.json", said, count)
+        log.warning("%s names %d heads, the file holds %d: all of them are used", folder / "config.json", said, count)
     any_head = heads[0] if heads else shared
     hidden = (1, *blocks["weight", 0, 0].shape)[-1]  # a scalar is refused below, by its shape
     _agree(folder, config, "hidden_size", hidden)
@@ -223,7 +223,7 @@ def _config(
     if any_head is not None and len(any_head) not in (width, vocab):
         raise ConfigError(
             f"the lm_heads in {folder} have {len(any_head)} rows, the vocabulary has {width} ids",
-            why="it would be unknown which id a row stands for",
+            why="the id of each row would be unknown",
             fix="correct vocab_size in config.json, or add the token_map of a truncated vocabulary",
         )
     _agree(folder, config, "truncated_vocab_size", width)
@@ -245,13 +245,13 @@ def _accuracies(folder: Path, measured: Any) -> Accuracies:
         return tuple(tuple(float(value) for value in row) for row in measured)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"medusa_head_accuracies in {folder / 'config.json'} is no table of numbers: {error}",
-            fix="write one list of shares a head, or remove the key",
+            f"medusa_head_accuracies in {folder / 'config.json'} is not a table of numbers: {error}",
+            fix="write one list of shares per head, or remove the key",
         ) from error
 
 
 def _said(folder: Path, config: Mapping[str, Any], *keys: str) -> int | None:
-    """The first of these keys that config.json has."""
+    """The value of the first of these keys that config.json has; None if it has none."""
     for key in keys:
         value = config.get(key)
         if value is not None:
@@ -278,7 +278,7 @@ def _checked(folder: Path, token_map: Tensor, config: MedusaConfig) -> Tensor:
     ):  # fmt: skip
         raise CheckpointError(
             f"token_map in {folder} is not a list of different ids below {config.vocab_size}",
-            why="the heads would guess ids that the target does not have",
+            why="the heads would draft ids that the target does not have",
             fix="export the heads again",
         )
     return ids

@@ -1,12 +1,12 @@
-"""Medusa: K heads that each guess one place further, all from one hidden state of the target (Cai et al. 2401.10774,
-section 2.1).
+"""Medusa: K heads on one hidden state of the target; each predicts one position further (Cai et al. 2401.10774, section
+2.1).
 
-Head k reads h, the target's last hidden state after its final norm, through `layers` residual blocks of its own,
+Head k reads h, the target's last hidden state after its final norm, through its own `layers` residual blocks,
 
     x = x + SiLU(W x + b)
 
-and an lm_head, its own or the target's. The target's own lm_head makes the next token of h; head 0 guesses the token
-behind that one, head 1 the one after, and so on, each without knowing what the others guessed.
+and an lm_head, its own or the target's. The target's lm_head predicts the next token from h. Head 0 predicts the token
+after that one, head 1 the one after, and so on, each independently of the other heads.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ConfigError, PairError
 
 Accuracies = tuple[tuple[float, ...], ...]
-"""[head][rank]: how often the head's candidate of that rank (0: its first choice) is the token that comes."""
+"""[head][rank]: how often the head's candidate of that rank (0: its first choice) is the actual token."""
 
 
 @dataclass(frozen=True)
 class MedusaConfig(Strict):
     """What kind of Medusa heads a checkpoint holds.
 
-    heads, layers  K heads of so many residual blocks each.
+    heads, layers  number of heads (K), and of residual blocks in each.
     hidden_size    d, width of the target's hidden states.
     vocab_size     V, the target's vocabulary.
-    draft_vocab    ids that the heads can guess; None: all V.
-    own_lm_head    each head has an lm_head of its own; otherwise one is borrowed from the target.
+    draft_vocab    number of ids that the heads can draft; None: all V.
+    own_lm_head    each head has its own lm_head; otherwise the target's is used.
     bias           whether the residual blocks have biases.
-    accuracies     held-out accuracies of the heads [K][top], None if nobody measured them. Each is the share of
-                   positions at which the candidate of exactly that rank is right, so that a row sums to at most 1.
+    accuracies     held-out accuracies of the heads [K][top]; None: not measured. Each is the share of positions at
+                   which the candidate of exactly that rank is right, so a row sums to at most 1.
     """
 
     heads: int
@@ -55,26 +55,26 @@ class MedusaConfig(Strict):
             check_integer("draft_vocab", self.draft_vocab, 1)
             if self.draft_vocab > self.vocab_size:
                 raise ConfigError(
-                    f"the heads guess among {self.draft_vocab} ids, the target has {self.vocab_size}",
+                    f"the heads can draft {self.draft_vocab} ids, the target has {self.vocab_size}",
                     fix="correct truncated_vocab_size or vocab_size in config.json",
                 )
         if self.accuracies is not None:
             if len(self.accuracies) < self.heads:
                 raise ConfigError(
                     f"there are accuracies of {len(self.accuracies)} heads for {self.heads}",
-                    fix="give medusa_head_accuracies one row a head, or none at all",
+                    fix="give medusa_head_accuracies one row per head, or leave it out",
                 )
             for h, row in enumerate(self.accuracies):
                 check_accuracies(f"medusa_head_accuracies[{h}]", row)
 
     @property
     def width(self) -> int:
-        """Ids that the heads guess among."""
+        """Number of ids that the heads can draft."""
         return self.draft_vocab or self.vocab_size
 
 
 def check_accuracies(name: str, row: Seq[float]) -> None:
-    """Raise unless these are shares of positions, one a rank: events that exclude each other."""
+    """Raise unless these can be shares of positions, one per rank: events that exclude each other."""
     for value in row:
         check_number(name, value, 0.0, 1.0)
     if sum(row) > 1 + 1e-6:
@@ -92,11 +92,11 @@ class MedusaHeads(nn.Module):
 
         blocks    [layers, K, d, d]     residual blocks, as in nn.Linear [out, in]
         biases    [layers, K, d]        None if config.bias is False
-        lm_heads  [K, draft_vocab, d]   None if config.own_lm_head is False: then `borrow` hands one in
+        lm_heads  [K, draft_vocab, d]   None if config.own_lm_head is False: use `borrow`
 
-    token_map int64 [draft_vocab]: target id of each id that the heads can guess (0..V-1 unless truncated).
+    token_map int64 [draft_vocab]: target id of each id that the heads can draft (0..V-1 unless truncated).
 
-    A new module guesses with the hidden state itself (blocks and biases zero), as the reference starts training.
+    Blocks and biases of a new module are zero, as at the start of training in the reference implementation.
     """
 
     token_map: Tensor  # int64 [draft_vocab]
@@ -119,7 +119,7 @@ class MedusaHeads(nn.Module):
         return self
 
     def start_from(self, lm_head: Tensor) -> MedusaHeads:
-        """Begin training with a copy of the target's lm_head [V, d] in each head, or with it borrowed; returns self."""
+        """Initialise each head with a copy of the target's lm_head [V, d], or borrow it; returns self."""
         if self.lm_heads is None:
             return self.borrow(lm_head)
         with torch.no_grad():
@@ -127,7 +127,8 @@ class MedusaHeads(nn.Module):
         return self
 
     def select_vocabulary(self, ids: Tensor) -> None:
-        """Let the heads guess the target ids `ids`, int64 [draft_vocab]. Before `borrow` and `start_from`."""
+        """Make `ids`, int64 [draft_vocab], the target ids that the heads can draft. Call it before `borrow` and
+        `start_from`."""
         self.token_map.copy_(ids)
 
     @property
@@ -140,7 +141,7 @@ class MedusaHeads(nn.Module):
 
     @property
     def lm_head(self) -> Tensor:
-        """The head or heads in use: [K, draft_vocab, d], or [draft_vocab, d] where borrowed."""
+        """The lm_heads in use: [K, draft_vocab, d], or [draft_vocab, d] if borrowed."""
         head = self._borrowed if self.lm_heads is None else self.lm_heads
         if head is None:
             raise PairError("these Medusa heads have no lm_head of their own", fix="borrow the target's first")
@@ -151,7 +152,7 @@ class MedusaHeads(nn.Module):
         c = self.config
         x = hidden.unsqueeze(-2).expand(*hidden.shape[:-1], c.heads, c.hidden_size)  # [..., K, d]
         for layer in range(c.layers):
-            if layer == 0:  # every head reads the same state: one product with the heads' matrices below one another
+            if layer == 0:  # every head reads the same state: one product with the stacked matrices
                 y = F.linear(hidden, self.blocks[0].flatten(0, 1)).unflatten(-1, (c.heads, c.hidden_size))
             else:
                 y = _each(x, self.blocks[layer])
@@ -165,12 +166,12 @@ class MedusaHeads(nn.Module):
         return F.linear(states, self.lm_head) if self.lm_heads is None else _each(states, self.lm_heads)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., d] -> [..., K, draft_vocab]; id j of it stands for target id token_map[j]."""
+        """[..., d] -> [..., K, draft_vocab]; draft id j is target id token_map[j]."""
         return self.logits(self.states(hidden))
 
 
 def _each(x: Tensor, weights: Tensor) -> Tensor:
-    """Each head's own matrix: x [..., K, d], weights [K, out, d] -> [..., K, out]."""
+    """Multiply by each head's matrix: x [..., K, d], weights [K, out, d] -> [..., K, out]."""
     rows = x.reshape(-1, *x.shape[-2:]).transpose(0, 1)  # [K, M, d]
     y = torch.bmm(rows, weights.transpose(1, 2))  # [K, M, out]
     return y.transpose(0, 1).reshape(*x.shape[:-1], weights.shape[1])

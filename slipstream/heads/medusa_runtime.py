@@ -1,4 +1,4 @@
-"""`MedusaRuntime`: Medusa heads as a drafter calls them, behind one interface with one implementation a backend."""
+"""`MedusaRuntime`: the interface by which a drafter calls Medusa heads; each backend implements it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from slipstream.heads.medusa_heads import MedusaConfig
 
 
 class MedusaRuntime(Protocol):
-    """What runs the heads: `MedusaHeads` itself, or a backend's own."""
+    """Runs the heads: `MedusaHeads` itself, or a backend's implementation."""
 
     config: MedusaConfig
     token_map: Tensor
-    """Target id of each id that the heads know, int64 [draft_vocab]."""
+    """Target id of each draft id, int64 [draft_vocab]."""
 
     @property
     def dtype(self) -> torch.dtype: ...

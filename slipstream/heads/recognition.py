@@ -1,7 +1,7 @@
-"""Which kind of draft head a checkpoint is, and its tensors: what the formats of all heads have in common.
+"""Recognises which kind of draft head a checkpoint holds, and reads its tensors; shared by the formats of all heads.
 
-A head is recognised by its config.json and the *names* of its tensors, never by what somebody called it: an EAGLE-3
-head run as an EAGLE-1 head raises no error anywhere in the field and simply never guesses right.
+A head is recognised by its config.json and the *names* of its tensors, not by the name of the checkpoint: an EAGLE-3
+head that is run as an EAGLE-1 head may raise no error, but its draft tokens are never accepted.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ SIGNS: tuple[tuple[str, Sign], ...] = (("medusa", _medusa), ("eagle3", _eagle3),
 
 
 def recognise(source: str | Path) -> str | None:
-    """ "eagle", "eagle3" or "medusa"; None for an ordinary model, and where there is no readable checkpoint (whoever
-    goes on to load it says why)."""
+    """ "eagle", "eagle3" or "medusa"; None for an ordinary model, or if there is no readable checkpoint (loading it
+    reports why)."""
     try:
         folder = resolve(source)
         config = read_json(folder / "config.json")
@@ -56,18 +56,18 @@ def recognise(source: str | Path) -> str | None:
         return None
     try:
         names = frozenset(n.removeprefix("model.") for n in tensor_names(folder))
-    except LoadError:  # pickles only, say: config.json may tell, and loading refuses them by name
+    except LoadError:  # for example only pickles: config.json may suffice, and loading refuses them
         names = frozenset()
     return next((kind for kind, sign in SIGNS if sign(config, names)), None)
 
 
 def tensor_names(folder: Path) -> list[str]:
-    """Names of all tensors of a checkpoint, unread. Raises CheckpointError."""
+    """Names of all tensors of a checkpoint; does not read their values. Raises CheckpointError."""
     return [name for file in weight_files(folder) for name in _open(folder / file).keys()]  # noqa: SIM118 no mapping
 
 
 def stored(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of a (small) checkpoint by its stored name, as it was stored.
+    """Every tensor of a (small) checkpoint by its stored name, in its stored dtype.
 
     Raises CheckpointError: files missing, corrupt or pickled, numbers that are not finite.
     """
@@ -79,8 +79,8 @@ def stored(folder: Path) -> dict[str, Tensor]:
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise CheckpointError(
                     f"{name} in {folder} holds NaN or infinity",
-                    why="every guess computed with it would be meaningless",
-                    fix="download the head again; if it was trained here, look there for an overflow",
+                    why="every draft token computed with it would be meaningless",
+                    fix="download the head again; if you trained it, check the training run for an overflow",
                 )
             tensors[name] = tensor
     return tensors
@@ -98,6 +98,6 @@ def _open(path: Path) -> Any:
 
 
 def few(names: Iterable[str]) -> str:
-    """The first five names, and how many more."""
+    """The first five names, and the number of further ones."""
     listed = sorted(names)
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

@@ -88,7 +88,7 @@ class Finding(Priced):
     def match_length(self, seq_id: int) -> int:
         return self.rests(self.at)
 
-    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
         return [], 0
 
 
@@ -276,7 +276,7 @@ def test_an_offer_is_cut_where_its_next_depth_no_longer_pays() -> None:
     assert set(depths[-20:-5]) == {2}
 
 
-def test_an_offer_that_pays_hangs_beside_the_neural_draft_until_it_has_proven_wrong() -> None:
+def test_a_lookup_draft_becomes_a_branch_of_the_neural_draft_until_it_is_rejected() -> None:
     class Short(Finding):
         """One guess, which differs from the neural member's."""
 
@@ -298,8 +298,8 @@ def test_an_offer_that_pays_hangs_beside_the_neural_draft_until_it_has_proven_wr
             drafter.observe([seq], draft, out, verdict)
         return counts
 
-    assert roots(beside=3)[0] == 2
-    assert set(roots(beside=3)[-20:-1]) == {1}
+    assert roots(branch_tokens=3)[0] == 2
+    assert set(roots(branch_tokens=3)[-20:-1]) == {1}
     assert set(roots()[:-1]) == {1}
 
 
@@ -383,7 +383,7 @@ def test_the_choice_depends_on_the_past_alone() -> None:
 def test_sampled_guesses_are_judged_by_what_stood(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under `rejection` at temperature 1 the records hold the share of guesses that verification accepted, as long as
     no streak is taken for a change of the text."""
-    monkeypatch.setattr("slipstream.drafters.bandit.SURPRISE", 0.0)
+    monkeypatch.setattr("slipstream.drafters.bandit.RESTART_BELOW", 0.0)
     toy = ToyTarget(V, order=2, seed=3, sharpness=1.0)
     drafter = make_drafter(
         "bandit", toy, members=[("model", {"model": ToyTarget(V, order=1, seed=4, sharpness=0.5)})],
@@ -393,8 +393,8 @@ def test_sampled_guesses_are_judged_by_what_stood(monkeypatch: pytest.MonkeyPatc
     seq = Sequence([1], SamplingParams(temperature=1.0, max_tokens=400, seed=1))
     while not seq.finish:
         step([seq], toy, drafter, RULES["rejection"], 3)
-    reach = drafter._states[seq.id].records[0].reaches[0]
-    counted = [round(count) for count in reach.stood[:3]]
+    stats = drafter._states[seq.id].records[0].depth_stats[0]
+    counted = [round(count) for count in stats.accepted[:3]]
     assert sum(counted) == pytest.approx(seq.stats.accepted, abs=3)
     assert seq.stats.accepted > 40
 
@@ -419,6 +419,12 @@ def test_sampled_guesses_are_judged_by_what_stood(monkeypatch: pytest.MonkeyPatc
 def test_bad_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         make_drafter("bandit", target(), **{"members": ["ngram"], "costs": COSTS} | options)
+
+
+def test_the_former_option_name_still_works() -> None:
+    made = make_drafter("bandit", target(), members="ngram", costs=COSTS, beside=3)
+    assert isinstance(made, BanditDrafter)
+    assert made.config == BanditConfig(branch_tokens=3)
 
 
 def test_what_is_not_given_is_measured_once() -> None:

@@ -521,7 +521,7 @@ class TestMaking:
             caplog.clear()
             with caplog.at_level(logging.WARNING):
                 assert make_drafter(asked, decoder, head=tmp_path / folder).name == kind
-            assert [kind in r.message and "run as what it is" in r.message for r in caplog.records] == [True]
+            assert [kind in r.message and "it is run as" in r.message for r in caplog.records] == [True]
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             make(decoder, head=tmp_path / "one")

@@ -80,7 +80,7 @@ class Found(Fixed):
     def match_length(self, seq_id: int) -> int:
         return self.matches[self.lengths[seq_id]]
 
-    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
+    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
         return [], 0
 
 
@@ -96,31 +96,31 @@ def test_a_long_match_overrides_the_neural_draft_which_is_then_not_run() -> None
     assert neural.asked == []
 
 
-def test_a_short_match_hangs_beside_the_neural_draft() -> None:
+def test_a_short_match_becomes_a_branch_of_the_neural_draft() -> None:
     lookup, neural = Found([1, 2, 3], {2: 1}), Fixed([1, 4], q=0.6)
-    made = hybrid(lookup, neural, beside=1).propose([Sequence([0, 0], SamplingParams(temperature=1.0))], [3])
+    made = hybrid(lookup, neural, branch_tokens=1).propose([Sequence([0, 0], SamplingParams(temperature=1.0))], [3])
     assert made.ids == [1, 4, 2], "the first guess is shared, one more is added"
     assert list(made.parents) == [-1, 0, 0]
     assert made.q is not None
     assert made.q[2].tolist() == [0, 0, 1, 0, 0]
-    alone = hybrid(lookup, neural, beside=0).propose([Sequence([0, 0])], [3])
+    alone = hybrid(lookup, neural, branch_tokens=0).propose([Sequence([0, 0])], [3])
     assert alone.ids == [1, 4]
 
 
 def test_each_sequence_of_a_batch_is_decided_on_its_own() -> None:
     lookup, neural = Found([1, 2], {2: 9, 3: 1}), Fixed([4])
-    stack = hybrid(lookup, neural, beside=4)
+    stack = hybrid(lookup, neural, branch_tokens=4)
     made = stack.propose([Sequence([0] * 2), Sequence([0] * 3), Sequence([0] * 2)], [2, 2, 0])
     assert [made.ids[made.splits[b] : made.splits[b + 1]] for b in range(3)] == [[1, 2], [4, 1, 2], []]
     assert neural.asked == [[0, 2, 0]]
 
 
-def test_a_lookup_stands_in_where_the_neural_drafter_has_no_guess() -> None:
+def test_the_lookups_are_used_if_the_neural_drafter_drafts_nothing() -> None:
     lookups = Found([1, 2], {1: 1}), Found([3], {1: 1})
-    made = hybrid(*lookups, Fixed([]), beside=4).propose([Sequence([0])], [2])
+    made = hybrid(*lookups, Fixed([]), branch_tokens=4).propose([Sequence([0])], [2])
     assert made.ids == [1, 2, 3]
     assert list(made.parents) == [-1, 0, -1]
-    assert hybrid(*lookups, Fixed([]), beside=0).propose([Sequence([0])], [2]).ids == [1, 2]
+    assert hybrid(*lookups, Fixed([]), branch_tokens=0).propose([Sequence([0])], [2]).ids == [1, 2]
 
 
 def test_a_neural_draft_goes_no_deeper_than_its_own_limit() -> None:
@@ -130,14 +130,14 @@ def test_a_neural_draft_goes_no_deeper_than_its_own_limit() -> None:
 
 
 class Knowing(Found):
-    """A lookup that always knows how to go on behind somebody else's guesses: a match of 3, then 7, 8, ..."""
+    """A lookup that always continues another drafter's tokens, with a match of 3."""
 
-    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
-        self.heard = list(guesses)
+    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
+        self.heard = list(drafted)
         return [2, 3, 2, 3][:depth], 3
 
 
-def test_behind_a_neural_chain_the_lookup_goes_on_within_the_budget() -> None:
+def test_lookup_tokens_are_appended_to_a_neural_chain_within_the_budget() -> None:
     lookup, neural = Knowing([1], {2: 0}), Fixed([4, 4, 4], q=0.6)
     seq = Sequence([0, 0], SamplingParams(temperature=1.0))
     made = hybrid(lookup, neural, neural=2).propose([seq], [5])
@@ -146,30 +146,30 @@ def test_behind_a_neural_chain_the_lookup_goes_on_within_the_budget() -> None:
     assert made.is_chain
     assert made.q is not None
     assert made.q.amax(-1).tolist() == pytest.approx([0.6, 0.6, 1, 1, 1])
-    for options, budget in (({"beyond": 0}, 5), ({"beyond_match": 4}, 5), ({}, 2)):
+    for options, budget in (({"append_tokens": 0}, 5), ({"append_match": 4}, 5), ({}, 2)):
         assert hybrid(lookup, neural, neural=2, **options).propose([seq], [budget]).ids == [4, 4]
 
 
-def test_nothing_goes_on_behind_chains_that_do_not_stand_until_they_do_again() -> None:
+def test_nothing_is_appended_while_chains_are_rejected() -> None:
     lookup, neural = Knowing([1], dict.fromkeys(range(99), 0)), Fixed([4, 4])
     stack, seq = hybrid(lookup, neural, neural=2), Sequence([0, 0])
 
-    def round_of(*accepted: int) -> list[int]:
+    def step_of(*accepted: int) -> list[int]:
         draft = stack.propose([seq], [4])
         verdict = Verdict([list(accepted)], [0], [None], [False])
         stack.observe([seq], draft, TargetOut(torch.zeros(len(draft) + 1, V), {}, [0, len(draft) + 1]), verdict)
         return draft.ids
 
-    assert round_of() == [4, 4, 2, 3], "the benefit of the doubt"
+    assert step_of() == [4, 4, 2, 3], "the benefit of the doubt"
     for _ in range(8):
-        round_of()
-    assert round_of() == [4, 4]
+        step_of()
+    assert step_of() == [4, 4]
     for _ in range(8):
-        round_of(0, 1)
-    assert round_of(0, 1) == [4, 4, 2, 3]
+        step_of(0, 1)
+    assert step_of(0, 1) == [4, 4, 2, 3]
 
 
-def test_nothing_goes_on_behind_a_tree() -> None:
+def test_nothing_is_appended_to_a_tree() -> None:
     class Tree(Fixed):
         def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
             return Draft(torch.tensor([4, 3]), [-1, -1], [0, 2])
@@ -179,7 +179,7 @@ def test_nothing_goes_on_behind_a_tree() -> None:
 
 def test_a_neural_member_is_not_started_for_a_text_that_is_about_to_end() -> None:
     neural = Fixed([4, 4])
-    stack = hybrid(neural, start=4.0)
+    stack = hybrid(neural, max_prefill_ratio=4.0)
     late = Sequence([0] * 9, SamplingParams(max_tokens=2))
     assert stack.propose([late], [1]).ids == []
     seq = Sequence([0] * 8, SamplingParams(max_tokens=2))
@@ -211,7 +211,7 @@ def test_taps_are_those_of_all_members_each_once() -> None:
 
 
 MIXED: Callable[[], HybridDrafter] = lambda: HybridDrafter(  # noqa: E731
-    [NgramDrafter(NgramConfig(row_cost=0.0)), ModelDrafter(other(), V)], V, HybridConfig(min_match=99, beside=3)
+    [NgramDrafter(NgramConfig(row_cost=0.0)), ModelDrafter(other(), V)], V, HybridConfig(min_match=99, branch_tokens=3)
 )
 """Never overrides, so that every draft with a match mixes sampled guesses and point masses."""
 
@@ -238,7 +238,7 @@ class TestContinuedDrafts(Conformance):
     @staticmethod
     def stack() -> HybridDrafter:
         lookup = NgramDrafter(NgramConfig(row_cost=0.0))
-        config = HybridConfig(min_match=99, neural=1, beyond=3, beyond_match=1)
+        config = HybridConfig(min_match=99, neural=1, append_tokens=3, append_match=1)
         return HybridDrafter([lookup, ModelDrafter(other(), V)], V, config)
 
     @pytest.fixture
@@ -307,7 +307,7 @@ def test_block_takes_the_stack_without_branches_and_refuses_it_with_them() -> No
     params = SamplingParams(temperature=1.0, max_tokens=30, seed=1)
     with pytest.raises(RuleError, match="tree"):
         LLM(target(), MIXED(), rule="block").generate([0, 1, 2, 0, 1, 2, 0], params)
-    stack = HybridDrafter([NgramDrafter(), ModelDrafter(other(), V)], V, HybridConfig(beside=0))
+    stack = HybridDrafter([NgramDrafter(), ModelDrafter(other(), V)], V, HybridConfig(branch_tokens=0))
     done = LLM(target(), stack, rule="block").generate([0, 1, 2, 0, 1, 2, 0], params)[0]
     assert done.stats.proposed
     assert not done.stats.drafter_faults
@@ -316,7 +316,7 @@ def test_block_takes_the_stack_without_branches_and_refuses_it_with_them() -> No
 def test_each_members_kv_is_right_when_others_drafted() -> None:
     """`ToyTarget` checks the KV slots of the draft model at every run; alternating members leave it gaps."""
     alternating = Found([0, 1, 2, 3], {n: 9 * (n // 3 % 2) for n in range(100)})
-    stack = HybridDrafter([alternating, ModelDrafter(other(), V)], V, HybridConfig(beside=2))
+    stack = HybridDrafter([alternating, ModelDrafter(other(), V)], V, HybridConfig(branch_tokens=2))
     done = LLM(target(), stack, draft_tokens=4).generate([0, 1], SamplingParams(max_tokens=80))[0]
     assert done.token_ids == Oracle(target()).greedy([0, 1], 80)
     assert not done.stats.drafter_faults
@@ -344,19 +344,28 @@ def test_without_members_it_is_lookup_before_what_ships_for_the_target() -> None
     ("options", "message"),
     [
         ({"min_match": 0}, "min_match"),
-        ({"beside": -1}, "beside"),
+        ({"branch_tokens": -1}, "branch_tokens"),
         ({"neural": 0}, "neural"),
-        ({"besides": 1}, "did you mean 'beside'"),
+        ({"branch_token": 1}, "did you mean 'branch_tokens'"),
+        ({"beside": 1, "branch_tokens": 1}, "both given"),
         ({"members": []}, "no members"),
         ({"members": ["ngran"]}, "did you mean 'ngram'"),
         ({"members": [("ngram", {"max_ngran": 1})]}, "did you mean 'max_ngram'"),
-        ({"members": [3]}, "3 is no drafter"),
+        ({"members": [3]}, "3 is not a drafter"),
         ({"members": ["ngram"], "model": ToyTarget()}, "both given"),
     ],
 )
 def test_bad_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         make_drafter("hybrid", target(), **options)
+
+
+def test_former_option_names_still_work() -> None:
+    former = {"beyond": 2, "beyond_match": 5, "beyond_chance": 0.25, "beside": 3, "start": 1.5}
+    made = make_drafter("hybrid", target(), members="ngram", **former)
+    assert made.config == HybridConfig(
+        append_tokens=2, append_match=5, append_probability=0.25, branch_tokens=3, max_prefill_ratio=1.5
+    )
 
 
 def test_rules_see_the_stack_as_one_drafter() -> None:

@@ -129,7 +129,7 @@ def test_every_exit_agrees_the_more_the_later_it_is_and_auto_takes_what_promises
     assert all(0 < e.cost <= 1 for e in mine.found)
     best = max(mine.found, key=lambda e: e.speedup)
     assert (mine.exit, mine.longest) == (best.layers, best.gamma)
-    assert any(f"leaves after {best.layers} of 4 layers" in r.message for r in caplog.records)
+    assert any(f"exits after {best.layers} of 4 layers" in r.message for r in caplog.records)
     seq = Sequence([1, 2, 3])
     of.run([seq], Draft.empty(1))
     of.commit([seq], [[]])
@@ -166,7 +166,7 @@ def test_a_target_that_was_not_trained_for_it_is_warned_about_once(caplog: pytes
     told = [r.message for r in caplog.records if "layerskip will be slower" in r.message]
     assert len(told) == 1
     assert "after 3 of 4 layers" in told[0]
-    assert "75 % of a step" in told[0]
+    assert "75 % of a decode step" in told[0]
 
 
 def test_auto_warns_at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Lookahead: what each cell of the window sees, how the window moves, what enters the pool, when it rests."""
+"""Lookahead: what each cell of the window sees, how the window moves, what enters the pool, when it pauses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.guard import MAX_NODES
-from slipstream.drafters.lookahead import REST, TRIAL, LookaheadConfig, LookaheadDrafter, Patience, Pool
+from slipstream.drafters.lookahead import PAUSE, TRIAL, BackOff, LookaheadConfig, LookaheadDrafter, Pool
 from slipstream.errors import RuleError
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
@@ -161,22 +161,22 @@ def test_cells_of_the_window_are_not_counted_as_guesses() -> None:
 
 
 def test_it_rests_where_it_does_not_pay_each_time_longer() -> None:
-    patience, rests, resting = Patience(0.05), [], 0
+    back_off, pauses, paused = BackOff(0.05), [], 0
     for _ in range(600):
-        if patience.resting():
-            resting += 1
+        if back_off.pausing():
+            paused += 1
         else:
-            if resting:
-                rests.append(resting)
-            resting = 0
-            patience.learn(20, 0)
-    assert rests[:3] == [REST, 2 * REST, 4 * REST]
-    patience = Patience(0.05)
+            if paused:
+                pauses.append(paused)
+            paused = 0
+            back_off.learn(20, 0)
+    assert pauses[:3] == [PAUSE, 2 * PAUSE, 4 * PAUSE]
+    back_off = BackOff(0.05)
     for n in range(200):
-        assert not patience.resting()
-        assert patience.proven == (n >= TRIAL)
-        patience.learn(20, 2)
-    assert not any(Patience(0.0).resting() for _ in range(10))
+        assert not back_off.pausing()
+        assert back_off.saves_time == (n >= TRIAL)
+        back_off.learn(20, 2)
+    assert not any(BackOff(0.0).pausing() for _ in range(10))
 
 
 def test_rule_block_refuses_it() -> None:

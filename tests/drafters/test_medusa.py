@@ -406,7 +406,7 @@ def test_a_head_of_another_target_is_refused_at_load_with_both_values(tiny: Tiny
         ({"nodes": -1}, "nodes"),
         ({"nodes": 1000}, "at most 256"),
         ({"nodez": 4}, "did you mean 'nodes'"),
-        ({"tree": "2,x"}, "branches"),
+        ({"tree": "2,x"}, "children at each depth"),
         ({"tree": "2,0"}, "branches"),
         ({"tree": "1,1,1,1,1"}, "5 deep"),
         ({"tree": "8"}, "ranks up to 7"),
@@ -419,7 +419,7 @@ def test_a_head_of_another_target_is_refused_at_load_with_both_values(tiny: Tiny
         ({"costs": "measured"}, "needs a target"),
         ({"control": "sure"}, "control"),
         ({"threshold": 1.0}, "threshold"),
-        ({"accuracies": ((0.5,),)}, "one row a head"),
+        ({"accuracies": ((0.5,),)}, "one row per head"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], says: str) -> None:

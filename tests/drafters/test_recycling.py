@@ -10,7 +10,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.core.trees import Tree
-from slipstream.drafters.recycling import REMAKE, RecyclingConfig, RecyclingDrafter, Shape, _Plan
+from slipstream.drafters.recycling import REBUILD, RecyclingConfig, RecyclingDrafter, Shape, _Plan
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
 from tests.oracle import Oracle
@@ -99,7 +99,7 @@ def test_the_tree_follows_what_is_counted() -> None:
 def test_without_a_row_cost_the_tree_stays() -> None:
     shape = Shape(RecyclingConfig(nodes=40, row_cost=0.0))
     before = shape._tree
-    for _ in range(5 * REMAKE):
+    for _ in range(5 * REBUILD):
         shape.learn(None)
         shape.plan(6)
     assert shape._tree is before

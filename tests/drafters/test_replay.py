@@ -47,13 +47,13 @@ def test_a_mapping_does_as_well_and_unknown_prompts_are_not_guessed_for() -> Non
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"prompt": [1], "continuation": [2]', "is no JSON"),
+        ('{"prompt": [1], "continuation": [2]', "is not JSON"),
         ('{"prompt": [1]}', "has no 'prompt' and 'continuation'"),
         ("[1, 2]", "has no 'prompt' and 'continuation'"),
-        ('{"prompt": "text", "continuation": [2]}', "'prompt' that is no list of token ids"),
-        ('{"prompt": [1], "continuation": [2.5]}', "'continuation' that is no list of token ids"),
-        ('{"prompt": [1], "continuation": [-1]}', "'continuation' that is no list of token ids"),
-        ('{"prompt": [true], "continuation": [1]}', "'prompt' that is no list of token ids"),
+        ('{"prompt": "text", "continuation": [2]}', "'prompt' that is not a list of token ids"),
+        ('{"prompt": [1], "continuation": [2.5]}', "'continuation' that is not a list of token ids"),
+        ('{"prompt": [1], "continuation": [-1]}', "'continuation' that is not a list of token ids"),
+        ('{"prompt": [true], "continuation": [1]}', "'prompt' that is not a list of token ids"),
         ('{"prompt": [], "continuation": [1]}', "has an empty prompt"),
         ('{"prompt": [7], "continuation": [9]}', "gives a second continuation"),
     ],

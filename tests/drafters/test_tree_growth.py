@@ -34,26 +34,26 @@ def test_the_rerank_of_a_grown_tree_is_the_optimal_tree(nodes: int, tokens: floa
     tree = grown(6, nodes - 1)
     kept = tree.kept()
     assert len(kept) == nodes - 1
-    assert 1 + sum(tree.chances[i] for i in kept) == pytest.approx(tokens, abs=1e-12)
+    assert 1 + sum(tree.path_probs[i] for i in kept) == pytest.approx(tokens, abs=1e-12)
     assert expected_tokens(optimal_tree(CHANCES, nodes - 1), CHANCES) == pytest.approx(tokens, abs=1e-12)
 
 
 def test_no_node_is_kept_without_its_parent() -> None:
     rng = random.Random(0)
     for _ in range(200):
-        parents, chances = list[int](), list[float]()
+        parents, path_probs = list[int](), list[float]()
         for i in range(30):
             parents.append(rng.randrange(-1, i))
-            above = chances[parents[i]] if parents[i] >= 0 else 1.0
-            chances.append(above * rng.choice((1.0, 0.5, 0.5, 0.1)))  # certain children tie with their parents
-        kept = rerank(chances, rng.randrange(1, 30))
+            above = path_probs[parents[i]] if parents[i] >= 0 else 1.0
+            path_probs.append(above * rng.choice((1.0, 0.5, 0.5, 0.1)))  # certain children tie with their parents
+        kept = rerank(path_probs, rng.randrange(1, 30))
         assert all(parents[i] < 0 or parents[i] in kept for i in kept)
 
 
 def test_a_narrow_tree_expands_the_likeliest_nodes_of_a_level() -> None:
     tree = grown(3, 100, width=2)
     assert [tree.depths.count(d) for d in (1, 2, 3)] == [2, 4, 4]
-    expanded = sorted((tree.chances[i] for i in tree.ran if tree.depths[i] == 2), reverse=True)
+    expanded = sorted((tree.path_probs[i] for i in tree.ran if tree.depths[i] == 2), reverse=True)
     assert expanded == pytest.approx([0.25, 0.1])
 
 
@@ -61,7 +61,7 @@ def test_costs_choose_the_count_of_most_tokens_a_second() -> None:
     tree = grown(5, 40)
     for row_cost in (0.01, 0.05, 0.2):
         costs = CostCurve.flat(row_cost)
-        kept = rerank(tree.chances, 40, costs)
-        ordered = sorted(tree.chances, reverse=True)
+        kept = rerank(tree.path_probs, 40, costs)
+        ordered = sorted(tree.path_probs, reverse=True)
         rates = [(1 + sum(ordered[:n])) / costs.relative(1 + n) for n in range(41)]
-        assert (1 + sum(tree.chances[i] for i in kept)) / costs.relative(1 + len(kept)) == pytest.approx(max(rates))
+        assert (1 + sum(tree.path_probs[i] for i in kept)) / costs.relative(1 + len(kept)) == pytest.approx(max(rates))

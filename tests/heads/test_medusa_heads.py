@@ -199,7 +199,7 @@ def test_more_heads_than_the_config_names_are_used_and_reported(
     stored.config["medusa_num_heads"] = 2
     with caplog.at_level(logging.WARNING, logger="slipstream"):
         assert stored.load().config.heads == 5
-    assert "names 2 heads and holds 5" in caplog.text
+    assert "names 2 heads, the file holds 5" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "lm_heads.0.weight"])

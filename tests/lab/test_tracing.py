@@ -91,7 +91,7 @@ def test_what_a_lookup_adds_behind_a_chain_is_the_lookups():
             return Draft.chains([[8]])
 
     lookup = make_drafter("ngram", ToyTarget(16))
-    stack = witnessed(HybridDrafter([lookup, Chain()], 16, HybridConfig(beyond_match=1)))
+    stack = witnessed(HybridDrafter([lookup, Chain()], 16, HybridConfig(append_match=1)))
     draft = stack.propose([Sequence([1, 8, 2, 3, 9])], [4])
     assert draft.ids[:3] == [8, 2, 3]
     assert proposers(stack, draft)[:3] == ["chain", "ngram", "ngram"]
