@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import FIGURES, judge
+from benchmarks.markdown import document, noise, rows, versions
 from benchmarks.prompts import Prompts
 from benchmarks.session import Session
 from slipstream.lab.estimates import agreement, spread
 
 SCHEMA = 1
-QUIET = 0.03
-"""Share of the machine's time that others may use before the table carries a warning."""
 
 
 def assemble(session: Session, figures: list[str], prompts: Prompts, provenance: dict[str, Any]) -> dict[str, Any]:
@@ -73,49 +72,40 @@ def _is_plain(session: Session, key: str, prompts: str) -> bool:
 
 def markdown(results: dict[str, Any]) -> str:
     """The tables for people."""
-    parts = [noise, figure_table, speed_table, text_notes, origin]
-    blocks = ["\n".join(part(results)) for part in parts]
-    return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def noise(results: dict[str, Any]) -> list[str]:
-    """A warning if others used the machine meanwhile."""
-    share = results["provenance"]["neighbours"]
-    if share is None or share < QUIET:
-        return []
-    return [f"**Not a quiet machine:** {100 * share:.0f} % of its time went to other work. These ratios mean little."]
+    return document(results, [noise, figure_table, speed_table, text_notes, origin])
 
 
 def figure_table(results: dict[str, Any]) -> list[str]:
-    rows = ["| figure | must reach | measured | 95 % interval | |", "|---|---|---|---|---|"]
+    body = []
     for row in results["figures"]:
         figure = FIGURES[row["key"]]
         bound = f"{'at most' if row['at_most'] else 'at least'} {figure.show(row['reach'])}"
         if row["verdict"] == "skipped":
-            rows.append(f"| {row['figure']} | {bound} | | | skipped: {row['reason'].splitlines()[-1]} |")
+            body.append([row["figure"], bound, "", "", f"skipped: {row['reason'].splitlines()[-1]}"])
             continue
         interval = f"{figure.show(row['low'])} to {figure.show(row['high'])}"
         verdict = "reached" if row["verdict"] == "reached" else "**missed**"
-        rows.append(f"| {row['figure']} | {bound} | {figure.show(row['value'])} | {interval} | {verdict} |")
-    return rows
+        body.append([row["figure"], bound, figure.show(row["value"]), interval, verdict])
+    return [rows(["figure", "must reach", "measured", "95 % interval", ""], body, (0, 4))]
 
 
 def speed_table(results: dict[str, Any]) -> list[str]:
     """Speeds, and acceptance in the sense of `slipstream.core.stats`."""
-    rows = ["| contender | prompts | draft length | tokens/s, median (quartiles) | acceptance rate | tokens a round |"]
-    rows.append("|---|---|---|---|---|---|")
+    heads = ["contender", "prompts", "draft length", "tokens/s, median (quartiles)", "acceptance rate", "tokens a step"]
+    body = []
     for row in results["contenders"]:
         speed, rate, tau = row["tokens_per_second"], row["acceptance_rate"], row["mean_acceptance_length"]
-        cells = [
-            row["label"],
-            row["prompts"],
-            str(row["draft_tokens"] or "-"),
-            f"{speed['median']:.0f} ({speed['q1']:.0f} to {speed['q3']:.0f})",
-            "-" if rate is None else f"{100 * rate:.0f} %",
-            "-" if tau is None else f"{tau:.2f}",
-        ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return rows
+        body.append(
+            [
+                row["label"],
+                row["prompts"],
+                row["draft_tokens"] or "-",
+                f"{speed['median']:.0f} ({speed['q1']:.0f} to {speed['q3']:.0f})",
+                "-" if rate is None else f"{100 * rate:.0f} %",
+                "-" if tau is None else f"{tau:.2f}",
+            ]
+        )
+    return [rows(heads, body, (0, 1))]
 
 
 def text_notes(results: dict[str, Any]) -> list[str]:
@@ -144,12 +134,11 @@ def origin(results: dict[str, Any]) -> list[str]:
     count = {name: len(rows) for name, rows in results["prompts"].items()}
     new = [p["new"] for rows in results["prompts"].values() for p in rows]
     rounds = max((len(cells[0]) for cells in (c["seconds"] for c in results["contenders"])), default=0)
-    versions = [f"{n}: " + ", ".join(f"{p} {v}" for p, v in found.items()) for n, found in source["versions"].items()]
     return [
         f"{source['date']}, commit {source['commit']}; {machine['cpu']}, {machine['cores']} cores, "
         f"{source['threads']} threads, {source['dtype']}; "
         f"{min(new)} to {max(new)} new tokens, {', '.join(f'{n} {s}' for s, n in count.items())} prompts, "
-        f"{rounds} rounds. Versions, by process: " + "; ".join(versions) + ".",
+        f"{rounds} rounds. {versions(source)}",
         "",
         f"    {source['command']}",
     ]

@@ -33,7 +33,6 @@ SNIPPET = re.compile(r"```python\n(.*?)```\n\n<!-- output -->\n(.*?)<!-- /output
 Block = Callable[[Kit], str]
 STILL: dict[str, Block] = {
     "closed-form": blocks.closed_form,
-    "rules": blocks.rules,
     "pairs": blocks.pairs,
     "advice": blocks.advice,
     "drafters": blocks.drafters,

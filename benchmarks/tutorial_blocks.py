@@ -6,11 +6,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.report import QUIET
-from benchmarks.tutorial_kit import ROOT, Kit, block, fence, named, rows, table, warnings
+from benchmarks.markdown import QUIET, rows, table
+from benchmarks.tutorial_kit import ROOT, Kit, block, fence, named, warnings
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
-from slipstream.lab.report_page import percent, times
+from slipstream.lab.tables import interval, percent, times
 
 CLOSED_C, CLOSED_LONGEST = 0.05, 12
 CLOSED_ALPHAS = (0.9, 0.8, 0.7, 0.6, 0.4)
@@ -29,7 +29,7 @@ WEIGHTS = ("llamacpp", "llamacpp_f16", "llamacpp_q8", "llamacpp_q4", "plain", "i
 
 def prices(kit: Kit) -> str:
     command = "slipstream simulate --measure -m embedded -md embedded --alpha 0.8"
-    found = kit.json(f"{command} --texts 20")
+    found = kit.json(command)
     curve, c = found["costs"]["curve"], found["costs"]["c"]
     counts, relative = curve["rows"], [s / curve["seconds"][0] for s in curve["seconds"]]
 
@@ -83,32 +83,21 @@ def closed_form(kit: Kit) -> str:
     return block(kit.draw("closed-form", plot), f"The best length up to {CLOSED_LONGEST} at c = {CLOSED_C:g}: {said}.")
 
 
-def rules(kit: Kit) -> str:
-    from slipstream.lab.thumb import RULES_OF_THUMB, SHOWN_COSTS
-
-    body = []
-    for rule in RULES_OF_THUMB:
-        worked = (rule.at(c) for c in SHOWN_COSTS)
-        body.append([rule.text, rule.holds, *(f"{speed:.2f}x, {gamma}" for gamma, speed in worked)])
-    heads = ["the rule", "it holds for", *(f"c = {c:g}" for c in SHOWN_COSTS)]
-    return block(fence("slipstream simulate --rules-of-thumb"), rows(heads, body, (0, 1)))
-
-
 def pairs(kit: Kit) -> str:
-    from slipstream.cli.pairs import interval
+    from slipstream.cli.pairs import assumed, published, rate
     from slipstream.lab.hardware import find_hardware
     from slipstream.lab.known_pairs import PAIRS, outlook
 
-    body = []
+    place, body = find_hardware("h100"), []
     for pair in PAIRS:
-        seen = outlook(pair, find_hardware("h100"), None)
-        gain = f"{seen.speedup:.2f}x, K={seen.draft_tokens}" if seen.draft_tokens else "no gain"
+        seen = outlook(pair, place).forecast
+        gain = f"{times(seen.speedup)}, K={seen.draft_tokens}" if seen.draft_tokens else "no gain"
         body.append([
-            f"{pair.target} + {pair.draft}", interval(pair.acceptance, "%"), interval(pair.speedup, "x"),
-            f"{seen.c:.2f}", f"{gain} at {seen.acceptance:.0%}" + (" (assumed)" if seen.assumed else ""),
+            f"{pair.target} + {pair.draft}", published(pair.acceptance, "%"), published(pair.speedup, "x"),
+            f"{seen.costs.c:.2f}", f"{gain} ({rate(seen)})",
         ])  # fmt: skip
-    heads = ["target + draft", "acceptance, published", "speed-up, published", "c on H100", "closed form"]
-    return block(fence("slipstream pairs"), rows(heads, body))
+    heads = ["target + draft", "acceptance, published", "speed-up, published", "c on H100", "predicted"]
+    return block(fence("slipstream pairs"), rows(heads, body), assumed(place))
 
 
 def advice(kit: Kit) -> str:
@@ -223,7 +212,7 @@ def three_lengths(kit: Kit) -> str:
         gain = f["speedup"]
         body.append([
             arm["values"]["draft_tokens"], percent(f["acceptance_rate"]), f"{f['mean_acceptance_length']:.2f}",
-            f"{times(gain['value'])} ({times(gain['low'])} to {times(gain['high'])})", times(expected["speedup"]),
+            interval(gain), times(expected["speedup"]),
         ])  # fmt: skip
     heads = ["K", "acceptance rate", "tokens a round", "speed-up (95 % interval)", "predicted"]
     return block(rows(heads, body, ()))
@@ -292,7 +281,7 @@ def weights(kit: Kit) -> str:
 
 
 def load(kit: Kit) -> str:
-    found = kit.json(f"{SERVED} --texts 20")
+    found = kit.json(SERVED)
     loads = found["loads"]
     xs = [each["batch"] for each in loads]
     lines = [

@@ -14,8 +14,9 @@ from typing import Any
 
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
-from slipstream.lab.report_page import Section, Table, section, sentence
+from slipstream.lab.reports import section
 from slipstream.lab.results import Result, read
+from slipstream.lab.tables import Section, remark
 
 WIDTH = 100
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,17 +71,6 @@ def fence(text: str, kind: str = "sh") -> str:
     return f"```{kind}\n" + re.sub(r"\n{3,}", "\n\n", body) + "\n```"
 
 
-def table(made: Table) -> str:
-    """As markdown."""
-    return rows(made.heads, made.rows, made.left)
-
-
-def rows(heads: Any, body: Any, left: Any = (0,)) -> str:
-    """A markdown table; columns that are not `left` are numbers."""
-    lines = [list(heads), ["---" if i in left else "---:" for i in range(len(heads))], *body]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
 def named(made: Section, name: str) -> Plot:
     """The plot of that name."""
     return next(plot for plot in made.plots if plot.name == name)
@@ -88,7 +78,7 @@ def named(made: Section, name: str) -> Plot:
 
 def warnings(result: Result) -> str:
     """What the run says against itself, in italics."""
-    return "*Of this run: " + " ".join(map(sentence, result.warnings)) + "*" if result.warnings else ""
+    return "*Of this run: " + " ".join(map(remark, result.warnings)) + "*" if result.warnings else ""
 
 
 def block(*parts: str) -> str:

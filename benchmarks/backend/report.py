@@ -19,11 +19,10 @@ from benchmarks.backend.lineup import (
     first_use_label,
     pass_label,
 )
+from benchmarks.markdown import document, noise, rows, versions
 from slipstream.lab.estimates import ratio, spread
 
 SCHEMA = 1
-QUIET = 0.03
-"""Share of the machine's time that others may use before the tables carry a warning."""
 ORDER = ("missed", "not measured", "reached")
 
 Series = dict[str, dict[str, dict[str, list[float]]]]
@@ -115,21 +114,12 @@ def assemble(
 
 def markdown(results: dict[str, Any]) -> str:
     """The tables for people."""
-    parts = [noise, figure_table, time_tables, first_use_table, skipped_list, origin]
-    blocks = ["\n".join(part(results)) for part in parts]
-    return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def noise(results: dict[str, Any]) -> list[str]:
-    share = results["provenance"]["neighbours"]
-    if share is None or share < QUIET:
-        return []
-    return [f"**Not a quiet machine:** {100 * share:.0f} % of its time went to other work."]
+    return document(results, [noise, figure_table, time_tables, first_use_table, skipped_list, origin])
 
 
 def figure_table(results: dict[str, Any]) -> list[str]:
     """What was missed comes first."""
-    rows = ["| figure | must reach | measured (95 % interval) | verdict |", "|---|---|---|---|"]
+    body = []
     for row in sorted(results["figures"], key=lambda row: ORDER.index(row["verdict"])):
         show = lambda value, unit=row["unit"]: f"{value:.2f}{unit}" if unit == "x" else f"{value:.2f} {unit}"  # noqa: E731
         measured, verdict = row.get("reason", ""), row["verdict"]
@@ -137,45 +127,42 @@ def figure_table(results: dict[str, Any]) -> list[str]:
             measured = f"{show(row['value'])} ({show(row['low'])} to {show(row['high'])})"
         if verdict == "missed":
             verdict = "**missed**"
-        rows.append(f"| {row['figure']} | at most {show(row['reach'])} | {measured} | {verdict} |")
-    return rows
+        body.append([row["figure"], f"at most {show(row['reach'])}", measured, verdict])
+    return [rows(["figure", "must reach", "measured (95 % interval)", "verdict"], body, (0, 3))]
 
 
 def time_tables(results: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for group in dict.fromkeys(row["group"] for row in results["times"]):
-        found = [row for row in results["times"] if row["group"] == group]
         base = reference(results["seconds"][group])
-        lines += ["", f"**{GROUPS[group].label}**", ""] if lines else [f"**{GROUPS[group].label}**", ""]
         against = CONTENDERS[base].label if base else "-"
-        lines.append(f"| pass | contender | ms, median (quartiles) | time / that of {against} | logits off by |")
-        lines.append("|---|---|---|---|---|")
-        for row in found:
+        heads = ["pass", "contender", "ms, median (quartiles)", f"time / that of {against}", "logits off by"]
+        body = []
+        for row in results["times"]:
+            if row["group"] != group:
+                continue
             ms = [f"{1e3 * row['seconds'][part]:.3g}" for part in ("median", "q1", "q3")]
-            times_of = row.get("ratio")
-            ratio_text = "-" if not times_of else (
-                f"{times_of['value']:.2f} ({times_of['low']:.2f} to {times_of['high']:.2f})")  # fmt: skip
+            found = row.get("ratio")
+            ratio_text = f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})" if found else "-"
             off = "-" if "deviation" not in row else f"{100 * row['deviation']:.2g} %"
-            cells = [pass_label(row["rows"]), CONTENDERS[row["contender"]].label, f"{ms[0]} ({ms[1]} to {ms[2]})"]
-            lines.append(f"| {' | '.join([*cells, ratio_text, off])} |")
+            who = CONTENDERS[row["contender"]].label
+            body.append([pass_label(row["rows"]), who, f"{ms[0]} ({ms[1]} to {ms[2]})", ratio_text, off])
+        lines += [*([""] if lines else []), f"**{GROUPS[group].label}**", "", rows(heads, body, (0, 1))]
     return lines
 
 
 def first_use_table(results: dict[str, Any]) -> list[str]:
     labels = {"now": "this checkout", "before": "before"}
-    rows = []
+    body = []
     for worker, uses in results["first_uses"].items():
         for cached in (False, True):
             seconds = [use["seconds"] for use in uses if use["cached"] == cached]
             if seconds:
                 where = "on disk" if cached else "empty cache"
                 values = f"{np.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
-                rows.append(f"| {labels.get(worker, worker)} | {where} | {values} | {len(seconds)} |")
-    head = [
-        "| first use of the native backend | compiled kernels | s, median (range) | processes |",
-        "|---|---|---|---|",
-    ]
-    return [*head, *rows] if rows else []
+                body.append([labels.get(worker, worker), where, values, len(seconds)])
+    heads = ["first use of the native backend", "compiled kernels", "s, median (range)", "processes"]
+    return [rows(heads, body, (0, 1))] if body else []
 
 
 def skipped_list(results: dict[str, Any]) -> list[str]:
@@ -192,13 +179,12 @@ def skipped_list(results: dict[str, Any]) -> list[str]:
 
 def origin(results: dict[str, Any]) -> list[str]:
     source, machine = results["provenance"], results["provenance"]["machine"]
-    versions = [f"{n}: " + ", ".join(f"{p} {v}" for p, v in found.items()) for n, found in source["versions"].items()]
     rounds = [row["rounds"] for row in results["times"]]
     span = f"{min(rounds)} to {max(rounds)} rounds" if rounds else "no rounds"
     return [
         f"{source['date']}, commit {source['commit']}, before: {source['before']}; {machine['cpu']} "
         f"({', '.join(machine['vector'])}), {machine['cores']} cores, {source['threads']} threads, {span}. "
-        "Versions, by process: " + "; ".join(versions) + ".",
+        f"{versions(source)}",
         "",
         f"    {source['command']}",
     ]

@@ -91,10 +91,10 @@ def sides(report: PairReport) -> Any:
 def outlook(report: PairReport) -> list[str]:
     """Cost and gain, in sentences."""
     c = report.cost_ratio
-    pays = f"guesses pay above {c:.0%} acceptance" if c < 1 else "no acceptance rate can pay for that"
-    lines = [f"a guess costs about {c:.2f} target steps (weights read, same dtype): {pays}"]
+    pays = f"speculation pays above {c:.0%} acceptance" if c < 1 else "no acceptance rate can pay for that"
+    lines = [f"a draft token costs about {c:.2f} target steps: {pays}"]
     for acceptance in SHOWN_RATES if c < 1 else ():
-        k, gain = report.expected(acceptance)
-        best = f"{gain:.2f}x plain decoding, with K={k}" if k else "no gain"
+        seen = report.expected(acceptance)
+        best = f"{seen.speedup:.2f}x plain decoding with K={seen.draft_tokens}" if seen.draft_tokens else "no gain"
         lines.append(f"at {acceptance:.0%} acceptance: {best}")
-    return [*lines, "these are estimates; --measure measures"]
+    return [*lines, f"assumptions: {report.costs.assumptions()}; --measure measures instead"]

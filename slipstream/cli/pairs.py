@@ -12,26 +12,32 @@ from rich.padding import Padding
 
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
+from slipstream.lab.tables import Column, Table, count, percent, times, words
 
 if TYPE_CHECKING:
+    from slipstream.core.forecast import Forecast
     from slipstream.lab.advice import Advice
+    from slipstream.lab.hardware import Hardware
     from slipstream.lab.known_pairs import KnownPair, Outlook
     from slipstream.lab.suggest import Suggestions
 
 UNKNOWN = "no published figure"
+HARDWARE = "h100"
+"""Where predictions for models of the registry are for, unless said otherwise."""
 
 
 def pairs(
     hardware: Annotated[
         str, typer.Option(help="Where predictions are for: see slipstream simulate --presets.")
-    ] = "h100",
+    ] = HARDWARE,
     acceptance: Annotated[
-        float | None, typer.Option(help="Assume this for all.", show_default="the published rate, else 0.7")
+        float | None,
+        typer.Option(help="Acceptance rate to assume for all pairs.", show_default="the published rate, else 0.7"),
     ] = None,
     advice: Annotated[bool, typer.Option("--advice", help="What to do in which situation, with commands.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List recommended pairs of target and draft: what is published, and what the closed form predicts."""
+    """List recommended pairs of target and draft: what is published, and what is predicted."""
     quieten()
     from slipstream.core.params import check_number
     from slipstream.lab.advice import ADVICE
@@ -51,7 +57,7 @@ def pairs(
     if as_json:
         print(json.dumps({"pairs": [record(pair, seen) for pair, seen in rows]}))
     else:
-        show_pairs(rows)
+        show_pairs(rows, place)
 
 
 def record(pair: KnownPair, seen: Outlook) -> dict[str, Any]:
@@ -66,39 +72,69 @@ def record(pair: KnownPair, seen: Outlook) -> dict[str, Any]:
         }
         for role, name in (("target_model", pair.target), ("draft_model", pair.draft))
     }
-    return asdict(pair) | sizes | {"predicted": asdict(seen)}
+    assumed = seen.forecast.rates.source != "published"
+    return (
+        asdict(pair)
+        | sizes
+        | {"predicted": seen.forecast.as_dict() | {"assumed": assumed, "hardware": asdict(seen.hardware)}}
+    )
 
 
-def show_pairs(rows: list[tuple[KnownPair, Outlook]]) -> None:
+def show_pairs(rows: list[tuple[KnownPair, Outlook]], place: Hardware) -> None:
     from slipstream.lab.known_pairs import MODELS
 
-    console = render.out()
     said = sources([pair for pair, _ in rows])
-    made = render.table("target + draft", "size", "accept", "speed-up", "on", "c,\nabove", "predicted")
+    columns = [words("target + draft"), Column("size"), Column("accept"), Column("speed-up"), Column("GPUs"),
+               Column("c, verify"), Column("pays above"), Column("predicted")]  # fmt: skip
+    cells = []
     for pair, seen in rows:
-        sizes = [render.count(MODELS[name].facts.parameters) for name in (pair.target, pair.draft)]
-        predicted = f"{seen.speedup:.2f}x, K={seen.draft_tokens}" if seen.draft_tokens else "no gain"
-        made.add_row(
-            f"{pair.target}\n + {pair.draft}",
-            "\n".join(sizes),
-            interval(pair.acceptance, "%", said.get(pair.acceptance_source)),
-            interval(pair.speedup, "x", said.get(pair.speedup_source)),
-            seen.hardware.title,
-            f"{seen.c:.2f}\n" + ("never" if seen.break_even is None else render.percent(seen.break_even)),
-            predicted + ("\nassumed " if seen.assumed else "\nat ") + f"{seen.acceptance:.0%}",
+        found = seen.forecast
+        sizes = [count(MODELS[name].facts.parameters) for name in (pair.target, pair.draft)]
+        gain = f"{times(found.speedup)}, K={found.draft_tokens}" if found.draft_tokens else "no gain"
+        cells.append(
+            [
+                f"{pair.target}\n+ {pair.draft}",
+                "\n".join(sizes),
+                published(pair.acceptance, "%", said.get(pair.acceptance_source)),
+                published(pair.speedup, "x", said.get(pair.speedup_source)),
+                seen.hardware.devices,
+                f"{found.costs.c:.2f}\n{found.costs.verify(found.draft_tokens or 1):.2f}",
+                "never" if found.break_even is None else percent(found.break_even),
+                f"{gain}\n{rate(found)}",
+            ]
         )
-    console.print(made)
+    note = "accept, speed-up: as published; -: " + UNKNOWN + ". " + LEGEND + " " + assumed(place)
+    render.titled(Table("Recommended pairs", columns, cells, note))
+    console = render.out()
+    console.print()
     for source, mark in said.items():
         console.print(f"[{mark}] {source}.")
-    console.print(
-        f"Acceptance and speed-up as published; -: {UNKNOWN}. c: cost of a draft step in target steps at batch 1 and "
-        "16 bits, by a roofline; above: the acceptance from which some draft length is faster than plain decoding. "
-        "Predicted: the closed form at the published acceptance, else at an assumed one, with the best draft length K; "
-        "real acceptance falls with depth."
-    )
     for pair, _ in rows:
         if pair.note:
             console.print(f"- {pair.target} + {pair.draft}: {pair.note}.")
+
+
+LEGEND = (
+    "c, verify: cost of a draft token and of verifying K of them, in decode steps of the target. predicted: expected "
+    "tokens a step over its cost, at the best draft length K."
+)
+
+
+def assumed(place: Hardware | None) -> str:
+    """The assumptions of every prediction of a table, in one line."""
+    from slipstream.core.forecast import WEIGHTS_READ
+    from slipstream.lab.known_pairs import CONTEXT
+
+    basis = WEIGHTS_READ
+    if place is not None:
+        basis = f"costs by a roofline of {place.name}, 16-bit weights, {CONTEXT} tokens of context"
+    return f"Assumptions: the acceptance rate shown, at every position; batch 1; {basis}."
+
+
+def rate(found: Forecast) -> str:
+    """The acceptance rate of a prediction and who says so: "at 78%", "assumed 70%"."""
+    shown = percent(found.rates.alpha)
+    return f"at {shown}" if found.rates.source == "published" else f"{found.rates.source} {shown}"
 
 
 def sources(pairs: list[KnownPair]) -> dict[str, int]:
@@ -107,7 +143,7 @@ def sources(pairs: list[KnownPair]) -> dict[str, int]:
     return {source: i for i, source in enumerate(dict.fromkeys(named), start=1)}
 
 
-def interval(values: tuple[float, float] | None, unit: str, mark: int | None = None) -> str:
+def published(values: tuple[float, float] | None, unit: str, mark: int | None = None) -> str:
     """(.75, .8) -> "75-80%", and the number of its source below."""
     if values is None:
         return "-"
@@ -132,13 +168,17 @@ def suggest_draft(
         typer.Option(help="Folder that holds models; repeatable.", show_default="the Hugging Face cache"),
     ] = None,
     acceptance: Annotated[
-        float | None, typer.Option(help="Assume this for all.", show_default="the published rate, else 0.7")
+        float | None,
+        typer.Option(help="Acceptance rate to assume for all pairs.", show_default="the published rate, else 0.7"),
     ] = None,
     context: Annotated[int, typer.Option(help="Tokens that the draft must be able to hold.")] = 0,
     hardware: Annotated[
-        str | None, typer.Option(help="Price draft steps for this.", show_default="by the bytes they read")
+        str | None,
+        typer.Option(
+            help="Where predictions are for.", show_default="h100 for a name of slipstream pairs, else by weights read"
+        ),
     ] = None,
-    gpus: Annotated[int, typer.Option(help="Devices of that kind.")] = 1,
+    gpus: Annotated[int | None, typer.Option(help="Devices of that kind.", show_default="as memory needs")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Find a draft for a target among known and local models; every other one is listed with what is against it.
@@ -147,48 +187,50 @@ def suggest_draft(
     """
     quieten()
     from slipstream.lab.hardware import find_hardware
-    from slipstream.lab.suggest import embedded_models, hub_cache, suggest
+    from slipstream.lab.suggest import embedded_models, hub_cache, is_registered, suggest
 
     folders = list(models) if models else hub_cache()
     if target == "embedded":
         folders += embedded_models()
-    place = find_hardware(hardware).times(gpus) if hardware else None
-    found = suggest(target, folders, acceptance=acceptance, context=context, hardware=place)
+    if hardware is None and is_registered(target):
+        hardware = HARDWARE
+    place = find_hardware(hardware) if hardware else None
+    found = suggest(target, folders, acceptance=acceptance, context=context, hardware=place, devices=gpus)
     if as_json:
         print(json.dumps(found.as_dict()))
     else:
-        show_suggestions(found)
+        show_suggestions(found, place)
     raise typer.Exit(0 if found.fitting else 1)
 
 
-def show_suggestions(found: Suggestions) -> None:
+def show_suggestions(found: Suggestions, place: Hardware | None) -> None:
     from slipstream.lab.suggest import REGISTRY
 
     console = render.out()
-    console.print(f"Drafts for {found.target} ({render.count(found.parameters)}):", style="bold")
     if found.fitting:
-        made = render.table("draft", "predicted", "K", "c", "acceptance", "where", left=1)
+        columns = [words("draft"), Column("predicted", "x"), Column("K"), Column("c", digits=3),
+                   Column("verify", digits=2), Column("acceptance"), words("where")]  # fmt: skip
+        cells = []
         for one in found.fitting:
-            made.add_row(
-                one.name,
-                f"{one.speedup:.2f}x",
-                str(one.draft_tokens),
-                f"{one.c:.3f}",
-                f"{one.acceptance:.0%} {one.basis}",
-                "registry, not here" if one.place == REGISTRY else "here",
-            )
-        console.print(made)
+            seen = one.forecast
+            assert seen is not None
+            costs, here = seen.costs, "not here" if one.place == REGISTRY else "here"
+            cost = costs.c, costs.verify(seen.draft_tokens)
+            cells.append([one.name, seen.speedup, seen.draft_tokens, *cost, rate(seen), here])
+        title = f"Drafts for {found.target} ({count(found.parameters)})"
+        render.titled(Table(title, columns, cells, f"{LEGEND} {assumed(place)}"))
+        console.print()
         for one in found.fitting:
             for note in one.notes:
                 console.print(f"- {one.name}: {note}.")
         best = found.fitting[0]
         console.print(
-            "Ranked by the closed form. Where the acceptance is assumed, the smallest draft comes out first, although "
-            "smaller drafts are accepted less: measure the best few."
+            "Where the acceptance is assumed, the smallest draft comes out first, although smaller drafts are accepted "
+            "less: measure the best few."
         )
         console.print(f"  slipstream check-pair {found.loadable} {where(best)} --measure", soft_wrap=True)
     else:
-        console.print("Nothing fits.")
+        console.print(f"Drafts for {found.target} ({count(found.parameters)}): Nothing fits.")
     show_rejected(found)
     show_alternatives(found)
 

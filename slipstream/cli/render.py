@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,11 @@ from rich.color import ColorSystem
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.style import Style
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from slipstream.errors import SlipstreamError, sentence
+from slipstream.lab.tables import Alarm, Section, Table, count as count, interval, percent as percent, size as size
 
 if TYPE_CHECKING:
     from slipstream.core.stats import SpecStats
@@ -30,7 +32,10 @@ if TYPE_CHECKING:
 # Basic terminal colours only: every theme, light or dark, keeps them readable, and green and magenta stay apart
 # for eyes that do not tell red from green.
 DRAFTED, OWN = Style(color="green"), Style(color="magenta", bold=True)
-LEVELS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+BAD = "bold red"
+LABEL, NARROWEST = 12, 7
+"""Columns: labels are not folded to fewer than `LABEL`, headings are not broken to fewer than `NARROWEST`."""
+LEVELS = {"error": BAD, "warning": "bold yellow", "note": "bold cyan"}
 _CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
 
 
@@ -165,43 +170,15 @@ def status(what: str) -> Iterator[None]:
         yield
 
 
-# --- numbers -------------------------------------------------------------------------------------------------------
-
-
-def count(n: float) -> str:
-    """14162304 -> "14.2M"."""
-    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if n >= limit:
-            return f"{n / limit:.1f}{unit}" if n < 100 * limit else f"{n / limit:.0f}{unit}"
-    return f"{n:.0f}"
+# --- lines and tables ----------------------------------------------------------------------------------------------
 
 
 def tokens(n: int) -> str:
     return f"{n} token" + "s" * (n != 1)
 
 
-def size(n: float) -> str:
-    """28324608 -> "28.3 MB" (powers of 1000)."""
-    for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if n >= limit:
-            return f"{n / limit:.1f} {unit}"
-    return f"{n:.0f} B"
-
-
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f}%"
-
-
-def times(factor: float) -> str:
-    """1.613 -> "1.61", 11.58 -> "11.6"."""
-    return f"{factor:.2f}" if factor < 10 else f"{factor:.1f}"
-
-
 def yes(value: bool) -> str:
     return "yes" if value else "no"
-
-
-# --- lines and tables ----------------------------------------------------------------------------------------------
 
 
 def summary(stats: SpecStats, rule: str, lossless: bool, finish: str = "") -> str:
@@ -220,17 +197,60 @@ def summary(stats: SpecStats, rule: str, lossless: bool, finish: str = "") -> st
     return ", ".join(parts)
 
 
-def table(*columns: str, left: int = 1) -> Table:
-    """A plain table: the first `left` columns flush left, numbers flush right."""
-    made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+def table(*columns: str, left: int = 1) -> RichTable:
+    """A table to be filled: the first `left` columns flush left, numbers flush right."""
+    made = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i < left else "right", no_wrap=True)
     return made
 
 
-def facts_table(rows: Seq[tuple[str, str]]) -> Table:
+def rendered(made: Table) -> RichTable:
+    """A table for a terminal: headings are broken to the width of their cells, and text that is too wide is folded."""
+    texts = made.texts()
+    widths = [NARROWEST if i else LABEL for i in range(len(made.columns))]
+    heads = [fitted(c.heading, [row[i] for row in texts], widths[i]) for i, c in enumerate(made.columns)]
+    out = table(*heads)
+    out.show_edge = False
+    for i, column in enumerate(made.columns):
+        shown = out.columns[i]
+        shown.justify = "left" if column.words else "right"
+        if column.words:
+            shown.no_wrap, shown.overflow, shown.min_width = False, "fold", None if i else LABEL
+    for row, cells in zip(texts, made.rows, strict=True):
+        out.add_row(*(Text(t, BAD if isinstance(c, Alarm) else "") for t, c in zip(row, cells, strict=True)))
+    return out
+
+
+def fitted(heading: str, cells: Seq[str], narrowest: int) -> str:
+    """The heading in lines that are no longer than the cells, as far as its words allow."""
+    widths = [len(line) for text in (*heading.split(), *cells) for line in text.splitlines()]
+    return "\n".join(textwrap.wrap(heading, max([narrowest, *widths]), break_on_hyphens=False))
+
+
+def titled(made: Table) -> None:
+    """Print a table with its title and its note."""
+    console = out()
+    console.print(f"\n{made.title}\n", style="bold")
+    console.print(rendered(made))
+    if made.note:
+        console.print(f"\n{made.note}", style="dim")
+
+
+def section(made: Section) -> None:
+    """Print what is said of a result: the tables, then the finding, then the remarks."""
+    console = out()
+    for each in made.tables:
+        if not each.long:
+            titled(each)
+    console.print(Text(f"\n{made.lead}", BAD if isinstance(made.lead, Alarm) else "bold"))
+    for note in made.notes:
+        console.print(f"- {note}")
+
+
+def facts_table(rows: Seq[tuple[str, str]]) -> RichTable:
     """Names and values, two columns."""
-    made = Table.grid(padding=(0, 2))
+    made = RichTable.grid(padding=(0, 2))
     made.add_column(style="bold", no_wrap=True)
     made.add_column(overflow="fold")
     for name, value in rows:
@@ -238,7 +258,7 @@ def facts_table(rows: Seq[tuple[str, str]]) -> Table:
     return made
 
 
-def logprob_table(completion: Completion, show: Any) -> Table:
+def logprob_table(completion: Completion, show: Any) -> RichTable:
     """Each token with its log-probability under the target alone; `show` decodes one id."""
     made = table("token", "from", "logprob", "alternatives", left=2)
     made.columns[3].justify, made.columns[3].no_wrap = "left", False
@@ -248,7 +268,7 @@ def logprob_table(completion: Completion, show: Any) -> Table:
     return made
 
 
-def runs_table(groups: Mapping[str, Seq[Run]]) -> Table:
+def runs_table(groups: Mapping[str, Seq[Run]]) -> RichTable:
     """One line a way of decoding: speed, speed-up over plain decoding with its 95 % interval, acceptance, exactness. At
     most 80 columns wide."""
     heads = ("task", "method", "tokens/s", "speed-up\n(95 % interval)", "accept\nrate", "mean\nlength", "lossless")
@@ -261,10 +281,10 @@ def runs_table(groups: Mapping[str, Seq[Run]]) -> Table:
                 "" if i else name,
                 run.arm.name + (f", K={k}" if k else ""),
                 f"{run.tokens_per_second().value:.0f}",
-                f"{times(gain.value)}x ({times(gain.low)}-{times(gain.high)})" if run.plain else "1",
+                interval(vars(gain)) if run.plain else "1",
                 percent(stats.acceptance_rate),
                 f"{stats.mean_acceptance_length or 0:.2f}",
-                Text(exact, "" if run.exact else "bold red"),
+                Text(exact, "" if run.exact else BAD),
             )
         made.add_section()
     return made

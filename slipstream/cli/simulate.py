@@ -1,4 +1,4 @@
-"""`slipstream simulate`: what speculation would gain, on paper and by drawing, here or on hardware that is not here."""
+"""`slipstream simulate`: the expected speed-up of speculation, here or on hardware that is not here."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slipstream.cli import render, simulate_tables as tables
+from slipstream.cli import render
 from slipstream.cli.loading import checkpoint, load, quieten
 from slipstream.cli.options import ModelOptions, grouped, number
-from slipstream.cli.simulate_options import CostOptions, DraftOptions, DrawingOptions, HardwareOptions
+from slipstream.cli.simulate_options import CostOptions, DraftOptions, HardwareOptions
+from slipstream.cli.simulate_tables import section
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
+    from slipstream.core.forecast import Rates, StepCosts
     from slipstream.lab.hardware import Hardware
     from slipstream.lab.roofline import ModelSize
-    from slipstream.lab.simulation import Setting
 
 _MEASURED_STEPS = 8
 BATCHES = "1,4,16,64,256"
@@ -29,7 +30,6 @@ def simulate(
     draft: DraftOptions,
     costs: CostOptions,
     place: HardwareOptions,
-    draw: DrawingOptions,
     target: Annotated[
         str | None,
         typer.Option("--target", "-m", help="Name (slipstream pairs), folder, hub id, or a size: 70B."),
@@ -38,36 +38,27 @@ def simulate(
     batch: Annotated[
         str | None, typer.Option(help="Sequences a step.", show_default=f"1; with --hardware {BATCHES}")
     ] = None,
-    rules_of_thumb: Annotated[
-        bool, typer.Option("--rules-of-thumb", help="Known rules beside the closed form.")
-    ] = False,
     presets: Annotated[
         bool, typer.Option("--presets", help="List the hardware and where its figures are from.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Plan speculation before running it: closed forms beside texts drawn at random.
+    """Predict the speed-up of speculation before running it, with the assumptions behind it.
 
-    From an acceptance rate and a draft cost; from what --measure finds on this machine; or, with --hardware, for
-    models and batches that do not fit here.
+    Costs are given (--c, --row-cost), measured on this machine (--measure), or, with --hardware, those of models and
+    batches that do not fit here.
     """
     quieten()
-    if rules_of_thumb or presets:
-        found = _rules() if rules_of_thumb else _presets()
+    if presets:
+        found = _presets()
     elif place.hardware or place.bandwidth or place.tflops:
-        found = _plan(draft, place, draw, target, draft_model, _numbers("batch", batch or BATCHES, int))
+        found = _plan(draft, place, target, draft_model, _numbers("batch", batch or BATCHES, int))
     else:
-        found = _lengths(draft, costs, draw, target, draft_model, _numbers("batch", batch or "1", int))
+        found = _lengths(draft, costs, target, draft_model, _numbers("batch", batch or "1", int))
     if as_json:
         print(json.dumps(found))
     else:
-        tables.show(found)
-
-
-def _rules() -> dict[str, Any]:
-    from slipstream.lab.thumb import RULES_OF_THUMB
-
-    return {"rules_of_thumb": [rule.as_dict() | {"holds": rule.holds} for rule in RULES_OF_THUMB]}
+        render.section(section(found))
 
 
 def _presets() -> dict[str, Any]:
@@ -77,79 +68,65 @@ def _presets() -> dict[str, Any]:
 
 
 def _lengths(
-    draft: DraftOptions,
-    costs: CostOptions,
-    draw: DrawingOptions,
-    target: str | None,
-    model: str | None,
-    batches: Seq[int],
+    draft: DraftOptions, options: CostOptions, target: str | None, model: str | None, batches: Seq[int]
 ) -> dict[str, Any]:
-    from slipstream.core.theory import best_length
-    from slipstream.lab.simulation import compare_lengths
+    from slipstream.core.forecast import forecast
 
-    rates = _rates(draft)
     if len(batches) > 1:
         raise ParameterError(f"{len(batches)} batch sizes were given", fix="give one, or plan for --hardware")
-    setting, assumptions = _setting(costs, target, model, batches[0])
-    best = best_length(rates, setting.c, setting.costs, setting.batch, setting.host)
-    shown = {*range(1, min(len(rates), max(best + 2, 5)) + 1)} if draft.draft_tokens is None else {draft.draft_tokens}
+    rates, costs = _rates(draft, target, model), _costs(options, target, model, batches[0])
+    found, longest = forecast(rates, costs), len(rates.by_position)
+    best = found.draft_tokens
+    shown = {*range(1, min(longest, max(best + 2, 5)) + 1)} if draft.draft_tokens is None else {draft.draft_tokens}
     shown = {k for k in shown if k <= 6 or abs(k - best) <= 2 or k == draft.draft_tokens}
-    rows = compare_lengths(rates, sorted(shown), setting, draw.spread, **draw.drawing)
+    curve = costs.target and {"rows": costs.target.rows, "seconds": costs.target.seconds}
     return {
-        "acceptance": _acceptance(draft, rates),
-        "costs": {"c": setting.c, "batch": setting.batch, "host": setting.host, "curve": tables.curve(setting.costs)},
-        "assumptions": assumptions,
-        "lengths": [row.as_dict() for row in rows],
+        "acceptance": _acceptance(rates),
+        "costs": {"c": costs.c, "batch": costs.batch, "host": costs.host, "curve": curve},
+        "assumptions": found.assumptions,
+        "lengths": [forecast(rates, costs, k).as_dict() for k in sorted(shown)],
         "best": best,
-        "tree": _tree(draft, setting, draw),
+        "tree": _tree(draft, costs),
     }
 
 
-def _setting(costs: CostOptions, target: str | None, model: str | None, batch: int) -> tuple[Setting, list[str]]:
+def _costs(options: CostOptions, target: str | None, model: str | None, batch: int) -> StepCosts:
     from slipstream.core.cost_curve import CostCurve
+    from slipstream.core.forecast import StepCosts
     from slipstream.core.params import check_number
-    from slipstream.lab.simulation import Setting
 
-    if costs.measure:
-        return _measured(target or "embedded", model, batch, costs.host)
+    if options.measure:
+        return _measured(target or "embedded", model, batch, options.host)
     if target or model:
         raise ParameterError(
             "models were named, but neither --measure nor --hardware",
             fix="--measure times them here, --hardware h100 plans for elsewhere",
         )
-    check_number("row_cost", costs.row_cost, 0.0, float("inf"))
-    curve = CostCurve.flat(costs.row_cost) if costs.row_cost else None
-    checking = "checking is free" if curve is None else f"each further row costs {costs.row_cost:g} of a one-row step"
-    assumed = [f"a draft step costs {costs.c:g} target steps; {checking}", "guesses stand independently of each other"]
-    return Setting(costs.c, curve, batch, costs.host), assumed
+    check_number("row_cost", options.row_cost, 0.0, float("inf"))
+    curve = CostCurve.flat(options.row_cost) if options.row_cost else None
+    return StepCosts(options.c, curve, batch, options.host)
 
 
-def _measured(target: str, model: str | None, batch: int, host: float) -> tuple[Setting, list[str]]:
+def _measured(target: str, model: str | None, batch: int, host: float) -> StepCosts:
+    from slipstream.core.forecast import StepCosts
     from slipstream.drafters.draft_costs import measure_draft_costs
-    from slipstream.lab.simulation import Setting
     from slipstream.targets.target_costs import measure_costs
 
     llm = load(ModelOptions(target=target, draft=model))
     with render.status("measuring"):
         curve = measure_costs(llm.target)
         drafting = measure_draft_costs(llm.target, llm.drafter, (1, _MEASURED_STEPS))
-    c = drafting(_MEASURED_STEPS) / _MEASURED_STEPS / curve(batch)
-    return Setting(c, curve, batch, host), [
-        f"measured here: one row takes {1e3 * curve(1):.2f} ms, {_MEASURED_STEPS} guesses "
-        f"{1e3 * drafting(_MEASURED_STEPS):.2f} ms",
-        "target by rows: " + ", ".join(f"{rows}: {curve.relative(rows):.2f}" for rows in curve.rows),
-        "acceptance is as given: --alpha or --rates",
-    ]
+    draft = drafting(_MEASURED_STEPS)
+    basis = f"measured here: one row takes {1e3 * curve(1):.2f} ms, {_MEASURED_STEPS} draft tokens {1e3 * draft:.2f} ms"
+    return StepCosts(draft / _MEASURED_STEPS / curve(batch), curve, batch, host, basis)
 
 
 def _plan(
-    draft: DraftOptions, place: HardwareOptions, draw: DrawingOptions,
-    target: str | None, model: str | None, batches: Seq[int],
-) -> dict[str, Any]:  # fmt: skip
+    draft: DraftOptions, place: HardwareOptions, target: str | None, model: str | None, batches: Seq[int]
+) -> dict[str, Any]:
     from slipstream.core.params import check_number
     from slipstream.lab.capacity import Serving, groups_needed
-    from slipstream.lab.roofline import devices_needed, pair_costs
-    from slipstream.lab.simulation import Setting, compare_lengths
+    from slipstream.lab.roofline import placed
 
     hardware = _hardware(place)
     if target is None or model is None:
@@ -159,35 +136,16 @@ def _plan(
             fix="give --target and --draft: names (slipstream pairs), folders, or sizes such as 70B and 8B",
         )
     check_number("context", place.context, 0.0, float("inf"))
-    rates = _rates(draft)
+    rates = _rates(draft, target, model)
     draft_bits = place.bits if place.draft_bits is None else place.draft_bits
     whole, small = _model(target, "target").at(place.bits, place.kv_bits), _model(model, "draft")
     if place.kv_bytes is not None:
         check_number("kv_bytes", place.kv_bytes, 0.0, float("inf"))
         whole = replace(whole, kv=8 * place.kv_bytes / place.kv_bits)
     models = whole, small.at(draft_bits, place.kv_bits)
-    devices = devices_needed(models, hardware, 1, place.context) if place.gpus is None else place.gpus
-    if devices is None:
-        raise ParameterError(
-            f"{target} and {model} do not fit into 64 x {hardware.name}", fix="give --gpus, or fewer --bits"
-        )
-    hardware = hardware.times(devices)
-    serving = Serving(*models, hardware, tuple(rates), place.context)
+    hardware = placed(models, hardware, place.context, place.gpus)
+    serving = Serving(*models, hardware, rates, place.context)
     loads = [serving.load(b, draft.draft_tokens) for b in batches]
-    rows = []
-    for load_ in loads:
-        costs = pair_costs(*models, hardware, load_.batch, place.context)
-        setting = Setting(costs.c, costs.target, load_.batch)
-        drawn = (
-            compare_lengths(rates, [load_.draft_tokens], setting, draw.spread, **draw.drawing)
-            if load_.draft_tokens
-            else []
-        )
-        rows.append(
-            load_.as_dict()
-            | {"c": costs.c, "draft_devices": costs.draft_devices, "tree": _tree(draft, setting, draw)}
-            | {"drawn": drawn[0].drawn.as_dict() if drawn else None}
-        )
     bound = None if place.latency_ms is None else place.latency_ms / 1e3
     if bound is not None:
         check_number("latency_ms", place.latency_ms, 0.0, float("inf"), open_low=True)
@@ -196,11 +154,11 @@ def _plan(
         raise ParameterError(f"users is {place.users}, must be at least 1")
     groups = {kind: place.users and groups_needed(place.users, n) for kind, n in each.items()}
     return {
-        "acceptance": _acceptance(draft, rates),
+        "acceptance": _acceptance(rates),
         "hardware": vars(hardware),
         "models": [vars(m) | {"weight_bytes": m.weight_bytes, "kv_bytes": m.kv_bytes} for m in models],
         "context": place.context,
-        "loads": rows,
+        "loads": [load_.as_dict() | {"tree": _tree(draft, load_.costs)} for load_ in loads],
         "latency_ms": place.latency_ms,
         "users_a_group": each,
         "users": place.users,
@@ -208,18 +166,17 @@ def _plan(
     }
 
 
-def _tree(draft: DraftOptions, setting: Setting, draw: DrawingOptions) -> dict[str, Any] | None:
+def _tree(draft: DraftOptions, costs: StepCosts) -> dict[str, Any] | None:
+    from slipstream.core.forecast import best_tree
     from slipstream.core.trees import expected_tokens
-    from slipstream.lab.simulation import best_tree, simulate_tree
 
     if draft.tree_rates is None:
         return None
     rates = _numbers("tree-rates", draft.tree_rates, float)
-    tree, gain = best_tree(rates, setting, draft.nodes, draft.longest)
-    drawn = simulate_tree(tree, rates, setting, **draw.drawing).as_dict() if len(tree) else None
+    tree, gain = best_tree(rates, costs, draft.nodes, draft.longest)
     return {
         "nodes": len(tree), "height": tree.height, "parents": tree.parents, "ranks": tree.ranks,
-        "tau": float(expected_tokens(tree, rates)), "speedup": gain, "drawn": drawn,
+        "tau": float(expected_tokens(tree, rates)), "speedup": gain,
     }  # fmt: skip
 
 
@@ -259,34 +216,33 @@ def _hardware(place: HardwareOptions) -> Hardware:
     return Hardware("your hardware", **given)
 
 
-def _rates(draft: DraftOptions) -> list[float]:
-    """Rates by position, as long as drafts may get."""
+def _rates(draft: DraftOptions, target: str | None, model: str | None) -> Rates:
+    """As given, or those of the pair (see `acceptance_rates`); by position, as long as drafts may get."""
+    from slipstream.core.forecast import Rates
     from slipstream.core.params import check_integer, check_number
-    from slipstream.core.theory import check_rates, geometric_rates
+    from slipstream.lab.known_pairs import acceptance_rates
 
     check_integer("longest", draft.longest, 1)
     if draft.draft_tokens is not None:
         check_integer("draft_tokens", draft.draft_tokens, 1)
-    if draft.alpha is not None and draft.rates is not None:
-        raise ParameterError("both --alpha and --rates were given", fix="give one")
+    if draft.alpha is not None:
+        check_number("alpha", draft.alpha, 0.0, 1.0)
+        if draft.rates is not None:
+            raise ParameterError("both --alpha and --rates were given", fix="give one")
     if draft.rates is None:
-        alpha = 0.8 if draft.alpha is None else draft.alpha
-        check_number("alpha", alpha, 0.0, 1.0)
-        return geometric_rates(alpha, max(draft.longest, draft.draft_tokens or 0))
-    rates = _numbers("rates", draft.rates, float)
-    check_rates(rates)
-    if draft.draft_tokens is not None and draft.draft_tokens > len(rates):
+        return acceptance_rates(target, model, draft.alpha, max(draft.longest, draft.draft_tokens or 0))
+    rates = Rates(tuple(_numbers("rates", draft.rates, float)))
+    if draft.draft_tokens is not None and draft.draft_tokens > len(rates.by_position):
         raise ParameterError(
-            f"draft_tokens is {draft.draft_tokens}, and {len(rates)} rates were given",
-            why="what stands deeper than was measured is not known",
-            fix=f"choose --draft-tokens up to {len(rates)}",
+            f"draft_tokens is {draft.draft_tokens}, and {len(rates.by_position)} rates were given",
+            why="acceptance at deeper positions is not known",
+            fix=f"choose --draft-tokens up to {len(rates.by_position)}",
         )
-    return list(rates)[: draft.longest]
+    return rates.up_to(max(draft.longest, draft.draft_tokens or 0))
 
 
-def _acceptance(draft: DraftOptions, rates: Seq[float]) -> dict[str, Any]:
-    alpha = None if draft.rates else 0.8 if draft.alpha is None else draft.alpha
-    return {"alpha": alpha, "position_rates": list(rates)}
+def _acceptance(rates: Rates) -> dict[str, Any]:
+    return {"alpha": rates.alpha, "position_rates": list(rates.by_position), "source": rates.source}
 
 
 def _numbers(name: str, text: str, kind: type) -> list[Any]:

@@ -7,18 +7,18 @@ from typing import Annotated
 
 import typer
 
-_WHAT, _COST, _HARDWARE, _DRAWING = "Acceptance and drafts", "Costs", "Hardware", "Drawing"
+_WHAT, _COST, _HARDWARE = "Acceptance and drafts", "Costs", "Hardware"
 
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """What is drafted, and how often it stands."""
+    """What is drafted, and how often it is accepted."""
 
     alpha: Annotated[
         float | None,
         typer.Option(
-            help="Chance that a guess stands, given those before it.",
-            show_default="0.8, unless there are rates",
+            help="Acceptance rate of a draft token.",
+            show_default="the published rate of the pair, else 0.7",
             rich_help_panel=_WHAT,
         ),
     ] = None
@@ -26,7 +26,7 @@ class DraftOptions:
         str | None,
         typer.Option(
             metavar="R1,R2,...",
-            help="Measured instead: share of the rounds whose 1st, 2nd, ... guess stood.",
+            help="Acceptance by position: share of the steps that accept the 1st, 2nd, ... draft token.",
             rich_help_panel=_WHAT,
         ),
     ] = None
@@ -34,11 +34,11 @@ class DraftOptions:
         str | None,
         typer.Option(
             metavar="R1,R2,...",
-            help="Also trees: chance that the drafter's 1st, 2nd, ... choice is the one that stands.",
+            help="Also trees: probability that the drafter's 1st, 2nd, ... choice is the one accepted.",
             rich_help_panel=_WHAT,
         ),
     ] = None
-    nodes: Annotated[int, typer.Option(help="Most guesses of a tree.", rich_help_panel=_WHAT)] = 64
+    nodes: Annotated[int, typer.Option(help="Most draft tokens of a tree.", rich_help_panel=_WHAT)] = 64
     draft_tokens: Annotated[
         int | None,
         typer.Option(
@@ -50,14 +50,14 @@ class DraftOptions:
 
 @dataclass(frozen=True)
 class CostOptions:
-    """What a round costs, in plain steps or as measured."""
+    """What a speculative step costs, in plain steps or as measured."""
 
     c: Annotated[float, typer.Option("--c", help="Cost of a draft step in target steps.", rich_help_panel=_COST)] = 0.05
     row_cost: Annotated[
         float, typer.Option(help="What each further row costs the target, in one-row steps.", rich_help_panel=_COST)
     ] = 0.0
     host: Annotated[
-        float, typer.Option(help="Extra fixed work of a round, in target steps.", rich_help_panel=_COST)
+        float, typer.Option(help="Further fixed cost of a speculative step, in target steps.", rich_help_panel=_COST)
     ] = 0.0
     measure: Annotated[
         bool,
@@ -99,20 +99,3 @@ class HardwareOptions:
     users: Annotated[
         int | None, typer.Option(help="Count the devices for so many users at once.", rich_help_panel=_HARDWARE)
     ] = None
-
-
-@dataclass(frozen=True)
-class DrawingOptions:
-    """How texts are drawn."""
-
-    tokens: Annotated[int, typer.Option(help="Tokens a text.", rich_help_panel=_DRAWING)] = 256
-    texts: Annotated[int, typer.Option(help="How many texts.", rich_help_panel=_DRAWING)] = 2000
-    spread: Annotated[
-        float,
-        typer.Option(help="Standard deviation of the acceptance between texts.", rich_help_panel=_DRAWING),
-    ] = 0.0
-    seed: Annotated[int, typer.Option(help="Of the drawing.", rich_help_panel=_DRAWING)] = 0
-
-    @property
-    def drawing(self) -> dict[str, int]:
-        return {"tokens": self.tokens, "texts": self.texts, "seed": self.seed}

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.bench import finish, named_rows, publish, unfinished, writable
 from slipstream.cli.contenders import LabModels, contender, literal, values_of
 from slipstream.cli.loading import load, on
+from slipstream.cli.measuring import finish, unfinished, writable
 from slipstream.cli.options import grouped, number
 from slipstream.errors import ParameterError
 from slipstream.settings import DTYPES, one_of
 
 if TYPE_CHECKING:
     from slipstream.lab.parameter_sweep import Setting
-    from slipstream.lab.results import Result
 
 SWEPT = "Swept"
 
@@ -60,7 +59,7 @@ def sweep(
     temperature: Annotated[str, typer.Option(help="As in 0,0.5,1.", rich_help_panel=SWEPT)] = "0",
     batch: Annotated[str, typer.Option(help="Sequences at once, as in 1,2,4.", rich_help_panel=SWEPT)] = "1",
     tree_nodes: Annotated[
-        str | None, typer.Option(help="Guesses in a tree, for drafters with that option.", rich_help_panel=SWEPT)
+        str | None, typer.Option(help="Tree sizes, for drafters with that option.", rich_help_panel=SWEPT)
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -71,11 +70,13 @@ def sweep(
         ),
     ] = None,
     count: Annotated[int, typer.Option("--prompts", min=1, help="Most prompts.")] = 4,
-    template: Annotated[str, typer.Option(help="chat, raw, or auto: chat for prompts that ask.")] = "auto",
-    tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Tokens a prompt.")] = 48,
+    template: Annotated[str, typer.Option(help="chat, raw, or auto (chat for instructions).")] = "auto",
+    tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, help="Tokens generated for each prompt.")
+    ] = 48,
     rounds: Annotated[int, typer.Option(min=1, help="Timed passes over the prompts.")] = 4,
-    seconds: Annotated[float, typer.Option(min=0, help="Begin no further pass after so long (three are run).")] = 45,
-    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    seconds: Annotated[float, typer.Option(min=0, help="Time limit in seconds; at least three passes.")] = 45,
+    seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
     page: Annotated[Path | None, typer.Option(help="Write the plots, as one HTML page, to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -106,8 +107,7 @@ def sweep(
     )
     with render.progress("measuring, in turns", lab.steps(settings, llm, chosen, config)) as advance:
         result, code = unfinished(lambda: lab.sweep(engines, settings, axes, chosen, config, out, advance))
-    finish(result, out, as_json, show)
-    publish(result, page)
+    finish(result, out, as_json, page)
     raise typer.Exit(code or (1 if any(point["texts"] == "BUG" for point in result.data["arms"]) else 0))
 
 
@@ -154,37 +154,3 @@ def plan(
         shown = {name: value for name, value in values.items() if len(axes[name]) > 1}
         settings.append(Setting(made, values["temperature"], values["batch"], values["dtype"], shown))
     return axes, settings
-
-
-def show(result: Result) -> None:
-    """One line for each setting."""
-    axes = [name for name, values in result.settings["axes"].items() if len(values) > 1]
-    heads = [{"draft_tokens": "K"}.get(name, name.replace("_", " ")) for name in axes]
-    table = named_rows(*heads, "accept", "tau", "tok/s", "predicted", "speed-up (95 %)", "predicted")
-    for point in result.data["arms"]:
-        f, gain, expected = point["overall"], point["overall"]["speedup"], point.get("predicted")
-        cells = [str(point["values"].get(name, "")) for name in axes]
-        if point["plain"]:
-            cells = [str(point[name]) if name in ("temperature", "batch") else "" for name in axes]
-            cells[0] = f"plain {cells[0]}".rstrip()
-        table.add_row(
-            *cells,
-            render.percent(f["acceptance_rate"]),
-            f"{f['mean_acceptance_length']:.2f}",
-            f"{f['tokens_per_second']['value']:.0f}",
-            f"{expected['tokens_per_second']:.0f}" if expected else "",
-            "1"
-            if point["plain"]
-            else f"{render.times(gain['value'])}x ({render.times(gain['low'])}-{render.times(gain['high'])})",
-            f"{render.times(expected['speedup'])}x" if expected else "",
-        )
-    console = render.out()
-    console.print(table)
-    best = max(
-        (point for point in result.data["arms"] if not point["plain"]),
-        key=lambda point: point["overall"]["speedup"]["value"],
-        default=None,
-    )
-    if best is not None:
-        where = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in best["values"].items())
-        console.print(f"Fastest over plain decoding: {where}, {render.times(best['overall']['speedup']['value'])}x.")

@@ -9,9 +9,9 @@ import typer
 from rich.text import Text
 
 from slipstream.cli import render
-from slipstream.cli.bench import finish, publish, unfinished, writable
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.loading import load, on
+from slipstream.cli.measuring import finish, unfinished, writable
 from slipstream.cli.options import SamplingOptions, grouped
 from slipstream.errors import ParameterError
 
@@ -26,16 +26,16 @@ def trace(
     models: LabModels,
     sampling: SamplingOptions,
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; without one, a prompt that ships.", show_default=False)
+        str | None, typer.Argument(help="The prompt. Default: an embedded one.", show_default=False)
     ] = None,
-    kind: Annotated[str, typer.Option(help="Which prompt that ships: code or edit.")] = "code",
-    number: Annotated[int, typer.Option(min=1, help="Its number.")] = 1,
+    kind: Annotated[str, typer.Option(help="Kind of the embedded prompt: code or edit.")] = "code",
+    number: Annotated[int, typer.Option(min=1, help="Index of that prompt, from 1.")] = 1,
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a chat message.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the record to this JSON file.")] = None,
     page: Annotated[Path | None, typer.Option(help="Write the page to this HTML file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
 ) -> None:
-    """Record one generation: who proposed each token, what stood, how sure everybody was, and acceptance over time."""
+    """Record one generation: who proposed each token, what was accepted, all probabilities, acceptance over time."""
     params, contenders = sampling.params(), models.contenders()
     if len(contenders) != 1 and (models.drafter or models.drafters):
         raise ParameterError(f"{len(contenders)} drafters were named, one is traced", fix="name one; A+B stacks two")
@@ -63,29 +63,24 @@ def trace(
             done = tokens
 
         result, code = unfinished(lambda: lab.trace(llm, traced, ids, params, out, moved, name))
-    finish(result, out, as_json, show)
-    publish(result, page)
+    finish(result, out, as_json, page, show)
     raise typer.Exit(code)
 
 
 def show(result: Result) -> None:
-    """The text in colours, acceptance over time as a line of bars, and by position."""
+    """The text in colours, acceptance over time as a line of bars, and the tables."""
+    from slipstream.lab.reports import section
+
     console, data = render.out(), result.data
     text = Text()
     for piece, token in zip(data["pieces"], data["tokens"], strict=False):
         style = (render.DRAFTED if token["drafted"] else render.OWN) if render.coloured(console) else None
         text.append(render.printable(piece), style)
     console.print(text)
-    stats = data["stats"]
     console.print()
     if data["rolling"]:
         bars = "".join(BARS[round(point["rate"] * (len(BARS) - 1))] for point in data["rolling"])
         for at in range(0, len(bars), 76):
             console.print(bars[at : at + 76])
-        console.print(f"acceptance rate over the last {result.settings['window']} rounds that drafted", style="dim")
-    rates = " ".join(f"{rate:.0%}" for rate in stats["position_rates"])
-    console.print(
-        f"{render.tokens(stats['tokens'])} in {stats['rounds']} rounds; acceptance rate "
-        f"{render.percent(stats['acceptance_rate'])}, tau {stats['mean_acceptance_length'] or 0:.2f}; accepted by "
-        f"position: {rates or 'nothing was drafted'}"
-    )
+        console.print(f"acceptance rate over the last {result.settings['window']} steps that drafted", style="dim")
+    render.section(section(result))

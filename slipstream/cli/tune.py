@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.bench import finish, named_rows, publish, unfinished, writable
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.loading import load, on
+from slipstream.cli.measuring import finish, unfinished, writable
 from slipstream.cli.options import SamplingOptions, grouped
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
@@ -53,12 +53,12 @@ def tune(
     models: TuneModels,
     sampling: SamplingOptions,
     prompts: Annotated[str, typer.Argument(help="A file, or code, edit, or code,edit.")] = "code,edit",
-    count: Annotated[int, typer.Option("--prompts", min=1, help="Most prompts, of all categories in turn.")] = 6,
-    template: Annotated[str, typer.Option(help="chat, raw, or auto: chat for prompts that ask.")] = "auto",
+    count: Annotated[int, typer.Option("--prompts", min=1, help="Most prompts, from all categories in turn.")] = 6,
+    template: Annotated[str, typer.Option(help="chat, raw, or auto (chat for instructions).")] = "auto",
     batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
-    confirm: Annotated[int, typer.Option(min=1, help="How many of the best to race against plain decoding.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed passes of that race.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0, help="Begin no further pass after so long (three are run).")] = 45,
+    confirm: Annotated[int, typer.Option(min=1, help="How many of the best to measure against plain decoding.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed passes of that measurement.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0, help="Time limit in seconds; at least three passes.")] = 45,
     write: Annotated[
         Path | None, typer.Option(help="Write the choice to this file, for `slipstream generate --config`.")
     ] = None,
@@ -95,88 +95,23 @@ def tune(
     origin = Choice("none", target=models.target, draft=models.draft_model, engine=engine)
     with render.progress("measuring, in turns", lab.steps(llm, contenders, chosen, config)) as advance:
         result, code = unfinished(lambda: lab.tune(llm, contenders, chosen, config, out, advance, origin))
-    finish(result, out, as_json, show)
+    finish(result, out, as_json, page, show)
     configs = result.data["configs"]
     if write is not None and configs is not None:
         write_text(write, json.dumps(configs["slipstream"], indent=1) + "\n")
         render.line(f'wrote {write}; `slipstream generate --config {write} "..."` uses it')
-    publish(result, page)
     raise typer.Exit(code)
 
 
 def show(result: Result) -> None:
-    """What was predicted, what was measured, the choice, and how to make it elsewhere."""
-    console, data = render.out(), result.data
+    """The tables and the choice, and how to make it elsewhere."""
+    from slipstream.lab.reports import section
+
+    render.section(section(result))
+    console = render.out()
     console.print()
-    console.print(drafter_table(data["drafters"]))
-    console.print(
-        "Recorded at the longest draft. tau: tokens a round; cost: of drafting a round, in plain steps.", style="dim"
-    )
-    if data["raced"]:
-        console.print(race_table(data["raced"], data["choice"]))
-    else:
-        console.print("Nothing was confirmed before the run ended, so nothing is chosen.")
-        return
-    console.print(verdict(data["choice"]), style="bold")
-    if data["choice"] and data["choice"]["lengths"]:
-        console.print(f"By batch size, predicted: {by_batch(data['choice']['lengths'])}.")
-    if data["choice"] and data["choice"]["break_even"] is not None:
-        console.print(f"Switch it off where acceptance falls below {render.percent(data['choice']['break_even'])}.")
-    console.print()
-    for name, made in data["configs"].items():
+    for name, made in (result.data["configs"] or {}).items():
         text = json.dumps(made) if name == "slipstream" else made["text"] or made["note"]
         console.print(f"{name}: {text}", soft_wrap=True)
         if name != "slipstream" and made["text"] and made["note"]:
             console.print(f"  ({made['note']})", style="dim")
-
-
-def drafter_table(rows: list[dict[str, Any]]) -> Any:
-    """One line for each drafter: how many rounds draft, acceptance, tokens a round, what drafting costs, and the best
-    predicted length."""
-    table = named_rows("drafter", "drafts", "accepted by position", "tau", "cost", "best K", "predicted")
-    table.columns[2].justify = "left"
-    for row in rows:
-        m, gains = row["measured"], row["predicted"]
-        rates = [f"{rate:.0%}" for rate in m["position_rates"]]
-        share = m["drafted"][0] if m["drafted"] else 0.0
-        tau = 1 + sum(r * s for r, s in zip(m["position_rates"], m["drafted"], strict=True))
-        step = m["costs"]["seconds"][0] + m["plain_host"]
-        cost = (m["draft_fixed"] + m["draft_each"] * m["draft_tokens"]) / step
-        best = max(range(len(gains)), key=gains.__getitem__)
-        table.add_row(
-            row["label"], render.percent(share), " ".join(rates[:4]) + " ..." * (len(rates) > 4), f"{tau:.2f}",
-            f"{cost:.2f}", str(best + 1), f"{render.times(gains[best])}x",
-        )  # fmt: skip
-    return table
-
-
-def race_table(rows: list[dict[str, Any]], choice: dict[str, Any] | None) -> Any:
-    table = named_rows("raced against plain", "predicted", "measured (95 %)", "off by", "texts", "")
-    for row in rows:
-        gain = row["speedup"]
-        picked = choice and all(choice[k] == row[k] for k in ("contender", "draft_tokens"))
-        table.add_row(
-            f"{row['label']}, K={row['draft_tokens']}",
-            f"{render.times(row['predicted'])}x",
-            f"{render.times(gain['value'])}x ({render.times(gain['low'])}-{render.times(gain['high'])})",
-            f"{row['predicted'] / gain['value'] - 1:+.0%}",
-            "as plain" if row["exact"] else "DIFFERENT",
-            "chosen" if picked else "",
-        )
-    return table
-
-
-def verdict(choice: dict[str, Any] | None) -> str:
-    if choice is None:
-        return "Choice: none. No drafter was faster than plain decoding beyond doubt; decode plainly."
-    gain = choice["speedup"]
-    return (
-        f"Choice: {choice['label']}, K={choice['draft_tokens']}: {render.times(gain['value'])}x measured, "
-        f"{render.times(choice['predicted'])}x predicted."
-    )
-
-
-def by_batch(lengths: list[list[int]]) -> str:
-    return ", ".join(
-        f"{low if low == high else f'{low}-{high}'}: {f'K={k}' if k else 'off'}" for low, high, k in lengths
-    )

@@ -20,6 +20,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -199,3 +200,19 @@ class Verdict:
         """The tokens that sequence `b` gains: its accepted draft tokens, then `next`."""
         start = draft.splits[b]
         return [draft.ids[start + node] for node in self.path[b]] + [self.next[b]]
+
+
+def visible(parents: Seq[int], pending: int = 0) -> Tensor:
+    """Which rows of a sequence each new row attends to, among the new ones: bool [n, n], n = pending + nodes.
+
+    A pending token sees itself and those before it. A node sees what its parent sees, and itself; a parent of -1 is the
+    last pending token.
+    """
+    n = pending + len(parents)
+    mask = np.zeros((n, n), dtype=np.bool_)  # [n, n]
+    mask[:pending, :pending] = np.tri(pending, dtype=np.bool_)
+    for i, parent in enumerate(parents, start=pending):
+        if pending + parent >= 0:
+            mask[i] = mask[pending + parent]
+        mask[i, i] = True
+    return torch.from_numpy(mask)

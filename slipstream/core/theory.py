@@ -1,19 +1,19 @@
 """The closed forms of speculative decoding, with the letters of the papers.
 
-    alpha   acceptance rate: probability that one guess stands, E[sum min(p, q)]
-    gamma   draft length: guesses a round
+    alpha   acceptance rate: probability that a draft token is accepted, E[sum min(p, q)]
+    gamma   draft length: draft tokens a step
     c       cost coefficient: time of one draft step over time of one target step
     c_hat   arithmetic coefficient: operations of one draft step over operations of one target step
-    tau     tokens a round, the bonus token included
+    tau     tokens a step, the bonus token included
 
-Functions of alpha assume that guesses stand or fall independently with the same alpha; measured acceptance falls with
-depth, so measured figures sit beside these and not on them. Functions of position rates assume nothing of the kind.
-Sources: Leviathan et al. 2211.17192 ("L"), Chen et al. 2302.01318, Sun et al. 2403.10444.
+Functions of alpha assume that every draft token is accepted with the same probability, independently of the others.
+Measured acceptance falls with depth, so measured speed-ups are lower. Functions of rates by position do not need this
+assumption. Sources: Leviathan et al. 2211.17192 ("L"), Chen et al. 2302.01318, Sun et al. 2403.10444.
 
 The functions compute with whatever numbers they are given; fractions give exact fractions.
 
-`predict` is the other half: what to expect from rates, costs and overheads that were measured. `simulate.py` meets all
-of them by chance.
+`core.forecast` chooses a draft length with these forms and states the assumptions. `predict` is for measured rates,
+costs and overheads.
 """
 
 from __future__ import annotations
@@ -32,37 +32,45 @@ Number = Any  # float or fractions.Fraction, the same throughout one call
 
 
 def acceptance_rate(p: Seq[Number], q: Seq[Number]) -> Number:
-    """Probability that a guess drawn from q stands: sum of min(p, q), which is 1 - TV(p, q) (L, theorem 3.5)."""
+    """Probability that a draft token drawn from q is accepted: sum of min(p, q), or 1 - TV(p, q) (L, theorem 3.5)."""
     return sum(min(a, b) for a, b in zip(p, q, strict=True))
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
-    """tau = (1 - alpha^(gamma + 1)) / (1 - alpha): tokens one round yields (L, equation 1)."""
+    """tau = (1 - alpha^(gamma + 1)) / (1 - alpha): tokens a step (L, equation 1)."""
     return sum(alpha**i for i in range(gamma + 1))  # the same sum, also right at alpha = 1
 
 
 def expected_accepted(alpha: float, gamma: int) -> float:
-    """Guesses that stand in one round: tau - 1."""
+    """Accepted draft tokens a step: tau - 1."""
     return expected_tokens(alpha, gamma) - 1
 
 
-def round_cost(gamma: int, c: float, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0) -> float:
-    """Time of one round over the time of one plain step, for chains of gamma guesses.
+def step_cost(
+    gamma: int,
+    c: float,
+    costs: CostCurve | None = None,
+    batch: int = 1,
+    host: float = 0.0,
+    depth: int | None = None,
+) -> float:
+    """Time of one speculative step over the time of one decode step, for gamma draft tokens a sequence.
 
-    costs  what the target takes by its rows: batch (gamma + 1) of them in a round, `batch` in a plain step. None:
-           checking is free, as L assumes.
-    host   fixed work that a round has and a plain step has not, in plain steps.
+    costs  time of the target by rows: batch (gamma + 1) of them in a speculative step, `batch` in a decode step. None:
+           verification costs no more than a decode step, as L assumes.
+    host   fixed work that a speculative step has and a decode step has not, in decode steps.
+    depth  draft steps: of a tree, its depth; None: gamma, as for a chain.
     """
-    checking = 1 if costs is None else costs(batch * (gamma + 1)) / costs(batch)
-    return gamma * c + checking + (host if gamma else 0)
+    verification = 1 if costs is None else costs(batch * (gamma + 1)) / costs(batch)
+    return (gamma if depth is None else depth) * c + verification + (host if gamma else 0)
 
 
 def speedup(
     alpha: float, gamma: int, c: float, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0
 ) -> float:
-    """Expected speed-up over plain decoding, tau / `round_cost`. Without `costs` and `host` it is L's
-    tau / (gamma c + 1), where checking gamma guesses costs what one token costs (L, theorem 3.8)."""
-    return expected_tokens(alpha, gamma) / round_cost(gamma, c, costs, batch, host)
+    """Expected speed-up over plain decoding, tau / `step_cost`. Without `costs` and `host` it is L's
+    tau / (gamma c + 1), where verifying gamma draft tokens costs what decoding one costs (L, theorem 3.8)."""
+    return expected_tokens(alpha, gamma) / step_cost(gamma, c, costs, batch, host)
 
 
 def operations(alpha: float, gamma: int, c_hat: float) -> float:
@@ -71,7 +79,7 @@ def operations(alpha: float, gamma: int, c_hat: float) -> float:
 
 
 def guaranteed_speedup(alpha: float, c: float) -> float:
-    """(1 + alpha) / (1 + c): reached with one guess a round; above 1 exactly if alpha > c (L, corollary 3.9)."""
+    """(1 + alpha) / (1 + c): reached with one draft token a step; above 1 exactly if alpha > c (L, corollary 3.9)."""
     return (1 + alpha) / (1 + c)
 
 
@@ -83,8 +91,8 @@ def best_gamma(
     batch: int = 1,
     host: float = 0.0,
 ) -> int:
-    """The draft length of the greatest expected speed-up, at most `longest`; 0 if no draft pays; the shortest one among
-    equals. All lengths are looked at: a measured cost curve has steps, and behind a step the speed-up may rise again.
+    """The draft length of the greatest expected speed-up, at most `longest`; 0 if no draft pays; the shortest among
+    equals. All lengths are tried: a measured cost curve has steps, and after a step the speed-up may rise again.
     """
     return best_length(geometric_rates(alpha, longest), c, costs, batch, host)
 
@@ -96,22 +104,22 @@ def best_length(
     best, most, tokens = 0, 1.0, 1.0
     for gamma, rate in enumerate(position_rates, start=1):
         tokens += rate
-        gain = tokens / round_cost(gamma, c, costs, batch, host)
+        gain = tokens / step_cost(gamma, c, costs, batch, host)
         if gain > most:
             best, most = gamma, gain
     return best
 
 
 def break_even(gamma: int, c: float, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0) -> float | None:
-    """The smallest acceptance rate at which drafting gamma guesses is no slower than plain decoding; None if none is.
+    """The smallest acceptance rate at which drafts of length gamma are no slower than plain decoding; None if none is.
 
-    With free checking and one guess a round it is c (L, corollary 3.9). Raises ParameterError unless gamma >= 1 and the
-    costs are numbers >= 0.
+    With free verification and one draft token a step it is c (L, corollary 3.9). Raises ParameterError unless
+    gamma >= 1 and the costs are numbers >= 0.
     """
     check_integer("gamma", gamma, 1)
     for name, value in (("c", c), ("host", host)):
         check_number(name, value, 0.0, float("inf"))
-    cost = round_cost(gamma, c, costs, batch, host)
+    cost = step_cost(gamma, c, costs, batch, host)
     if cost > gamma + 1:
         return None
     low, high = 0.0, 1.0  # tau rises with alpha, from 1 to gamma + 1
@@ -127,7 +135,8 @@ def latency_ratio(plain: float, speculative: float) -> float:
 
 
 def geometric_rates(alpha: float, gamma: int) -> list[float]:
-    """Share of the rounds in which the guess at position 1, ..., gamma stood, if each stands with chance alpha."""
+    """Share of the steps that accept the draft token at position 1, ..., gamma, if each is accepted with probability
+    alpha."""
     return [alpha**j for j in range(1, gamma + 1)]
 
 
@@ -140,22 +149,22 @@ def check_rates(rates: Seq[float]) -> None:
         if j > 1 and rate > rates[j - 2]:
             raise ParameterError(
                 f"the rate at position {j} is {rate:g}, above {rates[j - 2]:g} at position {j - 1}",
-                why="a guess stands only if all before it stand, so rates fall with the position",
-                fix="give shares of all rounds, not of the rounds in which the guess before stood",
+                why="a draft token is accepted only if all before it are, so rates fall with the position",
+                fix="give shares of all steps, not of the steps that accepted the draft token before",
             )
 
 
 def expected_length(position_rates: Seq[float]) -> float:
-    """tau = 1 + the share of rounds in which the guess at position 1, 2, ... stood. Exact, whatever the rates depend
-    on, if every round drafts to full depth: the expectation of a count is the sum of P(count >= j)."""
+    """tau = 1 + the sum of the shares of steps that accept the draft token at position 1, 2, ... Exact, whatever the
+    rates depend on, if every step drafts to full depth: the expectation of a count is the sum of P(count >= j)."""
     return 1 + sum(position_rates)
 
 
 def block_expected_accepted(p: Seq[Number], q: Seq[Number], gamma: int) -> Number:
-    """Guesses that stand in one round under block verification, for laws p and q that do not depend on the text:
-    sum over i <= gamma of E[w_i], with w_0 = 1 and w_i = min(1, w_{i-1} p(x_i) / q(x_i)) (2403.10444, section 4).
+    """Draft tokens accepted in one step under block verification, for distributions p and q that do not depend on the
+    text: sum over i <= gamma of E[w_i], with w_0 = 1 and w_i = min(1, w_{i-1} p(x_i) / q(x_i)) (2403.10444, section 4).
 
-    Beside it, `expected_accepted(acceptance_rate(p, q), gamma)` is what token-by-token rejection accepts.
+    For comparison, token-by-token rejection accepts `expected_accepted(acceptance_rate(p, q), gamma)`.
     """
     total: Number = 0
     probs: dict[Number, Number] = {1: 1}  # value of w -> its probability
@@ -172,12 +181,12 @@ def block_expected_accepted(p: Seq[Number], q: Seq[Number], gamma: int) -> Numbe
 
 @dataclass(frozen=True)
 class Prediction(Strict):
-    """What `predict` expects of one text (or, without a length, of one round in the long run).
+    """What `predict` expects of one text (or, without a length, of one step in the long run).
 
-    tau      tokens a round, the bonus token included, the prefill round left out.
-    rounds   rounds behind the prefill round.
+    tau      tokens a step, the bonus token included, the prefill step left out.
+    rounds   steps after the prefill step.
     seconds  of the speculative text, by what they are spent on: prefill, draft, target, host.
-    plain_seconds  of the same text decoded plainly, prefill included.
+    plain_seconds  of the same text in plain decoding, prefill included.
     """
 
     tau: float
@@ -207,48 +216,48 @@ def predict(
     tokens: int | None = None,
     batch: int = 1,
 ) -> Prediction:
-    """Expected time of a text from what was measured, chains of len(position_rates) guesses a round.
+    """Expected time of a text from what was measured, with chains of len(position_rates) draft tokens a step.
 
-    position_rates  as `SpecStats.position_rates`: of the rounds that draft at depth j or deeper, the share whose j-th
-                    guess stood. For a shorter draft of the same drafter, give the first ones.
+    position_rates  as `SpecStats.position_rates`: of the steps that draft at depth j or deeper, the share that accept
+                    draft token j. For a shorter draft of the same drafter, give the first ones.
     costs           seconds of the target by rows (`measure_costs`).
-    draft_seconds   of drafting and observing, a round.
-    drafted         share of the rounds that draft at depth j or deeper (drafted_at[j] / rounds that could draft);
-                    None: every round drafts to full depth. n-gram drafters often draft nothing.
-    round_host, plain_host   seconds of a round, and of a plain step, beside draft and target.
-    prefill, draft_prefill   seconds of the round that reads the prompt (it yields the first token): the target's share,
+    draft_seconds   of drafting and observing, a step.
+    drafted         share of the steps that draft at depth j or deeper (drafted_at[j] / steps that could draft); None:
+                    every step drafts to full depth. n-gram drafters often draft nothing.
+    round_host, plain_host   seconds of a speculative step, and of a plain step, beside draft and target.
+    prefill, draft_prefill   seconds of the step that reads the prompt (it yields the first token): the target's share,
                              which plain decoding pays too, and the drafter's.
     tokens          length of the text: then the shorter drafts at its end are exact. None: the long run, no prefill.
     batch           sequences a step, each counted as the mean one; seconds are those of the whole batch.
 
-    Exact if what a round accepts depends neither on earlier rounds nor on how deep that round drafted: the expected
-    time of the last n tokens is that of one round, cut to a depth of n - 1, plus that of what it leaves over.
+    Exact if what a step accepts depends neither on earlier steps nor on how deep it drafted: the expected time of the
+    last n tokens is that of one step, cut to a depth of n - 1, plus that of the tokens that remain.
     """
     _check_prediction(position_rates, drafted, tokens, batch, draft_seconds, round_host, plain_host, prefill)
     check_number("draft_prefill", draft_prefill, 0.0, float("inf"))
-    deep = [1.0, *(drafted or [1.0] * len(position_rates)), 0.0]  # share of the rounds at depth j or deeper
+    deep = [1.0, *(drafted or [1.0] * len(position_rates)), 0.0]  # share of the steps at depth j or deeper
     reach = [1.0, *(rate * share for rate, share in zip(position_rates, deep[1:], strict=False))]
     plain = costs(batch) + plain_host
 
-    def checking(room: int) -> float:
-        """Seconds of the target in a round that may draft `room` deep."""
+    def verification(room: int) -> float:
+        """Seconds of the target in a step that may draft `room` deep."""
         depths = enumerate(pairwise(deep))
         return sum((here - below) * costs(batch * (min(depth, room) + 1)) for depth, (here, below) in depths)
 
     longest = len(position_rates)
     tau = sum(reach)
     if tokens is None:
-        spent = {"prefill": 0.0, "draft": draft_seconds, "target": checking(longest), "host": round_host}
+        spent = {"prefill": 0.0, "draft": draft_seconds, "target": verification(longest), "host": round_host}
         return Prediction(tau, 1.0, spent, tau * plain)
     exactly = [a - b for a, b in zip(reach, [*reach[1:], 0.0], strict=True)]  # chance to accept 0, 1, ...
-    full = checking(longest)
-    done = [(0.0, 0.0, 0.0)]  # for 0, 1, ... tokens: rounds, rounds that may draft, seconds of the target
+    full = verification(longest)
+    done = [(0.0, 0.0, 0.0)]  # for 0, 1, ... tokens: steps, steps that may draft, seconds of the target
     for left in range(1, tokens):
         room = min(longest, left - 1)
         chances = [*exactly[:room], reach[room]]
         rests = [done[left - 1 - accepted] for accepted in range(room + 1)]
         rounds, drafting, target = (sum(p * r[i] for p, r in zip(chances, rests, strict=True)) for i in range(3))
-        done.append((rounds + 1, drafting + bool(room), target + (full if room == longest else checking(room))))
+        done.append((rounds + 1, drafting + bool(room), target + (full if room == longest else verification(room))))
     rounds, drafting, target = done[-1]
     spent = {
         "prefill": prefill + draft_prefill,
@@ -269,7 +278,7 @@ def _check_prediction(
         check_rates(drafted)
         if len(drafted) != len(rates):
             raise ParameterError(
-                f"{len(rates)} rates by position and {len(drafted)} shares of drafted rounds were given",
+                f"{len(rates)} rates by position and {len(drafted)} shares of drafted steps were given",
                 fix="give one of each for each depth",
             )
     check_integer("batch", batch, 1)

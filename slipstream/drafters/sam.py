@@ -1,19 +1,18 @@
-"""SAM decoding (Hu et al. 2411.10666): a suffix automaton finds the longest repetition, the text behind it is copied.
+"""SAM decoding (Hu et al. 2411.10666): copies what followed the latest occurrence of the longest match.
 
-The automaton of a text accepts exactly its substrings, with at most 2n states for n tokens, and grows by one token in
-amortised constant time (Blumer et al. 1985). Each state stands for the substrings that end at the same places, and its
-link leads to the longest end of them that occurs at more places. So the link of the state of the whole text is the
-longest end of the text that has occurred before, of any length: the match costs nothing to find (2411.10666,
-section 3.2), and what stood behind its latest occurrence is guessed:
+The suffix automaton of a text accepts exactly its substrings, with at most 2n states for n tokens, and grows by one
+token in amortised constant time (Blumer et al. 1985). Each state represents the substrings that end at the same
+positions, and its link leads to the longest suffix of them that occurs at more positions. So the link of the state of
+the whole text is the longest end of the text that occurred before, of any length (2411.10666, section 3.2):
 
-    x a b c y z a b c       the longest end seen before is "a b c", and "y z a ..." stood behind it
+    x a b c y z a b c       the longest end that occurred before is "a b c"; the draft is "y z a ..."
 
-The longer the match, the more is copied, and a record of how guesses fared, by length of match, ends the copying where
-one more would not be worth its row (`MatchLengthStats`). A fixed corpus may be searched beside the request's own text
-(section 3.3, the static automaton): the longer of the two matches wins.
+The longer the match, the more is copied. An acceptance record by length of match ends the draft where one more token
+is not worth its row (`MatchLengthStats`). A fixed corpus may be searched as well (section 3.3, the static automaton): the longer of
+the two matches wins.
 
-Every guess is deterministic given the sequence's own past and the corpus, a point mass, so q is None. Nothing depends
-on the rest of the batch.
+Every draft token is deterministic given the sequence's own past and the corpus, a point mass, so q is None. Nothing
+depends on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -24,26 +23,20 @@ from typing import Any
 
 import torch
 
-from slipstream.core.draft import Draft
-from slipstream.core.params import Strict, check_integer, check_number
-from slipstream.core.sequence import Sequence
+from slipstream.core.params import check_integer
 from slipstream.core.target import Target
-from slipstream.drafters.acceptance_stats import MatchLengthStats
-from slipstream.drafters.guard import MAX_NODES
-from slipstream.drafters.lookups import LookupDrafter, LookupState
+from slipstream.drafters.matching import END, Continuation, MatchConfig, MatchDrafter, MatchState
 from slipstream.errors import ParameterError
 
-END = -1  # stands in the corpus where a document ends
 REFRESH = 8  # at each token, so many of the strings that end there learn that this is their latest occurrence
-RECORDS = 16  # longer matches share one record of how guesses fared
 
 
 @dataclass(frozen=True)
-class SamConfig(Strict):
+class SamConfig(MatchConfig):
     """min_match    shortest match that is copied from.
-    max_draft    deepest guess; the engine's own limit applies as well.
-    spec_factor  a match of length m allows for spec_factor * m guesses, at least one.
-    row_cost     what verifying one more row costs, as a share of a step; see `MatchLengthStats`. 0 switches it off.
+    max_draft    longest draft; the engine's own limit applies as well.
+    spec_factor  a match of length m allows spec_factor * m draft tokens, at least one.
+    row_cost     cost of verifying one more row, as a share of a step; see `MatchLengthStats`. 0 switches that limit off.
     max_tokens   most tokens of one request that are remembered. They are held in two generations: when the younger has
                  half of them, the older is forgotten. A token costs about 0.5 kB (at most two states,
                  one and a quarter on the whole).
@@ -53,42 +46,33 @@ class SamConfig(Strict):
                  section 3.3).
     """
 
-    min_match: int = 1
-    max_draft: int = 16
-    spec_factor: float = 4.0
-    row_cost: float = 0.05
-    max_tokens: int = 1 << 17
     corpus: Seq[Seq[int]] = field(default=(), repr=False)
     bias: int = 0
 
     def __post_init__(self) -> None:
-        for name, low in (("min_match", 1), ("max_draft", 1), ("max_tokens", 2), ("bias", 0)):
-            check_integer(name, getattr(self, name), low)
-        check_number("spec_factor", self.spec_factor, 0.0, 1000.0)
-        check_number("row_cost", self.row_cost, 0.0, 0.7)
-        if self.max_draft > MAX_NODES:
-            raise ParameterError(f"max_draft is {self.max_draft}, at most {MAX_NODES} guesses are verified")
+        super().__post_init__()
+        check_integer("bias", self.bias, 0)
 
 
 class Automaton:
     """The suffix automaton of a text that grows at its end. The text itself is kept by whoever owns it.
 
     State 0 is the root, the empty string. Of a state, `length` is that of its longest string, `link` its longest end
-    that belongs to another state, `follow` where the text goes on behind its latest known occurrence.
+    that belongs to another state, `follow` the position after its latest known occurrence.
 
     first  position of the first token in its owner's text.
     """
 
     def __init__(self, first: int = 0):
         self.first = first
-        self.end = first  # position behind the last token
+        self.end = first  # position after the last token
         self.last = 0  # state of the whole text
         self.next: list[dict[int, int]] = [{}]
         self.link = [-1]
         self.length = [0]
         self.follow = [first]
         self.match = 0  # length of the longest end of the text that occurred before
-        self.place = first  # where the text went on behind that occurrence
+        self.place = first  # the position after that occurrence
 
     def __len__(self) -> int:
         """Tokens in the text."""
@@ -140,7 +124,7 @@ class Automaton:
 
     def advance(self, state: int, match: int, tokens: Seq[int]) -> tuple[int, int]:
         """Follow tokens through the automaton without adding them: the state and the length of the longest end of what
-        was followed that stands in the text. Amortised constant time a token."""
+        was followed that occurs in the text. Amortised constant time a token."""
         follows, link = self.next, self.link
         for token in tokens:
             while state > 0 and token not in follows[state]:
@@ -162,7 +146,7 @@ class Corpus:
 
 @dataclass
 class _Reader:
-    """Where a sequence's end stands in an automaton that it does not extend."""
+    """The position of a sequence's end in an automaton that it does not extend."""
 
     automaton: Automaton
     state: int = 0
@@ -173,7 +157,7 @@ class _Reader:
 
     @property
     def place(self) -> int:
-        """Where the text goes on behind the match."""
+        """The position after the match."""
         return self.automaton.follow[self.state]
 
 
@@ -182,7 +166,6 @@ class History:
 
     def __init__(self, config: SamConfig, corpus: Corpus | None):
         self.half = config.max_tokens // 2
-        self.indexed = 0  # tokens of the sequence that are in the automata
         self.young = Automaton()
         self.old: _Reader | None = None
         self.corpus = _Reader(corpus.automaton) if corpus else None
@@ -192,100 +175,69 @@ class History:
         return len(self.young) + (len(self.old.automaton) if self.old else 0)
 
     def extend(self, tokens: Seq[int]) -> None:
-        """Take in the tokens that came since the last call. `tokens` is the whole sequence; none is read twice."""
-        while self.indexed < len(tokens):
+        """Add tokens to the end of the text."""
+        begin = 0
+        while begin < len(tokens):
             if len(self.young) >= self.half:
                 self.old = _Reader(self.young, self.young.last, self.young.length[self.young.last])
-                self.young = Automaton(self.indexed)
-            stop = self.indexed + self.half - len(self.young)
-            piece = tokens[self.indexed : stop]
+                self.young = Automaton(self.young.end)
+            piece = tokens[begin : begin + self.half - len(self.young)]
             self.young.extend(piece)
             for reader in (self.old, self.corpus):
                 if reader:
                     reader.read(piece)
-            self.indexed += len(piece)
+            begin += len(piece)
 
-    def longest(self) -> tuple[int, int]:
-        """(length, where it went on) of the longest end of the sequence that occurred before in it; the more recent
-        among equals."""
-        if self.old and self.old.match > self.young.match:
-            return self.old.match, self.old.place
-        return self.young.match, self.young.place
-
-    def longest_behind(self, guesses: Seq[int]) -> tuple[int, int]:
-        """The same of the sequence and then `guesses`, which are not added."""
-        young = self.young
-        state, match = young.advance(max(young.link[young.last], 0), young.match, guesses)
-        if self.old:
-            there, longer = self.old.automaton.advance(self.old.state, self.old.match, guesses)
+    def longest(self, ahead: Seq[int] = ()) -> tuple[int, int]:
+        """(length, where it went on) of the longest end of the text, then `ahead`, that occurred before in the text;
+        the more recent among equals. `ahead` is not added."""
+        young, old = self.young, self.old
+        if not ahead:
+            match, place = young.match, young.place
+        else:
+            state, match = young.advance(max(young.link[young.last], 0), young.match, ahead)
+            place = young.follow[state]
+        if old:
+            state, longer = old.automaton.advance(old.state, old.match, ahead)
             if longer > match:
-                return longer, self.old.automaton.follow[there]
-        return match, young.follow[state]
+                return longer, old.automaton.follow[state]
+        return match, place
 
 
-@dataclass
-class _State(LookupState):
-    history: History
-
-
-class SamDrafter(LookupDrafter[_State]):
-    """device: where the target wants its draft tokens."""
+class SamDrafter(MatchDrafter[SamConfig]):
+    """See the module."""
 
     name = "sam"
 
     def __init__(self, config: SamConfig | None = None, device: torch.device | str = "cpu"):
-        super().__init__()
-        self.config = config or SamConfig()
-        self.device = device
+        super().__init__(config or SamConfig(), device)
         self.corpus = Corpus(self.config.corpus) if self.config.corpus else None
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        depths = [min(depth, self.config.max_draft) for depth in budget]
-        rows = [self._copy(seq, depth) if depth > 0 else [] for seq, depth in zip(seqs, depths, strict=True)]
-        return self._remembered(seqs, Draft.chains(rows, device=self.device))
+    def _index(self) -> History:
+        return History(self.config, self.corpus)
 
-    def _copy(self, seq: Sequence, depth: int) -> list[int]:
-        """Up to `depth` guesses for one sequence. Its state is made when first needed: a sequence for which speculation
-        is off costs nothing."""
-        config, state = self.config, self._states.get(seq.id)
-        if state is None:
-            state = _State(History(config, self.corpus), match_stats=MatchLengthStats(config.row_cost, RECORDS))
-            self._states[seq.id] = state
-        history, text = state.history, seq.tokens
-        history.extend(text)
-        match, place = history.longest()
-        if history.corpus and self.corpus and history.corpus.match > match + config.bias:
-            match, place, text = history.corpus.match, history.corpus.place, self.corpus.text
+    def _best(self, state: MatchState, depth: int, ahead: Seq[int] = ()) -> Continuation:
+        """From the request's own text, or from the corpus if its match is longer; with `ahead`, from the text alone."""
+        config, history = self.config, state.index
+        match, place = history.longest(ahead)
+        text, reader = state.seq.tokens, None if ahead else history.corpus
+        if self.corpus and reader and reader.match > match + config.bias:
+            match, place, text = reader.match, reader.place, self.corpus.text
         if match < config.min_match:
-            return []
-        state.match = match
-        depth = self._depth(state, match, depth)
-        if text is seq.tokens:
-            return copied(text, (), place, depth)
+            return Continuation(match if ahead else 0)
+        depth = min(depth, max(1, int(config.spec_factor * match)), state.match_stats.depth(match))
+        if text is state.seq.tokens:
+            return Continuation.chain(match, copied(text, ahead, place, depth))
         found = text[place : place + depth]
-        return found[: found.index(END)] if END in found else found
-
-    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
-        """See `hybrid.Lookup`; of the request's own text alone."""
-        state = self._states[seq.id]
-        match, place = state.history.longest_behind(guesses)
-        if match < self.config.min_match:
-            return [], match
-        return copied(seq.tokens, guesses, place, self._depth(state, match, depth)), match
-
-    def _depth(self, state: _State, match: int, depth: int) -> int:
-        """How much to copy behind a match, `depth` at most."""
-        config = self.config
-        return min(depth, config.max_draft, max(1, int(config.spec_factor * match)), state.match_stats.depth(match))
+        return Continuation.chain(match, found[: found.index(END)] if END in found else found)
 
 
-def copied(text: Seq[int], guesses: Seq[int], place: int, count: int) -> list[int]:
-    """`count` tokens from `place` on, of the text, the guesses behind it, and behind these what is copied: a loop is
-    followed round."""
-    found, behind = list(text[place : place + count]), [*guesses]
+def copied(text: Seq[int], ahead: Seq[int], place: int, count: int) -> list[int]:
+    """`count` tokens from `place` on: of the text, then of `ahead`, then of the copy itself, so that a loop goes on."""
+    found, further = list(text[place : place + count]), [*ahead]
     at = max(place - len(text), 0)
     while len(found) < count:
-        found.append(behind[at] if at < len(behind) else found[at - len(behind)])
+        found.append(further[at] if at < len(further) else found[at - len(further)])
         at += 1
     return found
 
@@ -298,7 +250,7 @@ def make(target: Target, **options: Any) -> SamDrafter:
     if outside is not None:
         raise ParameterError(
             f"the corpus holds id {outside}, the target's vocabulary is 0..{target.vocab_size - 1}",
-            why="guesses are copied from it",
+            why="draft tokens are copied from it",
             fix="encode it with the target's own tokenizer",
         )
     return SamDrafter(config, target.device)

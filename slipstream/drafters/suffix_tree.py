@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from slipstream.drafters.matching import END
+
 FANOUT = 16  # most followers kept of one string; beyond, one that occurred only once makes room, the oldest first
-END = -1  # stands in a text where a document ends
 
 
 class Node:

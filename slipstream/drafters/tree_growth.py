@@ -22,6 +22,7 @@ from torch import Tensor
 
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.dice import invert
+from slipstream.core.draft import visible
 from slipstream.core.random import SIBLINGS
 from slipstream.core.sequence import Sequence
 from slipstream.core.trees import best_count, renumbered
@@ -122,14 +123,7 @@ class Tree:
 
     def visible(self, rows: Seq[int]) -> Tensor:
         """Attention mask between the rows of these nodes (parents before children), bool [n, n]."""
-        place = {node: i for i, node in enumerate(rows)}
-        mask = np.zeros((len(rows), len(rows)), dtype=np.bool_)
-        for i, node in enumerate(rows):
-            parent = self.parents[node]
-            if parent >= 0:
-                mask[i] = mask[place[parent]]
-            mask[i, i] = True
-        return torch.from_numpy(mask)
+        return visible(renumbered(self.parents, rows))
 
     def kept(self) -> list[int]:
         """The nodes to propose, parents before children."""

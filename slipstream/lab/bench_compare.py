@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import ResultError
+from slipstream.lab.report_bench import condition
 from slipstream.lab.results import Result, read
+from slipstream.lab.tables import Column, Table, percent, words
 
 _95 = 1.959964
 CONDITIONS = (
@@ -56,6 +58,23 @@ def change(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         "acceptance_rate": [arm["overall"]["acceptance_rate"] for arm in (a, b)],
         "mean_acceptance_length": [arm["overall"]["mean_acceptance_length"] for arm in (a, b)],
     }
+
+
+def changes(rows: list[dict[str, Any]]) -> Table:
+    """The rows of `compare` as a table."""
+    columns = [words("method"), words("setting"), Column("before", "x"), Column("after", "x"), Column("change (95%)"),
+               Column("accept"), words("")]  # fmt: skip
+    cells = []
+    for row in rows:
+        (old, new), factor = (e["value"] for e in row["speedup"]), row["factor"]
+        who = row["label"], condition(row)
+        if row["plain"]:
+            cells.append([*who, "1", "1", "", "", ""])
+            continue
+        moved = f"{factor['value'] - 1:+.0%} ({factor['low'] - 1:+.0%} to {factor['high'] - 1:+.0%})"
+        verdict = ("faster" if factor["value"] > 1 else "slower") if row["significant"] else "no change"
+        cells.append([*who, old, new, moved, " to ".join(map(percent, row["acceptance_rate"])), verdict])
+    return Table("Speed-up over plain decoding in the first file and in the second", columns, cells)
 
 
 def differences(a: Result, b: Result) -> list[str]:

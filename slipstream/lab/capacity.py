@@ -8,14 +8,13 @@ best draft length shrinks with the batch, down to none.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
+from slipstream.core.forecast import Forecast, Rates, forecast
 from slipstream.core.params import Strict
-from slipstream.core.theory import best_length, check_rates, expected_length, round_cost
 from slipstream.lab.hardware import Hardware
-from slipstream.lab.roofline import ModelSize, pair_costs
+from slipstream.lab.roofline import ModelSize, PairCosts, pair_costs
 
 MOST_ROWS = 65536
 """Rows of one step that the roofline is asked for."""
@@ -28,29 +27,39 @@ MEMORY_SHARE = 0.9
 class Load(Strict):
     """One batch size.
 
-    draft_tokens  the best draft length there; 0: speculation is off.
-    plain_seconds, seconds  mean time between two tokens of one user, plain and with speculation.
+    forecast      at the best draft length for it, or at the one asked for.
     memory        bytes of the weights of both models and the caches of `batch` sequences.
     fits          whether the devices hold that; `plain_fits`: without the draft.
     """
 
     batch: int
-    draft_tokens: int
-    tau: float
-    plain_seconds: float
-    seconds: float
+    forecast: Forecast
+    costs: PairCosts
     memory: float
     fits: bool
     plain_fits: bool
 
     @property
-    def speedup(self) -> float:
-        return self.plain_seconds / self.seconds
+    def plain_seconds(self) -> float:
+        """Mean time between two tokens of one user in plain decoding."""
+        assert self.costs.target is not None
+        return self.costs.target(self.batch)
+
+    @property
+    def seconds(self) -> float:
+        """The same with speculation."""
+        return self.plain_seconds / self.forecast.speedup
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, with the rates that follow."""
-        return vars(self) | {
-            "speedup": self.speedup,
+        return self.forecast.as_dict() | {
+            "batch": self.batch,
+            "plain_seconds": self.plain_seconds,
+            "seconds": self.seconds,
+            "memory": self.memory,
+            "fits": self.fits,
+            "plain_fits": self.plain_fits,
+            "draft_devices": self.costs.draft_devices,
             "tokens_per_second_per_user": 1 / self.seconds,
             "plain_tokens_per_second_per_user": 1 / self.plain_seconds,
             "tokens_per_second": self.batch / self.seconds,
@@ -62,18 +71,15 @@ class Load(Strict):
 class Serving(Strict):
     """Target and draft on a group of devices.
 
-    rates    share of the rounds whose guess at position 1, 2, ... stands; drafts are no longer than that.
+    rates    acceptance by position; drafts are no longer than that.
     context  tokens that each sequence holds, on average.
     """
 
     target: ModelSize
     draft: ModelSize
     hardware: Hardware
-    rates: Seq[float]
+    rates: Rates
     context: float = 1024
-
-    def __post_init__(self) -> None:
-        check_rates(self.rates)
 
     def memory(self, batch: int, speculative: bool = True) -> float:
         models = (self.target, self.draft) if speculative else (self.target,)
@@ -85,18 +91,11 @@ class Serving(Strict):
     def load(self, batch: int, draft_tokens: int | None = None) -> Load:
         """At this batch size, at this draft length or the best one."""
         costs = pair_costs(self.target, self.draft, self.hardware, batch, self.context)
-        longest = max(0, MOST_ROWS // batch - 1)
-        k = draft_tokens
-        if k is None:
-            k = best_length(list(self.rates)[:longest], costs.c, costs.target, batch)
-        plain = costs.target(batch)
-        tau = expected_length(list(self.rates)[:k])
+        rates = self.rates.up_to(max(1, MOST_ROWS // batch - 1))
         return Load(
             batch=batch,
-            draft_tokens=k,
-            tau=tau,
-            plain_seconds=plain,
-            seconds=plain * round_cost(k, costs.c, costs.target, batch) / tau,
+            forecast=forecast(rates, costs, draft_tokens),
+            costs=costs,
             memory=self.memory(batch),
             fits=self.fits(batch),
             plain_fits=self.fits(batch, False),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,6 @@ class Choice(Strict):
     target, draft  what the user called them: folder, hub id or "embedded"; draft: a draft model or a head.
     options     of the drafter.
     engine      further options of `slipstream generate`, as {"executor": "torch"}; None values are left out.
-    lengths     draft length by batch size, [(from, to, K), ...], K = 0: off; empty: not measured.
     """
 
     drafter: str
@@ -36,7 +35,6 @@ class Choice(Strict):
     draft: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
-    lengths: Seq[tuple[int, int, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -89,12 +87,7 @@ def vllm(choice: Choice) -> Settings:
     if _reads_draft(choice.drafter):
         values["model"] = _draft(choice)
     values["num_speculative_tokens"] = choice.draft_tokens
-    note = ""
-    if choice.lengths:
-        values["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in choice.lengths]
-        note = "the lengths by batch size were measured here, not there: measure again on the serving machine"
-    if choice.drafter == "suffix":
-        note = (note + "; " if note else "") + "needs Arctic Inference, and the V1 runner"
+    note = "needs Arctic Inference, and the V1 runner" if choice.drafter == "suffix" else ""
     return Settings(values, f"--speculative-config {shlex.quote(json.dumps(values))}", note)
 
 

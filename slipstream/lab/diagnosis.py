@@ -157,20 +157,20 @@ def evidence(m: Measured, cause: str) -> list[str]:
     drafted = m.drafted[0] if m.drafted else 0.0
     said = {
         DRAFT: f"a draft of {m.draft_tokens} takes {m.draft_seconds * ms:.2f} ms, a plain step {m.plain_step * ms:.2f} "
-        f"ms: c = {m.c:.2f} a guess",
+        f"ms: c = {m.c:.2f} a draft token",
         ACCEPTANCE: (
             "nothing was drafted"
             if alpha is None
-            else f"acceptance {alpha:.0%} a guess"
-            + (f" in the {drafted:.0%} of the rounds that drafted" if drafted < 0.95 else "")
+            else f"acceptance {alpha:.0%} a draft token"
+            + (f" in the {drafted:.0%} of the steps that drafted" if drafted < 0.95 else "")
         ),
-        COMPUTE: f"checking {m.rows:.0f} rows takes {m.checking:.2f} times as long as {m.batch}",
-        HOST: f"the host takes {m.round_host * ms:.2f} ms a round and {m.plain_host * ms:.2f} ms a plain step "
-        f"({m.round_host / (m.round_host + m.costs(m.rows) + m.draft_seconds):.0%} of a round)",
+        COMPUTE: f"verifying {m.rows:.0f} rows costs {m.checking:.2f}x one plain step",
+        HOST: f"the host takes {m.round_host * ms:.2f} ms a speculative step, {m.plain_host * ms:.2f} ms a plain step "
+        f"({m.round_host / (m.round_host + m.costs(m.rows) + m.draft_seconds):.0%} of a speculative step)",
     }
     if m.batch > 1:
         alone = m.alone()
-        said[COMPUTE] += f"; {alone.rows:.0f} rows, at batch 1, {alone.checking:.2f} times as long as one"
+        said[COMPUTE] += f"; at batch 1, {alone.rows:.0f} rows cost {alone.checking:.2f}x one plain step"
     if m.experts:
         said[COMPUTE] += f"; {m.experts[0]} of {m.experts[1]} experts are picked for a token"
     key = COMPUTE if cause in (BATCH, EXPERTS) else cause

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from slipstream.core.forecast import ASSUMED_ACCEPTANCE, LONGEST_DRAFT, Forecast, Rates, forecast
 from slipstream.core.params import Strict
-from slipstream.core.theory import best_gamma, break_even, speedup
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.lab.hardware import Hardware
-from slipstream.lab.roofline import ModelSize, devices_needed, pair_costs
+from slipstream.lab.roofline import ModelSize, pair_costs, placed
 from slipstream.models.config import DecoderConfig
 from slipstream.models.facts import ModelFacts
 
@@ -26,10 +26,8 @@ NOTEBOOK = 'tutorial "Speculative Decoding: 2-3x Faster LLM Inference"'
 CHAPTER = 'course chapter "07. Speculative Decoding"'
 GPT_FAST = "gpt-fast README: 25.25 to 48.4 tokens/s, both int4, A100, batch 1"
 
-ASSUMED_ACCEPTANCE = 0.7
-"""Where no source gives an acceptance rate. Shown as assumed."""
-
-LONGEST_DRAFT = 16
+CONTEXT = 1024
+"""Tokens that a sequence holds, where costs depend on it and nothing else is given."""
 
 
 @dataclass(frozen=True)
@@ -168,50 +166,35 @@ PAIRS = (
 
 @dataclass(frozen=True)
 class Outlook(Strict):
-    """What the closed form expects of a pair at batch 1, beside what is published.
-
-    acceptance   used for the prediction; `assumed` if no source gives one.
-    parameter_ratio  parameters of the draft over those of the target.
-    c            cost of a draft step in target steps, by the roofline.
-    draft_tokens, speedup   the best draft length and what it gives; 0 and 1 if none pays.
-    break_even   smallest acceptance at which some draft length is no loss; None if none is.
-    """
+    """What is expected of a pair on this hardware at batch 1, beside what is published."""
 
     hardware: Hardware
-    acceptance: float
-    assumed: bool
-    parameter_ratio: float
-    c: float
-    draft_tokens: int
-    speedup: float
-    break_even: float | None
+    forecast: Forecast
 
 
-def outlook(pair: KnownPair, hardware: Hardware, acceptance: float | None = None, context: int = 1024) -> Outlook:
+def outlook(pair: KnownPair, hardware: Hardware, acceptance: float | None = None, context: int = CONTEXT) -> Outlook:
     """On the fewest devices of this kind that hold both models in 16 bits, one sequence of `context` tokens.
 
     Raises ParameterError if 64 of them do not.
     """
-    target, draft = MODELS[pair.target].size, MODELS[pair.draft].size
-    devices = devices_needed((target, draft), hardware, 1, context)
-    if devices is None:
-        raise ParameterError(f"{pair.target} and {pair.draft} do not fit into 64 x {hardware.name}")
-    hardware = hardware.times(devices)
-    said = pair.acceptance and sum(pair.acceptance) / 2
-    alpha = acceptance if acceptance is not None else said or ASSUMED_ACCEPTANCE
-    costs = pair_costs(target, draft, hardware, 1, context)
-    gamma = best_gamma(alpha, costs.c, LONGEST_DRAFT, costs.target)
-    evens = [break_even(k, costs.c, costs.target) for k in range(1, LONGEST_DRAFT + 1)]
-    return Outlook(
-        hardware=hardware,
-        acceptance=alpha,
-        assumed=acceptance is not None or said is None,
-        parameter_ratio=draft.parameters / target.parameters,
-        c=costs.c,
-        draft_tokens=gamma,
-        speedup=speedup(alpha, gamma, costs.c, costs.target),
-        break_even=min((even for even in evens if even is not None), default=None),
-    )
+    models = MODELS[pair.target].size, MODELS[pair.draft].size
+    hardware = placed(models, hardware, context)
+    rates = acceptance_rates(pair.target, pair.draft, acceptance)
+    return Outlook(hardware, forecast(rates, pair_costs(*models, hardware, 1, context)))
+
+
+def acceptance_rates(
+    target: str | None, draft: str | None, given: float | None = None, longest: int = LONGEST_DRAFT
+) -> Rates:
+    """The acceptance rate that predictions for these two models use: the one that is given, else the middle of the
+    published range if the registry knows both names, else `ASSUMED_ACCEPTANCE`."""
+    known = [known_model(name) if name else None for name in (target, draft)]
+    pair = published(known[0].name, known[1].name) if known[0] and known[1] else None
+    if given is not None:
+        return Rates.constant(given, "given", longest)
+    if pair is not None and pair.acceptance is not None:
+        return Rates.constant(sum(pair.acceptance) / 2, "published", longest)
+    return Rates.constant(ASSUMED_ACCEPTANCE, "assumed", longest)
 
 
 def _key(name: str) -> str:

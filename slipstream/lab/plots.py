@@ -177,7 +177,7 @@ def ticks(axes: Axes, xs: Seq[Any]) -> None:
 def as_percent(axes: Axes) -> None:
     """A vertical axis from 0 to 100 %."""
     axes.set_ylim(0, 1.03)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
 
 
 def shares(axes: Axes, rows: Seq[tuple[str, dict[str, float]]], narrow: bool) -> None:
@@ -193,12 +193,12 @@ def shares(axes: Axes, rows: Seq[tuple[str, dict[str, float]]], narrow: bool) ->
             if width > (0.12 if narrow else 0.06):
                 middle = start + width / 2
                 axes.annotate(
-                    f"{100 * width:.0f} %", (middle, y), ha="center", va="center", color=ON_PARTS, fontsize=8.5
+                    f"{100 * width:.0f}%", (middle, y), ha="center", va="center", color=ON_PARTS, fontsize=8.5
                 )
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.set_yticks(range(len(rows)), [name for name, _ in rows], color=INK)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, 1)
-    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
     axes.grid(visible=False, axis="y")
     legend(axes, narrow, columns=5)

@@ -1,4 +1,4 @@
-"""What a page says of a bench result."""
+"""What is said of a bench result."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from typing import Any
 
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
-from slipstream.lab.report_page import Section, Table, percent, times
 from slipstream.lab.results import Result
+from slipstream.lab.tables import Alarm, Column, Section, Table, interval, percent, words
 
 PHASES = ("draft", "target", "verify", "host", "outside")
-VERDICTS = {
-    "plain": "",
-    "sampled": "sampled, not comparable",
-    "identical": "token-identical",
-    "near-tie": "identical but for near-ties",
-    "BUG": "DIFFERENT: a bug",
-}
+SHOWN_POSITIONS = 8
+VERDICTS = {"plain": "", "sampled": "sampled", "identical": "identical", "near-tie": "identical*", "BUG": Alarm("BUG")}
+WHO = (words("method"), words("setting"))
 
 
 def section(result: Result) -> Section:
@@ -24,15 +20,16 @@ def section(result: Result) -> Section:
     made = Section("Drafters against plain decoding", lead(arms))
     if not arms:
         return made
-    made.tables.append(speeds(arms))
     fast = [arm for arm in arms if not arm["plain"]]
     conditions = list(dict.fromkeys(condition(arm) for arm in arms))
     names = list(dict.fromkeys(name(arm) for arm in fast))
+    made.tables.append(speeds(arms))
     if fast:
         made.plots.append(speedups(fast, conditions, names))
         if len(arms[0]["categories"]) > 1:
             made.tables.append(by_category(arms))
             made.plots.append(category_plot(fast, conditions, names))
+        made.tables.append(by_position(fast))
         made.plots.append(positions(fast, conditions))
     made.plots.append(split(arms, conditions))
     made.tables.append(memory_and_time(arms))
@@ -46,11 +43,8 @@ def lead(arms: list[dict[str, Any]]) -> str:
         return "Nothing was measured before the run ended."
     best = max(fast, key=lambda arm: arm["overall"]["speedup"]["value"])
     gain = best["overall"]["speedup"]
-    sure = " The interval includes 1: this is not told from noise." if gain["low"] <= 1 <= gain["high"] else ""
-    return (
-        f"The fastest, {name(best)} ({condition(best)}), decodes at {times(gain['value'])} the speed of plain decoding "
-        f"(95 % interval {times(gain['low'])} to {times(gain['high'])}).{sure}"
-    )
+    unsure = " Not statistically significant: the 95% interval includes 1." if gain["low"] <= 1 <= gain["high"] else ""
+    return f"Fastest: {name(best)} ({condition(best)}), {interval(gain)} over plain decoding.{unsure}"
 
 
 def name(arm: dict[str, Any]) -> str:
@@ -58,93 +52,76 @@ def name(arm: dict[str, Any]) -> str:
 
 
 def condition(arm: dict[str, Any]) -> str:
-    heat = "greedy" if arm["temperature"] == 0 else f"temperature {arm['temperature']:g}"
-    return heat + (f", batch {arm['batch']}" if arm["batch"] > 1 else "")
+    sampling = "greedy" if arm["temperature"] == 0 else f"T={arm['temperature']:g}"
+    return sampling + (f", batch {arm['batch']}" if arm["batch"] > 1 else "")
 
 
 def parted(d: dict[str, Any]) -> str:
-    verdict = "a near-tie that rounding decides" if d["near_tie"] else "too far apart for rounding: a bug"
+    verdict = "a near-tie, within rounding" if d["near_tie"] else "too far apart for rounding: a bug"
     return (
-        f"the text parts at token {d['position']}, where the target's two best logits are {d['margin']:.2g} apart and "
-        f"rounding moves them by {d['noise']:.2g}: {verdict}."
+        f"the texts differ from token {d['position']} on, where the target's two best logits are {d['margin']:.2g} "
+        f"apart and rounding moves them by {d['noise']:.2g}: {verdict}."
     )
 
 
-def interval(e: dict[str, float]) -> str:
-    return f"{times(e['value'])} ({e['low']:.2f} to {e['high']:.2f})"
-
-
 def speeds(arms: list[dict[str, Any]]) -> Table:
-    heads = [
-        "Method",
-        "Condition",
-        "Tokens/s",
-        "Speed-up (95 % interval)",
-        "Acceptance",
-        "tau",
-        "Text",
-    ]
+    columns = [*WHO, Column("tok/s"), Column("speed-up (95%)", "x"), Column("accept", "%"), Column("tau", digits=2),
+               words("text")]  # fmt: skip
     rows = []
     for arm in arms:
         f = arm["overall"]
-        rows.append(
-            [
-                name(arm),
-                condition(arm),
-                f"{f['tokens_per_second']['value']:.0f}",
-                "1" if arm["plain"] else interval(f["speedup"]),
-                percent(f["acceptance_rate"]),
-                f"{f['mean_acceptance_length']:.2f}",
-                VERDICTS[arm["texts"]],
-            ]
-        )
+        gain = "1" if arm["plain"] else f["speedup"]
+        speed, text = f["tokens_per_second"]["value"], VERDICTS[arm["texts"]]
+        rows.append([name(arm), condition(arm), speed, gain, f["acceptance_rate"], f["mean_acceptance_length"], text])
     return Table(
-        "Speed and acceptance", heads, rows, left=(0, 1, 6),
-        note="Speeds include the processing of prompts. Speed-up: plain decoding's time for a token over the method's, "
-        "prompt by prompt in the same rounds. Acceptance: guesses that stood over guesses verified. tau: tokens a "
-        "round, the target's own included.",
-    )  # fmt: skip
-
-
-def memory_and_time(arms: list[dict[str, Any]]) -> Table:
-    heads = ["Method", "Condition", "First token, ms", "Each later token, ms", "Peak memory, MB", *PHASES]
-    rows = []
-    for arm in arms:
-        f = arm["overall"]
-        later, peak = f["seconds_per_later_token"], arm["peak_memory"]
-        rows.append(
-            [
-                name(arm),
-                condition(arm),
-                f"{1000 * f['first_token_seconds']:.1f}",
-                "" if later is None else f"{1000 * later:.2f}",
-                "" if peak is None else f"{peak / 1e6:.0f}",
-                *(percent(f["shares"][phase]) for phase in PHASES),
-            ]
-        )
-    return Table(
-        "Latency, memory, and where the time goes", heads, rows, left=(0, 1),
-        note="Peak memory is of the whole process on a CPU, of tensors on CUDA. Draft: proposing and learning; target: "
-        "forward and commit; verify: laws, rule, stops; host: the rest of a step; outside: between steps.",
+        "Speed and acceptance", columns, rows,
+        f"{min(arm['rounds'] for arm in arms)} interleaved passes over the prompts. Speed-up: time of plain decoding "
+        "for a token over the method's, prompt by prompt in the same pass, prefill included. accept: accepted draft "
+        "tokens over verified ones. tau: tokens a step, the bonus token included. identical*: identical but for "
+        "near-ties, which rounding decides.",
     )  # fmt: skip
 
 
 def by_category(arms: list[dict[str, Any]]) -> Table:
-    kinds = list(arms[0]["categories"])
+    columns = [words("category"), *WHO, Column("tok/s"), Column("speed-up (95%)", "x")]
+    rows = []
+    for kind in arms[0]["categories"]:
+        for arm in arms:
+            f = arm["categories"][kind]
+            gain = "1" if arm["plain"] else f["speedup"]
+            rows.append([kind, name(arm), condition(arm), f["tokens_per_second"]["value"], gain])
+    return Table("Speed-up by category", columns, rows)
+
+
+def by_position(fast: list[dict[str, Any]]) -> Table:
+    deepest = min(SHOWN_POSITIONS, max(len(arm["overall"]["position_rates"]) for arm in fast))
+    columns = [*WHO, *(Column(str(depth + 1), "%") for depth in range(deepest))]
+    rows = []
+    for arm in fast:
+        rates = arm["overall"]["position_rates"][:deepest]
+        rows.append([name(arm), condition(arm), *rates, *[None] * (deepest - len(rates))])
+    return Table(
+        "Acceptance by position", columns, rows,
+        "Share of the steps with a draft token at position 1, 2, ... that accepted it.",
+    )  # fmt: skip
+
+
+def memory_and_time(arms: list[dict[str, Any]]) -> Table:
+    columns = [*WHO, Column("first", "ms"), Column("next", "ms", 1), Column("memory", "B"),
+               *(Column(phase, "%") for phase in PHASES[:-1])]  # fmt: skip
     rows = []
     for arm in arms:
-        cells = [arm["categories"][kind] for kind in kinds]
-        rows.append(
-            [
-                name(arm),
-                condition(arm),
-                *(
-                    f"{c['tokens_per_second']['value']:.0f} tokens/s" if arm["plain"] else interval(c["speedup"])
-                    for c in cells
-                ),
-            ]
-        )
-    return Table("Speed-up by category", ["Method", "Condition", *kinds], rows, left=(0, 1))
+        f = arm["overall"]
+        seconds = f["first_token_seconds"], f["seconds_per_later_token"]
+        draft, target, verify, host, outside = (f["shares"][phase] for phase in PHASES)
+        shares = draft, target, verify, host + outside
+        rows.append([name(arm), condition(arm), *seconds, arm["peak_memory"], *shares])
+    return Table(
+        "Latency, memory, and where the time goes", columns, rows,
+        "first, next: time to the first token and for each later one. Memory: peak of the whole process on a CPU, of "
+        "tensors on CUDA. draft: proposing and learning; target: forward and commit; verify: probabilities, rule, "
+        "stops; host: the rest of a step, and between steps.",
+    )  # fmt: skip
 
 
 def speedups(fast: list[dict[str, Any]], conditions: list[str], names: list[str]) -> Plot:
@@ -155,8 +132,8 @@ def speedups(fast: list[dict[str, Any]], conditions: list[str], names: list[str]
     ]  # fmt: skip
     return Plot(
         "speedup", "Speed-up over plain decoding",
-        "Points: speed-up over plain decoding in the same rounds; bars: 95 % bootstrap intervals over prompts and "
-        "rounds; dashed: plain decoding.",
+        "Points: speed-up over plain decoding in the same passes; bars: 95% bootstrap intervals over prompts and "
+        "passes; dashed: plain decoding.",
         "; ".join(f"{name(a)}, {condition(a)}: {interval(a['overall']['speedup'])}" for a in fast),
         lambda axes, narrow: plots.intervals(axes, rows, "speed-up", narrow),
         height=1.0 + 0.48 * len(rows),
@@ -187,14 +164,14 @@ def positions(fast: list[dict[str, Any]], conditions: list[str]) -> Plot:
         groups.append((label, list(range(1, len(rates) + 1)), rates))
     return Plot(
         "acceptance-by-position", "Acceptance by position",
-        "Of the rounds that drafted at least so deep, the share whose guess at that position stood.",
+        "Share of the steps with a draft token at that position that accepted it.",
         "; ".join(f"{label}: {', '.join(percent(y) for y in ys)}" for label, _, ys in groups),
         lambda axes, narrow: _whole(axes, groups, narrow),
     )  # fmt: skip
 
 
 def _whole(axes: Any, groups: Any, narrow: bool) -> None:
-    plots.lines(axes, groups, "position in the draft", "stood", narrow)
+    plots.lines(axes, groups, "position in the draft", "accepted", narrow)
     longest = max((len(xs) for _, xs, _ in groups), default=1)
     axes.set_xticks(range(1, longest + 1, max(1, longest // 10)))
 

@@ -1,4 +1,4 @@
-"""What a page says of a doctor result."""
+"""What is said of a doctor result."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
-from slipstream.lab.report_page import Section, Table, percent, times
 from slipstream.lab.results import Result
+from slipstream.lab.tables import Column, Section, Table, interval, percent, remark, times, words
 
 MS = 1000
 
@@ -17,48 +17,55 @@ def section(result: Result) -> Section:
     if "diagnosis" not in data:
         return Section("Why is it slow?", "Too little was measured for a diagnosis.")
     m, d = data["measured"], data["diagnosis"]
-    made = Section("Why is it slow?", lead(m, d))
-    made.tables.append(gone(d))
-    made.tables.append(numbers(m, d))
-    made.plots += [curve(m), positions(m)]
-    made.notes += [f"{line[:1].upper()}{line[1:]}." for line in d["evidence"]]
+    made = Section("Why is it slow?", lead(m, d), [gone(d), numbers(m, d), costs(m["costs"])], [curve(m), positions(m)])
+    made.notes += [remark(line) for line in d["evidence"]]
     return made
 
 
 def lead(m: dict[str, Any], d: dict[str, Any]) -> str:
-    value, low, high = m["speedup"]
-    gain = f"{times(value)} the speed of plain decoding (95 % interval {times(low)} to {times(high)})"
+    gain = interval(dict(zip(("value", "low", "high"), m["speedup"], strict=True)))
+    measured = f"{gain} over plain decoding, {times(d['predicted'])} predicted from the parts"
     if d["cause"] == "nothing is wrong":
-        return f"Nothing is wrong: {gain}."
+        return f"Nothing is wrong: {measured}."
     alone = "" if d["enough"] else " No single change makes it pay; this one helps most."
-    return f"Cause: {d['cause']}, at {gain}. Fix: {d['fix']}.{alone}"
+    return f"Cause: {d['cause']}, at {measured}. Fix: {d['fix']}.{alone}"
 
 
 def gone(d: dict[str, Any]) -> Table:
-    rows = [[row["cause"], times(row["speedup"])] for row in d["counterfactuals"]]
-    return Table(
-        "Speed-up if one cause were gone", ("cause", "predicted"), [["as it is", times(d["predicted"])], *rows],
-        note="Predicted by the closed forms from the numbers below.",
-    )  # fmt: skip
+    rows = [["as it is", d["predicted"]], *([row["cause"], row["speedup"]] for row in d["counterfactuals"])]
+    note = "Predicted by the closed forms from the numbers below."
+    return Table("Speed-up if one cause were gone", [words("if this were gone"), Column("speed-up", "x")], rows, note)
 
 
 def numbers(m: dict[str, Any], d: dict[str, Any]) -> Table:
     step = m["costs"]["seconds"][0] + m["plain_host"]
     draft = m["draft_fixed"] + m["draft_each"] * m["draft_tokens"]
-    even = "none" if d["break_even"] is None else percent(d["break_even"])
+    even, best = d["break_even"], d["best_length"]
     rows = [
-        ("acceptance of one guess", percent(d["acceptance"])),
-        ("break-even acceptance", even),
+        ("acceptance of one draft token", percent(d["acceptance"])),
+        ("break-even acceptance", "none, not even 100%" if even is None else percent(even)),
         ("draft length", str(m["draft_tokens"])),
-        ("best draft length up to that", f"{d['best_length']} ({times(d['best_speedup'])})"),
+        ("best draft length up to that", f"{best} ({times(d['best_speedup'])})" if best else "none: no length pays"),
         ("one row of the target", f"{m['costs']['seconds'][0] * MS:.2f} ms"),
-        ("drafting a round", f"{draft * MS:.2f} ms, {draft / step:.2f} plain steps"),
-        ("host, a round", f"{m['round_host'] * MS:.2f} ms"),
+        ("drafting, a step", f"{draft * MS:.2f} ms, {draft / step:.2f} plain steps"),
+        ("host, a speculative step", f"{m['round_host'] * MS:.2f} ms"),
         ("host, a plain step", f"{m['plain_host'] * MS:.2f} ms"),
-        ("reading the prompt", f"{m['prefill'] * MS:.1f} ms, and {m['draft_prefill'] * MS:.1f} ms by the drafter"),
+        ("prefill", f"{m['prefill'] * MS:.1f} ms, and {m['draft_prefill'] * MS:.1f} ms by the drafter"),
         ("sequences at once", str(m["batch"])),
     ]
-    return Table("Measured", ("", "value"), rows)
+    return Table("Measured", [words(""), words("value")], rows)
+
+
+def costs(curve: dict[str, Any]) -> Table:
+    """A `CostCurve` of the target, {"rows", "seconds"}: powers of two only."""
+    rows, seconds = curve["rows"], curve["seconds"]
+    shown = [i for i, n in enumerate(rows) if n & (n - 1) == 0]
+    columns = [words("rows a pass"), *(Column(str(rows[i]), digits=2) for i in shown)]
+    cells = [
+        ["ms", *(f"{MS * seconds[i]:.1f}" for i in shown)],
+        ["times one row", *(seconds[i] / seconds[0] for i in shown)],
+    ]
+    return Table("A pass of the target by its rows", columns, cells)
 
 
 def curve(m: dict[str, Any]) -> Plot:
@@ -78,7 +85,7 @@ def curve(m: dict[str, Any]) -> Plot:
 
     return Plot(
         "doctor-costs", "What a pass of the target costs by its rows",
-        "Flat as long as the rows share one reading of the weights; where it rises, every guess is paid for.",
+        "Flat as long as the rows share one reading of the weights; where it rises, every draft token costs time.",
         "; ".join(f"{n} rows: {s:.2f} ms" for n, s in zip(rows, seconds, strict=True)), draw,
     )  # fmt: skip
 
@@ -88,17 +95,17 @@ def positions(m: dict[str, Any]) -> Plot:
     depths = list(range(1, len(rates) + 1))
 
     def draw(axes: Any, narrow: bool) -> None:
-        axes.bar(depths, rates, 0.6, color=plots.SERIES[0], label="stood")
+        axes.bar(depths, rates, 0.6, color=plots.SERIES[0], label="accepted")
         axes.plot(depths, m["drafted"], color=plots.SERIES[1], marker=plots.MARKERS[1], label="drafted so deep")
         axes.set_ylim(0, 1.05)
         axes.set_xticks(depths)
         axes.set_xlabel("position in the draft")
-        axes.set_ylabel("share of rounds")
+        axes.set_ylabel("share of steps")
         plots.legend(axes, narrow)
 
     return Plot(
         "doctor-acceptance", "Acceptance by position",
-        "Bars: of the rounds that drafted so deep, how many kept that guess. Line: of the rounds with room for it, how "
-        "many drafted so deep.",
+        "Bars: of the steps that drafted so deep, how many accepted that draft token. Line: of the steps with room for "
+        "it, how many drafted so deep.",
         "; ".join(f"position {d}: {percent(rate)}" for d, rate in zip(depths, rates, strict=True)), draw,
     )  # fmt: skip

@@ -1,76 +1,23 @@
 """`slipstream report`: one self-contained HTML page from any result files of the laboratory.
 
-Nothing is fetched: style, script and plots are in the page. A kind of result is one module with
-`section(result) -> Section` and one line in `SECTIONS`.
+Nothing is fetched: style, script and plots are in the page. What is said of a result is decided in `reports`; this is
+the renderer for HTML.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Seq
 from html import escape
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import ResultError, did_you_mean
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
-from slipstream.lab.results import Result, check_writable, write_text
-
-SECTIONS: dict[str, str] = {
-    "bench": "slipstream.lab.report_bench",
-    "sweep": "slipstream.lab.report_sweep",
-    "trace": "slipstream.lab.report_trace",
-    "verify": "slipstream.lab.report_verify",
-    "doctor": "slipstream.lab.report_doctor",
-    "tune": "slipstream.lab.report_tune",
-}
-"""Kind of result -> module with `section(result) -> Section`."""
+from slipstream.lab.reports import section
+from slipstream.lab.results import INTERRUPTED, Result, check_writable, write_text
+from slipstream.lab.tables import Alarm, Column, Section, Table, remark
 
 TEMPLATES = Path(__file__).parent / "templates"
-
-
-@dataclass
-class Table:
-    """caption, heads, rows of text; left: columns set flush left (words), the others are numbers. note: below it."""
-
-    caption: str
-    heads: Seq[str]
-    rows: Seq[Seq[str]]
-    left: Seq[int] = (0,)
-    note: str = ""
-
-
-@dataclass
-class Section:
-    """What is said of one result. lead: the finding in a sentence or two, text; notes: remarks, text. html: a part that
-    is neither table nor plot, shown first; script: what it needs, shown once a page."""
-
-    title: str
-    lead: str
-    tables: list[Table] = field(default_factory=list)
-    plots: list[Plot] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    html: str = ""
-    script: str = ""
-
-
-def section(result: Result) -> Section:
-    """Raises ResultError for a kind of which no page is known."""
-    if result.kind not in SECTIONS:
-        raise ResultError(
-            f"no page can be made of a result of {result.kind!r}", fix=did_you_mean(result.kind, SECTIONS)
-        )
-    render: Callable[[Result], Section] = import_module(SECTIONS[result.kind]).section
-    try:
-        return render(result)
-    except (KeyError, TypeError, IndexError) as fault:
-        raise ResultError(
-            f"the result of {result.kind!r} lacks what a page of it shows: {fault!r}",
-            why="the file is damaged, or was edited",
-            fix="measure again",
-        ) from fault
 
 
 def write_page(results: Seq[Result], path: str | Path) -> None:
@@ -131,12 +78,12 @@ def block(number: int, made: Section, result: Result) -> str:
     level = f'<h1 id="h{number}">{escape(made.title)}</h1>'
     warned = list(result.warnings)
     if not result.complete:
-        warned.insert(0, "the run was interrupted: this is what was measured until then")
-    warnings = "".join(f"<li>{escape(sentence(w))}</li>" for w in warned)
+        warned.insert(0, INTERRUPTED)
+    warnings = "".join(f"<li>{escape(remark(w))}</li>" for w in warned)
     parts = [
         f'<section id="s{number}" aria-labelledby="h{number}">',
         level,
-        f'<p class="lead">{escape(made.lead)}</p>',
+        f'<p class="lead{bad(made.lead)}">{escape(made.lead)}</p>',
         f'<p class="origin">{origin(result)}</p>',
         f'<aside class="warnings" aria-label="Warnings"><ul>{warnings}</ul></aside>' if warnings else "",
         made.html,
@@ -163,19 +110,31 @@ def figure(plot: Plot, key: str, result: Result) -> str:
 
 
 def table(made: Table) -> str:
-    css = ["words" if i in made.left else "number" for i in range(len(made.heads))]
-    heads = "".join(f'<th scope="col" class="{c}">{escape(h)}</th>' for h, c in zip(made.heads, css, strict=True))
-    rows = []
-    for row in made.rows:
-        first, *rest = (escape(cell) for cell in row)
-        cells = "".join(f'<td class="{c}">{cell}</td>' for cell, c in zip(rest, css[1:], strict=True))
-        rows.append(f'<tr><th scope="row" class="{css[0]}">{first}</th>{cells}</tr>')
+    heads = "".join(f'<th scope="col" class="{css(c)}">{escape(c.heading)}</th>' for c in made.columns)
+    rows = "".join(f"<tr>{row(made.columns, cells)}</tr>" for cells in made.rows)
     note = f'<p class="note">{escape(made.note)}</p>' if made.note else ""
     return (
-        f'<h2>{escape(made.caption)}</h2><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{escape(made.caption)}"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody>'
+        f'<h2>{escape(made.title)}</h2><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{escape(made.title)}"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>'
         f"</table></div>{note}"
     )
+
+
+def row(columns: Seq[Column], cells: Seq[Any]) -> str:
+    """The first cell is the heading of its row."""
+    out = []
+    for i, (column, cell) in enumerate(zip(columns, cells, strict=True)):
+        tag, scope = ("td", "") if i else ("th", ' scope="row"')
+        out.append(f'<{tag}{scope} class="{css(column)}{bad(cell)}">{escape(column.text(cell))}</{tag}>')
+    return "".join(out)
+
+
+def bad(text: Any) -> str:
+    return " bad" if isinstance(text, Alarm) else ""
+
+
+def css(column: Column) -> str:
+    return "words" if column.words else "number"
 
 
 def origin(result: Result) -> str:
@@ -216,15 +175,3 @@ def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         elif value is not None and value != [] and value != "":
             out.append((name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
     return out
-
-
-def percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.0f} %"
-
-
-def times(factor: float) -> str:
-    return f"{factor:.2f}×"
-
-
-def sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".") + "."

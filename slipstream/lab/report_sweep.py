@@ -1,4 +1,4 @@
-"""What a page says of a sweep result."""
+"""What is said of a sweep result."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
-from slipstream.lab.report_bench import interval
-from slipstream.lab.report_page import Section, Table, percent, times
 from slipstream.lab.results import Result
+from slipstream.lab.tables import Column, Section, Table, interval, percent, words
 
-AXES = {"draft_tokens": "draft length K", "batch": "batch size", "tree_nodes": "guesses in a tree"}
+AXES = {"draft_tokens": "draft length K", "batch": "batch size", "tree_nodes": "tree nodes"}
 Series = list[tuple[str, list[dict[str, Any]]]]
 
 
@@ -33,10 +32,7 @@ def lead(fast: list[dict[str, Any]]) -> str:
         return "Nothing was measured before the run ended."
     best = max(fast, key=lambda arm: arm["overall"]["speedup"]["value"])
     gain = best["overall"]["speedup"]
-    text = (
-        f"Fastest: {where(best)}, at {times(gain['value'])} the speed of plain decoding (95 % interval "
-        f"{times(gain['low'])} to {times(gain['high'])})."
-    )
+    text = f"Fastest: {where(best)}, {interval(gain)} over plain decoding."
     known = [arm for arm in fast if arm.get("predicted")]
     if known:
         off = [abs(arm["predicted"]["speedup"] / arm["overall"]["speedup"]["value"] - 1) for arm in known]
@@ -49,7 +45,7 @@ def title(axis: str) -> str:
 
 
 def where(arm: dict[str, Any]) -> str:
-    return ", ".join(f"{title(name)} {value}" for name, value in arm["values"].items())
+    return ", ".join(f"K={v}" if name == "draft_tokens" else f"{title(name)} {v}" for name, v in arm["values"].items())
 
 
 def grouped(fast: list[dict[str, Any]], axis: str) -> Series:
@@ -112,7 +108,7 @@ def speed(series: Series, axis: str) -> Plot:
 
     return Plot(
         "sweep-speedup", f"Speed-up by {title(axis)}",
-        "Points: measured, with 95 % intervals. Dashed: predicted by the closed forms from acceptance by position at "
+        "Points: measured, with 95% intervals. Dashed: predicted by the closed forms from acceptance by position at "
         "the longest draft and from the cost curve of the target. At 1 lies plain decoding.",
         "; ".join(f"{where(p)}: {interval(p['overall']['speedup'])}" for _, ps in series for p in ps), draw, height=3.6,
     )  # fmt: skip
@@ -126,7 +122,7 @@ def acceptance(series: Series, axis: str) -> Plot:
         plots.ticks(axes, [x for _, xs, _ in groups for x in xs])
 
     return Plot(
-        "sweep-acceptance", f"Acceptance rate by {title(axis)}", "Guesses that stood over guesses that were verified.",
+        "sweep-acceptance", f"Acceptance rate by {title(axis)}", "Accepted draft tokens over verified ones.",
         "; ".join(f"{label}: {', '.join(percent(y) for y in ys)}" for label, _, ys in groups),
         draw,
     )  # fmt: skip
@@ -136,37 +132,30 @@ def length(series: Series, axis: str) -> Plot:
     groups = [(label, _xs(ps, axis), [p["overall"]["mean_acceptance_length"] for p in ps]) for label, ps in series]
 
     def draw(axes: Any, narrow: bool) -> None:
-        plots.lines(axes, groups, title(axis), "tokens a round (tau)", narrow, percent=False)
+        plots.lines(axes, groups, title(axis), "tokens a step (tau)", narrow, percent=False)
         plots.ticks(axes, [x for _, xs, _ in groups for x in xs])
         axes.set_ylim(bottom=min(1.0, axes.get_ylim()[0]))
 
     return Plot(
-        "sweep-length", f"Tokens a round by {title(axis)}",
-        "Output tokens over rounds of the target, its own token included.",
+        "sweep-length", f"Tokens a step by {title(axis)}",
+        "Output tokens over steps, the bonus token included.",
         "; ".join(f"{label}: {', '.join(f'{y:.2f}' for y in ys)}" for label, _, ys in groups), draw,
     )  # fmt: skip
 
 
 def table(arms: list[dict[str, Any]], axes: dict[str, list[Any]]) -> Table:
     varied = [name for name, values in axes.items() if len(values) > 1]
-    named = (title(name) for name in varied)
-    heads = [*(head[:1].upper() + head[1:] for head in named), "Acceptance", "tau", "Tokens/s",
-             "Speed-up (95 % interval)", "Predicted tokens/s", "Predicted speed-up"]  # fmt: skip
+    columns = [*(words("K" if name == "draft_tokens" else name.replace("_", " ")) for name in varied),
+               Column("accept", "%"), Column("tau", digits=2), Column("tok/s"), Column("speed-up (95%)", "x"),
+               Column("predicted", "x")]  # fmt: skip
     rows = []
     for arm in arms:
         f, expected = arm["overall"], arm.get("predicted")
         own = [str(arm["values"].get(name, "")) for name in varied]
         if arm["plain"]:
             own = ["plain", *(str(arm[n]) if n in ("temperature", "batch") else "" for n in varied[1:])]
+        speed, gain = f["tokens_per_second"]["value"], "1" if arm["plain"] else f["speedup"]
         rows.append(
-            [
-                *own,
-                percent(f["acceptance_rate"]),
-                f"{f['mean_acceptance_length']:.2f}",
-                f"{f['tokens_per_second']['value']:.0f}",
-                "1" if arm["plain"] else interval(f["speedup"]),
-                f"{expected['tokens_per_second']:.0f}" if expected else "",
-                times(expected["speedup"]) if expected else "",
-            ]
+            [*own, f["acceptance_rate"], f["mean_acceptance_length"], speed, gain, expected and expected["speedup"]]
         )
-    return Table("All settings", heads, rows, left=tuple(range(len(varied))))
+    return Table("All settings", columns, rows)

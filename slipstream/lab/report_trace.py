@@ -1,16 +1,18 @@
-"""What a page says of a trace: the text, every token of it to be pointed at, and acceptance over time."""
+"""What is said of a trace; on a page, the text with every token to be pointed at, and acceptance over time."""
 
 from __future__ import annotations
 
 import json
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
-from slipstream.lab.report_page import TEMPLATES, Section, Table, percent
 from slipstream.lab.results import Result
+from slipstream.lab.tables import Column, Section, Table, percent, words
 
+SCRIPT = Path(__file__).parent / "templates" / "trace.js"
 BEFORE = 400
 """Characters of the prompt's end that are shown."""
 
@@ -22,12 +24,13 @@ def section(result: Result) -> Section:
     if not data["tokens"]:
         return made
     made.html = text(result)
-    made.script = (TEMPLATES / "trace.js").read_text(encoding="utf-8")
+    made.script = SCRIPT.read_text(encoding="utf-8")
     if data["rolling"]:
         made.plots.append(over_time(data["rolling"], settings["window"]))
     made.plots.append(histogram(stats))
     if stats["position_rates"]:
         made.plots.append(positions(stats))
+        made.notes.append("Accepted by position: " + " ".join(map(percent, stats["position_rates"])) + ".")
     made.tables += [by_proposer(data), rounds(data)]
     return made
 
@@ -36,10 +39,10 @@ def lead(settings: dict[str, Any], stats: dict[str, Any]) -> str:
     tau = stats["mean_acceptance_length"]
     if not stats["rounds"]:
         return "Nothing was generated before the run ended."
-    said = f"{stats['tokens']} tokens in {stats['rounds']} rounds of the target: {tau:.2f} a round."
+    said = f"{stats['tokens']} tokens in {stats['rounds']} steps: {tau:.2f} a step."
     if stats["proposed"]:
         said += (
-            f" {settings['contender']} proposed {stats['proposed']} guesses, of which {stats['accepted']} stood: "
+            f" {stats['accepted']} of {stats['proposed']} draft tokens of {settings['contender']} were accepted: "
             f"acceptance rate {percent(stats['acceptance_rate'])}."
         )
     return said
@@ -56,7 +59,7 @@ def text(result: Result) -> str:
     data, who = result.data, proposers(result.data)
     legend = "".join(
         f'<li><span class="t by{i}">{escape(name)}</span> '
-        f"{'chose it itself' if name == 'target' else 'proposed it, and it stood'}</li>"
+        f"{'chosen by the target itself' if name == 'target' else 'proposed, and accepted'}</li>"
         for i, name in enumerate(who)
     )
     spans = []
@@ -75,16 +78,16 @@ def text(result: Result) -> str:
     law = (
         "p and entropy are of the target's softmax, before temperature 0 made it a point mass."
         if result.settings["law"] == "softmax"
-        else "p and entropy are of the law that verification used, after temperature and filters."
+        else "p and entropy are of the distribution that verification used, after temperature and filters."
     )
     payload = json.dumps(facts, ensure_ascii=False).replace("</", "<\\/").replace("<!--", "<\\!--")
     return f"""<h2>The text</h2>
-<ul class="legend">{legend}<li><label><input type="checkbox" class="show-lost"> show rejected guesses</label></li></ul>
+<ul class="legend">{legend}<li><label><input type="checkbox" class="show-lost"> show rejected tokens</label></li></ul>
 <div class="trace">
 <pre class="tokens"><span class="prompt">{escape(before)}</span>{"".join(spans)}</pre>
 <div class="panel" aria-live="polite"><p class="hint">Point at a token, or use the arrow keys on one.</p></div>
 </div>
-<p class="note">{law} A guess without q was chosen deterministically.</p>
+<p class="note">{law} A draft token without q was chosen deterministically.</p>
 <script type="application/json" class="facts">{payload}</script>"""
 
 
@@ -97,7 +100,7 @@ def visible(piece: str) -> str:
 
 def label(data: dict[str, Any], i: int) -> str:
     token = data["tokens"][i]
-    kind = "accepted guess of" if token["drafted"] else "chosen by"
+    kind = "accepted draft token of" if token["drafted"] else "chosen by"
     return f"{data['pieces'][i].strip() or 'white space'}: {kind} {token['by']}, p {token['p']:.2f}"
 
 
@@ -108,7 +111,7 @@ def fact(data: dict[str, Any], i: int) -> dict[str, Any]:
         "text": data["pieces"][i],
         "id": token["token"],
         "from": f"proposed by {token['by']}, accepted" if token["drafted"] else "chosen by the target itself",
-        "round": f"round {token['round'] + 1}, token {token['place'] + 1} of "
+        "round": f"step {token['round'] + 1}, token {token['place'] + 1} of "
         f"{data['rounds'][token['round']]['tokens']}",
         "p": number(token["p"]),
         "q": "" if token["q"] is None else number(token["q"]),
@@ -126,7 +129,7 @@ def number(p: float) -> str:
 def over_time(points: list[dict[str, Any]], window: int) -> Plot:
     xs = [point["token"] for point in points]
     groups = [
-        (f"last {window} rounds", xs, [p["rate"] for p in points]),
+        (f"last {window} steps", xs, [p["rate"] for p in points]),
         ("since the beginning", xs, [p["overall"] for p in points]),
     ]
 
@@ -141,7 +144,7 @@ def over_time(points: list[dict[str, Any]], window: int) -> Plot:
 
     return Plot(
         "acceptance-over-time", "Acceptance over time",
-        f"Guesses that stood over guesses verified: in the last {window} rounds that drafted, and since the beginning.",
+        f"Accepted draft tokens over verified ones: in the last {window} steps that drafted, and since the beginning.",
         "; ".join(f"by token {p['token']}: {percent(p['rate'])}" for p in points), draw,
     )  # fmt: skip
 
@@ -156,14 +159,15 @@ def histogram(stats: dict[str, Any]) -> Plot:
                 axes.annotate(str(count), (x, count), xytext=(0, 3), textcoords="offset points", ha="center",
                               color=plots.INK)  # fmt: skip
         axes.set_xticks(range(len(counts)))
-        axes.set_xlabel("guesses accepted in a round")
-        axes.set_ylabel("rounds")
+        axes.set_xlabel("draft tokens accepted in a step")
+        axes.set_ylabel("steps")
         axes.grid(visible=False, axis="x")
 
     return Plot(
-        "accepted-histogram", "Accepted guesses a round",
-        "Rounds by how many of their guesses stood; the round that reads the prompt drafts nothing and counts at 0.",
-        "; ".join(f"{i} accepted: {n} rounds" for i, n in enumerate(counts)), draw, height=2.8,
+        "accepted-histogram", "Accepted draft tokens a step",
+        "Steps by how many of their draft tokens were accepted; the step that reads the prompt drafts nothing and "
+        "counts at 0.",
+        "; ".join(f"{i} accepted: {n} steps" for i, n in enumerate(counts)), draw, height=2.8,
     )  # fmt: skip
 
 
@@ -174,39 +178,38 @@ def positions(stats: dict[str, Any]) -> Plot:
         axes.bar(range(1, len(rates) + 1), rates, width=0.7, color=plots.SERIES[2])
         axes.set_xticks(range(1, len(rates) + 1))
         axes.set_xlabel("position in the draft")
-        axes.set_ylabel("stood")
+        axes.set_ylabel("accepted")
         axes.grid(visible=False, axis="x")
         plots.as_percent(axes)
 
     return Plot(
         "acceptance-by-position", "Acceptance by position",
-        "Of the rounds that drafted at least so deep, the share whose guess at that position stood.",
+        "Share of the steps with a draft token at that position that accepted it.",
         "; ".join(f"position {i + 1}: {percent(rate)}" for i, rate in enumerate(rates)), draw, height=2.8,
     )  # fmt: skip
 
 
 def by_proposer(data: dict[str, Any]) -> Table:
-    """Tokens of the text and rejected guesses by who proposed them."""
+    """Tokens of the text and rejected draft tokens by who proposed them."""
     rows = []
     everything = len(data["tokens"])
     for name in proposers(data):
         own = [t for t in data["tokens"] if t["by"] == name]
         lost = [g for t in data["tokens"] for g in t["rejected"] if g["by"] == name]
         mean = sum(t["p"] for t in own) / len(own) if own else None
-        failed = "" if name == "target" else str(len(lost))
-        rows.append(
-            [name, str(len(own)), percent(len(own) / everything), failed, "" if mean is None else f"{mean:.2f}"]
-        )
-    heads = ["Proposed by", "Tokens of the text", "Share", "Rejected at the point of failure", "Mean p"]
-    note = "Only the guess at which a draft failed is rejected; what hung below it was never judged."
-    return Table("Who said what", heads, rows, note=note)
+        rows.append([name, len(own), len(own) / everything, "" if name == "target" else len(lost), mean])
+    columns = [words("proposed by"), Column("tokens"), Column("share", "%"), Column("rejected"),
+               Column("mean p", digits=2)]  # fmt: skip
+    note = "Of a draft only the first rejected token counts as rejected; the target did not judge those after it."
+    return Table("Who proposed what", columns, rows, note)
 
 
 def rounds(data: dict[str, Any]) -> Table:
-    """Every round, for those who cannot see colours."""
+    """Every step, for those who cannot see colours."""
     rows, at = [], 0
     for i, each in enumerate(data["rounds"]):
         said = "".join(data["pieces"][at : at + each["tokens"]])
         at += each["tokens"]
-        rows.append([str(i + 1), str(each["drafted"]), str(each["accepted"]), str(each["tokens"]), repr(said)[1:-1]])
-    return Table("Round by round", ["Round", "Guesses", "Accepted", "Tokens", "Text"], rows, left=(4,))
+        rows.append([i + 1, each["drafted"], each["accepted"], each["tokens"], repr(said)[1:-1]])
+    columns = [Column("step"), Column("draft tokens"), Column("accepted"), Column("tokens"), words("text")]
+    return Table("Step by step", columns, rows, long=True)

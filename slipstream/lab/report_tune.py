@@ -1,4 +1,4 @@
-"""What a page says of a tune result."""
+"""What is said of a tune result."""
 
 from __future__ import annotations
 
@@ -8,26 +8,24 @@ from typing import Any
 
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
-from slipstream.lab.report_bench import interval
-from slipstream.lab.report_page import Section, Table, percent, times
 from slipstream.lab.results import Result
+from slipstream.lab.tables import Alarm, Column, Section, Table, interval, percent, times, words
+
+SHOWN_POSITIONS = 4
 
 
 def section(result: Result) -> Section:
     data = result.data
     made = Section("Which drafter, and how far?", lead(data))
     if data["raced"]:
-        made.tables.append(raced(data["raced"]))
+        made.tables.append(raced(data["raced"], data["choice"]))
     if data["drafters"]:
         made.plots.append(predictions(data["drafters"], data["raced"]))
         made.tables.append(recorded(data["drafters"]))
     if data["configs"]:
         made.html = configs(data["configs"])
-    if data["choice"] and data["choice"]["lengths"]:
-        spans = (
-            f"{a if a == b else f'{a} to {b}'}: {f'K={k}' if k else 'off'}" for a, b, k in data["choice"]["lengths"]
-        )
-        made.notes.append(f"Draft length by batch size, predicted: {', '.join(spans)}.")
+    if data["choice"] and data["choice"]["break_even"] is not None:
+        made.notes.append(f"Switch it off where acceptance falls below {percent(data['choice']['break_even'])}.")
     return made
 
 
@@ -36,23 +34,25 @@ def lead(data: dict[str, Any]) -> str:
     if not data["raced"]:
         return "Nothing was confirmed before the run ended, so nothing is chosen."
     if choice is None:
-        return "None: no drafter was faster than plain decoding beyond doubt."
+        return "Choice: none. No drafter was significantly faster than plain decoding; decode plainly."
     return (
-        f"{choice['label']}, K={choice['draft_tokens']}: {times(choice['predicted'])} predicted, "
-        f"{interval(choice['speedup'])} measured over plain decoding."
+        f"Choice: {choice['label']}, K={choice['draft_tokens']}: {interval(choice['speedup'])} over plain decoding "
+        f"measured, {times(choice['predicted'])} predicted."
     )
 
 
-def raced(rows: list[dict[str, Any]]) -> Table:
-    cells = [
-        [
-            f"{row['label']}, K={row['draft_tokens']}", times(row["predicted"]), interval(row["speedup"]),
-            f"{100 * (row['predicted'] / row['speedup']['value'] - 1):+.0f} %", "yes" if row["exact"] else "NO",
-        ]
-        for row in rows
-    ]  # fmt: skip
-    heads = ("setting", "predicted", "measured (95 %)", "off by", "texts as plain")
-    return Table("Raced against plain decoding", heads, cells, left=(0, 4))
+def raced(rows: list[dict[str, Any]], choice: dict[str, Any] | None) -> Table:
+    cells = []
+    for row in rows:
+        gain = row["speedup"]
+        picked = choice and all(choice[k] == row[k] for k in ("contender", "draft_tokens"))
+        texts = "as plain" if row["exact"] else Alarm("DIFFERENT")
+        off = f"{row['predicted'] / gain['value'] - 1:+.0%}"
+        who = f"{row['label']}, K={row['draft_tokens']}"
+        cells.append([who, row["predicted"], gain, off, texts, "chosen" if picked else ""])
+    columns = [words("setting"), Column("predicted", "x"), Column("measured (95%)", "x"), Column("off by"),
+               words("texts"), words("")]  # fmt: skip
+    return Table("Raced against plain decoding", columns, cells)
 
 
 def recorded(rows: list[dict[str, Any]]) -> Table:
@@ -60,13 +60,17 @@ def recorded(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         m, gains = row["measured"], row["predicted"]
         best = max(range(len(gains)), key=gains.__getitem__)
-        rates = " ".join(percent(rate) for rate in m["position_rates"])
+        rates = [percent(rate) for rate in m["position_rates"]]
+        tau = 1 + sum(r * s for r, s in zip(m["position_rates"], m["drafted"], strict=True))
         step = m["costs"]["seconds"][0] + m["plain_host"]
         cost = (m["draft_fixed"] + m["draft_each"] * m["draft_tokens"]) / step
-        drafted = percent(m["drafted"][0] if m["drafted"] else 0.0)
-        cells.append([row["label"], drafted, rates, f"{cost:.2f}", str(best + 1), times(gains[best])])
-    heads = ("drafter", "rounds that draft", "accepted by position", "cost in plain steps", "best K", "predicted")
-    return Table("Recorded at the longest draft", heads, cells, left=(0, 2))
+        drafted = m["drafted"][0] if m["drafted"] else 0.0
+        shown = " ".join(rates[:SHOWN_POSITIONS]) + " ..." * (len(rates) > SHOWN_POSITIONS)
+        cells.append([row["label"], drafted, shown, tau, cost, best + 1, gains[best]])
+    columns = [words("drafter"), Column("drafts", "%"), words("accepted by position"), Column("tau", digits=2),
+               Column("cost", digits=2), Column("best K"), Column("predicted", "x")]  # fmt: skip
+    note = "drafts: share of the steps that draft. tau: tokens a step. cost: of drafting a step, in plain steps."
+    return Table("Recorded at the longest draft", columns, cells, note)
 
 
 def predictions(rows: list[dict[str, Any]], confirmed: list[dict[str, Any]]) -> Plot:

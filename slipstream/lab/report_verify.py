@@ -1,4 +1,4 @@
-"""What a page says of a verify result."""
+"""What is said of a verify result."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
-from slipstream.lab.report_page import Section, Table
 from slipstream.lab.results import Result
+from slipstream.lab.tables import Alarm, Column, Section, Table, small, words
 
 HEADINGS = {
     "greedy": "Greedy texts, with and without the drafter",
-    "coupled": "Sampled texts of one seed, with and without the drafter",
+    "coupled": "Sampled texts of one seed, with and without the drafter (rule coupled)",
 }
 NOTES = {
     "greedy": "A near-tie is a margin of at most twice the noise that was measured for this model without any drafter.",
-    "coupled": "Under rule coupled noise belongs to positions: the text depends on the target and the seed alone.",
+    "coupled": "Under rule coupled the noise belongs to positions: the text depends on the target and the seed alone.",
 }
 
 
@@ -24,13 +24,15 @@ def section(result: Result) -> Section:
     made = Section("Does speculation change what the target says?", lead(data, settings))
     made.tables += [texts(name, data[name]) for name in HEADINGS if data[name]]
     if data["law"]:
-        made.tables.append(law(data["law"]))
+        made.tables.append(distribution_tests(data["law"]))
+        made.tables += [deviations(row) for row in data["law"] if row["verdict"] == "BUG"]
         made.plots += [outcomes(i, row) for i, row in enumerate(data["law"])]
     if data["control"]:
         c = data["control"]
         made.notes.append(
-            f"Control without a drafter: {c['positions']} positions scored one row a pass and {c['rows']} rows a pass "
-            f"differ by {c['noise']:.2g} at most; rounding explains {c['limit']:.2g}. Verdict: {c['verdict']}."
+            f"Control, no drafter: {c['positions']} positions computed one row a pass and {c['rows']} rows a pass: "
+            f"logits differ by at most {c['noise']:.2g} (rounding explains {c['limit']:.2g}), the likeliest token at "
+            f"{c['flips']} positions: {c['verdict']}."
         )
     return made
 
@@ -38,29 +40,34 @@ def section(result: Result) -> Section:
 def lead(data: dict[str, Any], settings: dict[str, Any]) -> str:
     what = f"{settings['drafter']}, K={settings['draft_tokens']}, rule {settings['rule']}"
     if data["verdict"] == "BUG":
-        return f"BUG: {what} changes what the target says."
+        return Alarm(f"BUG: {what} changes what the target says.")
     if data["verdict"] == "lossy":
         return f"{what} changes what the target says, as this lossy rule may."
     said = [row["verdict"] for name in HEADINGS for row in data[name]]
-    same = said.count("identical")
-    return (
-        f"No bug found in {what}: {same} of {len(said)} texts identical, {len(said) - same} parted at a tie, "
-        f"no difference seen in {[row['verdict'] for row in data['law']].count('no difference seen')} of "
-        f"{len(data['law'])} tests of the law."
-    )
+    ties = sum(verdict.startswith("tie") for verdict in said)
+    parts = [f"{len(said) - ties} of {len(said)} texts identical"]
+    parts += [f"{ties} differ from a near-tie on, within measured noise"] if ties else []
+    tests = [row["verdict"] for row in data["law"]]
+    parts += [f"{tests.count(each)} of {len(tests)} tests of the distribution: {each}" for each in dict.fromkeys(tests)]
+    return f"No bug found in {what}: {', '.join(parts)}."
+
+
+def verdict(text: str) -> str:
+    return Alarm(text) if text == "BUG" else text
 
 
 def texts(name: str, rows: list[dict[str, Any]]) -> Table:
     cells = []
     for row in rows:
         parted = row["divergence"]
-        place = ["", "", ""]
+        place: list[Any] = [None] * 3
         if parted is not None:
-            place = [str(parted["position"]), _number(parted["margin"]), _number(parted["noise"])]
+            place = [parted["position"], small(parted["margin"]), small(parted["noise"])]
         accepted = f"{row['accepted']} of {row['drafted']}"
-        cells.append([short(row["prompt"]), row["verdict"], str(row["tokens"]), accepted, *place])
-    heads = ("prompt", "verdict", "tokens", "accepted", "parts at token", "margin", "noise")
-    return Table(HEADINGS[name], heads, cells, left=(0, 1), note=NOTES[name])
+        cells.append([short(row["prompt"]), row["tokens"], accepted, *place, verdict(row["verdict"])])
+    columns = [words("prompt"), Column("tokens"), Column("accepted"), Column("differs at token"), Column("margin"),
+               Column("noise"), words("verdict")]  # fmt: skip
+    return Table(HEADINGS[name], columns, cells, NOTES[name])
 
 
 def short(name: str) -> str:
@@ -68,21 +75,26 @@ def short(name: str) -> str:
     return name.rsplit("/", 1)[-1]
 
 
-def law(rows: list[dict[str, Any]]) -> Table:
-    cells = [
-        [
-            short(row["prompt"]), row["verdict"], str(row["n"]), str(row["cells"]), _number(row["g"]),
-            f"{row['p']:.2g}", "" if row["second_p"] is None else f"{row['second_p']:.2g}",
-            _number(row["smallest_bias"]),
-        ]
-        for row in rows
-    ]  # fmt: skip
-    heads = ("prompt", "verdict", "samples", "outcomes", "G", "p-value", "second look", "smallest bias seen")
+def distribution_tests(rows: list[dict[str, Any]]) -> Table:
+    cells = []
+    for row in rows:
+        p = f"{row['p']:.2g}" + ("" if row["second_p"] is None else f", then {row['second_p']:.2g}")
+        bias = None if row["smallest_bias"] is None else f"{row['smallest_bias']:.3f}"
+        cells.append([short(row["prompt"]), row["n"], row["cells"], small(row["g"]), p, bias, verdict(row["verdict"])])
+    columns = [words("prompt"), Column("samples"), Column("outcomes"), Column("G"), Column("p-value"),
+               Column("smallest bias"), words("verdict")]  # fmt: skip
     return Table(
-        "Samples against the target's own law", heads, cells, left=(0, 1),
-        note="G-test on the first tokens, rare outcomes pooled. Smallest bias: the total variation, among these "
-        f"outcomes, that would have been called a bug with {rows[0]['power']:.0%} certainty.",
+        "Samples against the target's own distribution", columns, cells,
+        "G-test on the first tokens, rare outcomes pooled. Smallest bias: the total variation of these outcomes that "
+        f"would have been called a bug with {rows[0]['power']:.0%} certainty; - where no bias could have been seen, "
+        "because samples are few or one outcome is nearly certain.",
     )  # fmt: skip
+
+
+def deviations(row: dict[str, Any]) -> Table:
+    cells = [[repr(cell["text"]), cell["expected"], cell["counted"]] for cell in row["largest"]]
+    columns = [words("outcome"), Column("expected", digits=1), Column("counted")]
+    return Table(f"Outcomes furthest off: {short(row['prompt'])}", columns, cells)
 
 
 def outcomes(number: int, row: dict[str, Any]) -> Plot:
@@ -113,7 +125,3 @@ def outcomes(number: int, row: dict[str, Any]) -> Plot:
 def _plain(text: str) -> str:
     """matplotlib reads dollar signs as mathematics."""
     return text.replace("$", r"\$")
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"

@@ -31,6 +31,7 @@ from typing import Any
 from slipstream.errors import ResultError
 
 FORMAT, FORMAT_VERSION = "slipstream-lab", 1
+INTERRUPTED = "the run was interrupted: this is what was measured until then"
 
 
 @dataclass

@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from slipstream.core.cost_curve import CostCurve
+from slipstream.core.forecast import StepCosts
 from slipstream.core.params import Strict, check_number
+from slipstream.errors import ParameterError
 from slipstream.lab.hardware import Hardware
 
 if TYPE_CHECKING:
@@ -128,29 +130,39 @@ def roofline_curve(model: ModelSize, hardware: Hardware, sequences: float = 1, c
 
 
 @dataclass(frozen=True)
-class PairCosts(Strict):
-    """What the closed forms ask for, of a target and a draft at one batch size.
+class PairCosts(StepCosts):
+    """Costs of a target and a draft on some hardware.
 
-    target         seconds of the target by rows.
     draft          seconds of one draft step of the whole batch.
-    c              draft over a plain step of the whole batch.
     draft_devices  on how many devices the draft runs: on all of the target's or on one, whichever is faster.
     """
 
-    target: CostCurve
-    draft: float
-    c: float
-    draft_devices: int
+    draft: float = 0.0
+    draft_devices: int = 1
 
 
 def pair_costs(
     target: ModelSize, draft: ModelSize, hardware: Hardware, batch: int = 1, context: float = 0
 ) -> PairCosts:
-    """Costs of a pair for `batch` sequences of `context` tokens. Whether it fits into memory is not asked here."""
+    """Costs of a pair for `batch` sequences of `context` tokens. Whether it fits into memory is not checked here."""
     curve = roofline_curve(target, hardware, batch, context)
     steps = {n: forward_seconds(draft, hardware.times(n), batch, batch, context) for n in (1, hardware.devices)}
     devices = min(steps, key=lambda n: (steps[n], n))
-    return PairCosts(curve, steps[devices], steps[devices] / curve(batch), devices)
+    bits = " and ".join(f"{b:g}" for b in dict.fromkeys((target.bits, draft.bits)))
+    basis = f"roofline of {hardware.title}, {bits}-bit weights, {context:g} tokens of context"
+    return PairCosts(steps[devices] / curve(batch), curve, batch, 0.0, basis, steps[devices], devices)
+
+
+def placed(models: Seq[ModelSize], hardware: Hardware, context: float = 0, devices: int | None = None) -> Hardware:
+    """This hardware with so many devices; None: the fewest that hold the models. Raises ParameterError if 64 do not."""
+    if devices is None:
+        devices = devices_needed(models, hardware, 1, context)
+    if devices is None:
+        names = " and ".join(m.name for m in models)
+        raise ParameterError(
+            f"{names} do not fit into 64 x {hardware.name}", fix="give --gpus, or weights of fewer --bits"
+        )
+    return hardware.times(devices)
 
 
 def devices_needed(

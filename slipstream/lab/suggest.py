@@ -1,8 +1,8 @@
 """Which draft fits this target? Every candidate of the registry and of this machine, ranked, or rejected with a reason.
 
-Candidates are ranked by the speed-up that the closed form predicts from the published acceptance rate where there is
-one, else from an assumed one. The same assumption for all favours the smallest draft, though small drafts are accepted
-less: what is at the top is what to measure first, not what will win.
+Candidates are ranked by `core.forecast` from the published acceptance rate where there is one, else from an assumed
+one. The same assumption for all favours the smallest draft, though small drafts are accepted less: the first of the
+list is what to measure first.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipstream.core.forecast import Forecast, forecast
 from slipstream.core.params import Strict, check_integer, check_number
-from slipstream.core.theory import best_gamma, speedup
 from slipstream.errors import ConfigError, LoadError, ParameterError, UnsupportedModelError, did_you_mean
 from slipstream.lab.hardware import Hardware
-from slipstream.lab.known_pairs import ASSUMED_ACCEPTANCE, LONGEST_DRAFT, MODELS, known_model, published
-from slipstream.lab.roofline import ModelSize, pair_costs
+from slipstream.lab.known_pairs import CONTEXT, MODELS, acceptance_rates, known_model
+from slipstream.lab.roofline import ModelSize, pair_costs, placed
 from slipstream.models.checkpoint import read_json
 from slipstream.models.facts import ModelFacts, facts
 from slipstream.models.pair_check import PADDING, PairReport, compare_facts
@@ -33,22 +33,24 @@ _DEPTH = 3
 class Candidate(Strict):
     """A draft that was looked at.
 
-    place       folder, or "registry" if it is not on this machine.
-    rejected    why it cannot serve, in one sentence; empty if it can. The rest is filled only then.
-    acceptance  used for the prediction, and `basis`: who says so.
-    c           cost of a draft step in target steps; draft_tokens, speedup: the best draft length and what it gives.
-    notes       what is unusual and harmless, and what was not compared.
+    place     folder, or "registry" if it is not on this machine.
+    rejected  why it cannot serve, in one sentence; empty if it can.
+    forecast  of a candidate that fits.
+    notes     what is unusual and harmless, and what was not compared.
     """
 
     name: str
     place: str
     rejected: str = ""
-    acceptance: float = 0.0
-    basis: str = ""
-    c: float = 0.0
-    draft_tokens: int = 0
-    speedup: float = 1.0
+    forecast: Forecast | None = None
     notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        known = {"name": self.name, "place": self.place}
+        if self.forecast is None:
+            return known | {"rejected": self.rejected}
+        return known | self.forecast.as_dict() | {"basis": self.forecast.rates.source, "notes": list(self.notes)}
 
 
 @dataclass(frozen=True)
@@ -87,13 +89,13 @@ class Suggestions(Strict):
     def loadable(self) -> str:
         """What to load the target by: a name of the registry is none."""
         known = known_model(self.target)
-        return self.target if known is None or Path(self.target).expanduser().is_dir() else known.hub
+        return known.hub if known is not None and is_registered(self.target) else self.target
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return vars(self) | {
-            "fitting": [vars(c) for c in self.fitting],
-            "rejected": [{"name": c.name, "place": c.place, "rejected": c.rejected} for c in self.rejected],
+            "fitting": [c.as_dict() for c in self.fitting],
+            "rejected": [c.as_dict() for c in self.rejected],
             "alternatives": [
                 {"name": a.name, "when": a.when, "command": a.command.format(target=self.loadable)}
                 for a in ALTERNATIVES
@@ -110,6 +112,7 @@ class _Search:
     acceptance: float | None
     context: int
     hardware: Hardware | None
+    devices: int | None
 
 
 def suggest(
@@ -119,30 +122,42 @@ def suggest(
     acceptance: float | None = None,
     context: int = 0,
     hardware: Hardware | None = None,
+    devices: int | None = None,
 ) -> Suggestions:
     """Look at the registry and at every checkpoint below `folders`.
 
     target      a name of the registry, a folder, a hub id, or "embedded".
     acceptance  assumed for every candidate; None: the published rate, or `ASSUMED_ACCEPTANCE`.
     context     tokens that the draft must be able to hold.
-    hardware    where draft steps are priced by the roofline; None: by the bytes they read.
+    hardware    for which costs are predicted, by a roofline; None: by the bytes of weights read.
+    devices     of that hardware; None: the fewest that hold both models.
     Raises ParameterError for a folder that is none, and the family of `LoadError` if the target cannot be read.
     """
     if acceptance is not None:
         check_number("acceptance", acceptance, 0.0, 1.0)
     check_integer("context", context, 0)
-    search = _Search(*_target(target), acceptance, context, hardware)
+    search = _Search(*_target(target), acceptance, context, hardware, devices)
     found = [_local(search, folder) for folder in _checkpoints(folders)]
     here = {known.name for c in found if (known := known_model(c.name))} | {search.name}
     found += [_judge(search, m.facts, m.name, REGISTRY, m.name) for m in MODELS.values() if m.name not in here]
-    fitting = sorted((c for c in found if not c.rejected), key=lambda c: (-c.speedup, c.c, c.name))
+    fitting = sorted((c for c in found if c.forecast), key=_rank)
     return Suggestions(target, search.ours.parameters, tuple(fitting), tuple(c for c in found if c.rejected))
+
+
+def _rank(candidate: Candidate) -> tuple[float, float, str]:
+    assert candidate.forecast is not None
+    return -candidate.forecast.speedup, candidate.forecast.costs.c, candidate.name
+
+
+def is_registered(target: str) -> bool:
+    """Whether this names a model of the registry and no folder of this machine."""
+    return known_model(target) is not None and not Path(target).expanduser().is_dir()
 
 
 def _target(target: str) -> tuple[ModelFacts, str | None]:
     """What is on disk is looked at there, and still has its name in the registry."""
     known = known_model(target)
-    if known is not None and not Path(target).expanduser().is_dir():
+    if known is not None and is_registered(target):
         return known.facts, known.name
     try:
         return facts(checkpoint_of(target, "target")), known.name if known else None
@@ -178,20 +193,15 @@ def _judge(search: _Search, theirs: ModelFacts, label: str, place: str, known: s
         return Candidate(label, place, f"another vocabulary: {problem}")
     if theirs.config.context < search.context:
         return Candidate(label, place, f"its context is {theirs.config.context} tokens, {search.context} are needed")
-    alpha, basis = _acceptance(search.name, known, search.acceptance)
-    costs, c = None, report.cost_ratio
+    rates, costs = acceptance_rates(search.name, known, search.acceptance), report.costs
     if search.hardware is not None:
-        priced = pair_costs(ModelSize.of(search.ours), ModelSize.of(theirs), search.hardware)
-        costs, c = priced.target, priced.c
-    k = best_gamma(alpha, c, LONGEST_DRAFT, costs)
-    if not k:
-        return Candidate(
-            label,
-            place,
-            f"too large: a guess costs {c:.2f} target steps, which {alpha:.0%} acceptance ({basis}) does not pay for",
-        )
+        models = ModelSize.of(search.ours), ModelSize.of(theirs)
+        costs = pair_costs(*models, placed(models, search.hardware, CONTEXT, search.devices), 1, CONTEXT)
+    seen = forecast(rates, costs)
+    if not seen.draft_tokens:
+        return Candidate(label, place, f"too large: a draft token costs {costs.c:.2f} target steps, no gain at {rates}")
     notes = report.notes if report.compared else (*(n for n in report.notes if "only sizes" not in n), note)
-    return Candidate(label, place, "", alpha, basis, c, k, speedup(alpha, k, c, costs), notes)
+    return Candidate(label, place, "", seen, notes)
 
 
 def _vocabulary(report: PairReport, name: str | None, known: str | None) -> tuple[str, str]:
@@ -210,15 +220,6 @@ def _vocabulary(report: PairReport, name: str | None, known: str | None) -> tupl
     if max(sizes) - min(sizes) > PADDING * max(sizes):
         return f"{sizes[1]} ids, the target has {sizes[0]}", ""
     return "", "only vocabulary sizes were compared: tokenizer files are missing"
-
-
-def _acceptance(name: str | None, draft: str | None, wanted: float | None) -> tuple[float, str]:
-    if wanted is not None:
-        return wanted, "given"
-    pair = published(name, draft) if name and draft else None
-    if pair is not None and pair.acceptance is not None:
-        return sum(pair.acceptance) / 2, "published"
-    return ASSUMED_ACCEPTANCE, "assumed"
 
 
 def hub_cache() -> list[Path]:

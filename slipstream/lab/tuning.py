@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
 from slipstream.drafters.choice import embedded_role
-from slipstream.errors import ParameterError
 from slipstream.lab.benchmark import Contender, figures, kept, warnings
 from slipstream.lab.configs import Choice, others, slipstream
 from slipstream.lab.diagnosis_measured import CountingArm, Measured, measured, target_costs
@@ -36,7 +35,6 @@ SHORT = 2
 """Draft length of the second recording."""
 RECORDED = 2
 """Timed passes of a recording: one would leave every prediction to what disturbed it."""
-BATCHES = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -100,36 +98,6 @@ def shortlist(found: Seq[Candidate], most: int) -> list[Candidate]:
         taken = [o.draft_tokens for o in out if o.contender == c.contender]
         if len(out) < most and c.contender == out[0].contender and min(abs(c.draft_tokens - k) for k in taken) > 1:
             out.append(c)
-    return out
-
-
-def lengths_by_batch(m: Measured, batches: Seq[int] = BATCHES) -> list[tuple[int, int, int]]:
-    """Best draft length by batch size as [(from, to, K), ...], K = 0 from where speculation does not pay; predicted
-    from the target's curve. Only for facts of batch 1: draft and host are taken to cost each sequence the same again,
-    as lookups do, or, where a level of depth has a price of its own (models), to cost the batch what the target's rows
-    do. A larger batch is never given longer drafts.
-    """
-    if m.batch != 1:
-        raise ParameterError(f"the off-switch is predicted from batch 1, these figures are of batch {m.batch}")
-    each: list[tuple[int, int]] = []
-    for batch in batches:
-        if batch > max(m.costs.rows):
-            break
-        grown = m.costs(batch) / m.costs(1)
-        at = replace(
-            m, batch=batch, speedup=None, draft_each=m.draft_each * grown,
-            draft_fixed=m.draft_fixed * (grown if m.draft_each else batch), draft_prefill=m.draft_prefill * batch,
-            round_host=m.round_host * batch, plain_host=m.plain_host * batch, prefill=m.prefill * batch,
-        )  # fmt: skip
-        longest = each[-1][1] if each else m.draft_tokens  # a larger batch never affords longer drafts
-        each.append((batch, replace(at, draft_tokens=longest).best_length()[0] if longest else 0))
-    out: list[tuple[int, int, int]] = []
-    for i, (batch, k) in enumerate(each):
-        end = each[i + 1][0] - 1 if i + 1 < len(each) else batch
-        if out and out[-1][2] == k:
-            out[-1] = (out[-1][0], end, k)
-        else:
-            out.append((batch, end, k))
     return out
 
 
@@ -241,13 +209,12 @@ class _Tuning:
             picked = replace(self.origin, drafter="none", draft_tokens=0)
             if best is not None:
                 m, i = self.facts[best["contender"]], best["contender"]
-                lengths = lengths_by_batch(m) if self.config.batch == 1 else []
                 found["choice"] = {k: best[k] for k in ("label", "contender", "draft_tokens", "predicted", "speedup")}
-                found["choice"] |= {"drafter": self._names[i], "lengths": lengths}
-                found["choice"]["break_even"] = replace(m, draft_tokens=best["draft_tokens"]).break_even()
+                even = replace(m, draft_tokens=best["draft_tokens"]).break_even()
+                found["choice"] |= {"drafter": self._names[i], "break_even": even}
                 options = self.contenders[i].options
                 picked = replace(
-                    self.origin, drafter=self._names[i], draft_tokens=best["draft_tokens"], lengths=lengths,
+                    self.origin, drafter=self._names[i], draft_tokens=best["draft_tokens"],
                     options={k: v for k, v in options.items() if k not in ("head", "model")},
                 )  # fmt: skip
             found["configs"] = configurations(picked)

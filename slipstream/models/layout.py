@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.core.draft import Draft
+from slipstream.core.draft import Draft, visible
 from slipstream.core.sequence import Sequence
 from slipstream.models.executor import Batch
 
@@ -37,7 +36,7 @@ def batch_of(seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.
         else:
             positions += range(starts[b], held)
             positions += [held - 1 + depth for depth in draft.depths[first:last]]
-            trees.append(visible(draft, b, pending))
+            trees.append(visible(draft.parents[draft.splits[b] : draft.splits[b + 1]], pending))
         if first != last:
             tokens += draft.ids[first:last]
         select += range(splits[-1] + pending - 1, splits[-1] + pending + last - first)
@@ -64,18 +63,3 @@ def prompt_piece(seq: Sequence, start: int, stop: int, device: torch.device) -> 
         trees=[None],
         select=[stop - start - 1],
     )
-
-
-def visible(draft: Draft, b: int, pending: int) -> Tensor:
-    """What each new token of sequence `b` sees of the others: bool [n, n], n = pending + nodes.
-
-    A pending token sees those before it; a node sees what its parent sees, and itself.
-    """
-    first, last = draft.splits[b], draft.splits[b + 1]
-    n = pending + last - first
-    mask = np.zeros((n, n), dtype=np.bool_)  # [n, n]
-    mask[:pending, :pending] = np.tri(pending, dtype=np.bool_)
-    for i, parent in enumerate(draft.parents[first:last], start=pending):
-        mask[i] = mask[pending + parent]  # a parent of -1 is the last pending token
-        mask[i, i] = True
-    return torch.from_numpy(mask)

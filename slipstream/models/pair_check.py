@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.theory import best_gamma, speedup
+from slipstream.core.forecast import WEIGHTS_READ, Forecast, Rates, StepCosts, forecast
 from slipstream.errors import PairError
 from slipstream.models.facts import ROLES, ModelFacts, TokenMap, facts
 
@@ -20,9 +20,6 @@ SHOWN = 5
 
 PADDING = 0.01
 """Without tokenizers, heads that differ by less than this share are taken for padded ones."""
-
-MAX_DRAFT_TOKENS = 32
-"""Longest draft that `PairReport.expected` considers."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,8 @@ class PairReport:
     problem       why the pair does not fit, in one sentence; empty if it does.
     notes         what is unusual and harmless, each in one sentence.
     cost_ratio    c: bytes that a draft step reads over bytes that a target step reads, both in the same dtype.
-                  Decoding is bound by memory, so this estimates what a guess costs in target steps; small models come
-                  out dearer.
+                  Decoding is bound by memory, so this estimates the cost of a draft token in decode steps; small
+                  models cost more than that.
     """
 
     target: ModelFacts
@@ -71,11 +68,14 @@ class PairReport:
         Above 1: none."""
         return self.cost_ratio
 
-    def expected(self, acceptance: float) -> tuple[int, float]:
-        """(best draft length, speed-up over plain decoding) at this acceptance rate in [0, 1), by Leviathan et al.
-        2211.17192, theorem 3.8: guesses that are accepted independently. (0, 1.0) if speculation does not pay."""
-        k = best_gamma(acceptance, self.cost_ratio, MAX_DRAFT_TOKENS)
-        return k, speedup(acceptance, k, self.cost_ratio)
+    @property
+    def costs(self) -> StepCosts:
+        """Without a measurement: `cost_ratio`, and verification at the cost of one decode step."""
+        return StepCosts(self.cost_ratio, basis=WEIGHTS_READ)
+
+    def expected(self, acceptance: float) -> Forecast:
+        """At this acceptance rate in [0, 1]. Raises ParameterError."""
+        return forecast(Rates.constant(acceptance, "assumed"), self.costs)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -91,9 +91,7 @@ class PairReport:
             "differences": [asdict(d) for d in self.differences],
             "cost_ratio": self.cost_ratio,
             "break_even_acceptance": self.break_even,
-            "expected": {
-                str(a): dict(zip(("draft_tokens", "speedup"), self.expected(a), strict=True)) for a in (0.6, 0.8)
-            },
+            "expected": {str(a): self.expected(a).as_dict() for a in (0.6, 0.8)},
         }
 
 

@@ -26,9 +26,11 @@ def test_tables_for_people(cli, pair, texts, tmp_path):
     result = cli("bench", texts, *pair, *QUICK, "--drafters", "none,ngram,model", "--out", tmp_path / "r.json")
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
-    for part in ("temperature 0, batch 1", "ngram, K=10", "model, K=4", "identical", "speed-up by category",
-                 "accepted by position", "2 rounds in turns"):  # fmt: skip
+    for part in ("Speed and acceptance", "method setting tok/s speed-up (95%) accept tau text", "ngram, K=10 greedy",
+                 "model, K=4 greedy", "identical", "Speed-up by category", "Acceptance by position",
+                 "2 interleaved passes", "where the time goes", "Fastest: "):  # fmt: skip
         assert part in said
+    assert max(map(len, result.out.splitlines())) <= 80
     assert "fewer than 3 rounds" in result.said
     assert f"slipstream report {tmp_path / 'r.json'}" in result.said
     found = json.loads((tmp_path / "r.json").read_text())
@@ -92,7 +94,7 @@ def test_two_results_are_compared(cli, pair, texts, tmp_path):
         assert done.code == 0
     result = cli("bench", "--compare", tmp_path / "a.json", tmp_path / "b.json")
     assert result.code == 0, result.err
-    assert "change (95 %)" in " ".join(result.out.split())
+    assert "change (95%)" in " ".join(result.out.split())
     found = json.loads(cli("bench", "--compare", tmp_path / "a.json", tmp_path / "b.json", "--json").out)
     assert [row["label"] for row in found["rows"]] == ["plain", "ngram"]
     other = json.loads((tmp_path / "b.json").read_text()) | {"format_version": 2}

@@ -8,8 +8,6 @@ import pytest
 
 from slipstream.core.cost_curve import CostCurve
 
-QUICK = ["--texts", "50", "--tokens", "64"]
-
 
 def found(cli, *arguments):
     result = cli("simulate", *arguments, "--json")
@@ -18,30 +16,24 @@ def found(cli, *arguments):
 
 
 def test_lengths_from_an_acceptance_rate_and_a_draft_cost(cli):
-    seen = found(cli, "--alpha", "0.8", "--c", "0.05", *QUICK)
+    seen = found(cli, "--alpha", "0.8", "--c", "0.05")
     assert seen["best"] == 8
-    best = next(row for row in seen["lengths"] if row["gamma"] == 8)
+    best = next(row for row in seen["lengths"] if row["draft_tokens"] == 8)
     assert best["speedup"] == pytest.approx(3.092, abs=5e-4)
-    assert best["drawn"]["speedup"]["value"] == pytest.approx(3.09, rel=0.1)
-    assert best["drawn"]["speedup"]["error"] > 0
     assert seen["tree"] is None
 
 
 def test_measured_rates_a_row_cost_and_trees(cli):
-    seen = found(cli, "--rates", ".73,.52,.35", "--row-cost", ".02", "--tree-rates", ".6,.2", "--nodes", "12", *QUICK)
-    assert seen["acceptance"] == {"alpha": None, "position_rates": [0.73, 0.52, 0.35]}
-    assert max(row["gamma"] for row in seen["lengths"]) == 3
+    seen = found(cli, "--rates", ".73,.52,.35", "--row-cost", ".02", "--tree-rates", ".6,.2", "--nodes", "12")
+    assert seen["acceptance"] == {"alpha": None, "position_rates": [0.73, 0.52, 0.35], "source": "given"}
+    assert max(row["draft_tokens"] for row in seen["lengths"]) == 3
     assert seen["lengths"][2]["tau"] == pytest.approx(2.6)
     assert seen["tree"]["speedup"] > 1
     assert len(seen["tree"]["parents"]) == seen["tree"]["nodes"] <= 12
 
 
 def test_one_length(cli):
-    assert [row["gamma"] for row in found(cli, "-k", "20", *QUICK)["lengths"]] == [20]
-
-
-def test_the_same_seed_gives_the_same_figures(cli):
-    assert cli("simulate", *QUICK, "--json").out == cli("simulate", *QUICK, "--json").out
+    assert [row["draft_tokens"] for row in found(cli, "-k", "20")["lengths"]] == [20]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +43,6 @@ def test_the_same_seed_gives_the_same_figures(cli):
         ["--alpha", "1", "--c", "0"],
         ["--alpha", "0"],
         ["--rates", ".73,.52,.35", "--tree-rates", ".6,.2"],
-        ["--rules-of-thumb"],
         ["--presets"],
         ["--hardware", "h100", "-m", "Llama-3.1-70B", "-md", "Llama-3.2-3B", "--users", "5000", "--latency-ms", "25",
          "--tree-rates", ".6,.2"],
@@ -60,7 +51,7 @@ def test_the_same_seed_gives_the_same_figures(cli):
     ],
 )  # fmt: skip
 def test_tables_fit_80_columns_and_nothing_is_cut(cli, arguments, monkeypatch):
-    result = cli("simulate", *arguments, *([] if arguments[:1] in (["--rules-of-thumb"], ["--presets"]) else QUICK))
+    result = cli("simulate", *arguments)
     assert result.code == 0, result.err
     assert max(map(len, result.out.splitlines())) <= 80
     assert "…" not in result.out
@@ -68,17 +59,16 @@ def test_tables_fit_80_columns_and_nothing_is_cut(cli, arguments, monkeypatch):
 
 def test_a_plan_for_hardware_that_is_not_here(cli):
     seen = found(cli, "--hardware", "H100", "-m", "Llama-3.1-70B", "-md", "Llama-3.1-8B", "--batch", "1,64",
-                 "--latency-ms", "30", "--users", "3000", *QUICK)  # fmt: skip
+                 "--latency-ms", "30", "--users", "3000")  # fmt: skip
     assert seen["hardware"]["devices"] == 4
     assert [load["batch"] for load in seen["loads"]] == [1, 64]
     assert seen["loads"][0]["speedup"] > seen["loads"][1]["speedup"] > 1
-    assert seen["loads"][0]["drawn"]["speedup"]["value"] == pytest.approx(seen["loads"][0]["speedup"], rel=0.1)
     assert seen["groups"]["speculative"] == -(-3000 // seen["users_a_group"]["speculative"])
     assert seen["models"][0]["weight_bytes"] == 2 * 70_553_706_496
 
 
 def test_the_cache_of_the_target_can_be_given(cli):
-    arguments = ["--hardware", "h100", "-m", "70B", "-md", "8B", "--batch", "64", "--context", "8192", *QUICK]
+    arguments = ["--hardware", "h100", "-m", "70B", "-md", "8B", "--batch", "64", "--context", "8192"]
     usual, none = (found(cli, *arguments, *more) for more in ([], ["--kv-bytes", "1000", "--kv-bits", "8"]))
     assert none["models"][0]["kv_bytes"] == 1000
     assert none["loads"][0]["plain_seconds"] < usual["loads"][0]["plain_seconds"]
@@ -86,19 +76,14 @@ def test_the_cache_of_the_target_can_be_given(cli):
 
 def test_assumptions_are_said(cli):
     said = " ".join(
-        cli(
-            "simulate", "--hardware", "a100", "-m", "Mixtral-8x7B", "-md", "Mistral-7B", "--bits", "4", *QUICK
-        ).out.split()
+        cli("simulate", "--hardware", "a100", "-m", "Mixtral-8x7B", "-md", "Mistral-7B", "--bits", "4").out.split()
     )
-    for part in ("reads at 74% of the peak", "2 of 8 experts", "optimistic", "prefill and queueing are not counted",
+    for part in ("reads at 74% of the peak", "2 of 8 experts", "optimistic", "Prefill and queueing are not counted",
                  "ms beside that", "1024 tokens of context"):  # fmt: skip
         assert part in said
 
 
-def test_rules_of_thumb_and_presets(cli):
-    rules = found(cli, "--rules-of-thumb")["rules_of_thumb"]
-    assert {rule["alpha"] for rule in rules} == {0.8, 0.6, 0.4, 0.7, 1.0}
-    assert next(rule for rule in rules if rule["alpha"] == 0.7)["holds_up_to_c"] is None
+def test_presets(cli):
     presets = found(cli, "--presets")["presets"]
     assert {*presets} == {"a100", "h100", "h200", "rtx3090", "rtx4090"}
     assert all("NVIDIA" in preset["source"] for preset in presets.values())
@@ -113,13 +98,13 @@ def test_costs_measured_here(cli, tiny, monkeypatch):
         "slipstream.drafters.draft_costs.measure_draft_costs",
         lambda target, drafter, lengths: CostCurve((1, 8), (0.001, 0.008)),
     )
-    seen = found(cli, "--measure", "-m", tiny.target, "-md", tiny.draft, "--alpha", ".7", *QUICK)
+    seen = found(cli, "--measure", "-m", tiny.target, "-md", tiny.draft, "--alpha", ".7")
     assert seen["costs"]["c"] == pytest.approx(0.1)
     assert seen["costs"]["curve"] == {"rows": [1, 8], "seconds": [0.01, 0.012]}
-    assert "measured here: one row takes 10.00 ms, 8 guesses 8.00 ms" in seen["assumptions"]
+    assert "measured here: one row takes 10.00 ms, 8 draft tokens 8.00 ms" in seen["assumptions"]
 
 
 def test_costs_are_really_measured(cli, tiny):
-    seen = found(cli, "--measure", "-m", tiny.target, "-md", tiny.draft, *QUICK)
+    seen = found(cli, "--measure", "-m", tiny.target, "-md", tiny.draft)
     assert seen["costs"]["c"] > 0
     assert seen["costs"]["curve"]["rows"][0] == 1

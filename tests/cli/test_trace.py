@@ -10,15 +10,16 @@ def test_the_text_and_acceptance_over_time(cli, pair, tmp_path):
     result = cli("trace", "def add", *pair, *given, "--out", tmp_path / "t.json", "--page", tmp_path / "t.html")
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
-    assert "acceptance rate over the last 10 rounds that drafted" in said
+    assert "acceptance rate over the last 10 steps that drafted" in said
     assert "20 tokens in" in said
+    assert "Who proposed what" in said
     assert "\x1b" not in result.out
     found = json.loads((tmp_path / "t.json").read_text())
     assert len(found["data"]["tokens"]) == 20
     assert found["data"]["prompt"]["text"] == "def add"
     page = (tmp_path / "t.html").read_text()
     assert "Acceptance over time" in page
-    assert "Accepted guesses a round" in page
+    assert "Accepted draft tokens a step" in page
 
 
 def test_a_prompt_that_ships_and_json(cli, pair):

@@ -15,8 +15,8 @@ def test_the_choice_is_shown_and_written_and_read_again(cli, pair, texts, tmp_pa
     result = cli("tune", texts, *pair, *QUICK, *given)
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
-    for part in ("accepted by position", "raced against plain", "Choice: ", "vllm: ", "sglang: ", "llama-server: ",
-                 "transformers: "):  # fmt: skip
+    for part in ("Recorded at the longest draft", "Raced against plain decoding", "Choice: ", "vllm: ",
+                 "sglang: ", "llama-server: ", "transformers: "):  # fmt: skip
         assert part in said
     found = json.loads(out.read_text())["data"]
     written = json.loads(made.read_text())
@@ -67,7 +67,7 @@ def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch)
     result = cli("tune", texts, *pair, *given)
     assert result.code == 130
     assert "the run was interrupted" in result.said
-    assert "raced against plain" in result.out
+    assert "Raced against plain decoding" in result.out
     kept = json.loads((tmp_path / "r.json").read_text())
     assert (kept["complete"], kept["data"]["raced"][0]["rounds"], kept["data"]["choice"]) == (False, 1, None)
 

@@ -12,7 +12,7 @@ def test_the_report_for_people(cli, pair, texts, tmp_path):
     result = cli("verify", texts, *pair, *QUICK, "--out", out, "--page", page)
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
-    for part in ("control, no drafter", "greedy texts", "sampled texts of one seed", "the target's own law",
+    for part in ("Control, no drafter", "Greedy texts", "Sampled texts of one seed", "the target's own distribution",
                  "No bug found in model, K=3, rule rejection: 4 of 4 texts identical", "bias"):  # fmt: skip
         assert part in said
     assert max(map(len, result.out.splitlines())) <= 80

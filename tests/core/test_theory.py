@@ -24,8 +24,8 @@ from slipstream.core.theory import (
     latency_ratio,
     operations,
     predict,
-    round_cost,
     speedup,
+    step_cost,
 )
 from slipstream.errors import ParameterError
 
@@ -155,10 +155,10 @@ STEEP = CostCurve((1, 4, 8, 16), (2.0, 2.2, 2.6, 4.8))
 
 
 def test_a_round_costs_its_drafting_its_checking_and_its_extra_work():
-    assert round_cost(4, 0.1) == pytest.approx(1.4)
-    assert round_cost(7, 0.1, STEEP, host=0.05) == pytest.approx(0.7 + 1.3 + 0.05)
-    assert round_cost(3, 0.0, STEEP, batch=4) == pytest.approx(4.8 / 2.2)
-    assert round_cost(0, 0.1, STEEP, host=0.05) == 1  # plain decoding
+    assert step_cost(4, 0.1) == pytest.approx(1.4)
+    assert step_cost(7, 0.1, STEEP, host=0.05) == pytest.approx(0.7 + 1.3 + 0.05)
+    assert step_cost(3, 0.0, STEEP, batch=4) == pytest.approx(4.8 / 2.2)
+    assert step_cost(0, 0.1, STEEP, host=0.05) == 1  # plain decoding
 
 
 def test_speedup_on_a_flat_curve_is_the_published_one():
@@ -179,7 +179,7 @@ def test_the_best_length_is_found_behind_a_step_of_the_curve():
 
 def test_the_best_length_for_measured_rates_is_the_best_of_all():
     rates = [0.73, 0.52, 0.35, 0.2, 0.1]
-    gains = [expected_length(rates[:k]) / round_cost(k, 0.08, STEEP) for k in range(len(rates) + 1)]
+    gains = [expected_length(rates[:k]) / step_cost(k, 0.08, STEEP) for k in range(len(rates) + 1)]
     assert gains[best_length(rates, 0.08, STEEP)] == max(gains)
     assert best_length([], 0.1) == 0
 

@@ -85,14 +85,11 @@ def test_the_older_half_is_still_searched_and_then_forgotten() -> None:
     config, text = SamConfig(max_tokens=40), [1000, 1001, 1002, *range(25)]
     history = History(config, None)
     history.extend(text)
-    text += [1000, 1001]
-    history.extend(text)
+    history.extend([1000, 1001])
     assert history.longest() == (2, 2)
-    text += [*range(100, 115), 1000, 1001]
-    history.extend(text)
+    history.extend([*range(100, 115), 1000, 1001])
     assert history.longest() == (2, 30), "the occurrence that is not yet forgotten"
-    text += [*range(200, 250), 1000, 1001]
-    history.extend(text)
+    history.extend([*range(200, 250), 1000, 1001])
     assert history.longest()[0] == 0
     assert len(history) <= 40
 
@@ -105,8 +102,8 @@ def test_the_halves_together_match_what_either_holds() -> None:
         text = [rng.randrange(3) for _ in range(rng.randrange(1, 60))]
         history, done = History(SamConfig(max_tokens=2 * half), None), 0
         while done < len(text):
-            done = min(len(text), done + rng.randrange(1, 6))
-            history.extend(text[:done])
+            before, done = done, min(len(text), done + rng.randrange(1, 6))
+            history.extend(text[before:done])
             so_far = text[:done]
             begin = (done - 1) // half * half
             young, old = so_far[begin:], so_far[max(0, begin - half) : begin]

@@ -64,7 +64,7 @@ def test_each_cause_is_named(name):
 def test_a_lookup_that_finds_nothing_has_low_acceptance():
     found = diagnose(replace(GOOD, drafted=(0.02,) * 4, draft_each=0.0))
     assert found.cause == "acceptance too low"
-    assert "in the 2% of the rounds that drafted" in found.evidence[0]
+    assert "in the 2% of the steps that drafted" in found.evidence[0]
     nothing = diagnose(replace(GOOD, position_rates=(), drafted=()))
     assert (nothing.cause, nothing.acceptance) == ("acceptance too low", None)
     assert nothing.evidence[0] == "nothing was drafted"

@@ -51,7 +51,7 @@ def test_the_fitting_draft_is_found_and_the_others_have_reasons(shelf):
     assert [c.name for c in found.fitting] == ["good"]
     why = reasons(found)
     assert "the target itself" in why["target"]
-    assert "too large: a guess costs 1.00 target steps" in why["as-large"]
+    assert "too large: a draft token costs 1.00 target steps" in why["as-large"]
     assert "its context is 64 tokens, 100 are needed" in why["short"]
     assert "another vocabulary" in why["other"]
     assert "common ids differ" in why["other"]
@@ -70,12 +70,12 @@ def test_a_short_context_is_a_note_where_it_is_not_asked_for(shelf):
 
 def test_candidates_are_ranked_by_the_predicted_speedup(shelf):
     found = suggest("Llama-3.1-70B", [])
-    gains = [c.speedup for c in found.fitting]
+    gains = [c.forecast.speedup for c in found.fitting]
     assert gains == sorted(gains, reverse=True)
     assert {c.name for c in found.fitting} == {"Llama-3.2-3B", "Llama-3.2-1B", "Llama-3.1-8B", "Llama-3-8B"}
     best = next(c for c in found.fitting if c.name == "Llama-3.2-3B")
-    assert (best.acceptance, best.basis, best.place) == (0.775, "published", REGISTRY)
-    assert {c.basis for c in found.fitting if c.name != "Llama-3.2-3B"} == {"assumed"}
+    assert (best.forecast.rates.alpha, best.forecast.rates.source, best.place) == (0.775, "published", REGISTRY)
+    assert {c.forecast.rates.source for c in found.fitting if c.name != "Llama-3.2-3B"} == {"assumed"}
 
 
 def test_known_models_of_other_families_are_rejected_by_name(shelf):
@@ -88,7 +88,7 @@ def test_known_models_of_other_families_are_rejected_by_name(shelf):
 
 def test_a_given_acceptance_counts_for_all():
     found = suggest("GPT-2", acceptance=0.9)
-    assert {(c.acceptance, c.basis) for c in found.fitting} == {(0.9, "given")}
+    assert {(c.forecast.rates.alpha, c.forecast.rates.source) for c in found.fitting} == {(0.9, "given")}
     low = suggest("GPT-2", acceptance=0.5)
     assert not low.fitting
     assert "too large" in next(c for c in low.rejected if c.name == "DistilGPT-2").rejected
@@ -97,8 +97,8 @@ def test_a_given_acceptance_counts_for_all():
 def test_hardware_prices_small_drafts_dearer_than_their_bytes():
     by_bytes = suggest("Llama-3.1-70B").fitting
     priced = suggest("Llama-3.1-70B", hardware=PRESETS["h100"].times(4)).fitting
-    cost = {c.name: c.c for c in by_bytes}
-    assert all(c.c > cost[c.name] for c in priced)
+    cost = {c.name: c.forecast.costs.c for c in by_bytes}
+    assert all(c.forecast.costs.c > cost[c.name] for c in priced)
 
 
 def test_local_models_stand_in_for_those_of_the_registry(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise
 from time import sleep
 
 import pytest
@@ -18,7 +16,7 @@ from slipstream.lab.configs import Choice
 from slipstream.lab.diagnosis_measured import Measured
 from slipstream.lab.prompts import Prompt, PromptSet
 from slipstream.lab.results import read
-from slipstream.lab.tuning import TuneConfig, candidates, choose, lengths_by_batch, shortlist, steps, tune
+from slipstream.lab.tuning import TuneConfig, candidates, choose, shortlist, steps, tune
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
 
@@ -52,20 +50,6 @@ def test_the_shortlist_has_the_best_of_each_that_is_predicted_to_win():
 def test_where_all_are_predicted_to_lose_the_least_bad_is_still_raced():
     found = candidates(["a", "b"], [facts(0.1, 2, 0.01), facts(0.2, 2, 0.01)])
     assert [c.label for c in shortlist(found, 1)] == ["b"]
-
-
-def test_the_off_switch_follows_the_curve():
-    """Eight rows cost little more than one, then each costs: alone it drafts, in a crowd it does not."""
-    found = lengths_by_batch(facts(0.6, 4, costs=STEEP))
-    assert found[0][0] == 1
-    assert found[0][2] > 1
-    assert found[-1][2] == 0
-    assert all(a[1] + 1 == b[0] for a, b in pairwise(found))
-    lengths = [k for _, _, k in found]
-    assert lengths == sorted(lengths, reverse=True)
-    assert lengths_by_batch(facts(0.0, 4, costs=STEEP)) == [(1, 32, 0)]
-    with pytest.raises(ParameterError, match="batch 1"):
-        lengths_by_batch(replace(facts(0.5), batch=4))
 
 
 def row(value: float, low: float, exact: bool = True) -> dict:

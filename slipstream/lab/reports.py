@@ -1,0 +1,39 @@
+"""What is said of a result, whoever renders it: `report_page` as HTML, the command line as text.
+
+A kind of result is one module with `section(result) -> Section` and one line in `SECTIONS`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from slipstream.errors import ResultError, did_you_mean
+from slipstream.lab.results import Result
+from slipstream.lab.tables import Section
+
+SECTIONS: dict[str, str] = {
+    "bench": "slipstream.lab.report_bench",
+    "sweep": "slipstream.lab.report_sweep",
+    "trace": "slipstream.lab.report_trace",
+    "verify": "slipstream.lab.report_verify",
+    "doctor": "slipstream.lab.report_doctor",
+    "tune": "slipstream.lab.report_tune",
+}
+"""Kind of result -> module with `section(result) -> Section`."""
+
+
+def section(result: Result) -> Section:
+    """Raises ResultError for a kind that has no report, and for a result that lacks what its report shows."""
+    if result.kind not in SECTIONS:
+        raise ResultError(
+            f"no page can be made of a result of {result.kind!r}", fix=did_you_mean(result.kind, SECTIONS)
+        )
+    try:
+        made: Section = import_module(SECTIONS[result.kind]).section(result)
+    except (KeyError, TypeError, IndexError) as fault:
+        raise ResultError(
+            f"the result of {result.kind!r} lacks what a page of it shows: {fault!r}",
+            why="the file is damaged, or was edited",
+            fix="measure again",
+        ) from fault
+    return made

@@ -1,0 +1,148 @@
+"""What a command reports, as data: tables, plots, remarks. A renderer turns it into text for a terminal
+(`slipstream.cli.render`), HTML (`slipstream.lab.report_page`) or Markdown (`benchmarks.markdown`).
+
+Cells hold values in basic units (shares, seconds, bytes). The unit of the column decides how they are written, so every
+renderer writes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from slipstream.errors import sentence
+
+if TYPE_CHECKING:
+    from slipstream.lab.plots import Plot
+
+NOTHING = "-"
+"""What a cell of None shows."""
+
+
+class Alarm(str):
+    """Text that a renderer makes stand out: something is wrong."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """name     heading.
+    unit     "%" (cells are shares), "x" (factors), "ms" (cells are seconds), "B" (bytes), or "" for plain numbers.
+    digits   after the point, of "ms" and plain numbers.
+    words    cells are text, flush left; numbers are flush right.
+    """
+
+    name: str
+    unit: str = ""
+    digits: int = 0
+    words: bool = False
+
+    @property
+    def heading(self) -> str:
+        return f"{self.name}, ms" if self.unit == "ms" else self.name
+
+    def text(self, cell: Any) -> str:
+        """The cell as it is shown. A mapping {"value", "low", "high"} is an interval; text stays as it is."""
+        if cell is None:
+            return NOTHING
+        if isinstance(cell, str):
+            return cell
+        if isinstance(cell, Mapping):
+            return interval(cell)
+        return FORMATS[self.unit](cell, self.digits)
+
+
+def words(name: str) -> Column:
+    """A column of text."""
+    return Column(name, words=True)
+
+
+@dataclass(frozen=True)
+class Table:
+    """rows: one cell for each column. note: what to know about the columns. long: too long for a terminal."""
+
+    title: str
+    columns: Seq[Column]
+    rows: Seq[Seq[Any]]
+    note: str = ""
+    long: bool = False
+
+    def texts(self) -> list[list[str]]:
+        """The rows as text."""
+        return [[column.text(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
+
+
+@dataclass
+class Section:
+    """What is said of one result.
+
+    lead     the finding in a sentence or two.
+    tables   the first one answers the question, the others are details.
+    notes    remarks, a sentence each.
+    html     for a page only: a part that is neither table nor plot, shown first; `script`: what it needs.
+    """
+
+    title: str
+    lead: str
+    tables: list[Table] = field(default_factory=list)
+    plots: list[Plot] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    html: str = ""
+    script: str = ""
+
+
+# --- numbers -------------------------------------------------------------------------------------------------------
+
+
+def percent(share: float | None) -> str:
+    """0.734 -> "73%"."""
+    return NOTHING if share is None else f"{100 * share:.0f}%"
+
+
+def times(factor: float) -> str:
+    """1.613 -> "1.61x", 11.58 -> "11.6x"."""
+    return f"{_factor(factor)}x"
+
+
+def interval(e: Mapping[str, float]) -> str:
+    """A factor with its 95 % interval: "1.61x (1.42-1.80)"."""
+    return f"{times(e['value'])} ({_factor(e['low'])}-{_factor(e['high'])})"
+
+
+def _factor(factor: float) -> str:
+    return f"{factor:.2f}" if factor < 10 else f"{factor:.1f}"
+
+
+def count(n: float) -> str:
+    """14162304 -> "14.2M"."""
+    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if n >= limit:
+            return f"{n / limit:.1f}{unit}" if n < 100 * limit else f"{n / limit:.0f}{unit}"
+    return f"{n:.0f}"
+
+
+def size(n: float) -> str:
+    """28324608 -> "28.3 MB" (powers of 1000)."""
+    for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n >= limit:
+            return f"{n / limit:.1f} {unit}"
+    return f"{n:.0f} B"
+
+
+def small(value: float | None) -> str:
+    """Three digits of a number of any size; None: infinite, which JSON does not have."""
+    return "inf" if value is None else f"{value:.3g}"
+
+
+def remark(text: str) -> str:
+    """With a capital and a full stop."""
+    return sentence(text[:1].upper() + text[1:])
+
+
+FORMATS: Mapping[str, Callable[[float, int], str]] = {
+    "%": lambda value, digits: percent(value),
+    "x": lambda value, digits: times(value),
+    "ms": lambda value, digits: f"{1e3 * value:.{digits}f}",
+    "B": lambda value, digits: size(value),
+    "": lambda value, digits: f"{value:.{digits}f}",
+}

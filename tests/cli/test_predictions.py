@@ -1,0 +1,82 @@
+"""`pairs`, `suggest-draft`, `simulate` and `check-pair` predict with one function: equal assumptions, equal numbers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.checkpoints import make_model, make_tokenizer
+
+TARGET, DRAFT = "Llama-3.1-70B", "Llama-3.2-3B"
+FIGURES = (
+    "acceptance", "position_rates", "c", "draft_tokens", "tau", "step_cost", "speedup", "break_even", "assumptions",
+)  # fmt: skip
+
+
+def of_pairs(cli, *more):
+    found = json.loads(cli("pairs", *more, "--json").out)["pairs"]
+    return next(one["predicted"] for one in found if (one["target"], one["draft"]) == (TARGET, DRAFT))
+
+
+def of_suggest(cli, target, draft, *more):
+    found = json.loads(cli("suggest-draft", target, *more, "--json").out)["fitting"]
+    return next(one for one in found if one["name"] == draft)
+
+
+def of_simulate(cli, *more):
+    given = ("--hardware", "h100", "-m", TARGET, "-md", DRAFT, "--batch", "1", "--json")
+    return json.loads(cli("simulate", *given, *more).out)["loads"][0]
+
+
+def figures(found):
+    return {name: found[name] for name in FIGURES}
+
+
+@pytest.mark.parametrize("hardware", ["h100", "rtx4090"])
+@pytest.mark.parametrize("alpha", [None, "0.6", "0.9"])
+def test_three_commands_predict_the_same_for_the_same_pair_and_assumptions(cli, tmp_path, hardware, alpha):
+    rate = [] if alpha is None else ["--acceptance", alpha]
+    place = ["--hardware", hardware]
+    seen = figures(of_pairs(cli, *place, *rate))
+    assert figures(of_suggest(cli, TARGET, DRAFT, "--models", tmp_path, *place, *rate)) == seen
+    assert figures(of_simulate(cli, *place, *([] if alpha is None else ["--alpha", alpha]))) == seen
+    assert seen["acceptance"] == (0.775 if alpha is None else float(alpha))
+
+
+def test_their_defaults_agree_too(cli, tmp_path):
+    seen = figures(of_pairs(cli))
+    assert figures(of_suggest(cli, TARGET, DRAFT, "--models", tmp_path)) == seen
+    assert figures(of_simulate(cli)) == seen
+
+
+def test_costs_by_weights_read_agree_with_costs_that_are_given(cli, tmp_path):
+    for name, layers in (("target", 8), ("draft", 1)):
+        make_model(tmp_path / name, num_hidden_layers=layers)
+        make_tokenizer(tmp_path / name)
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    suggested = of_suggest(cli, target, "draft", "--models", tmp_path, "--acceptance", "0.8")
+    checked = json.loads(cli("check-pair", target, draft, "--json").out)["expected"]["0.8"]
+    given = ("--alpha", "0.8", "--c", suggested["c"])
+    simulated = json.loads(cli("simulate", *given, "--json").out)
+    row = next(row for row in simulated["lengths"] if row["draft_tokens"] == simulated["best"])
+    for name in ("draft_tokens", "tau", "step_cost", "speedup"):
+        assert suggested[name] == checked[name] == row[name]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["pairs"],
+        ["suggest-draft", TARGET],
+        ["simulate"],
+        ["simulate", "--hardware", "h100", "-m", TARGET, "-md", DRAFT],
+        ["check-pair", "TINY", "TINY"],
+    ],
+)
+def test_every_prediction_states_its_assumptions(cli, tiny, command):
+    arguments = [{"TINY": tiny.target}.get(word, word) for word in command]
+    said = " ".join(cli(*arguments).out.split()).lower()
+    assert "assumptions" in said
+    assert "decode steps" in said
+    assert any(basis in said for basis in ("roofline", "memory-bound", "costs as given"))
