@@ -7,9 +7,9 @@ the whole text is the longest end of the text that occurred before, of any lengt
 
     x a b c y z a b c       the longest end that occurred before is "a b c"; the draft is "y z a ..."
 
-The longer the match, the more is copied. An acceptance record by length of match ends the draft where one more token
-is not worth its row (`MatchLengthStats`). A fixed corpus may be searched as well (section 3.3, the static automaton): the longer of
-the two matches wins.
+The longer the match, the more is copied. An acceptance record by length of match ends the draft where one more token is
+not worth its row (`MatchLengthStats`). A fixed corpus may be searched as well (section 3.3, the static automaton): the
+longer of the two matches wins.
 
 Every draft token is deterministic given the sequence's own past and the corpus, a point mass, so q is None. Nothing
 depends on the rest of the batch.
@@ -36,7 +36,7 @@ class SamConfig(MatchConfig):
     """min_match    shortest match that is copied from.
     max_draft    longest draft; the engine's own limit applies as well.
     spec_factor  a match of length m allows spec_factor * m draft tokens, at least one.
-    row_cost     cost of verifying one more row, as a share of a step; see `MatchLengthStats`. 0 switches that limit off.
+    row_cost     cost of verifying one more row, as a share of a step; see `MatchLengthStats`. 0: no limit.
     max_tokens   most tokens of one request that are remembered. They are held in two generations: when the younger has
                  half of them, the older is forgotten. A token costs about 0.5 kB (at most two states,
                  one and a quarter on the whole).

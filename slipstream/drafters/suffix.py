@@ -46,7 +46,7 @@ class SuffixConfig(MatchConfig):
     spec_offset  section 4.2), at least one.
     min_prob     drafts end where the product of the frequencies along their path falls below this.
     branches     most alternatives at one position; 1 gives chains.
-    row_cost     cost of verifying one more row, as a share of a step; see `MatchLengthStats`. 0 switches that limit off.
+    row_cost     cost of verifying one more row, as a share of a step; see `MatchLengthStats`. 0: no limit.
     max_tokens   most tokens of one request that are remembered. They are held in two generations: when the younger has
                  half of them, the older is forgotten. A token costs at most one leaf and one inner node, about
                  0.15 kB, whatever max_depth.
