@@ -252,8 +252,8 @@ def drop(*names: str) -> Callable[[Stored], None]:
         (change(truncated_vocab_size=5), ConfigError, "says truncated_vocab_size 5, the tensors say 11"),
         (change(medusa_head_accuracies=[[0.5]]), ConfigError, "1 heads for 3"),
         (change(medusa_head_accuracies=[[0.5, 0.7]] * 3), ConfigError, "sums to 1.2"),
-        (change(medusa_head_accuracies=[["x"]] * 3), ConfigError, "no table of numbers"),
-        (change(medusa_head_accuracies=3), ConfigError, "no table of numbers"),
+        (change(medusa_head_accuracies=[["x"]] * 3), ConfigError, "not a table of numbers"),
+        (change(medusa_head_accuracies=3), ConfigError, "not a table of numbers"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_by_name(

@@ -189,7 +189,7 @@ class NativeExecutor(NativePaged):
         drawn_from = None if sampling.kind == "maximum" else torch.from_numpy(probs)
         if exit is None:
             return DecodedSteps(made, raw, probs=drawn_from), status
-        return DecodedSteps(made, raw, torch.from_numpy(stream), torch.from_numpy(later), drawn_from), status
+        return DecodedSteps(made, raw, drawn_from, torch.from_numpy(stream), torch.from_numpy(later)), status
 
     def memory(self) -> dict[str, int]:
         """Bytes: "weights" that a pass reads, "kv" of the blocks in use so far."""
