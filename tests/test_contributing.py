@@ -16,8 +16,11 @@ from torch import Tensor
 from slipstream.backends.table import Backend
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
+from slipstream.core.parameter_declaration import Effect, parameter
+from slipstream.core.params import number
 from slipstream.core.rules import Decision, Rule
 from slipstream.core.sequence import Sequence
+from slipstream.drafters.registry import DrafterSpec, Needs
 from slipstream.errors import UnsupportedModelError
 from slipstream.models import config as config_module
 from slipstream.targets.decoder import Decoder
@@ -54,6 +57,15 @@ class TestTheDrafterOfTheGuide(Conformance):
     def case(self) -> Case:
         drafter = module("documented_drafter", block("# slipstream/drafters/bigram.py"))
         return Case(lambda: ToyTarget(5, order=3, seed=21, sharpness=1.5), drafter.make)
+
+
+def test_the_lines_of_the_guide_for_tables_can_be_written_so() -> None:
+    """The line of the drafter's table and the declaration of a sampling parameter."""
+    names = {"DrafterSpec": DrafterSpec, "Needs": Needs, "parameter": parameter, "number": number, "Effect": Effect}
+    (spec,) = re.findall(r"^    (DrafterSpec\(.*\)),$", GUIDE, re.MULTILINE)
+    assert eval(spec, names).weightless
+    (declaration,) = re.findall(r"top_a: float = (parameter\(.*?\n    \))", GUIDE, re.DOTALL)
+    assert eval(declaration, names).metadata["parameter"].help
 
 
 def test_the_backend_of_the_guide_has_every_member_of_the_contract() -> None:
