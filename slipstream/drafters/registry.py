@@ -13,7 +13,7 @@ To add a drafter:
 2. Add one `DrafterSpec` to `DRAFTERS` below. The command line, `LLM`, the laboratory and the tests read it.
 
 3. Run `pytest tests/drafters`. Every drafter of `DRAFTERS` goes through the conformance suite. One that cannot be made
-   from a target alone needs a line in `MAKERS` of `tests/drafters/test_conformance.py`, which makes a small one.
+   from a target alone needs a line in `MAKERS` of `tests/drafters/makers.py`, which makes a small one.
 
 Only where it applies: a new kind of draft head is recognised by a line in `heads.recognition.SIGNS`; a drafter that is
 trained here names its method in `trained_by`, which is a line in `training.methods` and a command in `cli/train.py`;
