@@ -21,7 +21,7 @@ from slipstream.lab.tuning import configurations
 from slipstream.models.checkpoint import read_json
 from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import Tiny
-from tests.heads.tiny import config as eagle_config, head as eagle_head
+from tests.heads.tiny_heads import config as eagle_config, head as eagle_head
 
 EXACT: dict[str, Any] = {"executor": "torch", "dtype": "float64", "device": "cpu"}
 V = 6
