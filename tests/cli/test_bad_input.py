@@ -184,9 +184,6 @@ TABLE: list[tuple[str, str]] = [
     ("simulate --batch 1,8", "2 batch sizes were given"),
     ("simulate --c -1", "c is -1"),
     ("simulate --row-cost -1", "row_cost is -1"),
-    ("simulate --texts 1", "texts is 1"),
-    ("simulate --tokens 0", "tokens is 0"),
-    ("simulate --spread .9", "cannot vary by 0.9"),
     ("simulate --longest 0", "longest is 0"),
     ("simulate -m embedded", "neither --measure nor --hardware"),
     # train

@@ -15,8 +15,9 @@ from slipstream.errors import ParameterError, TargetError
 from slipstream.kv.blocks import BLOCK, FIRST_BLOCKS
 from slipstream.models.executor import Batch, Executor
 from slipstream.targets.decoder import Decoder
+from tests.checkpoints import FAMILY_VOCAB
 from tests.targets.conftest import EXECUTORS
-from tests.targets.families import VOCAB, Reference
+from tests.targets.reference import Reference
 
 FRESH = 10_000  # id of the sequence that a text is compared with
 
@@ -30,7 +31,7 @@ class Texts:
         self.texts: dict[int, list[int]] = {}
 
     def ids(self, n: int) -> list[int]:
-        return [self.random.randrange(VOCAB) for _ in range(n)]
+        return [self.random.randrange(FAMILY_VOCAB) for _ in range(n)]
 
     def run(self, rows: dict[int, int], past: dict[int, int] | None = None) -> None:
         """Run so many random tokens of each sequence in one batch, behind its text or the first `past` of it; every
