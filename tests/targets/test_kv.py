@@ -86,7 +86,7 @@ class Texts:
             self.executor.forward(Batch([FRESH], torch.tensor(text), range(n), [0, n], [0], [None], []))
             wanted = self.executor.kv(FRESH, n)
             self.executor.release(FRESH)
-            if self.executor.name == "native":  # batch-invariant: bitwise
+            if self.executor.runtime.backend == "native":  # batch-invariant: bitwise
                 assert torch.equal(found, wanted), f"sequence {seq_id}"
             self.near(found, wanted)
 
