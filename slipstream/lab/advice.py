@@ -10,7 +10,7 @@ from slipstream.core.params import Strict
 
 @dataclass(frozen=True)
 class Advice(Strict):
-    """situation -> recommendation, why, and commands; words in capitals are to be filled in."""
+    """A recommendation for a situation, its reason, and its commands. Words in capitals are placeholders."""
 
     situation: str
     recommendation: str
@@ -25,8 +25,8 @@ ADVICE = (
     Advice(
         "single GPU, latency matters",
         "Speculate with a draft model of the same family",
-        "At batch 1 the target waits for its weights, so checking a few guesses is nearly free; a draft below a tenth "
-        "of the target's size and 70 % acceptance give about 2x",
+        "At batch 1 decoding is memory-bound, so verifying a few draft tokens costs almost nothing; a draft model "
+        "below a tenth of the target's size with 70 % acceptance gives about 2x",
         (
             "slipstream suggest-draft TARGET",
             "slipstream check-pair TARGET DRAFT --measure",
@@ -35,9 +35,9 @@ ADVICE = (
     ),
     Advice(
         "multi-GPU production server",
-        "vLLM with speculation, its draft length planned for your load",
-        "Speculation shortens the wait of each user while the batch is small, and costs throughput once arithmetic is "
-        "the limit: plan first, then let the server switch it off above that batch",
+        "vLLM with speculative decoding, and a draft length planned for your load",
+        "Speculation lowers latency while the batch is small, and lowers throughput once decoding is compute-bound: "
+        "plan first, then let the server switch it off above that batch size",
         (
             "slipstream simulate --hardware h100 -m Llama-3.1-70B -md Llama-3.2-3B --latency-ms 30 --users 1000",
             "vllm serve TARGET --tensor-parallel-size 4 --speculative-config "
@@ -46,9 +46,9 @@ ADVICE = (
     ),
     Advice(
         "no suitable draft model",
-        "Draft heads on the target itself (EAGLE-3, Medusa); until they are trained, lookup",
-        "Heads read the target's own hidden states, so any vocabulary fits and a guess is cheap; suffix and n-gram "
-        "lookup need no training and gain where text repeats",
+        "Draft heads on the target itself (EAGLE-3, Medusa); lookup drafters until a head is trained",
+        "A head reads the target's hidden states, so it works with any vocabulary and a draft token is cheap; suffix "
+        "and n-gram lookup need no training and save time if text repeats",
         (
             "slipstream generate PROMPT -m TARGET --drafter eagle3 -md HEAD",
             "slipstream generate PROMPT -m TARGET --drafter suffix",
@@ -56,9 +56,9 @@ ADVICE = (
     ),
     Advice(
         "CPU or Apple silicon",
-        "Quantised weights first, then lookup or a very small draft",
-        "Fewer bytes are the surest gain where memory is slow; more rows cost more here than on a GPU, so measure "
-        "before you draft far. On Apple silicon: llama.cpp with GGUF Q4_K_M",
+        "Quantised weights first, then lookup or a very small draft model",
+        "Smaller weights help most if memory is slow; verifying more tokens costs more here than on a GPU, so measure "
+        "before you use long drafts. On Apple silicon: llama.cpp with GGUF Q4_K_M",
         (
             "slipstream generate PROMPT -m TARGET --quantize int8 --drafter ngram",
             "slipstream simulate --measure -m TARGET -md DRAFT",
@@ -67,9 +67,9 @@ ADVICE = (
     ),
     Advice(
         "hosted API, no local model",
-        "Prompt caching: put what never changes first; hand in the expected answer where the API takes one",
-        "Nothing can be drafted for a model that you do not run. Cached input was introduced at half price and is read "
-        "sooner; OpenAI's `prediction` parameter is speculation on their side, for answers that mostly copy",
+        "Prompt caching: put the constant part first; pass the expected answer if the API accepts one",
+        "You cannot draft for a model that you do not run. Cached input was introduced at half price and is processed "
+        "faster; OpenAI's `prediction` parameter is speculation on their side, for answers that mostly copy",
         (
             "curl https://api.openai.com/v1/chat/completions -H 'Authorization: Bearer KEY' -H 'Content-Type: "
             "application/json' -d @REQUEST.json | jq .usage.prompt_tokens_details.cached_tokens",

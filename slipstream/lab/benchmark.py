@@ -1,7 +1,7 @@
-"""`slipstream bench`: drafters against plain decoding, always in the same interleaved run.
+"""`slipstream bench`: measures drafters against plain decoding in one interleaved run.
 
-Terms are those of `slipstream.core.stats`. Speeds include the processing of prompts; intervals are 95 % bootstrap
-intervals over prompts and rounds.
+Terms are those of `slipstream.core.stats`. Speeds include prefill; intervals are 95 % bootstrap intervals over prompts
+and passes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
 from slipstream.errors import ParameterError
-from slipstream.lab.measure import FEWEST_ROUNDS, Arm, Run, line_up, passes, race, settled
+from slipstream.lab.measure import FEWEST_ROUNDS, Arm, Run, line_up, load_weights_once, passes, race
 from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import Neighbours, drafts, provenance
 from slipstream.lab.results import Result, recording
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from slipstream.llm import LLM
 
 QUIET = 0.1
-"""A larger share of the machine's time spent by others is worth a warning."""
+"""If other processes use a larger share of the machine's time than this, the report warns."""
 FEW_PROMPTS = 4
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One drafter that is measured. drafter, options: as `LLM.use` takes them."""
+    """A drafter to measure. drafter, options: arguments of `LLM.use`."""
 
     label: str
     drafter: Any
@@ -38,10 +38,10 @@ class Contender:
 
 @dataclass(frozen=True)
 class BenchConfig(Strict):
-    """tokens      most new tokens a prompt.
-    rounds       timed passes over the prompts by each arm; `seconds`: no further one begins after so long, though
-                 three are always run.
-    temperatures, batches   each combination is measured, with plain decoding of its own.
+    """tokens       largest number of new tokens per prompt.
+    rounds       timed passes over the prompts for each arm.
+    seconds      time limit for the passes; at least three are run.
+    temperatures, batches   every combination is measured, each with its own plain decoding.
     sampling     further fields of `SamplingParams`.
     """
 
@@ -70,7 +70,7 @@ class BenchConfig(Strict):
 
 
 def arms(llm: LLM, contenders: Seq[Contender], config: BenchConfig) -> list[Arm]:
-    """For each temperature and batch size: plain decoding, then the contenders against it."""
+    """For each temperature and batch size: plain decoding, then every contender."""
     ready = [replace(c, **dict(zip(("drafter", "options"), made(llm, c), strict=True))) for c in contenders]
     out: list[Arm] = []
     for temperature in config.temperatures:
@@ -84,11 +84,11 @@ def arms(llm: LLM, contenders: Seq[Contender], config: BenchConfig) -> list[Arm]
 
 
 def made(llm: LLM, contender: Contender) -> tuple[Any, dict[str, Any]]:
-    return settled(llm, contender.drafter, contender.options)
+    return load_weights_once(llm, contender.drafter, contender.options)
 
 
 def checkpoints(contenders: Seq[Contender]) -> dict[str, Any]:
-    """Draft models and heads that the contenders read."""
+    """The draft models and heads that the contenders load."""
     return drafts((c.drafter, c.options) for c in contenders)
 
 
@@ -111,8 +111,8 @@ def bench(
     out: str | Path | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Measure, and write the result to `out` as it grows. An interruption leaves what was measured in the file, with
-    `complete` false, and in the `result` that the raised exception carries as an attribute."""
+    """Measures the contenders and writes the result to `out` after every pass. An interruption leaves the measurements
+    so far in the file, with `complete` false, and in the attribute `result` of the raised exception."""
     source = provenance(llm, config.seed, prompts=prompts.digest, drafts=checkpoints(contenders))
     result = Result("bench", _settings(contenders, config), source)
     runs: list[Run] = []
@@ -131,8 +131,8 @@ def bench(
 
 
 class kept:
-    """Attach the unfinished result to whatever interrupts the measurement, so that it can still be shown: if there is
-    anything in it, under the name `what` of its data."""
+    """Attaches the unfinished result to the exception that interrupts the measurement, so that it can still be shown,
+    if `data[what]` is not empty."""
 
     def __init__(self, result: Result, what: str = "arms"):
         self.result, self.what = result, what
@@ -146,7 +146,7 @@ class kept:
 
 
 def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:
-    """One arm as plain JSON values: figures over all prompts and by category, and the cells they come from."""
+    """One arm as plain JSON values: figures over all prompts and by category, and the single measurements."""
     categories = {}
     for kind in dict.fromkeys(prompts.categories):
         groups = [g for g, group in enumerate(run.groups) if prompts.categories[group[0]] == kind]
@@ -177,7 +177,7 @@ def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:
 
 
 def figures(run: Run, groups: Seq[int] | None = None) -> dict[str, Any]:
-    """What one arm came to, over all prompts or some. Times in seconds."""
+    """The figures of one arm over all prompt groups or some. Times in seconds."""
     stats = run.stats(groups)
     wall = float((run.seconds_per_token(groups).mean(1) * run.weights(groups)).sum()) * run.rounds
     spent = dict(stats.seconds)
@@ -196,7 +196,7 @@ def figures(run: Run, groups: Seq[int] | None = None) -> dict[str, Any]:
 
 
 def text_verdict(run: Run) -> str:
-    """How the texts compare with plain decoding's: "plain", "sampled" (not comparable), "identical", "near-tie" or
+    """The texts compared with those of plain decoding: "plain", "sampled" (not comparable), "identical", "near-tie" or
     "BUG"."""
     if run.plain is None:
         return "plain"
@@ -208,24 +208,24 @@ def text_verdict(run: Run) -> str:
 
 
 def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
-    """What a reader has to know before believing the numbers."""
+    """Warnings that limit how far the numbers can be trusted."""
     found = []
     if neighbours is not None and neighbours > QUIET:
-        found.append(f"{neighbours:.0%} of the machine's time went to other work: absolute speeds are too low")
+        found.append(f"{neighbours:.0%} of the machine's time went to other processes: absolute speeds are too low")
     if runs and len(runs[0].prompts) < FEW_PROMPTS:
-        found.append(f"{len(runs[0].prompts)} prompts are few: intervals do not cover what other prompts would give")
+        found.append(f"{len(runs[0].prompts)} prompts are few: intervals do not cover other prompts")
     if runs and 0 < min(run.rounds for run in runs) < FEWEST_ROUNDS:
-        found.append(f"fewer than {FEWEST_ROUNDS} rounds: intervals are too narrow")
+        found.append(f"fewer than {FEWEST_ROUNDS} passes: intervals are too narrow")
     for run in runs:
         where = f"{run.arm.name} (temperature {run.arm.params.temperature:g}, batch {run.arm.batch})"
         stats = run.stats() if run.measured else None
         if not run.lossless and run.plain is not None:
-            found.append(f"{where}: the rule {run.arm.llm.rule.name!r} is lossy, texts follow another law")
+            found.append(f"{where}: the rule {run.arm.llm.rule.name!r} is lossy, so texts follow another distribution")
         if text_verdict(run) == "BUG" and run.lossless:
             i, d = next((i, d) for i, d in run.divergences if not d.near_tie)
             found.append(f"{where}: the text of prompt {i + 1} differs from plain decoding's at {d}")
         if stats is not None and stats.drafter_faults:
-            found.append(f"{where}: the drafter failed {stats.drafter_faults} times, plain decoding went on instead")
+            found.append(f"{where}: the drafter failed {stats.drafter_faults} times; plain decoding continued instead")
         if stats is not None and run.plain is not None and not stats.proposed:
             found.append(f"{where}: nothing was drafted")
     return found

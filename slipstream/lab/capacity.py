@@ -1,8 +1,8 @@
-"""How many users a group of devices serves, plainly and with speculation, by the roofline.
+"""Predicts how many users a group of devices serves with plain and with speculative decoding, using the roofline.
 
-A server keeps `batch` sequences in each step and puts a new one where one ends. More sequences share one reading of
-the weights until arithmetic takes over; from there on every rejected guess is work that somebody else waits for, so the
-best draft length shrinks with the batch, down to none.
+A server decodes `batch` sequences in each step and replaces a sequence when it ends. Small batches are memory-bound:
+more sequences share one read of the weights. Large batches are compute-bound: every rejected draft token delays other
+sequences, so the best draft length shrinks as the batch grows, down to 0.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from slipstream.lab.hardware import Hardware
 from slipstream.lab.roofline import ModelSize, PairCosts, pair_costs
 
 MOST_ROWS = 65536
-"""Rows of one step that the roofline is asked for."""
+"""Largest number of rows of one step."""
 
 MEMORY_SHARE = 0.9
-"""Of the devices' memory, what weights and caches may fill."""
+"""Share of the devices' memory that weights and KV caches may use."""
 
 
 @dataclass(frozen=True)
 class Load(Strict):
-    """One batch size.
+    """The predictions for one batch size.
 
-    forecast      at the best draft length for it, or at the one asked for.
-    memory        bytes of the weights of both models and the caches of `batch` sequences.
-    fits          whether the devices hold that; `plain_fits`: without the draft.
+    forecast      at the best draft length, or at the given one.
+    memory        bytes of the weights of both models and the KV caches of `batch` sequences.
+    fits          whether that fits into the devices' memory; `plain_fits`: the same without the draft model.
     """
 
     batch: int
@@ -47,11 +47,11 @@ class Load(Strict):
 
     @property
     def seconds(self) -> float:
-        """The same with speculation."""
+        """Mean time between two tokens of one user with speculative decoding."""
         return self.plain_seconds / self.forecast.speedup
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, with the rates that follow."""
+        """Plain JSON values, with the derived rates."""
         return self.forecast.as_dict() | {
             "batch": self.batch,
             "plain_seconds": self.plain_seconds,
@@ -69,10 +69,10 @@ class Load(Strict):
 
 @dataclass(frozen=True)
 class Serving(Strict):
-    """Target and draft on a group of devices.
+    """Target and draft model on a group of devices.
 
-    rates    acceptance by position; drafts are no longer than that.
-    context  tokens that each sequence holds, on average.
+    rates    acceptance rates by position; its length limits the draft length.
+    context  mean number of tokens in a sequence.
     """
 
     target: ModelSize
@@ -89,7 +89,7 @@ class Serving(Strict):
         return self.memory(batch, speculative) <= MEMORY_SHARE * self.hardware.total_memory
 
     def load(self, batch: int, draft_tokens: int | None = None) -> Load:
-        """At this batch size, at this draft length or the best one."""
+        """The predictions for this batch size; draft_tokens None: at the best draft length."""
         costs = pair_costs(self.target, self.draft, self.hardware, batch, self.context)
         rates = self.rates.up_to(max(1, MOST_ROWS // batch - 1))
         return Load(
@@ -102,8 +102,8 @@ class Serving(Strict):
         )
 
     def users(self, bound: float | None, speculative: bool = True) -> int:
-        """Most sequences of one group that fit and whose tokens come at least every `bound` seconds on average
-        (None: only memory bounds them); 0 if not even one."""
+        """The largest batch of one group that fits and has a mean time between tokens of at most `bound` seconds (None:
+        only memory limits it); 0 if not even one sequence does."""
 
         def served(batch: int) -> bool:
             if not self.fits(batch, speculative):
@@ -123,5 +123,5 @@ class Serving(Strict):
 
 
 def groups_needed(users: int, each: int) -> int | None:
-    """Groups for so many users, `each` a group; None if a group serves none."""
+    """Groups needed for `users` users if a group serves `each`; None if a group serves none."""
     return math.ceil(users / each) if each else None

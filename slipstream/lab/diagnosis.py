@@ -1,17 +1,17 @@
-"""`slipstream doctor`: why is it slow?
+"""`slipstream doctor`: finds out why speculative decoding is slow.
 
-A speed-up follows from a few measured numbers: what a pass of the target costs by its rows, what a draft costs, how
-often guesses stand, and what the host does in between. `diagnose` is a pure function of them: for each possible cause
-it predicts the speed-up as if that cause were gone, and names the one whose end would change most.
+The speed-up follows from a few measurements: the cost of a target pass by its rows, the cost of drafting, the
+acceptance rates, and the host time of a step. `diagnose` is a pure function of them: for each possible cause it
+predicts the speed-up without that cause, and it names the cause whose removal helps most.
 
-    cause                     as if gone
+    cause                     prediction without it
     draft too expensive       drafting takes no time
-    acceptance too low        four guesses in five stand, and every round drafts
-    compute-bound target      checking a draft takes as long as a plain step
-    batch too large             the same, where one sequence alone would gain
-    few active experts          the same, of a mixture of experts: more rows pick more experts, which must be read
-    host overhead             a round needs no more of the host than a plain step
-    drafts too long           the best shorter length
+    acceptance too low        the acceptance rate is 80 %, and every step drafts
+    compute-bound target      verifying a draft takes as long as a plain step
+    batch too large           the same, if a single sequence would be faster
+    few active experts        the same, for a mixture of experts: more rows pick more experts, which must be read
+    host overhead             a speculative step takes no more host time than a plain step
+    drafts too long           the best shorter draft length
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slipstream.core.params import SamplingParams, Strict, check_integer
 from slipstream.core.theory import geometric_rates
 from slipstream.lab.benchmark import Contender, figures, kept, warnings
 from slipstream.lab.diagnosis_measured import ROWS, CountingArm, Measured, measured, target_costs
-from slipstream.lab.measure import Arm, Run, line_up, passes, race, settled
+from slipstream.lab.measure import Arm, Run, line_up, load_weights_once, passes, race
 from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import Neighbours, provenance
 from slipstream.lab.results import Result, recording
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from slipstream.llm import LLM
 
 FINE = 1.05
-"""A speed-up from which on nothing is called wrong."""
+"""Smallest speed-up for which the diagnosis is `NOTHING`."""
 HEALTHY = 0.8
-"""The acceptance rate that counts as good."""
+"""A good acceptance rate."""
 
 DRAFT, ACCEPTANCE, COMPUTE, BATCH, EXPERTS, HOST, LENGTH = (
     "draft too expensive", "acceptance too low", "compute-bound target", "batch too large", "few active experts",
@@ -46,21 +46,22 @@ DRAFT, ACCEPTANCE, COMPUTE, BATCH, EXPERTS, HOST, LENGTH = (
 NOTHING = "nothing is wrong"
 
 FIXES = {
-    DRAFT: "take a smaller draft, quantise it (--draft-quantize int8), or draft by lookup: --drafter suffix",
-    ACCEPTANCE: "take a draft of the same family, train one on the target's own texts (slipstream train), lower the "
-    "temperature, or change the method: slipstream tune tries them all",
-    COMPUTE: "draft less (a smaller --draft-tokens, no trees) or not at all: this target pays for every row it checks",
-    BATCH: "decode fewer sequences at once, draft less, or switch speculation off above some batch size",
-    EXPERTS: "draft less: each further row makes the target read experts that one row would not have picked",
-    HOST: "give the process a core of its own, leave the executor at auto, or decode in larger batches: the time goes "
-    "to the program around the models",
+    DRAFT: "use a smaller draft model, quantise it (--draft-quantize int8), or use a lookup drafter: --drafter suffix",
+    ACCEPTANCE: "use a draft model of the same family, train one on the target's own texts (slipstream train), lower "
+    "the temperature, or change the drafter: slipstream tune tries them all",
+    COMPUTE: "draft fewer tokens (a smaller --draft-tokens, no trees) or none: every verified token costs this "
+    "target time",
+    BATCH: "decode fewer sequences at once, draft fewer tokens, or switch speculation off above some batch size",
+    EXPERTS: "draft fewer tokens: each verified token makes the target read more experts",
+    HOST: "give the process its own core, leave the executor at auto, or decode larger batches: the time is spent "
+    "outside the models",
     LENGTH: "lower --draft-tokens",
 }
 
 
 @dataclass(frozen=True)
 class Counterfactual(Strict):
-    """cause: what is thought away; speedup: predicted without it."""
+    """speedup: predicted without `cause`."""
 
     cause: str
     speedup: float
@@ -69,14 +70,14 @@ class Counterfactual(Strict):
 @dataclass(frozen=True)
 class Diagnosis(Strict):
     """cause       `NOTHING`, or what to change first.
-    speedup     measured where there is a measurement, else predicted.
-    predicted   from the numbers alone.
-    break_even  acceptance rate at which a drafted round pays for itself; None: not even at 1.
-    acceptance  rate of one guess, as the closed forms know it: the one that yields the measured tokens a drafted round.
-    best_length, best_speedup   by prediction, among lengths up to the one measured; 0 if none pays.
-    enough      whether the end of this one cause would make speculation pay.
-    evidence    the numbers that led there, in sentences.
-    counterfactuals   largest gain first.
+    speedup     measured if it was measured, else predicted.
+    predicted   predicted from the measured parts.
+    break_even  acceptance rate at which a speculative step is as fast as plain decoding; None: not even at 1.
+    acceptance  the constant acceptance rate that yields the measured tokens per step in the closed forms.
+    best_length, best_speedup   predicted, among lengths up to the measured one; 0 if none saves time.
+    enough      whether removing this one cause would make speculation save time.
+    evidence    the numbers behind the diagnosis, in sentences.
+    counterfactuals   largest speed-up first.
     """
 
     cause: str
@@ -93,10 +94,10 @@ class Diagnosis(Strict):
 
 
 def diagnose(m: Measured) -> Diagnosis:
-    """Pure: numbers in, cause out."""
+    """The diagnosis for these measurements; a pure function."""
     predicted = m.prediction().speedup
     length, best = m.best_length()
-    gone = sorted(
+    removed = sorted(
         (Counterfactual(cause, without(m, cause).prediction().speedup) for cause in causes(m)),
         key=lambda c: -c.speedup,
     )
@@ -106,15 +107,15 @@ def diagnose(m: Measured) -> Diagnosis:
     elif best >= FINE and length < m.draft_tokens and best >= FINE * predicted:
         cause, fix, enough = LENGTH, f"{FIXES[LENGTH]} to {length}", True
     else:
-        cause, fix, enough = gone[0].cause, FIXES[gone[0].cause], gone[0].speedup >= FINE
+        cause, fix, enough = removed[0].cause, FIXES[removed[0].cause], removed[0].speedup >= FINE
     return Diagnosis(
         cause, fix, value, predicted, m.break_even(), acceptance(m), length, best, enough,
-        tuple(evidence(m, cause)), tuple(gone),
+        tuple(evidence(m, cause)), tuple(removed),
     )  # fmt: skip
 
 
 def causes(m: Measured) -> list[str]:
-    """Possible ones; what more rows cost has one name of three."""
+    """The causes to consider. The cost of more rows is attributed to exactly one of three."""
     rows = COMPUTE
     if m.experts is not None and m.experts[0] < m.experts[1]:
         rows = EXPERTS
@@ -124,7 +125,7 @@ def causes(m: Measured) -> list[str]:
 
 
 def without(m: Measured, cause: str) -> Measured:
-    """The same, that cause thought away."""
+    """The measurements as they would be without that cause."""
     if cause == DRAFT:
         return replace(m, draft_fixed=0.0, draft_each=0.0, draft_prefill=0.0)
     if cause == ACCEPTANCE:
@@ -138,10 +139,10 @@ def without(m: Measured, cause: str) -> Measured:
 
 
 def acceptance(m: Measured) -> float | None:
-    """The alpha whose chain of the depths that were drafted yields as much; None if nothing was drafted."""
+    """The constant acceptance rate that yields the measured tokens per step; None if nothing was drafted."""
     if not m.position_rates:
         return None
-    goal = m.tokens_a_round - 1
+    goal = m.tokens_per_step - 1
     low, high = 0.0, 1.0
     while high - low > 1e-9:
         middle = (low + high) / 2
@@ -151,36 +152,36 @@ def acceptance(m: Measured) -> float | None:
 
 
 def evidence(m: Measured, cause: str) -> list[str]:
-    """The numbers, those of the cause first."""
+    """The numbers in sentences, those of the cause first."""
     alpha = acceptance(m)
     ms = 1000
     drafted = m.drafted[0] if m.drafted else 0.0
-    said = {
-        DRAFT: f"a draft of {m.draft_tokens} takes {m.draft_seconds * ms:.2f} ms, a plain step {m.plain_step * ms:.2f} "
-        f"ms: c = {m.c:.2f} a draft token",
+    lines_by_cause = {
+        DRAFT: f"drafting {m.draft_tokens} tokens takes {m.draft_seconds * ms:.2f} ms, a plain step "
+        f"{m.plain_step * ms:.2f} ms: c = {m.c:.2f} per draft token",
         ACCEPTANCE: (
             "nothing was drafted"
             if alpha is None
-            else f"acceptance {alpha:.0%} a draft token"
+            else f"acceptance rate {alpha:.0%}"
             + (f" in the {drafted:.0%} of the steps that drafted" if drafted < 0.95 else "")
         ),
         COMPUTE: f"verifying {m.rows:.0f} rows costs {m.checking:.2f}x one plain step",
-        HOST: f"the host takes {m.round_host * ms:.2f} ms a speculative step, {m.plain_host * ms:.2f} ms a plain step "
-        f"({m.round_host / (m.round_host + m.costs(m.rows) + m.draft_seconds):.0%} of a speculative step)",
+        HOST: f"the host takes {m.round_host * ms:.2f} ms per speculative step, {m.plain_host * ms:.2f} ms per plain "
+        f"step ({m.round_host / (m.round_host + m.costs(m.rows) + m.draft_seconds):.0%} of a speculative step)",
     }
     if m.batch > 1:
         alone = m.alone()
-        said[COMPUTE] += f"; at batch 1, {alone.rows:.0f} rows cost {alone.checking:.2f}x one plain step"
+        lines_by_cause[COMPUTE] += f"; at batch 1, {alone.rows:.0f} rows cost {alone.checking:.2f}x one plain step"
     if m.experts:
-        said[COMPUTE] += f"; {m.experts[0]} of {m.experts[1]} experts are picked for a token"
+        lines_by_cause[COMPUTE] += f"; {m.experts[0]} of {m.experts[1]} experts are picked per token"
     key = COMPUTE if cause in (BATCH, EXPERTS) else cause
-    lines = [said[key]] if key in said else []
-    return [*lines, *(line for name, line in said.items() if name != key)]
+    lines = [lines_by_cause[key]] if key in lines_by_cause else []
+    return [*lines, *(line for name, line in lines_by_cause.items() if name != key)]
 
 
 @dataclass(frozen=True)
 class DoctorConfig(Strict):
-    """tokens, rounds, seconds as in `BenchConfig`; batch: sequences at once."""
+    """tokens, rounds, seconds as in `BenchConfig`; batch: sequences decoded at once."""
 
     tokens: int = 64
     rounds: int = 4
@@ -209,7 +210,7 @@ def doctor(
     out: str | Path | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Measure one drafter against plain decoding, and say what holds it back."""
+    """Measures one drafter against plain decoding and diagnoses what limits its speed-up."""
     check_integer("draft_tokens", contender.draft_tokens, 1)
     settings = {"contender": contender.label, "draft_tokens": contender.draft_tokens, **asdict(config)}
     result = Result("doctor", settings, provenance(llm, config.seed, prompts=prompts.digest))
@@ -230,7 +231,7 @@ def doctor(
         return data
 
     with kept(result), recording(result, out, collect) as save:
-        drafter, options = settled(llm, contender.drafter, contender.options)
+        drafter, options = load_weights_once(llm, contender.drafter, contender.options)
         params = replace(config.params, max_tokens=config.tokens)
         plain = Arm("plain", llm, params=params, batch=config.batch)
         fast = CountingArm(

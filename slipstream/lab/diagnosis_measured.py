@@ -1,8 +1,8 @@
-"""What a doctor or a tuner has to know of a target, a drafter and a machine, all of it measured in one interleaved run;
-and what the closed forms make of it.
+"""The measurements that `doctor` and `tune` need of a target, a drafter and a machine, all from one interleaved run,
+and the predictions of the closed forms from them.
 
-Acceptance is counted by position among rounds that drafted so deep. How often a drafter drafts so deep is counted among
-rounds that *had room* to: the last rounds of a text have not, and `predict` shortens those itself.
+The acceptance rate at a position is taken over the steps that drafted to that position. How often a drafter drafts to a
+position is taken over the steps that *had room* for it: the last steps of a text do not, and `predict` shortens those.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 @dataclass(frozen=True)
 class Measured(Strict):
-    """Times in seconds, of the whole batch.
+    """Times are in seconds, for the whole batch.
 
-    costs          the target by rows, levelled to what plain decoding took in the same run.
-    draft_tokens   K, most guesses deep a round.
+    costs          cost curve of the target, scaled so that it agrees with plain decoding in the same run.
+    draft_tokens   K, the largest draft depth per step.
     position_rates, drafted   as `theory.predict` takes them, one for each depth that was ever drafted.
-    width          guesses a level of depth: 1 for chains.
-    draft_fixed, draft_each   drafting and observing: a round, and each level of depth more.
-    round_host, plain_host    verification and bookkeeping of a round, and of a plain step.
-    prefill, draft_prefill    the pass that reads the prompt, and what the drafter adds to it.
-    tokens         of a text.
+    width          draft tokens per depth: 1 for chains.
+    draft_fixed, draft_each   drafting and observing: per step, and for each level of depth.
+    round_host, plain_host    verification and bookkeeping of a speculative step, and of a plain step.
+    prefill, draft_prefill    prefill of the target, and the time that the drafter adds to it.
+    tokens         output tokens per text.
     batch          sequences decoded at once.
-    speedup        (value, low, high) over plain decoding as the clock saw it, with its 95 % interval; None: not raced.
-    experts        (picked by a token, in all) of a mixture of experts.
+    speedup        (value, low, high): measured speed-up over plain decoding with its 95 % interval; None: not measured.
+    experts        (per token, in all) of a mixture of experts.
     """
 
     costs: CostCurve
@@ -78,35 +78,35 @@ class Measured(Strict):
 
     @property
     def draft_seconds(self) -> float:
-        """Of drafting a round."""
+        """Time of drafting in one step."""
         return self.draft_fixed + self.draft_each * self.draft_tokens
 
     @property
     def c(self) -> float:
-        """One draft step over one plain step."""
+        """Time of one draft token over one plain step."""
         return self.draft_seconds / self.draft_tokens / self.plain_step
 
     @property
     def host(self) -> float:
-        """What a round has of host work beyond a plain step, in plain steps."""
+        """Host time of a speculative step beyond that of a plain step, in plain steps."""
         return max(0.0, self.round_host - self.plain_host) / self.plain_step
 
     @property
     def rows(self) -> float:
-        """Of a round that drafts to full depth."""
+        """Rows of a step that drafts to full depth."""
         return self.batch * (1 + self.width * self.draft_tokens)
 
     @property
     def checking(self) -> float:
-        """Checking a full draft over a plain step of the target."""
+        """Target time of verifying a full draft over that of a plain step."""
         return self.costs(self.rows) / self.costs(self.batch)
 
     @property
-    def tokens_a_round(self) -> float:
+    def tokens_per_step(self) -> float:
         return 1 + sum(rate * share for rate, share in zip(self.position_rates, self.drafted, strict=True))
 
     def prediction(self, draft_tokens: int | None = None) -> Prediction:
-        """Of a text, with drafts as deep as measured or shorter ones of the same drafter."""
+        """The prediction for a text at this draft length, at most the measured one; None: the measured one."""
         depth = self.draft_tokens if draft_tokens is None else draft_tokens
         deep = min(depth, len(self.position_rates))
         return predict(
@@ -122,25 +122,26 @@ class Measured(Strict):
         )
 
     def by_depth(self) -> CostCurve:
-        """Seconds of the target in a round of d - 1 levels, for d = 1, 2, ...: batch and width are in it."""
+        """Seconds of the target in a step with d - 1 levels of draft tokens, d = 1, 2, ...; includes batch and
+        width."""
         depths = range(max(1, self.draft_tokens) + 1)
         return CostCurve(
             tuple(d + 1 for d in depths), tuple(self.costs(self.batch * (1 + self.width * d)) for d in depths)
         )
 
     def best_length(self) -> tuple[int, float]:
-        """(draft length up to the one measured, its predicted speed-up); 0 where none pays."""
+        """(best draft length up to the measured one, its predicted speed-up); length 0 if none saves time."""
         gains = [(k, self.prediction(k).speedup) for k in range(1, self.draft_tokens + 1)]
         return max([(0, 1.0), *gains], key=lambda pair: pair[1])
 
     def break_even(self) -> float | None:
-        """The acceptance rate at which a round that drafts costs what it yields; None if not even 1 is enough."""
+        """The acceptance rate at which drafting neither saves nor costs time; None if not even 1 is enough."""
         relative = CostCurve(self.by_depth().rows, tuple(s / self.costs(self.batch) for s in self.by_depth().seconds))
         return theory.break_even(self.draft_tokens, self.c, relative, 1, self.host)
 
     def alone(self) -> Measured:
-        """One sequence at a time. What batches share equally (host, draft) is taken to shrink with them; a draft model
-        shrinks less, so this flatters batch 1 a little."""
+        """The estimate for batch size 1. Host and draft times are divided by the batch size; a draft model's time
+        shrinks less, so the estimate is slightly too good."""
         share = {
             name: getattr(self, name) / self.batch
             for name in ("draft_fixed", "draft_each", "round_host", "plain_host", "prefill", "draft_prefill")
@@ -150,7 +151,7 @@ class Measured(Strict):
 
 @dataclass
 class Tally:
-    """Of all rounds: able[j], those that had room for a guess at depth j; drafted[j], those that made one."""
+    """Counts over all steps. able[j]: steps with room for a draft token at depth j; drafted[j]: steps that had one."""
 
     able: Counter[int] = field(default_factory=Counter)
     drafted: Counter[int] = field(default_factory=Counter)
@@ -160,7 +161,7 @@ class Tally:
 
 
 class Counting:
-    """A drafter that passes everything on to another one and keeps a tally."""
+    """Wraps a drafter and counts in `tally` how deep it drafts."""
 
     def __init__(self, drafter: Drafter, tally: Tally):
         self.drafter, self.tally = drafter, tally
@@ -184,7 +185,7 @@ class Counting:
 
 @dataclass(frozen=True, eq=False)
 class CountingArm(Arm):
-    """An arm whose drafter is tallied."""
+    """An arm whose drafter is wrapped in `Counting`."""
 
     tally: Tally = field(default_factory=Tally)
 
@@ -193,10 +194,10 @@ class CountingArm(Arm):
 
 
 def measured(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:
-    """From a run of a `CountingArm` behind its plain one, and the target's curve as `measure_costs` gives it.
+    """The measurements from a run of a `CountingArm` and its plain arm, and from the target's cost curve.
 
-    short: the same drafter with shorter drafts, which tells the price of a level of depth from that of a round; without
-    it the price is taken to grow in proportion.
+    short: the same drafter with shorter drafts, to separate the cost per level of depth from the cost per step. None:
+    the cost is assumed to be proportional to the depth.
     """
     assert run.plain is not None
     assert isinstance(run.arm, CountingArm)
@@ -207,9 +208,9 @@ def measured(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:
     first = max(0.0, run.first_token_seconds() - prefill)
     depths = [d for d in range(1, k + 1) if stats.drafted_at[d] and tally.share(d) > 0]
     shares = np.minimum.accumulate([tally.share(d) for d in depths]).tolist() if depths else []
-    draft = _a_round(run, first)
+    draft = _draft_seconds_per_step(run, first)
     if short is not None and short.arm.draft_tokens < k:
-        each = max(0.0, (draft - _a_round(short, first)) / (k - short.arm.draft_tokens))
+        each = max(0.0, (draft - _draft_seconds_per_step(short, first)) / (k - short.arm.draft_tokens))
         fixed = max(0.0, draft - each * k)
     else:
         each, fixed = draft / k, 0.0
@@ -235,8 +236,8 @@ def measured(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:
     )
 
 
-def _a_round(run: Run, first: float) -> float:
-    """Seconds of drafting a round of the whole batch; `first`: what the drafter took to read the prompt."""
+def _draft_seconds_per_step(run: Run, first: float) -> float:
+    """Seconds of drafting per step of the whole batch, without `first`, the drafter's share of prefill."""
     stats, texts = run.stats(), len(run.prompts) * run.rounds
     batch = run.arm.batch
     return batch * max(0.0, stats.seconds["draft"] - texts / batch * first) / max(1, stats.rounds - texts)
@@ -247,7 +248,7 @@ def _host(stats: SpecStats, batch: int) -> float:
 
 
 def target_costs(target: Target, past: int, most: int) -> CostCurve:
-    """The target by rows, up to `most` (as far as its context goes)."""
+    """The cost curve of the target up to `most` rows (fewer if its context is short)."""
     from slipstream.targets.target_costs import measure_costs
 
     room = max(1, target.context - 2)

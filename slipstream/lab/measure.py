@@ -1,13 +1,13 @@
-"""The measuring core: several ways to decode the same prompts, in turns, so that whatever disturbs the machine disturbs
-all of them alike.
+"""Measures several ways to decode the same prompts. They take turns, so that disturbances of the machine affect all of
+them equally.
 
     arms = [plain := Arm("plain", llm), Arm("n-gram, K=8", llm, "ngram", 8, against=plain)]
     runs = line_up(arms, prompts)
     race(runs, rounds=5)
     runs[1].speedup()           # over plain decoding, with its 95 % interval
 
-Every arm is compared with plain decoding in the same conditions and the same rounds; a speed-up between numbers of two
-different runs is not to be had here.
+An arm is one way of decoding. A pass decodes every prompt once with every arm. An arm is compared with plain decoding
+under the same conditions and in the same passes, never with numbers of another run.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from slipstream.llm import LLM, Completion
 
 FEWEST_ROUNDS = 3
-"""Rounds that are run whatever the time limit says: fewer give no interval."""
+"""Passes that are run regardless of the time limit, because fewer give no interval."""
 
 
 @dataclass(frozen=True, eq=False)
 class Arm:
     """One way of decoding.
 
-    llm           the engine; arms may share one, or bring their own (another dtype).
-    drafter       what `LLM.use` takes. What is named (or a list) is made anew for every round, so that a drafter which
-                  learns from what it has seen cannot replay in round two what it learned in round one; an instance is
-                  kept. `settled` decides.
-    draft_tokens  most guesses a step.
-    options       of a drafter that is given by name.
-    params        sampling; each prompt and round gets a seed of its own, the same for all arms.
+    llm           the engine; arms may share one or have their own (another dtype).
+    drafter       argument of `LLM.use`. A drafter given by name (or a list) is created again for every pass, so that a
+                  drafter that learns from texts cannot reuse in pass 2 what it learned in pass 1. An instance is kept.
+                  See `load_weights_once`.
+    draft_tokens  largest number of draft tokens per step.
+    options       options of a drafter that is given by name.
+    params        sampling; each prompt and pass gets its own seed, the same for all arms.
     batch         prompts that are decoded at once.
-    against       the arm of plain decoding in the same conditions; None for plain decoding itself.
+    against       the arm of plain decoding under the same conditions; None for plain decoding itself.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Arm:
     against: Arm | None = None
 
     def prepare(self) -> Any:
-        """The drafter of one round."""
+        """The drafter for one pass."""
         if not isinstance(self.drafter, (str, list)):
             return self.drafter
         self.llm.use(self.drafter, **self.options)
@@ -66,18 +66,19 @@ class Arm:
 
 
 def made_anew(drafter: Any) -> bool:
-    """Whether what `LLM.use` takes is the name of a drafter that holds nothing but what it has seen."""
+    """Whether `drafter` is the name of a drafter without weights, which is created again for every pass."""
     return isinstance(drafter, str) and drafter in DRAFTERS and DRAFTERS[drafter].weightless
 
 
-def settled(llm: LLM, drafter: Any, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-    """The drafter and options of an `Arm`: what holds weights is loaded once, here; the rest stays a name, to be made
-    anew for each round. Raises whatever making it raises, so that a mistake shows before anything is measured."""
+def load_weights_once(llm: LLM, drafter: Any, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    """The drafter and options for an `Arm`. A drafter with weights is loaded here, once; others stay names and are
+    created again for every pass. Any drafter is created once here, so that bad options raise before anything is
+    measured."""
     llm.use(drafter, **(options or {}))
     made = llm.drafter
     llm.use(None)
     if isinstance(drafter, list):
-        return [settled(llm, each)[0] for each in drafter], dict(options or {})
+        return [load_weights_once(llm, each)[0] for each in drafter], dict(options or {})
     return (drafter, dict(options or {})) if made_anew(drafter) else (made, {})
 
 
@@ -93,13 +94,13 @@ class Cell:
 
 @dataclass
 class Run:
-    """What one arm came to so far.
+    """The measurements of one arm so far.
 
-    groups       indices of the prompts that are decoded together.
-    cells        [groups][rounds].
+    groups       for each batch, the indices of its prompts.
+    cells        [groups][passes].
     texts        prompt -> output ids of the untimed first pass.
-    divergences  (prompt, where it parted from plain decoding's text); only where texts must be equal: greedy.
-    peak_memory  bytes, see `memory_use.Peak`; None where the system does not tell.
+    divergences  (prompt, where its text differs from that of plain decoding); only for greedy decoding.
+    peak_memory  bytes, see `memory_use.Peak`; None if the system does not report it.
     """
 
     arm: Arm
@@ -118,38 +119,38 @@ class Run:
 
     @property
     def exact(self) -> bool:
-        """Under a lossless rule, and every text token-identical to plain decoding's, near-ties aside."""
+        """Whether the rule is lossless and every text is identical to that of plain decoding, except for near-ties."""
         return self.lossless and all(d.near_tie for _, d in self.divergences)
 
     @property
     def rounds(self) -> int:
-        """Rounds that every group has completed."""
+        """Passes that every group has completed."""
         return min((len(row) for row in self.cells), default=0)
 
     @property
     def measured(self) -> bool:
-        """Whether there is a complete round, of plain decoding as well."""
+        """Whether there is a complete pass, also of plain decoding."""
         return self.rounds > 0 and (self.plain is None or self.plain.rounds > 0)
 
     def stats(self, groups: Seq[int] | None = None) -> SpecStats:
-        """Counters of all rounds, of all groups or of some."""
+        """Sum of the counters of all passes, over all groups or some."""
         return sum((c.stats for row in self._rows(groups) for c in row), SpecStats())
 
     def seconds_per_token(self, groups: Seq[int] | None = None) -> np.ndarray:
-        """[groups, rounds], prompt processing included."""
+        """[groups, passes], prefill included."""
         return np.array([[c.seconds / c.tokens for c in row] for row in self._rows(groups)])
 
     def weights(self, groups: Seq[int] | None = None) -> np.ndarray:
-        """[groups] Mean output tokens: how much a group counts."""
+        """[groups]: mean output tokens of each group."""
         return np.array([np.mean([c.tokens for c in row]) for row in self._rows(groups)])
 
     def tokens_per_second(self, groups: Seq[int] | None = None) -> Estimate:
-        """Output tokens over time, prompts' own processing included. A group's time is its median over the rounds."""
+        """Output tokens per second, prefill included. The time of a group is its median over the passes."""
         return _inverse(estimates.mean(self.seconds_per_token(groups), self.weights(groups)))
 
     def speedup(self, groups: Seq[int] | None = None) -> Estimate:
-        """Plain decoding's time for a token over this one's, by prompts and rounds in pairs, each prompt weighted by
-        its tokens under plain decoding. Plain decoding itself: 1."""
+        """Time per token of plain decoding over that of this arm, paired by prompt and pass. Prompts are weighted by
+        their tokens in plain decoding. 1 for plain decoding itself."""
         if self.plain is None:
             return Estimate(1.0, 1.0, 1.0)
         rounds = min(self.rounds, self.plain.rounds)
@@ -157,12 +158,12 @@ class Run:
         return estimates.ratio(top, bottom, weights=self.plain.weights(groups))
 
     def first_token_seconds(self, groups: Seq[int] | None = None) -> float:
-        """Median over prompts and rounds."""
+        """Median over prompts and passes."""
         return float(np.median([c.first for row in self._rows(groups) for c in row]))
 
     def seconds_per_later_token(self, groups: Seq[int] | None = None) -> float | None:
-        """Time per output token after the first, as one request sees it, by token count and not by chunk; median over
-        prompts and rounds. None if no text has a second token."""
+        """Time per output token of one request after its first token, counted by token and not by step; median over
+        prompts and passes. None if no text has a second token."""
         times = [
             (c.seconds - c.first) / (c.tokens / len(group) - 1)
             for group, row in zip(self._groups(groups), self._rows(groups), strict=True)
@@ -172,7 +173,7 @@ class Run:
         return float(np.median(times)) if times else None
 
     def _rows(self, groups: Seq[int] | None) -> list[list[Cell]]:
-        """Cells of the complete rounds."""
+        """Cells of the complete passes."""
         chosen = self.cells if groups is None else [self.cells[g] for g in groups]
         return [row[: self.rounds] for row in chosen]
 
@@ -181,8 +182,9 @@ class Run:
 
 
 def line_up(arms: Seq[Arm], prompts: Seq[Seq[int]], kinds: Seq[str] | None = None) -> list[Run]:
-    """A run for each arm. Prompts are decoded in batches of the arm's size, never of two `kinds` (one for each prompt)
-    in one batch; the last batch of a kind may be smaller. An arm stands behind the one it is compared with."""
+    """A run for each arm. Prompts are decoded in batches of the arm's size. `kinds` holds a label per prompt; a batch
+    has prompts of one label only, so the last batch of a label may be smaller. An arm must follow the one in
+    `against`."""
     runs: dict[int, Run] = {}
     kinds = kinds or [""] * len(prompts)
     for arm in arms:
@@ -208,33 +210,34 @@ def race(
     each_round: Callable[[], None] = lambda: None,
     seed: int = 0,
 ) -> None:
-    """Decode everything once untimed (warm-up, texts, memory), then `rounds` times timed, arms taking turns.
+    """Decodes everything once untimed (warm-up, texts, memory), then in `rounds` timed passes. Arms take turns.
 
-    seconds     after so long no further round begins (`FEWEST_ROUNDS` are always run).
-    advance     called after each batch; each_round: after each timed round.
+    seconds     time limit; at least `FEWEST_ROUNDS` passes are run.
+    advance     called after each batch.
+    each_round  called after each timed pass.
 
-    The runs are filled in as it goes: whatever interrupts this, what was measured until then is in them.
+    The runs are updated during the measurement, so they keep all measurements if it is interrupted.
     """
     for run in runs:
         warm_up(run, seed, advance)
     began = perf_counter()
     order = list(runs)
-    for turn in range(rounds):
-        if turn >= FEWEST_ROUNDS and perf_counter() - began > seconds:
+    for number in range(rounds):
+        if number >= FEWEST_ROUNDS and perf_counter() - began > seconds:
             break
         for run in order:
             run.drafter = run.arm.prepare()
         for g in range(max(len(run.groups) for run in order)):
             for run in order:
                 if g < len(run.groups):
-                    _timed(run, g, seed + 1 + turn)
+                    _timed(run, g, seed + 1 + number)
                     advance()
         order = [*order[1:], order[0]]
         each_round()
 
 
 def warm_up(run: Run, seed: int, advance: Callable[[], None] = lambda: None) -> None:
-    """One pass that is not timed: it compiles what compiles late, keeps the texts, and measures memory."""
+    """One untimed pass: triggers lazy compilation, stores the texts, measures memory."""
     run.drafter = run.arm.prepare()
     with memory_use.Peak(run.arm.llm.target.device) as peak:
         for group in run.groups:
@@ -247,7 +250,7 @@ def warm_up(run: Run, seed: int, advance: Callable[[], None] = lambda: None) -> 
 
 
 def decode(arm: Arm, drafter: Any, prompts: Seq[Seq[int]], seeds: Seq[int]) -> tuple[list[Completion], float]:
-    """Decode one batch. Returns the completions and the wall seconds they took."""
+    """Decodes one batch. Returns the completions and the wall seconds."""
     llm = arm.llm
     llm.use(drafter)
     llm.draft_tokens, before, llm.max_batch = arm.draft_tokens, llm.max_batch, len(prompts)
@@ -271,11 +274,11 @@ def _timed(run: Run, g: int, seed: int) -> None:
 
 
 def _compare(run: Run, i: int, completion: Completion) -> None:
-    """Greedy texts must be plain decoding's, in every round; each prompt is examined once."""
+    """Compares a greedy text with that of plain decoding, in every pass until the prompt's first difference."""
     if run.plain is None or not run.arm.params.greedy or any(i == seen for seen, _ in run.divergences):
         return
     stats, batch = completion.stats, run.arm.batch
-    widest = max(run.arm.draft_tokens, -(-stats.proposed // max(1, stats.rounds)))  # trees are wider than they are deep
+    widest = max(run.arm.draft_tokens, -(-stats.proposed // max(1, stats.rounds)))  # a tree has more nodes than levels
     parted = divergence(
         run.arm.llm.target, run.prompts[i], run.plain.texts[i], completion.token_ids, (widest + 1) * batch
     )

@@ -22,7 +22,7 @@ from slipstream.core.stats import SpecStats
 from slipstream.core.theory import predict
 from slipstream.errors import ParameterError
 from slipstream.lab.benchmark import BenchConfig, Contender, checkpoints, kept, text_verdict, warnings
-from slipstream.lab.measure import Arm, Run, line_up, passes, race, settled
+from slipstream.lab.measure import Arm, Run, line_up, load_weights_once, passes, race
 from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import Neighbours, provenance
 from slipstream.lab.results import Result, recording
@@ -130,7 +130,7 @@ def arms(engines: dict[str | None, LLM], settings: Seq[Setting], config: BenchCo
                 c = setting.contender
                 key = (dtype, str(c.drafter), repr(c.options))
                 if key not in loaded:
-                    loaded[key] = settled(llm, c.drafter, c.options)
+                    loaded[key] = load_weights_once(llm, c.drafter, c.options)
                 drafter, options = loaded[key]
                 out.append(Arm(c.label, llm, drafter, c.draft_tokens, options, against=plain, **common))
     return out

@@ -1,4 +1,4 @@
-"""What is said of a bench result."""
+"""Report of a bench result."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def speeds(arms: list[dict[str, Any]]) -> Table:
         rows.append([name(arm), condition(arm), speed, gain, f["acceptance_rate"], f["mean_acceptance_length"], text])
     return Table(
         "Speed and acceptance", columns, rows,
-        f"{min(arm['rounds'] for arm in arms)} interleaved passes over the prompts. Speed-up: time of plain decoding "
-        "for a token over the method's, prompt by prompt in the same pass, prefill included. accept: accepted draft "
-        "tokens over verified ones. tau: tokens a step, the bonus token included. identical*: identical but for "
+        f"{min(arm['rounds'] for arm in arms)} interleaved passes over the prompts. Speed-up: time per token of plain "
+        "decoding over that of the method, per prompt in the same pass, prefill included. accept: accepted draft "
+        "tokens over verified ones. tau: tokens per step, the bonus token included. identical*: identical except for "
         "near-ties, which rounding decides.",
     )  # fmt: skip
 
@@ -118,9 +118,9 @@ def memory_and_time(arms: list[dict[str, Any]]) -> Table:
         rows.append([name(arm), condition(arm), *seconds, arm["peak_memory"], *shares])
     return Table(
         "Latency, memory, and where the time goes", columns, rows,
-        "first, next: time to the first token and for each later one. Memory: peak of the whole process on a CPU, of "
-        "tensors on CUDA. draft: proposing and learning; target: forward and commit; verify: probabilities, rule, "
-        "stops; host: the rest of a step, and between steps.",
+        "first, next: time to the first token and per later token. Memory: peak of the whole process on a CPU, of "
+        "tensors on CUDA. draft: proposing and observing; target: forward and commit; verify: probabilities, rule, "
+        "stop conditions; host: the rest of a step, and the time between steps.",
     )  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def category_plot(fast: list[dict[str, Any]], conditions: list[str], names: list
     ]
     return Plot(
         "speedup-by-category", f"Speed-up by category, {conditions[0]}",
-        "As above, for each category of prompts alone. What a drafter is worth depends on the text first of all.",
+        "As above, for each category of prompts. The speed-up of a drafter depends mostly on the text.",
         "; ".join(f"{label.replace(chr(10), ', ')}: {interval(e)}" for label, e, _ in rows),
         lambda axes, narrow: plots.intervals(axes, rows, "speed-up", narrow),
         height=1.0 + 0.48 * len(rows),

@@ -1,4 +1,4 @@
-"""What is said of a doctor result."""
+"""Report of a doctor result."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def lead(m: dict[str, Any], d: dict[str, Any]) -> str:
     measured = f"{gain} over plain decoding, {times(d['predicted'])} predicted from the parts"
     if d["cause"] == "nothing is wrong":
         return f"Nothing is wrong: {measured}."
-    alone = "" if d["enough"] else " No single change makes it pay; this one helps most."
+    alone = "" if d["enough"] else " No single change is enough for a speed-up; this one helps most."
     return f"Cause: {d['cause']}, at {measured}. Fix: {d['fix']}.{alone}"
 
 
 def gone(d: dict[str, Any]) -> Table:
-    rows = [["as it is", d["predicted"]], *([row["cause"], row["speedup"]] for row in d["counterfactuals"])]
-    note = "Predicted by the closed forms from the numbers below."
-    return Table("Speed-up if one cause were gone", [words("if this were gone"), Column("speed-up", "x")], rows, note)
+    rows = [["nothing removed", d["predicted"]], *([row["cause"], row["speedup"]] for row in d["counterfactuals"])]
+    note = "Predicted from the measurements below."
+    return Table("Predicted speed-up without one cause", [words("without"), Column("speed-up", "x")], rows, note)
 
 
 def numbers(m: dict[str, Any], d: dict[str, Any]) -> Table:
@@ -45,12 +45,15 @@ def numbers(m: dict[str, Any], d: dict[str, Any]) -> Table:
         ("acceptance of one draft token", percent(d["acceptance"])),
         ("break-even acceptance", "none, not even 100%" if even is None else percent(even)),
         ("draft length", str(m["draft_tokens"])),
-        ("best draft length up to that", f"{best} ({times(d['best_speedup'])})" if best else "none: no length pays"),
-        ("one row of the target", f"{m['costs']['seconds'][0] * MS:.2f} ms"),
-        ("drafting, a step", f"{draft * MS:.2f} ms, {draft / step:.2f} plain steps"),
-        ("host, a speculative step", f"{m['round_host'] * MS:.2f} ms"),
-        ("host, a plain step", f"{m['plain_host'] * MS:.2f} ms"),
-        ("prefill", f"{m['prefill'] * MS:.1f} ms, and {m['draft_prefill'] * MS:.1f} ms by the drafter"),
+        (
+            "best draft length up to that",
+            f"{best} ({times(d['best_speedup'])})" if best else "none: no length saves time",
+        ),
+        ("target pass of one row", f"{m['costs']['seconds'][0] * MS:.2f} ms"),
+        ("drafting, per step", f"{draft * MS:.2f} ms, {draft / step:.2f} plain steps"),
+        ("host, per speculative step", f"{m['round_host'] * MS:.2f} ms"),
+        ("host, per plain step", f"{m['plain_host'] * MS:.2f} ms"),
+        ("prefill", f"{m['prefill'] * MS:.1f} ms, plus {m['draft_prefill'] * MS:.1f} ms for the drafter"),
         ("sequences at once", str(m["batch"])),
     ]
     return Table("Measured", [words(""), words("value")], rows)
@@ -60,12 +63,12 @@ def costs(curve: dict[str, Any]) -> Table:
     """A `CostCurve` of the target, {"rows", "seconds"}: powers of two only."""
     rows, seconds = curve["rows"], curve["seconds"]
     shown = [i for i, n in enumerate(rows) if n & (n - 1) == 0]
-    columns = [words("rows a pass"), *(Column(str(rows[i]), digits=2) for i in shown)]
+    columns = [words("rows per pass"), *(Column(str(rows[i]), digits=2) for i in shown)]
     cells = [
         ["ms", *(f"{MS * seconds[i]:.1f}" for i in shown)],
-        ["times one row", *(seconds[i] / seconds[0] for i in shown)],
+        ["relative to one row", *(seconds[i] / seconds[0] for i in shown)],
     ]
-    return Table("A pass of the target by its rows", columns, cells)
+    return Table("Time of a target pass by its rows", columns, cells)
 
 
 def curve(m: dict[str, Any]) -> Plot:
@@ -73,19 +76,19 @@ def curve(m: dict[str, Any]) -> Plot:
     used = m["batch"] * (1 + m["width"] * m["draft_tokens"])
 
     def draw(axes: Any, narrow: bool) -> None:
-        axes.plot(rows, seconds, color=plots.SERIES[0], marker=plots.MARKERS[0], label="a pass of the target")
+        axes.plot(rows, seconds, color=plots.SERIES[0], marker=plots.MARKERS[0], label="target pass")
         axes.axvline(used, color=plots.SOFT, linestyle=plots.DASHES[1], linewidth=1.2, label="a full draft")
         axes.set_xscale("log", base=2)
         axes.set_xticks(rows[:: 2 if narrow else 1], [str(n) for n in rows[:: 2 if narrow else 1]])
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("rows a pass")
+        axes.set_xlabel("rows per pass")
         axes.set_ylabel("milliseconds")
         plots.legend(axes, narrow)
 
     return Plot(
-        "doctor-costs", "What a pass of the target costs by its rows",
-        "Flat as long as the rows share one reading of the weights; where it rises, every draft token costs time.",
+        "doctor-costs", "Time of a target pass by its rows",
+        "The curve is flat while decoding is memory-bound. Where it rises, every draft token costs time.",
         "; ".join(f"{n} rows: {s:.2f} ms" for n, s in zip(rows, seconds, strict=True)), draw,
     )  # fmt: skip
 
@@ -96,7 +99,9 @@ def positions(m: dict[str, Any]) -> Plot:
 
     def draw(axes: Any, narrow: bool) -> None:
         axes.bar(depths, rates, 0.6, color=plots.SERIES[0], label="accepted")
-        axes.plot(depths, m["drafted"], color=plots.SERIES[1], marker=plots.MARKERS[1], label="drafted so deep")
+        axes.plot(
+            depths, m["drafted"], color=plots.SERIES[1], marker=plots.MARKERS[1], label="drafted to this position"
+        )
         axes.set_ylim(0, 1.05)
         axes.set_xticks(depths)
         axes.set_xlabel("position in the draft")
@@ -105,7 +110,7 @@ def positions(m: dict[str, Any]) -> Plot:
 
     return Plot(
         "doctor-acceptance", "Acceptance by position",
-        "Bars: of the steps that drafted so deep, how many accepted that draft token. Line: of the steps with room for "
-        "it, how many drafted so deep.",
+        "Bars: share of the steps with a draft token at that position that accepted it. Line: share of the steps with "
+        "room for that position that drafted to it.",
         "; ".join(f"position {d}: {percent(rate)}" for d, rate in zip(depths, rates, strict=True)), draw,
     )  # fmt: skip

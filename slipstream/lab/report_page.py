@@ -1,7 +1,7 @@
-"""`slipstream report`: one self-contained HTML page from any result files of the laboratory.
+"""`slipstream report`: renders result files as one self-contained HTML page.
 
-Nothing is fetched: style, script and plots are in the page. What is said of a result is decided in `reports`; this is
-the renderer for HTML.
+The page loads nothing: style, script and plots are inline. `reports` decides the contents; this module renders them as
+HTML.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def write_page(results: Seq[Result], path: str | Path) -> None:
 
 
 def export(results: Seq[Result], folder: str | Path, kind: str) -> list[Path]:
-    """Every plot as a file of its own, for papers. kind: "png" (300 dots to the inch) or "svg". Returns the files."""
+    """Writes every plot to its own file, for papers. kind: "png" (300 dpi) or "svg". Returns the files."""
     folder, written = Path(folder), list[Path]()
     for i, result in enumerate(results):
         for plot in section(result).plots:
@@ -41,7 +41,7 @@ def export(results: Seq[Result], folder: str | Path, kind: str) -> list[Path]:
 
 
 def page(results: Seq[Result]) -> str:
-    """The page as text."""
+    """The HTML page."""
     sections = [section(result) for result in results]
     title = sections[0].title if len(sections) == 1 else "Slipstream: laboratory report"
     contents = ""
@@ -74,7 +74,7 @@ def page(results: Seq[Result]) -> str:
 
 
 def block(number: int, made: Section, result: Result) -> str:
-    """One section."""
+    """The HTML of one section."""
     level = f'<h1 id="h{number}">{escape(made.title)}</h1>'
     warned = list(result.warnings)
     if not result.complete:
@@ -121,7 +121,7 @@ def table(made: Table) -> str:
 
 
 def row(columns: Seq[Column], cells: Seq[Any]) -> str:
-    """The first cell is the heading of its row."""
+    """The cells of a row; the first one is the row heading."""
     out = []
     for i, (column, cell) in enumerate(zip(columns, cells, strict=True)):
         tag, scope = ("td", "") if i else ("th", ' scope="row"')
@@ -159,14 +159,14 @@ def cpu(provenance: dict[str, Any]) -> str:
 
 
 def details(result: Result) -> str:
-    """Everything else about the conditions, folded away."""
+    """All settings and conditions, collapsed."""
     rows = [*flat(result.provenance), *flat(result.settings, "settings")]
     cells = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows)
     return f"<details><summary>All settings and conditions</summary><dl>{cells}</dl></details>"
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested mappings as lines of name and value."""
+    """(name, value) pairs of a nested mapping."""
     out: list[tuple[str, str]] = []
     for key, value in values.items():
         name = f"{prefix} {key}".strip().replace("_", " ")

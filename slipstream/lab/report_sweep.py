@@ -1,4 +1,4 @@
-"""What is said of a sweep result."""
+"""Report of a sweep result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lead(fast: list[dict[str, Any]]) -> str:
     known = [arm for arm in fast if arm.get("predicted")]
     if known:
         off = [abs(arm["predicted"]["speedup"] / arm["overall"]["speedup"]["value"] - 1) for arm in known]
-        text += f" The closed forms are off by {percent(sum(off) / len(off))} on average, {percent(max(off))} at most."
+        text += f" The predictions are off by {percent(sum(off) / len(off))} on average, {percent(max(off))} at most."
     return text
 
 
@@ -49,7 +49,7 @@ def where(arm: dict[str, Any]) -> str:
 
 
 def grouped(fast: list[dict[str, Any]], axis: str) -> Series:
-    """Points by everything but the horizontal axis."""
+    """The points grouped by every value except that of the horizontal axis."""
     out: dict[str, list[dict[str, Any]]] = {}
     for arm in fast:
         rest = ", ".join(
@@ -71,7 +71,7 @@ def _xs(points: list[dict[str, Any]], axis: str) -> list[Any]:
 
 
 def dodged(xs: list[Any], i: int, count: int) -> list[Any]:
-    """Numbers moved aside a little, each of `count` series by its own amount; words stay."""
+    """The values shifted slightly, by a different amount for each of `count` series; text is not shifted."""
     values = sorted(set(xs))
     if len(values) < 2 or isinstance(values[0], str):
         return xs
@@ -109,7 +109,7 @@ def speed(series: Series, axis: str) -> Plot:
     return Plot(
         "sweep-speedup", f"Speed-up by {title(axis)}",
         "Points: measured, with 95% intervals. Dashed: predicted by the closed forms from acceptance by position at "
-        "the longest draft and from the cost curve of the target. At 1 lies plain decoding.",
+        "the longest draft and from the cost curve of the target. Plain decoding is 1.",
         "; ".join(f"{where(p)}: {interval(p['overall']['speedup'])}" for _, ps in series for p in ps), draw, height=3.6,
     )  # fmt: skip
 
@@ -132,12 +132,12 @@ def length(series: Series, axis: str) -> Plot:
     groups = [(label, _xs(ps, axis), [p["overall"]["mean_acceptance_length"] for p in ps]) for label, ps in series]
 
     def draw(axes: Any, narrow: bool) -> None:
-        plots.lines(axes, groups, title(axis), "tokens a step (tau)", narrow, percent=False)
+        plots.lines(axes, groups, title(axis), "tokens per step (tau)", narrow, percent=False)
         plots.ticks(axes, [x for _, xs, _ in groups for x in xs])
         axes.set_ylim(bottom=min(1.0, axes.get_ylim()[0]))
 
     return Plot(
-        "sweep-length", f"Tokens a step by {title(axis)}",
+        "sweep-length", f"Tokens per step by {title(axis)}",
         "Output tokens over steps, the bonus token included.",
         "; ".join(f"{label}: {', '.join(f'{y:.2f}' for y in ys)}" for label, _, ys in groups), draw,
     )  # fmt: skip

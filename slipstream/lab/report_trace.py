@@ -1,4 +1,4 @@
-"""What is said of a trace; on a page, the text with every token to be pointed at, and acceptance over time."""
+"""Report of a trace. On a page: the text with details on every token, and the acceptance rate over time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lead(settings: dict[str, Any], stats: dict[str, Any]) -> str:
     tau = stats["mean_acceptance_length"]
     if not stats["rounds"]:
         return "Nothing was generated before the run ended."
-    said = f"{stats['tokens']} tokens in {stats['rounds']} steps: {tau:.2f} a step."
+    said = f"{stats['tokens']} tokens in {stats['rounds']} steps: {tau:.2f} per step."
     if stats["proposed"]:
         said += (
             f" {stats['accepted']} of {stats['proposed']} draft tokens of {settings['contender']} were accepted: "
@@ -49,13 +49,13 @@ def lead(settings: dict[str, Any], stats: dict[str, Any]) -> str:
 
 
 def proposers(data: dict[str, Any]) -> list[str]:
-    """Everyone who proposed a token, the target first, in the order of appearance."""
+    """The names of all that proposed a token: the target first, then in order of appearance."""
     named = [t["by"] for t in data["tokens"]] + [g["by"] for t in data["tokens"] for g in t["rejected"]]
     return ["target", *(name for name in dict.fromkeys(named) if name != "target")]
 
 
 def text(result: Result) -> str:
-    """The tokens, the legend, and the panel that tells about one of them."""
+    """HTML of the tokens, the legend, and the panel with details on one token."""
     data, who = result.data, proposers(result.data)
     legend = "".join(
         f'<li><span class="t by{i}">{escape(name)}</span> '
@@ -75,8 +75,8 @@ def text(result: Result) -> str:
     prompt = data["prompt"]["text"]
     before = ("… " if len(prompt) > BEFORE else "") + prompt[-BEFORE:]
     facts = [fact(data, i) for i in range(len(data["tokens"]))]
-    law = (
-        "p and entropy are of the target's softmax, before temperature 0 made it a point mass."
+    note = (
+        "p and entropy are of the softmax of the target's logits, because temperature 0 makes the distribution one-hot."
         if result.settings["law"] == "softmax"
         else "p and entropy are of the distribution that verification used, after temperature and filters."
     )
@@ -87,12 +87,12 @@ def text(result: Result) -> str:
 <pre class="tokens"><span class="prompt">{escape(before)}</span>{"".join(spans)}</pre>
 <div class="panel" aria-live="polite"><p class="hint">Point at a token, or use the arrow keys on one.</p></div>
 </div>
-<p class="note">{law} A draft token without q was chosen deterministically.</p>
+<p class="note">{note} A draft token without q was chosen deterministically.</p>
 <script type="application/json" class="facts">{payload}</script>"""
 
 
 def visible(piece: str) -> str:
-    """Escaped text in which a token of nothing but white space can still be seen and pointed at."""
+    """Escaped text in which a token of only white space is visible."""
     if piece and not piece.strip():
         piece = piece.replace("\n", "⏎\n").replace("\t", "⇥")
     return escape(piece) or "·"
@@ -105,7 +105,7 @@ def label(data: dict[str, Any], i: int) -> str:
 
 
 def fact(data: dict[str, Any], i: int) -> dict[str, Any]:
-    """What the panel shows of one token, as text."""
+    """The texts that the panel shows for one token."""
     token, words = data["tokens"][i], data["vocabulary"]
     return {
         "text": data["pieces"][i],
@@ -164,9 +164,8 @@ def histogram(stats: dict[str, Any]) -> Plot:
         axes.grid(visible=False, axis="x")
 
     return Plot(
-        "accepted-histogram", "Accepted draft tokens a step",
-        "Steps by how many of their draft tokens were accepted; the step that reads the prompt drafts nothing and "
-        "counts at 0.",
+        "accepted-histogram", "Accepted draft tokens per step",
+        "Number of steps by accepted draft tokens. Prefill has no draft tokens and counts at 0.",
         "; ".join(f"{i} accepted: {n} steps" for i, n in enumerate(counts)), draw, height=2.8,
     )  # fmt: skip
 
@@ -190,7 +189,7 @@ def positions(stats: dict[str, Any]) -> Plot:
 
 
 def by_proposer(data: dict[str, Any]) -> Table:
-    """Tokens of the text and rejected draft tokens by who proposed them."""
+    """Output tokens and rejected draft tokens by proposer."""
     rows = []
     everything = len(data["tokens"])
     for name in proposers(data):
@@ -200,12 +199,12 @@ def by_proposer(data: dict[str, Any]) -> Table:
         rows.append([name, len(own), len(own) / everything, "" if name == "target" else len(lost), mean])
     columns = [words("proposed by"), Column("tokens"), Column("share", "%"), Column("rejected"),
                Column("mean p", digits=2)]  # fmt: skip
-    note = "Of a draft only the first rejected token counts as rejected; the target did not judge those after it."
+    note = "Only the first rejected token of a draft counts as rejected; the tokens after it were not verified."
     return Table("Who proposed what", columns, rows, note)
 
 
 def rounds(data: dict[str, Any]) -> Table:
-    """Every step, for those who cannot see colours."""
+    """Every step as text, for readers who cannot distinguish the colours."""
     rows, at = [], 0
     for i, each in enumerate(data["rounds"]):
         said = "".join(data["pieces"][at : at + each["tokens"]])

@@ -1,4 +1,4 @@
-"""What is said of a tune result."""
+"""Report of a tune result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN_POSITIONS = 4
 
 def section(result: Result) -> Section:
     data = result.data
-    made = Section("Which drafter, and how far?", lead(data))
+    made = Section("Which drafter and draft length?", lead(data))
     if data["raced"]:
         made.tables.append(raced(data["raced"], data["choice"]))
     if data["drafters"]:
@@ -25,16 +25,18 @@ def section(result: Result) -> Section:
     if data["configs"]:
         made.html = configs(data["configs"])
     if data["choice"] and data["choice"]["break_even"] is not None:
-        made.notes.append(f"Switch it off where acceptance falls below {percent(data['choice']['break_even'])}.")
+        made.notes.append(
+            f"Disable speculation if the acceptance rate falls below {percent(data['choice']['break_even'])}."
+        )
     return made
 
 
 def lead(data: dict[str, Any]) -> str:
     choice = data["choice"]
     if not data["raced"]:
-        return "Nothing was confirmed before the run ended, so nothing is chosen."
+        return "The run ended before any setting was confirmed, so nothing is chosen."
     if choice is None:
-        return "Choice: none. No drafter was significantly faster than plain decoding; decode plainly."
+        return "Choice: none. No drafter was significantly faster than plain decoding, so use plain decoding."
     return (
         f"Choice: {choice['label']}, K={choice['draft_tokens']}: {interval(choice['speedup'])} over plain decoding "
         f"measured, {times(choice['predicted'])} predicted."
@@ -52,7 +54,7 @@ def raced(rows: list[dict[str, Any]], choice: dict[str, Any] | None) -> Table:
         cells.append([who, row["predicted"], gain, off, texts, "chosen" if picked else ""])
     columns = [words("setting"), Column("predicted", "x"), Column("measured (95%)", "x"), Column("off by"),
                words("texts"), words("")]  # fmt: skip
-    return Table("Raced against plain decoding", columns, cells)
+    return Table("Measured against plain decoding", columns, cells)
 
 
 def recorded(rows: list[dict[str, Any]]) -> Table:
@@ -69,8 +71,8 @@ def recorded(rows: list[dict[str, Any]]) -> Table:
         cells.append([row["label"], drafted, shown, tau, cost, best + 1, gains[best]])
     columns = [words("drafter"), Column("drafts", "%"), words("accepted by position"), Column("tau", digits=2),
                Column("cost", digits=2), Column("best K"), Column("predicted", "x")]  # fmt: skip
-    note = "drafts: share of the steps that draft. tau: tokens a step. cost: of drafting a step, in plain steps."
-    return Table("Recorded at the longest draft", columns, cells, note)
+    note = "drafts: share of the steps that draft. tau: tokens per step. cost: of drafting per step, in plain steps."
+    return Table("Measured at the longest draft", columns, cells, note)
 
 
 def predictions(rows: list[dict[str, Any]], confirmed: list[dict[str, Any]]) -> Plot:
@@ -93,15 +95,15 @@ def predictions(rows: list[dict[str, Any]], confirmed: list[dict[str, Any]]) -> 
 
     return Plot(
         "tune-predicted", "Predicted and measured speed-up",
-        "Lines: predicted from one recording. Points: raced against plain decoding, with 95 % intervals. At 1 lies "
-        "plain decoding.",
+        "Lines: predicted from one measurement. Points: measured against plain decoding, with 95 % intervals. Plain "
+        "decoding is 1.",
         "; ".join(f"{r['label']}: {', '.join(times(g) for g in r['predicted'])} at K = 1, 2, ..." for r in rows),
         draw, height=3.6,
     )  # fmt: skip
 
 
 def configs(made: dict[str, Any]) -> str:
-    """The choice for every program, to be copied."""
+    """The choice as a configuration for every program, to copy."""
     parts = []
     for name, entry in made.items():
         text = json.dumps(entry, indent=1) if name == "slipstream" else entry["text"]

@@ -1,4 +1,4 @@
-"""What is said of a verify result."""
+"""Report of a verify result."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from slipstream.lab.results import Result
 from slipstream.lab.tables import Alarm, Column, Section, Table, small, words
 
 HEADINGS = {
-    "greedy": "Greedy texts, with and without the drafter",
-    "coupled": "Sampled texts of one seed, with and without the drafter (rule coupled)",
+    "greedy": "Greedy texts with and without the drafter",
+    "coupled": "Sampled texts of one seed with and without the drafter (rule coupled)",
 }
 NOTES = {
     "greedy": "A near-tie is a margin of at most twice the noise that was measured for this model without any drafter.",
-    "coupled": "Under rule coupled the noise belongs to positions: the text depends on the target and the seed alone.",
+    "coupled": "Under rule coupled, random numbers belong to positions: texts depend only on the target and the seed.",
 }
 
 
 def section(result: Result) -> Section:
     data, settings = result.data, result.settings
-    made = Section("Does speculation change what the target says?", lead(data, settings))
+    made = Section("Does speculation change the target's output?", lead(data, settings))
     made.tables += [texts(name, data[name]) for name in HEADINGS if data[name]]
     if data["law"]:
         made.tables.append(distribution_tests(data["law"]))
@@ -30,9 +30,9 @@ def section(result: Result) -> Section:
     if data["control"]:
         c = data["control"]
         made.notes.append(
-            f"Control, no drafter: {c['positions']} positions computed one row a pass and {c['rows']} rows a pass: "
-            f"logits differ by at most {c['noise']:.2g} (rounding explains {c['limit']:.2g}), the likeliest token at "
-            f"{c['flips']} positions: {c['verdict']}."
+            f"Control, no drafter: {c['positions']} positions computed with one row per pass and with {c['rows']} rows "
+            f"per pass: logits differ by at most {c['noise']:.2g} (rounding explains {c['limit']:.2g}), the most "
+            f"likely token at {c['flips']} positions: {c['verdict']}."
         )
     return made
 
@@ -40,9 +40,9 @@ def section(result: Result) -> Section:
 def lead(data: dict[str, Any], settings: dict[str, Any]) -> str:
     what = f"{settings['drafter']}, K={settings['draft_tokens']}, rule {settings['rule']}"
     if data["verdict"] == "BUG":
-        return Alarm(f"BUG: {what} changes what the target says.")
+        return Alarm(f"BUG: {what} changes the target's output.")
     if data["verdict"] == "lossy":
-        return f"{what} changes what the target says, as this lossy rule may."
+        return f"{what} changes the target's output, as a lossy rule may."
     said = [row["verdict"] for name in HEADINGS for row in data[name]]
     ties = sum(verdict.startswith("tie") for verdict in said)
     parts = [f"{len(said) - ties} of {len(said)} texts identical"]
@@ -71,7 +71,7 @@ def texts(name: str, rows: list[dict[str, Any]]) -> Table:
 
 
 def short(name: str) -> str:
-    """The file's own name of a prompt that is called by its path."""
+    """The file name of a prompt that is named by its path."""
     return name.rsplit("/", 1)[-1]
 
 
@@ -85,9 +85,9 @@ def distribution_tests(rows: list[dict[str, Any]]) -> Table:
                Column("smallest bias"), words("verdict")]  # fmt: skip
     return Table(
         "Samples against the target's own distribution", columns, cells,
-        "G-test on the first tokens, rare outcomes pooled. Smallest bias: the total variation of these outcomes that "
-        f"would have been called a bug with {rows[0]['power']:.0%} certainty; - where no bias could have been seen, "
-        "because samples are few or one outcome is nearly certain.",
+        "G-test on the first tokens, rare outcomes pooled. Smallest bias: the total variation over these outcomes that "
+        f"would have been detected with probability {rows[0]['power']:.0%}; -: no bias can be detected, because there "
+        "are few samples or one outcome is nearly certain.",
     )  # fmt: skip
 
 
@@ -115,8 +115,8 @@ def outcomes(number: int, row: dict[str, Any]) -> Plot:
 
     return Plot(
         f"verify-law-{number + 1}", f"Outcomes furthest off: {short(row['prompt'])}",
-        "The five kinds of beginning that differ most from their expectation; * is any other continuation. Chance "
-        "alone makes some differ: the p-value says whether it may have.",
+        "The five outcomes that differ most from their expected counts; * is any other continuation. Some differ by "
+        "chance: the p-value says whether chance explains it.",
         "; ".join(f"{n}: {c['counted']} of {c['expected']:.1f} expected" for n, c in zip(names, cells, strict=True)),
         draw,
     )  # fmt: skip

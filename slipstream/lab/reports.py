@@ -1,6 +1,6 @@
-"""What is said of a result, whoever renders it: `report_page` as HTML, the command line as text.
+"""The contents of a report, independent of the renderer: `report_page` renders HTML, the command line renders text.
 
-A kind of result is one module with `section(result) -> Section` and one line in `SECTIONS`.
+Each kind of result has one module with `section(result) -> Section` and one line in `SECTIONS`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ SECTIONS: dict[str, str] = {
 
 
 def section(result: Result) -> Section:
-    """Raises ResultError for a kind that has no report, and for a result that lacks what its report shows."""
+    """Raises ResultError for a kind without a report, and for a result that lacks data that its report needs."""
     if result.kind not in SECTIONS:
         raise ResultError(
-            f"no page can be made of a result of {result.kind!r}", fix=did_you_mean(result.kind, SECTIONS)
+            f"there is no report for a result of kind {result.kind!r}", fix=did_you_mean(result.kind, SECTIONS)
         )
     try:
         made: Section = import_module(SECTIONS[result.kind]).section(result)
     except (KeyError, TypeError, IndexError) as fault:
         raise ResultError(
-            f"the result of {result.kind!r} lacks what a page of it shows: {fault!r}",
+            f"the result of kind {result.kind!r} lacks data that its report needs: {fault!r}",
             why="the file is damaged, or was edited",
             fix="measure again",
         ) from fault

@@ -1,8 +1,8 @@
-"""Which draft fits this target? Every candidate of the registry and of this machine, ranked, or rejected with a reason.
+"""Finds draft models for a target: ranks or rejects every candidate in the registry and on this machine.
 
-Candidates are ranked by `core.forecast` from the published acceptance rate where there is one, else from an assumed
-one. The same assumption for all favours the smallest draft, though small drafts are accepted less: the first of the
-list is what to measure first.
+Candidates are ranked by `core.forecast`, using the published acceptance rate if there is one, else an assumed one. One
+assumption for all favours the smallest draft model, though small draft models are accepted less: measure the first of
+the list first.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from slipstream.zoo import checkpoint_of
 REGISTRY = "registry"
 
 _DEPTH = 3
-"""How far below a folder of models a checkpoint may lie."""
+"""How many levels below a folder of models checkpoints are searched for."""
 
 
 @dataclass(frozen=True)
 class Candidate(Strict):
-    """A draft that was looked at.
+    """A draft model that was considered.
 
     place     folder, or "registry" if it is not on this machine.
-    rejected  why it cannot serve, in one sentence; empty if it can.
-    forecast  of a candidate that fits.
-    notes     what is unusual and harmless, and what was not compared.
+    rejected  why it cannot be used, in one sentence; empty if it can.
+    forecast  predicted speed-up of a candidate that fits.
+    notes     harmless oddities, and what was not compared.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Candidate(Strict):
 
 @dataclass(frozen=True)
 class Alternative(Strict):
-    """A way to draft without a second model."""
+    """A drafting method without a second model."""
 
     name: str
     when: str
@@ -65,20 +65,20 @@ class Alternative(Strict):
 ALTERNATIVES = (
     Alternative("n-gram lookup", "the answer repeats the prompt: edits, summaries, code; nothing to train",
                 "slipstream generate PROMPT -m {target} --drafter ngram"),
-    Alternative("suffix lookup", "agents and templates, where requests resemble earlier ones; nothing to train",
+    Alternative("suffix lookup", "requests resemble earlier ones, as with agents and templates; nothing to train",
                 "slipstream generate PROMPT -m {target} --drafter suffix"),
     Alternative("EAGLE-3 head", "the best acceptance for one target; needs training, or a published head",
                 "slipstream generate PROMPT -m {target} --drafter eagle3 -md HEAD"),
     Alternative("Medusa heads", "cheaper to train than EAGLE, accepted less",
                 "slipstream generate PROMPT -m {target} --drafter medusa -md HEADS"),
-    Alternative("LayerSkip", "the target was trained for early exit; others are accepted too rarely to gain",
+    Alternative("LayerSkip", "the target was trained for early exit; other targets accept too few draft tokens",
                 "slipstream generate PROMPT -m {target} --drafter layerskip"),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Suggestions(Strict):
-    """fitting: best first. rejected: in the order they were found."""
+    """fitting: best first. rejected: in the order in which they were found."""
 
     target: str
     parameters: int
@@ -87,7 +87,7 @@ class Suggestions(Strict):
 
     @property
     def loadable(self) -> str:
-        """What to load the target by: a name of the registry is none."""
+        """The name to load the target by; registry names are replaced by their hub id."""
         known = known_model(self.target)
         return known.hub if known is not None and is_registered(self.target) else self.target
 
@@ -105,7 +105,7 @@ class Suggestions(Strict):
 
 @dataclass(frozen=True)
 class _Search:
-    """The target, its name in the registry if it has one, and what was asked for."""
+    """The target, its name in the registry if it has one, and the arguments of `suggest`."""
 
     ours: ModelFacts
     name: str | None
@@ -124,14 +124,14 @@ def suggest(
     hardware: Hardware | None = None,
     devices: int | None = None,
 ) -> Suggestions:
-    """Look at the registry and at every checkpoint below `folders`.
+    """Considers the models of the registry and every checkpoint below `folders`.
 
     target      a name of the registry, a folder, a hub id, or "embedded".
     acceptance  assumed for every candidate; None: the published rate, or `ASSUMED_ACCEPTANCE`.
-    context     tokens that the draft must be able to hold.
-    hardware    for which costs are predicted, by a roofline; None: by the bytes of weights read.
-    devices     of that hardware; None: the fewest that hold both models.
-    Raises ParameterError for a folder that is none, and the family of `LoadError` if the target cannot be read.
+    context     tokens of context that the draft model must support.
+    hardware    predict costs for it with a roofline; None: from the bytes of weights read.
+    devices     how many of that hardware; None: the fewest that hold both models.
+    Raises ParameterError if one of `folders` is not a folder, and a `LoadError` if the target cannot be read.
     """
     if acceptance is not None:
         check_number("acceptance", acceptance, 0.0, 1.0)
@@ -150,12 +150,12 @@ def _rank(candidate: Candidate) -> tuple[float, float, str]:
 
 
 def is_registered(target: str) -> bool:
-    """Whether this names a model of the registry and no folder of this machine."""
+    """Whether this is the name of a registry model and not a folder on this machine."""
     return known_model(target) is not None and not Path(target).expanduser().is_dir()
 
 
 def _target(target: str) -> tuple[ModelFacts, str | None]:
-    """What is on disk is looked at there, and still has its name in the registry."""
+    """(facts of the target, its name in the registry or None). A folder is always read from disk."""
     known = known_model(target)
     if known is not None and is_registered(target):
         return known.facts, known.name
@@ -205,7 +205,7 @@ def _judge(search: _Search, theirs: ModelFacts, label: str, place: str, known: s
 
 
 def _vocabulary(report: PairReport, name: str | None, known: str | None) -> tuple[str, str]:
-    """(what speaks against, what was not compared): by the token maps, else by the registry's names, else by size."""
+    """(reason to reject, what was not compared): by the token maps, else by the registry's names, else by size."""
     if report.compared:
         if not report.problem:
             return "", ""
@@ -214,7 +214,7 @@ def _vocabulary(report: PairReport, name: str | None, known: str | None) -> tupl
     if name and known:
         ours, theirs = MODELS[name].tokenizer, MODELS[known].tokenizer
         return (
-            ("", f"vocabulary {ours}'s by name, not compared") if ours == theirs else (f"{theirs}'s, not {ours}'s", "")
+            ("", f"vocabulary of {ours} by name, not compared") if ours == theirs else (f"{theirs}'s, not {ours}'s", "")
         )
     sizes = report.target.config.vocab_size, report.draft.config.vocab_size
     if max(sizes) - min(sizes) > PADDING * max(sizes):
@@ -223,21 +223,22 @@ def _vocabulary(report: PairReport, name: str | None, known: str | None) -> tupl
 
 
 def hub_cache() -> list[Path]:
-    """The folder where downloaded models lie; none if there is none."""
+    """The folder of models downloaded from the hub; an empty list if there is none."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return [Path(HF_HUB_CACHE)] if Path(HF_HUB_CACHE).is_dir() else []
 
 
 def embedded_models() -> list[Path]:
-    """The folder of the models that ship."""
+    """The folder of the embedded models."""
     from slipstream import zoo
 
     return [zoo.target_dir().parent]
 
 
 def _checkpoints(folders: Iterable[Path]) -> Seq[Path]:
-    """Folders with a config.json, at most `_DEPTH` below one of these; of a cached repository the newest snapshot."""
+    """Folders with a config.json, at most `_DEPTH` levels below one of `folders`; only the newest snapshot of a cached
+    repository."""
     found: dict[Path, None] = {}
     for top in folders:
         if not top.expanduser().is_dir():
@@ -258,7 +259,7 @@ def _walk(folder: Path, depth: int, found: dict[Path, None]) -> None:
 
 
 def _label(folder: Path) -> str:
-    """Hub id of a cached snapshot, else the folder's name."""
+    """The hub id of a cached snapshot, else the name of the folder."""
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
         return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
     return folder.name

@@ -1,8 +1,8 @@
-"""What a command reports, as data: tables, plots, remarks. A renderer turns it into text for a terminal
-(`slipstream.cli.render`), HTML (`slipstream.lab.report_page`) or Markdown (`benchmarks.markdown`).
+"""Reports as data: tables, plots, remarks. A renderer turns them into text for a terminal (`slipstream.cli.render`),
+HTML (`slipstream.lab.report_page`) or Markdown (`benchmarks.markdown`).
 
-Cells hold values in basic units (shares, seconds, bytes). The unit of the column decides how they are written, so every
-renderer writes the same.
+Cells hold values in basic units (shares, seconds, bytes). The unit of the column decides how they are formatted, so all
+renderers write the same text.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from slipstream.lab.plots import Plot
 
 NOTHING = "-"
-"""What a cell of None shows."""
+"""The text of a cell that is None."""
 
 
 class Alarm(str):
-    """Text that a renderer makes stand out: something is wrong."""
+    """Text that reports a fault; renderers highlight it."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Column:
     """name     heading.
     unit     "%" (cells are shares), "x" (factors), "ms" (cells are seconds), "B" (bytes), or "" for plain numbers.
     digits   after the point, of "ms" and plain numbers.
-    words    cells are text, flush left; numbers are flush right.
+    words    cells are text and aligned left; numbers are aligned right.
     """
 
     name: str
@@ -59,7 +59,7 @@ def words(name: str) -> Column:
 
 @dataclass(frozen=True)
 class Table:
-    """rows: one cell for each column. note: what to know about the columns. long: too long for a terminal."""
+    """rows: one cell per column. note: explains the columns. long: too long for a terminal."""
 
     title: str
     columns: Seq[Column]
@@ -74,12 +74,12 @@ class Table:
 
 @dataclass
 class Section:
-    """What is said of one result.
+    """The report of one result.
 
     lead     the finding in a sentence or two.
     tables   the first one answers the question, the others are details.
     notes    remarks, a sentence each.
-    html     for a page only: a part that is neither table nor plot, shown first; `script`: what it needs.
+    html     a part that is neither table nor plot, only for a page, shown first; `script`: the script it needs.
     """
 
     title: str
@@ -130,12 +130,12 @@ def size(n: float) -> str:
 
 
 def small(value: float | None) -> str:
-    """Three digits of a number of any size; None: infinite, which JSON does not have."""
+    """A number with three significant digits. None stands for infinity, which JSON does not have."""
     return "inf" if value is None else f"{value:.3g}"
 
 
 def remark(text: str) -> str:
-    """With a capital and a full stop."""
+    """The text with a capital letter and a full stop."""
     return sentence(text[:1].upper() + text[1:])
 
 

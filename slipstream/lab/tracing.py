@@ -37,7 +37,7 @@ ALTERNATIVES = 3
 
 
 @dataclass(frozen=True)
-class Guess:
+class RejectedToken:
     """A guess that was verified. p, q: its probability under the target and under the drafter's law; q is None where
     the guess was chosen deterministically (a point mass)."""
 
@@ -53,7 +53,7 @@ class TokenRecord:
 
     by        who proposed it: "target", or the drafter (of a stack, the member).
     round     number of the round, from 0 (prefill); place: its place in the round's tokens, from 0.
-    p, q      as in `Guess`; q is None for the target's own tokens too.
+    p, q      as in `RejectedToken`; q is None for the target's own tokens too.
     entropy   of the target's law there, in bits.
     rejected  guesses for this place that did not stand.
     top       the likeliest tokens of the target with their probabilities.
@@ -67,12 +67,12 @@ class TokenRecord:
     p: float
     q: float | None
     entropy: float
-    rejected: list[Guess]
+    rejected: list[RejectedToken]
     top: list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
-class RoundRecord:
+class StepRecord:
     """drafted: guesses verified; depth: of the deepest; accepted: how many stood; tokens: output tokens, all in all."""
 
     drafted: int
@@ -91,7 +91,7 @@ class Recorder:
 
     drafter: Drafter
     tokens: list[TokenRecord] = field(default_factory=list)
-    rounds: list[RoundRecord] = field(default_factory=list)
+    rounds: list[StepRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.name, self.taps = self.drafter.name, self.drafter.taps
@@ -108,7 +108,7 @@ class Recorder:
 
     def _note(self, seq: Sequence, draft: Draft, logits: Tensor, verdict: Verdict) -> None:
         run, path, accepted = verdict.run(draft, 0), verdict.path[0], verdict.accepted(0)
-        law = believed(seq, draft, logits, len(run))  # [1 + N, V]
+        law = target_probs(seq, draft, logits, len(run))  # [1 + N, V]
         who, children = proposers(self.drafter, draft), draft.children(0)
         nodes = [*path, -2]  # -2: no node of its own
         if verdict.cut[0]:  # the last token is a guess that stood: find it
@@ -132,7 +132,7 @@ class Recorder:
                     q=_q(draft, node, token) if node >= 0 else None,
                     entropy=float(-(row * row.clamp(min=1e-300).log2()).sum()),
                     rejected=[
-                        Guess(draft.ids[n], who[n], float(row[draft.ids[n]]), _q(draft, n, draft.ids[n]))
+                        RejectedToken(draft.ids[n], who[n], float(row[draft.ids[n]]), _q(draft, n, draft.ids[n]))
                         for n in guesses
                     ],
                     top=list(zip(ids.tolist(), values.tolist(), strict=True)),
@@ -142,10 +142,10 @@ class Recorder:
         depths = draft.depths
         if seq.finish:
             depths = [d for d in depths if d <= len(run)]  # as in the counters: nobody would have used them
-        self.rounds.append(RoundRecord(len(depths), max(depths, default=0), accepted, len(run)))
+        self.rounds.append(StepRecord(len(depths), max(depths, default=0), accepted, len(run)))
 
 
-def believed(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> Tensor:
+def target_probs(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> Tensor:
     """float64 [1 + N, V]: the laws that verification used, or at temperature 0 the softmax. The sequence has already
     moved on by `emitted` tokens."""
     if seq.params.greedy:
@@ -155,7 +155,7 @@ def believed(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> Tenso
     return distributions(logits, [before], draft).cpu()
 
 
-class Witness:
+class RecordedMember:
     """A member of a stack that is passed on to, and remembers what it proposed for the traced sequence."""
 
     def __init__(self, member: Drafter):
@@ -175,7 +175,7 @@ class Witness:
         self.member.release(seq_id)
 
 
-class LookupWitness(Witness):
+class RecordedLookup(RecordedMember):
     """The same of a lookup, which stacks also ask how long its match was, and how it goes on behind foreign guesses."""
 
     member: Lookup
@@ -189,10 +189,12 @@ class LookupWitness(Witness):
         return more, match
 
 
-def witnessed(drafter: Drafter) -> Drafter:
+def with_recorded_members(drafter: Drafter) -> Drafter:
     """The drafter; the members of a stack, if it is one, each behind a witness."""
     if isinstance(drafter, CompositeDrafter):
-        drafter.members = tuple(LookupWitness(m) if isinstance(m, Lookup) else Witness(m) for m in drafter.members)
+        drafter.members = tuple(
+            RecordedLookup(m) if isinstance(m, Lookup) else RecordedMember(m) for m in drafter.members
+        )
     return drafter
 
 
@@ -204,7 +206,7 @@ def paths(draft: Draft) -> list[list[int]]:
 def proposers(drafter: Drafter, draft: Draft) -> list[str]:
     """Who proposed each node: the drafter, or the first member of a stack that had this very path in its draft."""
     members = drafter.members if isinstance(drafter, CompositeDrafter) else ()
-    witnesses = [m for m in members if isinstance(m, Witness)]
+    witnesses = [m for m in members if isinstance(m, RecordedMember)]
     return [next((w.name for w in witnesses if path in w.paths), drafter.name) for path in map(tuple, paths(draft))]
 
 
@@ -212,7 +214,7 @@ def _q(draft: Draft, node: int, token: int) -> float | None:
     return None if draft.q is None else float(draft.q[node, token])
 
 
-def rolling(rounds: Seq[RoundRecord], window: int = WINDOW) -> list[dict[str, Any]]:
+def rolling(rounds: Seq[StepRecord], window: int = WINDOW) -> list[dict[str, Any]]:
     """The acceptance rate after each round that drafted: over the last `window` such rounds, and since the beginning.
     token: number of output tokens by then."""
     points, seen, done = [], [], 0
@@ -251,7 +253,7 @@ def trace(
     result = Result("trace", settings, provenance(llm, params.seed, drafts=checkpoints([contender])))
     llm.use(contender.drafter, **contender.options)
     llm.draft_tokens = contender.draft_tokens
-    recorder = Recorder(witnessed(llm.drafter))  # type: ignore[attr-defined]
+    recorder = Recorder(with_recorded_members(llm.drafter))  # type: ignore[attr-defined]
     llm.use(recorder)
     seq = llm.sequence(prompt, params)
     show = llm.tokenizer.decode if llm.tokenizer is not None else str

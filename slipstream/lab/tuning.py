@@ -22,7 +22,7 @@ from slipstream.drafters.choice import embedded_role
 from slipstream.lab.benchmark import Contender, figures, kept, warnings
 from slipstream.lab.configs import Choice, others, slipstream
 from slipstream.lab.diagnosis_measured import CountingArm, Measured, measured, target_costs
-from slipstream.lab.measure import FEWEST_ROUNDS, Arm, Run, line_up, made_anew, passes, race, settled
+from slipstream.lab.measure import FEWEST_ROUNDS, Arm, Run, line_up, load_weights_once, made_anew, passes, race
 from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import Neighbours, provenance
 from slipstream.lab.results import Result, recording
@@ -169,7 +169,7 @@ class _Tuning:
         plain = self._plain()
         arms: list[Arm] = [plain]
         for c in self.contenders:
-            self._ready.append(settled(self.llm, c.drafter, c.options))
+            self._ready.append(load_weights_once(self.llm, c.drafter, c.options))
             self._names.append(_name(self._ready[-1][0]))
             arms.append(self._arm(len(self._ready) - 1, c.draft_tokens, plain))
             if _has_slope(c):

@@ -1,15 +1,16 @@
-"""`slipstream verify`: does speculation change what this target says, with this drafter, rule and sampling parameters?
+"""`slipstream verify`: checks that speculation does not change the output of a target, with a given drafter, rule and
+sampling parameters.
 
 Four checks, each of which can fail:
 
-    control   no drafter: the target's own text, scored row by row and in passes of k + 1 rows. What moves is rounding,
-              or the target itself is wrong.
+    control   no drafter: the target's own text, scored one row per pass and k + 1 rows per pass. A difference of the
+              logits is rounding, or a bug in the target.
     greedy    texts with and without the drafter at temperature 0: identical, a tie within the measured noise, or a bug.
-    coupled   the same above temperature 0, under rule `coupled` with one seed: noise belongs to positions, so the text
-              depends on target and seed alone.
-    law       samples under the rule asked for, against the target's exact law (see `verify_law`).
+    coupled   the same above temperature 0, with rule `coupled` and one seed: the random numbers belong to positions, so
+              the text depends only on the target and the seed.
+    law       samples under the given rule, tested against the target's exact distribution (see `verify_distribution`).
 
-A difference in the law is only called a bug when a second, independent sample shows it too.
+A difference of the distribution is only reported as a bug if a second, independent sample shows it too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from slipstream.errors import ParameterError, did_you_mean
 from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import provenance
 from slipstream.lab.results import Result, recording
-from slipstream.lab.verify_law import cells, law_test, sample
+from slipstream.lab.verify_distribution import DistributionTest, cells, distribution_test, sample
 from slipstream.lab.verify_texts import BUG, LOSSY, Comparison, Control, compared, control, texts, verdict
 
 if TYPE_CHECKING:
@@ -41,15 +42,16 @@ BLIND = "nothing could be seen"
 @dataclass(frozen=True)
 class VerifyConfig(Strict):
     """params      sampling; above temperature 0 as given, for the greedy check with temperature 0.
-    temperature  of the sampled checks where `params` is greedy.
-    checks       which of `CHECKS` to make; the control is always made.
-    samples      texts drawn for each prompt of the law check; law_prompts: of how many prompts.
-    tail         prompts of the law check keep so many of their last tokens: their law is as exact, and each sample
-                 reads its prompt anew.
-    length       first tokens whose joint law is tested. The first of them comes from the pass that reads the prompt.
+    temperature  temperature of the sampled checks if `params` is greedy.
+    checks       which of `CHECKS` to run; the control always runs.
+    samples      texts sampled for each prompt of the distribution test ("law").
+    law_prompts  number of prompts of the distribution test.
+    tail         the distribution test uses only this many last tokens of a prompt: the test stays exact, and prefill,
+                 which each sample repeats, is short.
+    length       number of first tokens whose joint distribution is tested. The first of them comes from prefill.
     batch        samples decoded at once.
-    level        chance that a run without fault has a first look that rejects, over all prompts (Bonferroni).
-    power        with which the smallest bias that is stated would be called a bug, both looks together.
+    level        probability that a correct run fails the first test of any prompt (Bonferroni).
+    power        probability that a bias of the reported smallest size is called a bug, by both tests together.
     """
 
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=48))
@@ -85,10 +87,10 @@ class VerifyConfig(Strict):
 
 
 def steps(prompts: PromptSet, config: VerifyConfig) -> int:
-    """How often `verify` calls `advance`, if no second look is needed."""
-    n, looks = len(prompts.prompts), min(config.law_prompts, len(prompts.prompts))
+    """How often `verify` calls `advance`, if no second test is needed."""
+    n, tested = len(prompts.prompts), min(config.law_prompts, len(prompts.prompts))
     batches = -(-config.samples // config.batch)
-    of_check = {"greedy": n, "coupled": 2 * n, "law": looks * batches}
+    of_check = {"greedy": n, "coupled": 2 * n, "law": tested * batches}
     return 2 * n + sum(of_check[name] for name in set(config.checks))
 
 
@@ -100,7 +102,8 @@ def verify(
     advance: Callable[[], None] = lambda: None,
     label: str = "",
 ) -> Result:
-    """Check the drafter that `llm` uses. Written to `out` as it grows; an interruption leaves what was done."""
+    """Checks the drafter that `llm` uses. Writes the result to `out` after every check, so an interruption keeps the
+    checks that were done."""
     if llm.drafter.name == "none" or not llm.draft_tokens:
         raise ParameterError("there is no drafter to check", fix="name one: --drafter ngram, with --draft-tokens > 0")
     settings = {
@@ -138,7 +141,7 @@ def verify(
 
 
 def overall(data: dict[str, Any]) -> str:
-    """ "BUG" if any check says so, "lossy" if only a lossy rule showed, "ok" otherwise."""
+    """ "BUG" if any check found one, "lossy" if only a lossy rule changed texts, "ok" otherwise."""
     said = [row["verdict"] for name in CHECKS for row in data[name]]
     if data["control"] is not None:
         said.append(data["control"]["verdict"])
@@ -160,7 +163,7 @@ class _Check:
 
     @property
     def rows(self) -> int:
-        """Rows of a pass that checks a draft; trees are wider than they are deep."""
+        """Rows of a pass that verifies a draft. A tree has more nodes than levels."""
         proposed = -(-self.stats.proposed // max(1, self.stats.rounds - self.stats.undrafted))
         return max(self.llm.draft_tokens, proposed) + 1
 
@@ -182,7 +185,7 @@ class _Check:
         self._compare("greedy", params, self.plain)
 
     def coupled(self) -> None:
-        """Under rule `coupled`, whatever rule was asked for: drafter and caches are what is checked."""
+        """Always uses rule `coupled`, because it checks the drafter and the caches, not the rule."""
         rule = self.llm.rule
         params = [replace(self.config.sampled, seed=self.config.seed + i) for i in range(len(self.ids))]
         self.llm._rule = RULES["coupled"]
@@ -205,28 +208,28 @@ class _Check:
         config, llm = self.config, self.llm
         chosen = range(min(config.law_prompts, len(self.ids)))
         level = config.level / len(chosen)
-        each = math.sqrt(config.power)  # both looks have to see it
+        each = math.sqrt(config.power)  # both tests have to reject
         params = config.sampled
         for i in chosen:
             prompt = self.ids[i][-config.tail :]
             llm.use(None)
             made = cells(llm, prompt, params, config.samples, config.length, self.noise.noise)
             llm.use(self.drafter)
-            looks = []
-            for look in range(2):
-                seed = config.seed + (2 * i + look) * config.samples
+            tests: list[DistributionTest] = []
+            for attempt in range(2):
+                seed = config.seed + (2 * i + attempt) * config.samples
                 drawn = sample(llm, prompt, params, config.samples, config.length, config.batch, seed, self.advance)
-                looks.append(law_test(drawn, made, level, each))
-                if looks[-1].p >= level:
+                tests.append(distribution_test(drawn, made, level, each))
+                if tests[-1].p >= level:
                     break
-            first, wrong = looks[0], looks[-1].p < level
+            first, wrong = tests[0], tests[-1].p < level
             said = BLIND if first.smallest_bias is None else SAME
             if wrong:
                 said = BUG if llm.rule.lossless else LOSSY
             self.data["law"].append(
                 first.as_dict()
                 | {"prompt": self.names[i], "verdict": said, "level": level, "power": config.power}
-                | {"second_p": looks[1].p if len(looks) > 1 else None, "cells": first.freedom + 1}
+                | {"second_p": tests[1].p if len(tests) > 1 else None, "cells": first.freedom + 1}
                 | {"largest": [self._cell(*row) for row in first.largest]}
             )
 
@@ -239,13 +242,13 @@ class _Check:
     def warnings(self) -> list[str]:
         found = []
         if not self.llm.rule.lossless:
-            found.append(f"the rule {self.llm.rule.name!r} is lossy: differences are what it promises, not bugs")
+            found.append(f"the rule {self.llm.rule.name!r} is lossy: differences are expected, they are not bugs")
         compared_texts = [*self.data["greedy"], *self.data["coupled"]]
         if compared_texts and not self.stats.proposed:
-            found.append("nothing was drafted in any text: equal texts prove nothing")
+            found.append("no draft token was proposed in any text: equal texts prove nothing")
         if self.stats.drafter_faults:
             found.append(
-                f"the drafter failed {self.stats.drafter_faults} times; plain decoding went on instead, and that is "
+                f"the drafter failed {self.stats.drafter_faults} times; plain decoding continued instead, so that is "
                 "what was compared"
             )
         return found

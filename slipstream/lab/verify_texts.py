@@ -1,9 +1,9 @@
-"""Texts with and without the drafter, and a control that has no drafter at all.
+"""Compares texts with and without the drafter, and measures rounding with a control that uses no drafter.
 
-Two proofs by example, each exact where the arithmetic is: greedy texts must be the same, and so must texts under the
-rule `coupled` with the same seed, at any temperature. Where they part, the control decides whether rounding may have
-parted them: it scores the target's own text once row by row and once in passes of k + 1 rows, which is all that
-speculation changes for the target, and reports how far the logits move.
+Greedy texts must be identical, and so must texts under rule `coupled` with the same seed, at any temperature. If two
+texts differ, the control decides whether rounding can explain it: it scores the target's own text once with one row per
+pass and once with k + 1 rows per pass, which is all that speculation changes for the target, and reports how much the
+logits differ.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ IDENTICAL, TIE, BUG, LOSSY = "identical", "tie within measured noise", "BUG", "d
 
 ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.5}
 """Largest noise of the control, in standard deviations of the logits, that rounding in this dtype can explain. Measured
-noise is two orders below; a wrong mask or position is of the order of 1."""
+noise is two orders of magnitude smaller; a wrong mask or position changes logits by about 1."""
 QUANTISED = 0.5
-"""The same where activations are quantised as well, row by row or pass by pass."""
+"""The same if activations are quantised too, per row or per pass."""
 
 
 @dataclass(frozen=True)
 class Control(Strict):
-    """Row by row against passes of `rows` rows, no drafter anywhere.
+    """Logits from passes of one row compared with passes of `rows` rows, without a drafter.
 
-    positions  that were scored both ways.
+    positions  number of positions that were scored both ways.
     noise      largest |difference| of a logit.
     scale      mean standard deviation of the logits of a row.
     limit      largest noise that rounding explains.
-    flips      positions whose argmax differs: where a text could part without any drafter.
+    flips      number of positions whose argmax differs, so that a text could diverge without a drafter.
     """
 
     rows: int
@@ -62,7 +62,7 @@ class Control(Strict):
         return "rounding" if self.noise <= self.limit else BUG
 
     def __add__(self, other: Control) -> Control:
-        """Of two texts."""
+        """The control over two texts together."""
         positions = self.positions + other.positions
         scale = (self.scale * self.positions + other.scale * other.positions) / max(1, positions)
         return Control(
@@ -72,7 +72,7 @@ class Control(Strict):
 
 
 def control(target: Target, prompt: Seq[int], text: Seq[int], rows: int) -> Control:
-    """Score `text` behind `prompt` twice, one row a pass and `rows` rows a pass."""
+    """Scores `text` after `prompt` twice: with one row per pass and with `rows` rows per pass."""
     alone, among = (Sequence(list(prompt), context=target.context) for _ in range(2))
     noise, scale, flips, dtype, at = 0.0, 0.0, 0, torch.float64, 0
     try:
@@ -107,7 +107,7 @@ def control(target: Target, prompt: Seq[int], text: Seq[int], rows: int) -> Cont
 
 
 def rounding(target: Target, logits: torch.dtype) -> float:
-    """How much of a standard deviation rounding may move a logit, by what the target computes in."""
+    """Largest change of a logit by rounding, in standard deviations, for the dtype of the target."""
     runtime = target.capabilities.runtime
     if runtime and runtime.quantize:
         return QUANTISED
@@ -116,7 +116,7 @@ def rounding(target: Target, logits: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class Comparison(Strict):
-    """One prompt's texts. noise: what the divergence is judged by, the larger of the control's and the place's own."""
+    """The texts of one prompt. The noise of `divergence` is the larger of the control's and that of the position."""
 
     prompt: str
     verdict: str
@@ -132,7 +132,7 @@ class Comparison(Strict):
 def texts(
     llm: LLM, drafter: Drafter | None, prompts: Seq[Seq[int]], params: Seq[SamplingParams], advance: Callable[[], None]
 ) -> list[tuple[list[int], SpecStats]]:
-    """Output ids of each prompt, decoded one by one."""
+    """Output ids and counters of each prompt, decoded one at a time."""
     llm.use(drafter)
     done = []
     for prompt, each in zip(prompts, params, strict=True):
@@ -145,7 +145,7 @@ def texts(
 def compared(
     llm: LLM, prompt: Seq[int], params: SamplingParams, plain: Seq[int], other: Seq[int], rows: int, control: Control
 ) -> Divergence | None:
-    """Where two texts part, judged by what both follow: the edited logits, and above temperature 0 the shared noise."""
+    """Where two texts diverge, judged by the edited logits, plus the shared noise above temperature 0."""
     parted = divergence(llm.target, prompt, plain, other, rows, scores(llm, prompt, params))
     if parted is None:
         return None
@@ -154,17 +154,17 @@ def compared(
 
 
 def scores(llm: LLM, prompt: Seq[int], params: SamplingParams) -> Scores:
-    """What plain decoding takes the maximum of. Above temperature 0: under rule `coupled`."""
+    """The scores whose argmax plain decoding emits; above temperature 0 those of rule `coupled`."""
     stop_ids = llm.sequence(list(prompt), params).stop_ids
     # At temperature 1 and without filters, log-probabilities are the edited logits up to a constant.
     bare = params.unfiltered if params.greedy else params
 
     def score(logits: Tensor, output: Seq[int]) -> Tensor:
-        law = warp(logits[None], bare, prompt, [list(output)], stop_ids)[0]  # [V]
+        probs = warp(logits[None], bare, prompt, [list(output)], stop_ids)[0]  # [V]
         if params.greedy:
-            return law.log() if params.edits_logits else logits
-        noise = Stream(params.seed).gumbel(len(prompt) + len(output), len(law))
-        return law.log() + torch.from_numpy(noise).to(law.device)
+            return probs.log() if params.edits_logits else logits
+        noise = Stream(params.seed).gumbel(len(prompt) + len(output), len(probs))
+        return probs.log() + torch.from_numpy(noise).to(probs.device)
 
     return score
 

@@ -155,7 +155,7 @@ TABLE: list[tuple[str, str]] = [
     # report
     ("report nowhere.json", "cannot be read"),
     ("report old_result.json", "has format version 0, this Slipstream reads version 1"),
-    ("report forecast.json", "no page can be made of a result of 'forecast'"),
+    ("report forecast.json", "there is no report for a result of kind 'forecast'"),
     ("report result.json -o nowhere/x.html", "does not exist"),
     ("report result.json --png result.json", "which is a file"),
     # simulate

@@ -19,7 +19,7 @@ def test_the_text_and_acceptance_over_time(cli, pair, tmp_path):
     assert found["data"]["prompt"]["text"] == "def add"
     page = (tmp_path / "t.html").read_text()
     assert "Acceptance over time" in page
-    assert "Accepted draft tokens a step" in page
+    assert "Accepted draft tokens per step" in page
 
 
 def test_a_prompt_that_ships_and_json(cli, pair):

@@ -15,7 +15,7 @@ def test_the_choice_is_shown_and_written_and_read_again(cli, pair, texts, tmp_pa
     result = cli("tune", texts, *pair, *QUICK, *given)
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
-    for part in ("Recorded at the longest draft", "Raced against plain decoding", "Choice: ", "vllm: ",
+    for part in ("Measured at the longest draft", "Measured against plain decoding", "Choice: ", "vllm: ",
                  "sglang: ", "llama-server: ", "transformers: "):  # fmt: skip
         assert part in said
     found = json.loads(out.read_text())["data"]
@@ -23,7 +23,7 @@ def test_the_choice_is_shown_and_written_and_read_again(cli, pair, texts, tmp_pa
     assert written == found["configs"]["slipstream"]
     assert (written["executor"], written["dtype"]) == ("torch", "float64")
     assert written["drafter"] == ("none" if found["choice"] is None else found["choice"]["drafter"])
-    assert "Which drafter, and how far?" in page.read_text()
+    assert "Which drafter and draft length?" in page.read_text()
     again = cli("generate", "for x in", "--config", made, "-n", "4", "--json")
     assert again.code == 0, again.err
     plain = cli("generate", "for x in", *pair, "--drafter", "none", "-n", "4", "--json")
@@ -67,7 +67,7 @@ def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch)
     result = cli("tune", texts, *pair, *given)
     assert result.code == 130
     assert "the run was interrupted" in result.said
-    assert "Raced against plain decoding" in result.out
+    assert "Measured against plain decoding" in result.out
     kept = json.loads((tmp_path / "r.json").read_text())
     assert (kept["complete"], kept["data"]["raced"][0]["rounds"], kept["data"]["choice"]) == (False, 1, None)
 

@@ -17,7 +17,7 @@ def test_the_report_for_people(cli, pair, texts, tmp_path):
         assert part in said
     assert max(map(len, result.out.splitlines())) <= 80
     assert json.loads(out.read_text())["kind"] == "verify"
-    assert "Does speculation change what the target says?" in page.read_text()
+    assert "Does speculation change the target&#x27;s output?" in page.read_text()
 
 
 def test_json_for_programs(cli, pair, texts):
@@ -40,7 +40,7 @@ def test_a_bug_ends_with_code_1(cli, pair, texts, monkeypatch):
     monkeypatch.setattr(step, "follow", wrong)
     result = cli("verify", texts, *pair, *QUICK, "--check", "greedy")
     assert result.code == 1
-    assert "BUG: model, K=3, rule rejection changes what the target says" in result.out
+    assert "BUG: model, K=3, rule rejection changes the target's output" in result.out
 
 
 def test_ctrl_c_keeps_what_was_checked(cli, pair, texts, tmp_path, monkeypatch):

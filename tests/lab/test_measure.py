@@ -9,7 +9,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.drafters.none import NoDrafter
 from slipstream.lab import measure
-from slipstream.lab.measure import Arm, Cell, line_up, passes, race, settled
+from slipstream.lab.measure import Arm, Cell, line_up, load_weights_once, passes, race
 from slipstream.lab.memory_use import Peak
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
@@ -92,14 +92,14 @@ def test_all_arms_sample_with_the_same_seeds_and_rounds_differ(llm):
 
 
 def test_what_is_named_is_made_anew_and_what_holds_weights_is_kept(llm):
-    named, options = settled(llm, "ngram", {"max_ngram": 3})
+    named, options = load_weights_once(llm, "ngram", {"max_ngram": 3})
     assert (named, options) == ("ngram", {"max_ngram": 3})
     arm = Arm("ngram", llm, named, 3, options)
     assert arm.prepare() is not arm.prepare()
     kept = NoDrafter()
-    assert settled(llm, kept)[0] is kept
+    assert load_weights_once(llm, kept)[0] is kept
     assert Arm("own", llm, kept).prepare() is kept
-    stack, _ = settled(llm, ["ngram", kept])
+    stack, _ = load_weights_once(llm, ["ngram", kept])
     assert stack == ["ngram", kept]
     arm = Arm("stack", llm, stack, 3)
     assert arm.prepare().members[1] is arm.prepare().members[1] is kept

@@ -150,7 +150,7 @@ def test_unknown_and_damaged_results_are_refused(bench_result, tmp_path):
         section(Result("bensh", {}, {}))
     made = copy.deepcopy(bench_result)
     del made.data["arms"][0]["overall"]["shares"]
-    with pytest.raises(ResultError, match="lacks what a page"):
+    with pytest.raises(ResultError, match="lacks data that its report needs"):
         page([made])
     with pytest.raises(ResultError, match="does not exist"):
         write_page([bench_result], tmp_path / "no" / "x.html")

@@ -34,7 +34,7 @@ def results() -> dict[str, Result]:
 
 def test_one_page_of_all_three(results):
     made = page(list(results.values()))
-    for part in ("No bug found in random", "Why is it slow?", "Which drafter, and how far?", "one &lt;b&gt;"):
+    for part in ("No bug found in random", "Why is it slow?", "Which drafter and draft length?", "one &lt;b&gt;"):
         assert part in made
     assert "<b>" not in made.split("<main>")[1].replace("one <b>", "", 0)
 
@@ -43,7 +43,7 @@ def test_the_tables_say_what_was_found(results):
     rows = section(results["verify"]).tables[0].rows
     assert [row[-1] for row in rows] == ["identical", "identical"]
     gone = section(results["doctor"]).tables[0].rows
-    assert gone[0][0] == "as it is"
+    assert gone[0][0] == "nothing removed"
     assert len(gone) == 5
     raced = section(results["tune"]).tables[0].rows
     assert raced[0][0].startswith("blind, K=")
@@ -53,7 +53,7 @@ def test_the_tables_say_what_was_found(results):
     ("kind", "data", "said"),
     [
         ("doctor", {"prompts": {}, "arms": []}, "Too little was measured"),
-        ("tune", {"drafters": [], "raced": [], "choice": None, "configs": None}, "Nothing was confirmed"),
+        ("tune", {"drafters": [], "raced": [], "choice": None, "configs": None}, "before any setting was confirmed"),
         (
             "verify",
             {"control": None, "greedy": [], "coupled": [], "law": [], "verdict": "ok"},

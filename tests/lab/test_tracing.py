@@ -10,7 +10,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.drafters.hybrid import HybridConfig, HybridDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.lab.benchmark import Contender
-from slipstream.lab.tracing import RoundRecord, proposers, rolling, trace, witnessed
+from slipstream.lab.tracing import StepRecord, proposers, rolling, trace, with_recorded_members
 from slipstream.targets.toy import ToyTarget
 
 
@@ -91,7 +91,7 @@ def test_what_a_lookup_adds_behind_a_chain_is_the_lookups():
             return Draft.chains([[8]])
 
     lookup = make_drafter("ngram", ToyTarget(16))
-    stack = witnessed(HybridDrafter([lookup, Chain()], 16, HybridConfig(append_match=1)))
+    stack = with_recorded_members(HybridDrafter([lookup, Chain()], 16, HybridConfig(append_match=1)))
     draft = stack.propose([Sequence([1, 8, 2, 3, 9])], [4])
     assert draft.ids[:3] == [8, 2, 3]
     assert proposers(stack, draft)[:3] == ["chain", "ngram", "ngram"]
@@ -107,9 +107,9 @@ def test_parameters_with_a_history_are_traced_under_their_own_law(tiny_llm, cont
 
 
 def test_the_rolling_rate_forgets():
-    rounds = [RoundRecord(0, 0, 0, 1), *[RoundRecord(4, 4, 4, 5)] * 3, *[RoundRecord(4, 4, 0, 1)] * 2]
+    rounds = [StepRecord(0, 0, 0, 1), *[StepRecord(4, 4, 4, 5)] * 3, *[StepRecord(4, 4, 0, 1)] * 2]
     points = rolling(rounds, window=2)
     assert [p["rate"] for p in points] == [1, 1, 1, 0.5, 0]
     assert [p["token"] for p in points] == [6, 11, 16, 17, 18]
     assert points[-1]["overall"] == pytest.approx(12 / 20)
-    assert rolling([RoundRecord(0, 0, 0, 1)]) == []
+    assert rolling([StepRecord(0, 0, 0, 1)]) == []

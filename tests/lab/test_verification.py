@@ -17,11 +17,11 @@ from slipstream.core.random import DRAFT
 from slipstream.core.rules import Rule, follow
 from slipstream.drafters.scripted import RandomDrafter
 from slipstream.errors import ParameterError
-from slipstream.lab import verify_law
+from slipstream.lab import verify_distribution
 from slipstream.lab.prompts import Prompt, PromptSet
 from slipstream.lab.results import read
 from slipstream.lab.verification import VerifyConfig, steps, verify
-from slipstream.lab.verify_law import Cells, cells, law_test, noncentral_sf, sample, shift_seen
+from slipstream.lab.verify_distribution import Cells, cells, distribution_test, noncentral_sf, sample, shift_seen
 from slipstream.lab.verify_texts import Control, control
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
@@ -233,7 +233,7 @@ def test_cells_are_the_exact_law_pooled():
     params = SamplingParams(temperature=1.0)
     made = cells(llm, [1, 2], params, 300)
     assert sum(made.mass.values()) == pytest.approx(1)
-    assert all(300 * mass >= verify_law.FEWEST for mass in made.mass.values())
+    assert all(300 * mass >= verify_distribution.FEWEST for mass in made.mass.values())
     every = Counter()  # the joint law of three tokens by enumeration, in the same cells
     for a in range(5):
         for b in range(5):
@@ -253,7 +253,7 @@ def test_a_text_may_end_and_a_filter_forbids():
     assert made.of([0]) == (0,) or 0 in made.forbidden[()]
     out = [next(iter(made.forbidden[()])), 1, 1]
     assert made.of(out) is None
-    found = law_test([out, *sample(llm, [1, 2], params, 50, 3, 50, 0)], made, 0.001, 0.9)
+    found = distribution_test([out, *sample(llm, [1, 2], params, 50, 3, 50, 0)], made, 0.001, 0.9)
     assert (found.forbidden, found.p) == (1, 0.0)
 
 
@@ -282,14 +282,14 @@ def test_the_stated_bias_is_seen_as_often_as_stated():
     """Plant the hardest bias of the stated size (half against half) into a known law and count rejections."""
     length, n, law = 12, 2000, [1 / 12] * 12
     made = Cells(2, {(i,): p for i, p in enumerate(law)}, {()}, {(): frozenset()})
-    exact = law_test([[i % length] for i in range(n)], made, 0.001, 0.9)
+    exact = distribution_test([[i % length] for i in range(n)], made, 0.001, 0.9)
     bias = exact.smallest_bias
     shifted = torch.tensor([p * (1 + 2 * bias * (1 if i < 6 else -1)) for i, p in enumerate(law)])
     rng = torch.Generator().manual_seed(0)
     seen = 0
     for _ in range(100):
         drawn = torch.multinomial(shifted, n, replacement=True, generator=rng)
-        seen += law_test([[int(t)] for t in drawn], made, 0.001, 0.9).p < 0.001
+        seen += distribution_test([[int(t)] for t in drawn], made, 0.001, 0.9).p < 0.001
     assert 0.8 <= seen / 100 <= 0.98
     assert math.isclose(exact.g, 0, abs_tol=0.1)
 

@@ -1,20 +1,21 @@
-"""Does sampled text follow the target's own law? A likelihood-ratio test against the exact law of the first tokens.
+"""Tests sampled text against the target's distribution: a likelihood-ratio test on the first tokens.
 
-The law of a beginning is the product of the target's laws along it, each from one undrafted pass over prompt and
-beginning. With V tokens there are V^3 beginnings of three tokens: those that are expected often enough are cells of
-their own, the others are pooled by where they leave the likely ones, so that each cell is expected at least five times.
+A prefix is the first tokens of an output. Its probability is the product of the target's probabilities along it, each
+from one pass without drafts over the prompt and the prefix. With V tokens there are V^3 prefixes of three tokens. A
+prefix that is expected often enough has its own cell. The others are pooled by the place where they leave the likely
+prefixes, so that the expected count of each cell is at least five.
 
-    outcome (a, b, c):   (a, b, c)   if it is likely
-                         (a, b, *)   pooled: some unlikely token behind (a, b)
-                         (a, b)      where beginnings as rare as (a, b) are not looked into further
-                         (*)         all that is rarer still
+    output (a, b, c):   (a, b, c)   if it is likely
+                        (a, b, *)   pooled: any unlikely token after (a, b)
+                        (a, b)      if (a, b) is too rare to distinguish its continuations
+                        (*)         everything that is rarer
 
 G = 2 sum O ln(O / E) is asymptotically chi-squared with one degree of freedom less than there are cells; divided by
 Williams' correction (Biometrika 63, 1976) it is close to it at such counts.
 
 A bias of total variation d shifts G by at least 4 n d^2 (the least sum of squares over p of a deviation of that size,
-reached where it moves mass between two halves), so the test's power says which bias *of these cells* it would have
-seen. What moves mass within a pooled cell, or behind the tokens looked at, it does not see.
+reached if it moves mass between two halves), so the test's power gives the bias *of these cells* that it would have
+detected. It does not detect a bias within a pooled cell or after the tested tokens.
 """
 
 from __future__ import annotations
@@ -39,34 +40,34 @@ if TYPE_CHECKING:
     from slipstream.llm import LLM
 
 FEWEST = 5.0
-"""Least expected count of a cell."""
-LOOKED_INTO = 20.0
-"""Least expected count of a beginning whose continuations are told apart."""
-MOST_LOOKS = 128
-"""Beginnings that are looked into: a pass of the target each."""
+"""Smallest expected count of a cell."""
+EXPANDED = 20.0
+"""Smallest expected count of a prefix whose continuations are distinguished."""
+MOST_EXPANDED = 128
+"""Most prefixes whose continuations are distinguished; each takes one pass of the target."""
 
-Beginning = tuple[int, ...]
+Prefix = tuple[int, ...]
 REST = -1
-"""In the place of a token: any that has no cell of its own there."""
+"""Stands for any token that has no cell of its own at this position."""
 
 
 @dataclass
 class Cells:
-    """Beginnings of up to `length` tokens, in cells.
+    """The cells of the prefixes of up to `length` tokens.
 
-    mass      cell -> probability; a cell is a beginning, or one that ends in REST.
-    inner     beginnings that were looked into.
-    forbidden beginning that was looked into -> tokens that cannot follow it.
+    mass       cell -> probability; a cell is a prefix, or a prefix that ends in REST.
+    inner      prefixes whose continuations are distinguished.
+    forbidden  such a prefix -> tokens that cannot follow it.
     """
 
     length: int
-    mass: dict[Beginning, float] = field(default_factory=dict)
-    inner: set[Beginning] = field(default_factory=set)
-    forbidden: dict[Beginning, frozenset[int]] = field(default_factory=dict)
+    mass: dict[Prefix, float] = field(default_factory=dict)
+    inner: set[Prefix] = field(default_factory=set)
+    forbidden: dict[Prefix, frozenset[int]] = field(default_factory=dict)
 
-    def of(self, output: Seq[int]) -> Beginning | None:
-        """The cell of an output; None if the law forbids it."""
-        at: Beginning = ()
+    def of(self, output: Seq[int]) -> Prefix | None:
+        """The cell of an output; None if its probability is 0."""
+        at: Prefix = ()
         for token in output[: self.length]:
             if at not in self.inner:
                 break
@@ -80,25 +81,25 @@ class Cells:
 
 
 def cells(llm: LLM, prompt: Seq[int], params: SamplingParams, n: int, length: int = 3, noise: float = 0.0) -> Cells:
-    """Cells for n samples. noise: how far rounding moves a logit; a token that a filter drops by no more than that may
-    occur."""
+    """The cells for n samples. noise: largest change of a logit by rounding; a token that a filter drops by less than
+    that counts as possible."""
     stop_ids = llm.sequence(list(prompt), params).stop_ids
     made, rare = Cells(length), 0.0
-    queue: list[tuple[float, Beginning]] = [(-1.0, ())]
+    queue: list[tuple[float, Prefix]] = [(-1.0, ())]
     while queue:
         mass, at = heapq.heappop(queue)
         mass = -mass
         closed = len(at) == length or bool(at and at[-1] in stop_ids)
-        if at and (closed or n * mass < LOOKED_INTO or len(made.inner) == MOST_LOOKS):
+        if at and (closed or n * mass < EXPANDED or len(made.inner) == MOST_EXPANDED):
             made.mass[at] = mass
             continue
-        law, impossible = law_after(llm, prompt, at, params, stop_ids, noise)
+        probs, impossible = probs_after(llm, prompt, at, params, stop_ids, noise)
         made.inner.add(at)
         made.forbidden[at] = impossible
-        likely = (law * mass * n >= FEWEST).nonzero()[:, 0].tolist()
+        likely = (probs * mass * n >= FEWEST).nonzero()[:, 0].tolist()
         for token in likely:
-            heapq.heappush(queue, (-mass * float(law[token]), (*at, token)))
-        left = mass * max(0.0, 1.0 - float(law[likely].sum())) if len(likely) < len(law) else 0.0
+            heapq.heappush(queue, (-mass * float(probs[token]), (*at, token)))
+        left = mass * max(0.0, 1.0 - float(probs[likely].sum())) if len(likely) < len(probs) else 0.0
         if n * left >= FEWEST:
             pooled = (*at, REST)
             made.mass[pooled] = left
@@ -109,29 +110,29 @@ def cells(llm: LLM, prompt: Seq[int], params: SamplingParams, n: int, length: in
 
 
 def _pool(made: Cells, rare: float, n: int) -> None:
-    """What is too rare everywhere shares one cell; if even that is rare, with the rarest other cell."""
+    """Adds the cell of everything that is rarer; if it is too rare itself, merges it with the rarest other cell."""
     if n * rare < FEWEST and made.mass:
         least = min(made.mass, key=made.mass.__getitem__)
         rare += made.mass.pop(least)
     made.mass[(REST,)] = made.mass.get((REST,), 0.0) + rare
 
 
-def law_after(
-    llm: LLM, prompt: Seq[int], output: Beginning, params: SamplingParams, stop_ids: frozenset[int], noise: float
+def probs_after(
+    llm: LLM, prompt: Seq[int], output: Prefix, params: SamplingParams, stop_ids: frozenset[int], noise: float
 ) -> tuple[torch.Tensor, frozenset[int]]:
-    """float64 [V], from one pass over everything with no guess in it, and the ids that it forbids."""
+    """(float64 [V], the target's distribution from one pass without drafts; the ids whose probability is 0)."""
     seq = Sequence([*prompt, *output], context=llm.target.context)
     try:
         logits = llm.target.run([seq], Draft.empty(1, llm.target.device)).logits[:1].clone()  # [1, V]
     finally:
         llm.target.release(seq.id)
     history = [list(output)]
-    law = warp(logits, params, prompt, history, stop_ids)[0].cpu()
-    never = law == 0
+    probs = warp(logits, params, prompt, history, stop_ids)[0].cpu()
+    never = probs == 0
     if noise and bool(never.any()):
         score = warp(logits, params.unfiltered, prompt, history, stop_ids)[0].cpu().log()
-        never &= score < score[law > 0].min() - 2 * noise
-    return law, frozenset(never.nonzero()[:, 0].tolist())
+        never &= score < score[probs > 0].min() - 2 * noise
+    return probs, frozenset(never.nonzero()[:, 0].tolist())
 
 
 def sample(
@@ -146,7 +147,7 @@ def sample(
 ) -> list[list[int]]:
     """The first tokens of n texts, with the random streams of seed, seed + 1, ..."""
     before, llm.max_batch = llm.max_batch, batch
-    # Room behind the tokens looked at, so that drafts are as deep there as anywhere; nothing of it is waited for.
+    # Room after the tested tokens, so that drafts are as long there as elsewhere; decoding stops before it is used.
     params = replace(params, max_tokens=length + llm.draft_tokens + 1, stop=(), seed=None, logprobs=None)
     outputs: list[list[int]] = []
     try:
@@ -167,14 +168,14 @@ def sample(
 
 
 @dataclass(frozen=True)
-class LawTest(Strict):
-    """n samples against the law.
+class DistributionTest(Strict):
+    """The result of testing n samples.
 
-    p          chance of a G as large or larger if nothing is wrong; 0 if a forbidden outcome came up.
-    freedom    degrees of freedom; 0: the law is a point mass in these cells and nothing can be seen.
-    smallest_bias  total variation, of the law of these cells, that would be seen with the power asked for, or None.
-    forbidden  samples that the law forbids.
-    largest    the cells furthest off, as (tokens, expected, counted).
+    p              p-value of G; 0 if an impossible output was sampled.
+    freedom        degrees of freedom; 0: all mass is in one cell, so no bias can be detected.
+    smallest_bias  smallest total variation, over these cells, that is detected with the given power; None: none is.
+    forbidden      samples whose probability is 0.
+    largest        the cells with the largest deviations, as (tokens, expected, counted).
     """
 
     n: int
@@ -183,15 +184,15 @@ class LawTest(Strict):
     p: float
     smallest_bias: float | None
     forbidden: int
-    largest: list[tuple[Beginning, float, int]]
+    largest: list[tuple[Prefix, float, int]]
 
     def as_dict(self) -> dict[str, Any]:
         return vars(self) | {"largest": [[list(cell), e, o] for cell, e, o in self.largest]}
 
 
-def law_test(outputs: Iterable[Seq[int]], made: Cells, level: float, power: float) -> LawTest:
-    """level: at which p rejects; power: with which `smallest_bias` would be seen at it."""
-    counts: Counter[Beginning | None] = Counter(map(made.of, outputs))
+def distribution_test(outputs: Iterable[Seq[int]], made: Cells, level: float, power: float) -> DistributionTest:
+    """level: significance level; power: probability that a bias of `smallest_bias` is detected at that level."""
+    counts: Counter[Prefix | None] = Counter(map(made.of, outputs))
     n, forbidden = sum(counts.values()), counts.pop(None, 0)
     rows = [(cell, n * mass, counts[cell]) for cell, mass in made.mass.items()]
     rows = [row for row in rows if row[1] > 0 or row[2]]
@@ -207,7 +208,7 @@ def law_test(outputs: Iterable[Seq[int]], made: Cells, level: float, power: floa
         p = chi2_sf(g, freedom)
     bias = math.sqrt(shift_seen(freedom, level, power) / (4 * n)) if freedom >= 1 else None
     rows.sort(key=lambda row: -abs(row[2] - row[1]) / math.sqrt(max(row[1], 1.0)))
-    return LawTest(n, g, freedom, p, bias if bias is None or bias < 1 else None, forbidden, rows[:5])
+    return DistributionTest(n, g, freedom, p, bias if bias is None or bias < 1 else None, forbidden, rows[:5])
 
 
 def chi2_sf(x: float, freedom: float) -> float:
@@ -229,7 +230,7 @@ def shift_seen(freedom: int, level: float, power: float) -> float:
 
 
 def noncentral_sf(x: float, freedom: int, shift: float) -> float:
-    """P(noncentral chi-squared > x): the central ones with freedom + 2 k degrees, mixed by a Poisson law of k."""
+    """P(noncentral chi-squared > x): a mixture of central ones with freedom + 2 k degrees, k Poisson-distributed."""
     mean = shift / 2
     k = torch.arange(int(mean + 12 * math.sqrt(mean + 1) + 12), dtype=torch.float64)
     weights = torch.exp(k * math.log(mean) - mean - torch.lgamma(k + 1)) if mean else (k == 0).double()
@@ -238,7 +239,7 @@ def noncentral_sf(x: float, freedom: int, shift: float) -> float:
 
 
 def _solve(reached: Callable[[float], bool]) -> float:
-    """The smallest number >= 0 from which on `reached` holds."""
+    """The smallest number >= 0 for which `reached` holds; it must hold for every larger number too."""
     high = 1.0
     while not reached(high):
         high *= 2
