@@ -1,8 +1,8 @@
-"""Two bench results side by side: what changed, and is it more than noise?
+"""Compares two bench results and tests whether a change is statistically significant.
 
-Runs of different moments share no rounds, so absolute speeds are not compared for significance: the speed-up over plain
-decoding is, which each run measured against itself. A change is significant if the 95 % interval of the quotient of
-both speed-ups, from the intervals of each, leaves out 1.
+Two runs share no passes, so only the speed-ups over plain decoding are tested, which each run measured itself, and not
+the absolute speeds. A change is significant if the 95 % interval of the quotient of both speed-ups, computed from their
+intervals, excludes 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONDITIONS = (
 
 
 def compare(first: str | Path, second: str | Path) -> dict[str, Any]:
-    """The arms that both files hold, with the change from the first to the second. Raises ResultError."""
+    """The arms that are in both files, with the change from the first to the second. Raises ResultError."""
     a, b = read(first, "bench"), read(second, "bench")
     left, right = ({_key(arm): arm for arm in found.data["arms"]} for found in (a, b))
     rows = [change(left[key], right[key]) for key in left if key in right]
@@ -78,7 +78,7 @@ def changes(rows: list[dict[str, Any]]) -> Table:
 
 
 def differences(a: Result, b: Result) -> list[str]:
-    """In what the conditions differ, one line each."""
+    """The differences between the conditions, one line each."""
     out = []
     for name in (*CONDITIONS, "commit"):
         old, new = a.provenance.get(name), b.provenance.get(name)
@@ -101,7 +101,7 @@ def _key(arm: dict[str, Any]) -> tuple[str, int, float, int]:
 
 
 def _short(value: Any, other: Any) -> str:
-    """What is different in a mapping, or the value."""
+    """The entries of a mapping that differ from `other`, or the value."""
     if isinstance(value, dict) and isinstance(other, dict):
         return ", ".join(f"{key} {value.get(key)}" for key in value if value.get(key) != other.get(key)) or "nothing"
     return str(value)

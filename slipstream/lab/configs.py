@@ -1,8 +1,8 @@
-"""One choice of drafter and draft length, as a configuration of Slipstream and of the programs one may serve with.
+"""Writes a choice of drafter and draft length as a configuration of Slipstream and of other programs.
 
 Names and defaults: vLLM 0.33 (`--speculative-config`), SGLang 0.5.23 (`--speculative-*`), llama-server as of
-llama-cpp-python 0.3.36 (`--spec-*`), transformers 5.23 (`generate` and `GenerationConfig`). Where a program has no such
-method, the entry says so and names none in its place. Pure: nothing is measured or loaded here.
+llama-cpp-python 0.3.36 (`--spec-*`), transformers 5.23 (`generate` and `GenerationConfig`). If a program does not have
+the method, the entry says so and proposes no other. Nothing is measured or loaded here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PROGRAMS = ("vllm", "sglang", "llama-server", "transformers")
 class Choice(Strict):
     """drafter     name in the registry; members of a stack joined by "+", as in "suffix+model"; "none".
     draft_tokens  K.
-    target, draft  what the user called them: folder, hub id or "embedded"; draft: a draft model or a head.
-    options     of the drafter.
+    target, draft  folder, hub id or "embedded", as the user gave them; draft: a draft model or a head.
+    options     options of the drafter.
     engine      further options of `slipstream generate`, as {"executor": "torch"}; None values are left out.
     """
 
@@ -39,7 +39,7 @@ class Choice(Strict):
 
 @dataclass(frozen=True)
 class Settings(Strict):
-    """values: what to set there, None if there is no counterpart; text: as one would type it; note: what to know."""
+    """values: the settings, None if there is no counterpart; text: as typed on a command line; note: a remark."""
 
     values: dict[str, Any] | None
     text: str
@@ -50,7 +50,7 @@ class Settings(Strict):
 
 
 def slipstream(choice: Choice) -> dict[str, Any]:
-    """What `slipstream generate --config FILE` reads: its own option names."""
+    """The mapping that `slipstream generate --config FILE` reads: option names and values."""
     made: dict[str, Any] = {"target": choice.target}
     if choice.draft is not None and any(map(_reads_draft, choice.drafter.split("+"))):
         made["draft"] = choice.draft
@@ -82,12 +82,12 @@ def vllm(choice: Choice) -> Settings:
         "eagle3": {"method": "eagle3"},
     }.get(choice.drafter, {})
     if not values:
-        gone = "; 0.32 was the last that read Medusa heads" if choice.drafter == "medusa" else ""
+        gone = "; 0.32 was the last version with Medusa heads" if choice.drafter == "medusa" else ""
         return _none(choice, "vLLM 0.33" + gone)
     if _reads_draft(choice.drafter):
         values["model"] = _draft(choice)
     values["num_speculative_tokens"] = choice.draft_tokens
-    note = "needs Arctic Inference, and the V1 runner" if choice.drafter == "suffix" else ""
+    note = "needs Arctic Inference and the V1 runner" if choice.drafter == "suffix" else ""
     return Settings(values, f"--speculative-config {shlex.quote(json.dumps(values))}", note)
 
 
@@ -102,7 +102,7 @@ def sglang(choice: Choice) -> Settings:
     note = ""
     if algorithm == "NGRAM":
         values["speculative-num-draft-tokens"] = k
-        note = "its trie also drafts trees, and learns from all requests: expect other figures"
+        note = "its trie also drafts trees and learns from all requests: speeds will differ"
     else:
         values |= {
             "speculative-draft-model-path": _draft(choice),
@@ -131,7 +131,7 @@ def llama_server(choice: Choice) -> Settings:
         else:
             return _none(choice, "llama-server")
     values = {"spec-type": ",".join(kinds)} | values
-    note = "it looks up one length of n-gram, not several" if "ngram-simple" in kinds else ""
+    note = "it looks up n-grams of one length only" if "ngram-simple" in kinds else ""
     if "spec-draft-model" in values:
         note = (note + "; " if note else "") + "models as GGUF files"
     return Settings(values, _flags(values), note)

@@ -1,4 +1,4 @@
-"""Medians, spreads and bootstrap intervals of paired timings. Pure: numbers in, numbers out."""
+"""Medians, quartiles and bootstrap intervals of paired timings; pure functions."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def spread(samples: ArrayLike) -> dict[str, float]:
 def ratio(
     top: ArrayLike, bottom: ArrayLike, resamples: int = 2000, seed: int = 0, weights: ArrayLike | None = None
 ) -> Estimate:
-    """Ratio of the typical `top` to the typical `bottom`; both [prompts, rounds], paired cell by cell.
+    """Ratio of the typical `top` to the typical `bottom`; both [prompts, passes], paired cell by cell.
 
-    Typical: the median over rounds of each prompt, then the median of those, or their mean by `weights` [prompts]. A
-    resample draws prompts and rounds with replacement and takes the same cells of both, so what disturbed a round
-    disturbs both sides alike.
+    Typical: the median over passes of each prompt, then the median of those, or their mean weighted by `weights`
+    [prompts]. A resample draws prompts and passes with replacement and uses the same cells of both, so a disturbed pass
+    affects both sides equally.
     """
     top, bottom = np.asarray(top, float), np.asarray(bottom, float)
     if top.shape != bottom.shape or top.ndim != 2 or not top.size:
-        raise ValueError(f"paired [prompts, rounds] expected, got {top.shape} and {bottom.shape}")
+        raise ValueError(f"paired [prompts, passes] expected, got {top.shape} and {bottom.shape}")
     heavy = None if weights is None else np.asarray(weights, float)  # [prompts]
     rng = np.random.default_rng(seed)
     prompts = rng.integers(top.shape[0], size=(resamples, top.shape[0], 1))
@@ -47,7 +47,7 @@ def ratio(
 
 
 def mean(cells: ArrayLike, weights: ArrayLike, resamples: int = 2000, seed: int = 0) -> Estimate:
-    """The mean by `weights` [prompts] of each prompt's median over rounds; `cells` [prompts, rounds]."""
+    """Mean, weighted by `weights` [prompts], of each prompt's median over passes; `cells` [prompts, passes]."""
     values, heavy = np.asarray(cells, float), np.asarray(weights, float)
     rng = np.random.default_rng(seed)
     prompts = rng.integers(values.shape[0], size=(resamples, values.shape[0], 1))
@@ -57,16 +57,16 @@ def mean(cells: ArrayLike, weights: ArrayLike, resamples: int = 2000, seed: int 
 
 
 def _typical(cells: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """[..., prompts, rounds] -> [...]; weights [..., prompts]."""
+    """[..., prompts, passes] -> [...]; weights [..., prompts]."""
     each = np.median(cells, axis=-1)
     return np.median(each, axis=-1) if weights is None else (each * weights).sum(-1) / weights.sum(-1)
 
 
 def agreement(ours: list[list[int]], theirs: list[list[int]]) -> dict[str, Any]:
-    """How far two lists of outputs, prompt by prompt, agree.
+    """Compares two lists of outputs, prompt by prompt.
 
-    identical: share of the prompts whose outputs are the same. divergences: for each other prompt, its number and the
-    index of the first token that differs (or where the shorter output ends).
+    identical: share of the prompts with equal outputs. divergences: for each other prompt, its index and the index of
+    the first token that differs (or the length of the shorter output).
     """
     divergences = []
     for prompt, (a, b) in enumerate(zip(ours, theirs, strict=True)):

@@ -1,11 +1,11 @@
-"""Accelerators as the planner sees them: how fast they read, compute and talk to each other.
+"""Models of accelerators: memory bandwidth, arithmetic and the links between devices.
 
-Peak figures are the vendor's; what a real forward reaches of them is assumed, and the assumptions are fields too. They
-were set by one public table of measured speeds, gpt-fast's (README, "Benchmarks" and "Tensor Parallelism": Llama-2-7B
-and 70B, 16 bits, batch 1, on 1 to 8 A100-80GB), which `forward_seconds` reproduces within 6 %: reading at 74 % of the
-peak, half a millisecond a forward, 20 microseconds for each exchange between devices. The share of peak arithmetic is a
-usual figure for large matrix products and was not fitted. Quantised kernels read more slowly, which
-is not modelled: in the same table 52 to 65 % of the peak with 8-bit weights and 42 to 54 % with 4-bit ones.
+Peak figures are the vendor's. The share of the peak that a real forward reaches is assumed; these assumptions are
+fields too. They were fitted to one public table of measured speeds, that of gpt-fast (README, "Benchmarks" and "Tensor
+Parallelism": Llama-2-7B and 70B, 16 bits, batch 1, on 1 to 8 A100-80GB), which `forward_seconds` reproduces within 6 %:
+reading at 74 % of the peak, half a millisecond per forward, 20 microseconds per exchange between devices. The share of
+peak arithmetic is a usual figure for large matrix products and was not fitted. Quantised kernels read more slowly,
+which is not modelled: in the same table 52 to 65 % of the peak with 8-bit weights and 42 to 54 % with 4-bit ones.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from slipstream.errors import ParameterError, did_you_mean
 
 @dataclass(frozen=True)
 class Hardware(Strict):
-    """One kind of device, and how many of them share a model by tensor parallelism.
+    """One kind of device, and the number of devices that share a model by tensor parallelism.
 
     bandwidth   bytes/s that one device reads from its own memory, peak.
     flops       floating-point operations a second of one device, peak, dense, 16-bit inputs with 32-bit sums.
     memory      bytes of one device.
     link        bytes/s that one device sends to the others, in one direction, peak.
-    devices     how many share each matrix.
-    reading, computing, talking   share of these peaks that a forward reaches.
-    overhead    seconds a forward takes beside reading, computing and talking: launches, synchronisation.
-    exchange    seconds that an exchange between devices takes before its first byte; a layer has two.
+    devices     number of devices that share each matrix.
+    reading, computing, talking   shares of the peak bandwidth, flops and link that a forward reaches.
+    overhead    further seconds per forward: launches, synchronisation.
+    exchange    latency of an exchange between devices, in seconds; a layer has two exchanges.
     source      where the peak figures come from.
     """
 
@@ -55,7 +55,7 @@ class Hardware(Strict):
         check_integer("devices", self.devices, 1)
 
     def times(self, devices: int) -> Hardware:
-        """The same, shared by so many devices."""
+        """The same hardware with `devices` devices."""
         return replace(self, devices=devices)
 
     @property
@@ -64,8 +64,8 @@ class Hardware(Strict):
 
     @property
     def ridge(self) -> float:
-        """Rows at which a dense 16-bit layer turns from reading to computing: its bytes over its operations, at the
-        speeds reached."""
+        """Rows from which a dense 16-bit layer is compute-bound instead of memory-bound, at the assumed shares of the
+        peaks."""
         return self.flops * self.computing / (self.bandwidth * self.reading)
 
     @property
@@ -102,12 +102,12 @@ PRESETS = {
 
 
 def find_hardware(name: str) -> Hardware:
-    """The preset of that name, however it is spelt ("RTX 4090", "rtx-4090"). Raises ParameterError."""
+    """The preset of that name in any spelling ("RTX 4090", "rtx-4090"). Raises ParameterError."""
     key = re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("nvidia").removeprefix("geforce")
     key = f"rtx{key}" if key in ("3090", "4090") else key
     if key not in PRESETS:
         raise ParameterError(
             f"there is no hardware preset {name!r}",
-            fix="give figures of your own, or a preset; " + did_you_mean(key, PRESETS),
+            fix="give your own figures, or a preset; " + did_you_mean(key, PRESETS),
         )
     return PRESETS[key]

@@ -1,10 +1,10 @@
-"""`slipstream sweep`: acceptance and speed over draft length, temperature, drafter, its options, dtype or batch size,
-all settings in turns in one run, with what the closed forms predict beside what was measured.
+"""`slipstream sweep`: measures acceptance and speed over draft length, temperature, drafter, drafter options, dtype or
+batch size. All settings take turns in one run, and measurements are compared with predictions of the closed forms.
 
-The prediction for a setting takes acceptance by position from the *longest* draft of its series (same drafter,
-temperature, batch and dtype), the shape of the target's cost by rows from `measure_costs` and its level from plain
-decoding in the same run, and the drafter's cost as a straight line in the draft length; so only one of its points has
-seen its own acceptance.
+The prediction for a setting uses the acceptance rates by position of the *longest* draft of its series (same drafter,
+temperature, batch and dtype), the cost curve of `measure_costs` scaled to plain decoding in the same run, and a
+drafting cost that is linear in the draft length. So only one setting of a series is predicted from its own acceptance
+rates.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ class Setting:
 
     @property
     def condition(self) -> tuple[float, int, str | None]:
-        """What plain decoding depends on too."""
+        """The values that plain decoding depends on too."""
         return self.temperature, self.batch, self.dtype
 
 
 def grid(axes: dict[str, Seq[Any]]) -> list[dict[str, Any]]:
-    """Every combination. Raises ParameterError where there is nothing to vary, or too much."""
+    """Every combination of values. Raises ParameterError for fewer than two or too many combinations."""
     points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     if len(points) < 2:
         raise ParameterError("there is nothing to sweep over", fix="give a range, as in --draft-tokens 2:8")
     if len(points) > MOST_SETTINGS:
         raise ParameterError(
-            f"{len(points)} settings were asked for, at most {MOST_SETTINGS} are measured in one run",
+            f"{len(points)} settings were requested, at most {MOST_SETTINGS} are measured in one run",
             fix="give fewer values, or a step as in 2:16:2",
         )
     return points
 
 
 def horizontal(axes: dict[str, Seq[Any]]) -> str:
-    """The axis to plot along: the first numeric one with most values."""
+    """The horizontal axis of the plots: the numeric axis with the most values, the first one of equals."""
     varied = [name for name, values in axes.items() if len(values) > 1]
     numeric = [n for n in varied if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in axes[n])]
     return max(numeric or varied, key=lambda name: len(axes[name]))
@@ -79,8 +79,8 @@ def sweep(
     out: str | Path | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Measure every setting. engines: dtype -> engine, with the key None where dtype is not varied. As `bench`, it
-    keeps what an interruption leaves."""
+    """Measures every setting. engines: dtype -> engine; the key is None if dtype is not varied. An interruption keeps
+    the measurements so far, as in `bench`."""
     llm = next(iter(engines.values()))
     asked = {"axes": {name: list(map(_plain, values)) for name, values in axes.items()}, "x": horizontal(axes)}
     read = checkpoints([setting.contender for setting in settings])
@@ -115,8 +115,8 @@ def steps(settings: Seq[Setting], llm: LLM, prompts: PromptSet, config: BenchCon
 
 
 def arms(engines: dict[str | None, LLM], settings: Seq[Setting], config: BenchConfig) -> list[Arm]:
-    """Plain decoding once for each condition, each followed by the settings that are compared with it. What holds
-    weights is loaded once for each engine."""
+    """For each condition, plain decoding followed by the settings that are compared with it. A drafter with weights is
+    loaded once for each engine."""
     out: list[Arm] = []
     loaded: dict[Any, tuple[Any, dict[str, Any]]] = {}
     for condition in dict.fromkeys(setting.condition for setting in settings):
@@ -137,7 +137,7 @@ def arms(engines: dict[str | None, LLM], settings: Seq[Setting], config: BenchCo
 
 
 def costs_of(llm: LLM, settings: Seq[Setting], prompts: PromptSet) -> CostCurve:
-    """The target's cost by rows, as far as the settings reach, behind a text of typical length."""
+    """The target's cost curve up to the rows that the settings need, after a text of median length."""
     from slipstream.targets.target_costs import measure_costs
 
     widest = max(s.batch * (s.contender.draft_tokens + 1) for s in settings)
@@ -150,7 +150,7 @@ def costs_of(llm: LLM, settings: Seq[Setting], prompts: PromptSet) -> CostCurve:
 
 
 def points(runs: Seq[Run], settings: Seq[Setting], curves: dict[str | None, CostCurve]) -> list[dict[str, Any]]:
-    """What was measured at each setting, and what was to be expected. Plain decoding has a point for each condition."""
+    """The measurement and the prediction for each setting. Plain decoding has a point for each condition."""
     from slipstream.lab.benchmark import figures
 
     speculative = iter(settings_in_order(settings))
@@ -180,18 +180,18 @@ def points(runs: Seq[Run], settings: Seq[Setting], curves: dict[str | None, Cost
 
 
 def settings_in_order(settings: Seq[Setting]) -> list[Setting]:
-    """In the order in which `arms` lines them up."""
+    """The settings in the order of `arms`."""
     return [s for c in dict.fromkeys(s.condition for s in settings) for s in settings if s.condition == c]
 
 
 def same_series(a: Setting, b: Setting) -> bool:
-    """The same but for the draft length."""
+    """Whether two settings differ only in the draft length."""
     rest = [{k: v for k, v in s.values.items() if k != "draft_tokens"} for s in (a, b)]
     return rest[0] == rest[1] and a.condition == b.condition
 
 
 def predicted(run: Run, series: Seq[Run], costs: CostCurve | None) -> dict[str, Any] | None:
-    """Tokens a second and speed-up that the closed forms expect; None where they do not apply (trees, no draft)."""
+    """Tokens per second and speed-up predicted by the closed forms; None if they do not apply (trees, no draft)."""
     assert run.plain is not None
     longest = max(series, key=lambda r: r.arm.draft_tokens).stats()
     depth = min(run.arm.draft_tokens, len(longest.position_rates))
@@ -201,7 +201,9 @@ def predicted(run: Run, series: Seq[Run], costs: CostCurve | None) -> dict[str, 
     step = {phase: per_step(run.plain, phase, prefill) for phase in ("target", "verify", "host")}
     level = step["target"] / costs(batch)
     own = run.stats()
-    able = max(1, longest.rounds - len(run.prompts) * run.rounds)  # a text's first round reads the prompt, undrafted
+    able = max(
+        1, longest.rounds - len(run.prompts) * run.rounds
+    )  # the first step of a text is prefill, without a draft
     texts = len(run.plain.prompts) * run.plain.rounds
     tokens = run.plain.stats().tokens / texts
     found = predict(
@@ -224,14 +226,14 @@ def predicted(run: Run, series: Seq[Run], costs: CostCurve | None) -> dict[str, 
 
 
 def per_step(run: Run, phase: str, prefill: float) -> float:
-    """Seconds of a plain step of the whole batch, the rounds that read prompts left out."""
+    """Seconds of a plain step of the whole batch, without prefill."""
     stats, texts = run.stats(), len(run.prompts) * run.rounds
     reading = prefill * texts / run.arm.batch if phase == "target" else 0.0
     return max(1e-9, run.arm.batch * (stats.seconds[phase] - reading) / max(1, stats.rounds - texts))
 
 
 def draft_line(series: Seq[Run], batch: int) -> Callable[[int], float]:
-    """Seconds of drafting a round by draft length: the straight line through what the series took."""
+    """Draft length -> seconds of drafting per step: a straight line fitted to the measurements of the series."""
     lengths = [r.arm.draft_tokens for r in series]
     seconds = [batch * (s := r.stats()).seconds["draft"] / max(1, s.rounds) for r in series]
     if len(set(lengths)) < 2:
@@ -241,7 +243,7 @@ def draft_line(series: Seq[Run], batch: int) -> Callable[[int], float]:
 
 
 def is_tree(stats: SpecStats) -> bool:
-    """More guesses were verified than chains of the depths that were drafted would have."""
+    """Whether more draft tokens were verified than a chain of the same depth has."""
     return stats.proposed > sum(stats.drafted_at.values())
 
 

@@ -1,12 +1,13 @@
-"""`slipstream tune`: which drafter, how far, and when not at all, for these prompts on this machine.
+"""`slipstream tune`: chooses a drafter and a draft length, or plain decoding, for given prompts on this machine.
 
-    1. record   plain decoding and every drafter go through the prompts in turns: acceptance by position, what a
-                draft costs, what the host does. Drafters whose price grows with their length run a second, short time.
-    2. predict  the closed forms give every drafter's speed-up at every length up to the one recorded.
-    3. confirm  the best few run against plain decoding, interleaved.
+    1. record   plain decoding and every drafter decode the prompts in turns, which measures acceptance rates by
+    position,
+                drafting cost and host time. Drafters whose cost grows with the draft length also run with short drafts.
+    2. predict  the closed forms predict the speed-up of every drafter at every length up to the recorded one.
+    3. confirm  the best few are measured against plain decoding, interleaved.
 
-The choice is the fastest of those confirmed whose 95 % interval lies above 1; if there is none, the choice is "none".
-Nothing is carried from one run to another: machines drift.
+The choice is the fastest confirmed setting whose 95 % interval is above 1; if there is none, the choice is "none". No
+measurement is reused in another run, because the speed of a machine drifts.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
 SHORT = 2
 """Draft length of the second recording."""
 RECORDED = 2
-"""Timed passes of a recording: one would leave every prediction to what disturbed it."""
+"""Timed passes of a recording. With one, a single disturbance would affect every prediction."""
 
 
 @dataclass(frozen=True)
 class TuneConfig(Strict):
-    """tokens   a prompt, most.
-    confirm  how many of the predicted best are raced against plain decoding.
-    rounds, seconds   of that race, as in `BenchConfig`.
+    """tokens   largest number of new tokens per prompt.
+    confirm  how many of the best predicted settings are measured against plain decoding.
+    rounds, seconds   timed passes and time limit of that measurement, as in `BenchConfig`.
     """
 
     tokens: int = 64
@@ -61,7 +62,7 @@ class TuneConfig(Strict):
 
 @dataclass(frozen=True)
 class Candidate(Strict):
-    """A drafter (its place among the contenders) at a draft length, and what is predicted of it."""
+    """A drafter (its index in the contenders) at a draft length, and its predicted speed-up."""
 
     contender: int
     label: str
@@ -70,8 +71,8 @@ class Candidate(Strict):
 
 
 def candidates(labels: Seq[str], facts: Seq[Measured]) -> list[Candidate]:
-    """Every drafter at every length that was recorded or is shorter, best first. A tree is cut to the depths of its
-    length with as many guesses a level as were recorded."""
+    """Every drafter at every length up to the recorded one, best first. A shorter tree is assumed to have as many draft
+    tokens per level as the recorded one."""
     found = [
         Candidate(i, label, k, predicted(m, k))
         for i, (label, m) in enumerate(zip(labels, facts, strict=True))
@@ -81,16 +82,17 @@ def candidates(labels: Seq[str], facts: Seq[Measured]) -> list[Candidate]:
 
 
 def predicted(m: Measured, draft_tokens: int) -> float:
-    """Speed-up at a draft length: the closed form, levelled to what the recording itself came to at its own length. The
-    form takes a row to cost what it costs among rounds of equal width; in decoding the widths change, and caches are
-    colder, by the same share at every length."""
+    """Speed-up at a draft length: the closed form, scaled so that it agrees with the recording at the recorded length.
+    The closed form uses costs of passes of equal width. In decoding the widths vary and CPU caches are colder, which is
+    assumed to cost the same share at every length."""
     form = m.prediction(draft_tokens).speedup
     return form if m.speedup is None else form * m.speedup[0] / m.prediction(m.draft_tokens).speedup
 
 
 def shortlist(found: Seq[Candidate], most: int) -> list[Candidate]:
-    """The best of each drafter, then, if there is room left, the next best lengths of the winner, two apart at least:
-    neighbours are the same within the noise. Drafters that are predicted to lose are raced only if all are."""
+    """The best length of each drafter, then up to `most` further lengths of the best drafter, at least two apart,
+    because adjacent lengths differ by less than the noise. Predicted slow-downs are only included if there is nothing
+    else."""
     best = list({c.contender: c for c in reversed(found)}.values())
     best.sort(key=lambda c: -c.predicted)
     out = [c for c in best if c.predicted > 1][:most] or best[:1]
@@ -102,8 +104,8 @@ def shortlist(found: Seq[Candidate], most: int) -> list[Candidate]:
 
 
 def choose(raced: Seq[dict[str, Any]]) -> dict[str, Any] | None:
-    """The fastest whose whole 95 % interval lies above plain decoding, or None. raced: with "speedup" as {value, low,
-    high}, and "exact", whether its texts were plain decoding's."""
+    """The fastest setting with identical texts whose 95 % interval is above 1, or None. raced: settings with "speedup"
+    {value, low, high} and "exact", whether texts are identical to those of plain decoding."""
     paying = [each for each in raced if each["speedup"]["low"] > 1 and each["exact"]]
     return max(paying, key=lambda each: each["speedup"]["value"], default=None)
 
@@ -116,7 +118,7 @@ def steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: Tune
 
 
 def _has_slope(contender: Contender) -> bool:
-    """Whether the price of a draft grows with its length; what looks up has its answer at once."""
+    """Whether the cost of a draft grows with its length; that of a lookup drafter does not."""
     names = contender.drafter if isinstance(contender.drafter, list) else [contender.drafter]
     return contender.draft_tokens > SHORT and not all(map(made_anew, names))
 
@@ -130,8 +132,8 @@ def tune(
     advance: Callable[[], None] = lambda: None,
     origin: Choice | None = None,
 ) -> Result:
-    """contenders: drafters with the longest drafts to consider. origin: what target, draft and engine are called, for
-    the configurations that are written. An interruption leaves what was measured."""
+    """contenders: drafters with the longest draft length to consider. origin: names of target, draft model and engine
+    for the written configurations. An interruption keeps the measurements so far."""
     for c in contenders:
         check_integer(f"draft_tokens of {c.label}", c.draft_tokens, 1)
     named = [{"label": c.label, "longest": c.draft_tokens} for c in contenders]
@@ -154,7 +156,7 @@ def tune(
 
 
 class _Tuning:
-    """The state of one run: what was recorded, what is predicted, what was confirmed."""
+    """The state of one run: recordings, predictions, and confirmed settings."""
 
     def __init__(self, llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: TuneConfig, origin: Choice):
         self.llm, self.contenders, self.prompts, self.config, self.origin = llm, contenders, prompts, config, origin
@@ -191,7 +193,7 @@ class _Tuning:
         race(self.raced, self.config.rounds, advance, self.config.seconds, save, self.config.seed + 1)
 
     def data(self) -> dict[str, Any]:
-        """What is known so far."""
+        """The data of the result so far."""
         table = [
             {"label": c.label, "measured": asdict(m), "predicted": [predicted(m, k) for k in _lengths(m)]}
             for c, m in zip(self.contenders, self.facts, strict=False)
@@ -222,8 +224,8 @@ class _Tuning:
 
     def doubts(self) -> list[str]:
         return [
-            f"{run.arm.name}: predicted {c.predicted:.2f}x, measured {run.speedup().value:.2f}x; what was recorded did "
-            "not hold for the race, so other predictions may be off too"
+            f"{run.arm.name}: predicted {c.predicted:.2f}x, measured {run.speedup().value:.2f}x: the prediction is "
+            "off, so other predictions may be off too"
             for c, run in zip(self.shortlisted, self.raced[1:], strict=False)
             if run.rounds and abs(c.predicted / run.speedup().value - 1) > 0.2
         ]
@@ -243,14 +245,14 @@ class _Tuning:
 
 
 def configurations(picked: Choice) -> dict[str, Any]:
-    """For Slipstream, and for whatever else one may serve with; "embedded" stands for a folder there."""
+    """The choice for Slipstream and for other programs; for those, "embedded" is replaced by the folder."""
     folder = None if picked.draft is None else str(checkpoint_of(picked.draft, embedded_role(picked.drafter)))
     elsewhere = others(replace(picked, draft=folder))
     return {"slipstream": slipstream(picked)} | {name: made.as_dict() for name, made in elsewhere.items()}
 
 
 def _name(drafter: Any) -> str:
-    """In the registry; of a stack, its members."""
+    """The name in the registry; for a stack, the names of its members joined by "+"."""
     if isinstance(drafter, list):
         return "+".join(map(_name, drafter))
     return drafter if isinstance(drafter, str) else str(drafter.name)
