@@ -1,8 +1,8 @@
-"""Are two greedy texts the same, and if not, could rounding alone have parted them?
+"""Compares two greedy texts, and tests whether rounding can explain a difference.
 
-In float32 a row of logits that is computed among others rounds differently from one computed alone. Where the
-target's two likeliest tokens are closer than that, either may win. Such a near-tie is reported, never hidden; any
-other difference is a bug.
+In float32 a row of logits rounds differently if other rows are computed in the same pass. If the logits of the target's
+two most likely tokens are closer than that, either may win. Such a near-tie is always reported; any other difference is
+a bug.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from slipstream.core.target import Target
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two outputs part.
+    """The first difference between two outputs.
 
     position  index of the first differing output token.
-    margin    the target's logit of its likeliest token there, less that of the token that the other text took instead
-              (in a near-tie the second likeliest; also taken where one text merely ended earlier).
-    noise     how far the logits of that position move with the rows that are computed beside it (largest |difference|).
+    margin    logit of the target's most likely token there, minus that of the other text's token (minus the second
+              largest logit if one text ended earlier).
+    noise     how much the logits of that position change with the other rows of the pass (largest |difference|).
     """
 
     position: int
@@ -35,7 +35,7 @@ class Divergence:
 
     @property
     def near_tie(self) -> bool:
-        """Both logits may be off by the noise, so up to twice of it is rounding."""
+        """Whether rounding explains the margin: each of the two logits may be off by the noise."""
         return self.margin <= 2 * self.noise
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Divergence:
 
 
 Scores = Callable[[Tensor, Seq[int]], Tensor]
-"""(logits [V], output before them) -> [V], of which the first maximum is the token that is said."""
+"""(logits [V], output before them) -> scores [V]; the index of the first maximum is the next token."""
 
 
 def divergence(
@@ -60,8 +60,8 @@ def divergence(
 ) -> Divergence | None:
     """Compare the outputs of plain decoding and of another method; None if they are equal.
 
-    rows    how many tokens one pass of the other method checked.
-    scores  for texts that follow something else than the bare logits.
+    rows    number of rows that one pass of the other method verified.
+    scores  the scores that the texts maximise, if these are not the logits.
     """
     if list(plain) == list(other):
         return None
@@ -77,21 +77,23 @@ def divergence(
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """Largest |a - b| of two rows of scores; what both forbid (-inf) does not count, what one forbids is infinite."""
+    """Largest |a - b| of two rows of scores; 0 for an entry that is -inf in both, infinite for one that is -inf in
+    one."""
     return float(torch.where(a == b, 0.0, (a - b).abs()).max())
 
 
-def _logits(target: Target, tokens: Seq[int], beside: int | None) -> Any:
-    """Logits [V] behind `tokens`, the last one run with `beside` guesses, or (None) with all others, as a prompt."""
+def _logits(target: Target, tokens: Seq[int], extra: int | None) -> Any:
+    """Logits [V] after `tokens`. The last token is run in one pass with `extra` draft tokens; None: with the whole
+    prompt."""
     seq = Sequence(list(tokens), context=target.context)
     try:
-        if beside is not None and len(tokens) > 1:
+        if extra is not None and len(tokens) > 1:
             seq.tokens = list(tokens[:-1])
             target.run([seq], Draft.empty(1, target.device))
             target.commit([seq], [[]])
             seq.kv_len = len(seq.tokens)
             seq.tokens = list(tokens)
-        room = max(0, min(beside or 0, target.context - len(tokens)))
+        room = max(0, min(extra or 0, target.context - len(tokens)))
         out = target.run([seq], Draft.chains([[int(tokens[-1])] * room], device=target.device))
         return out.logits[0].to(torch.float64).clone()
     finally:

@@ -1,7 +1,7 @@
-"""Pairs of target and draft that are recommended, what they are said to reach, and where that is said.
+"""Recommended pairs of target and draft model, their published acceptance rates and speed-ups, and the sources.
 
-Shapes are those of the published config.json files, so sizes are counted, not quoted. A figure that no source gives is
-None and is shown as "no published figure".
+Shapes are those of the published config.json files; sizes are computed from them. A figure without a source is None and
+is shown as "no published figure".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHAPTER = 'course chapter "07. Speculative Decoding"'
 GPT_FAST = "gpt-fast README: 25.25 to 48.4 tokens/s, both int4, A100, batch 1"
 
 CONTEXT = 1024
-"""Tokens that a sequence holds, where costs depend on it and nothing else is given."""
+"""Default number of tokens in a sequence, for costs that depend on it."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class KnownModel(Strict):
     """A model of the registry.
 
     hub        its id on the Hugging Face hub.
-    tokenizer  name of the vocabulary: models of one name give the same tokens the same ids, special ones aside.
-    config     what its config.json says of its shape.
+    tokenizer  name of the vocabulary: models with the same name share token ids, except special ones.
+    config     the shape from its config.json.
     """
 
     name: str
@@ -46,7 +46,7 @@ class KnownModel(Strict):
 
     @cached_property
     def facts(self) -> ModelFacts:
-        """As `facts.facts` would find them; the tokenizer itself is not here."""
+        """The facts as `facts.facts` returns them, without a tokenizer."""
         return ModelFacts(self.name, Path(), DecoderConfig.from_dict(self.config), None, False)
 
     @property
@@ -119,11 +119,11 @@ MODELS = {
 class KnownPair(Strict):
     """A recommendation.
 
-    source        who recommends it.
+    source        where it is recommended.
     acceptance    (low, high) of the published acceptance rate, and `acceptance_source`; None: no published figure.
-    speedup       likewise.
-    draft_tokens  draft length that the source uses, if it names one.
-    note          what else there is to know, in one sentence.
+    speedup       the same for the speed-up, with `speedup_source`.
+    draft_tokens  draft length used by the source, if given.
+    note          a remark, in one sentence.
     """
 
     target: str
@@ -142,40 +142,41 @@ PAIRS = (
     KnownPair("Llama-3.1-70B", "Llama-3.2-3B", NOTEBOOK, (0.75, 0.80), NOTEBOOK, (2.0, 3.0), NOTEBOOK, 5,
               note="the tutorial writes Meta-Llama-3.2-3B-Instruct; the hub's id has no Meta-"),
     KnownPair("Llama-3.1-70B", "Llama-3.1-8B", NOTEBOOK, speedup=(2.0, 3.0), speedup_source=NOTEBOOK,
-              note="the figure is said of Llama 3 70B + 8B"),
+              note="the figure is for Llama 3 70B + 8B"),
     KnownPair("Llama-3-70B", "Llama-3-8B", NOTEBOOK, speedup=(2.5, 2.5),
               speedup_source=NOTEBOOK + ": about 20 to 50 tokens/s",
               note="the tutorial also names a Llama 3 7B, which does not exist"),
     KnownPair("Llama-3.2-3B", "Llama-3.2-1B", "Slipstream",
               note="same family and vocabulary, but the draft is more than a third of the target"),
     KnownPair("CodeLlama-70B", "CodeLlama-7B-Python", CHAPTER,
-              note="the heads differ by 16 rows (infilling tokens), which is harmless; code in other languages will be "
-              "accepted less"),
+              note="the heads differ by 16 rows (infilling tokens), which is harmless; acceptance will be lower for "
+              "other programming languages"),
     KnownPair("Mixtral-8x7B", "Mistral-7B", NOTEBOOK, (0.70, 0.70), NOTEBOOK, (1.5, 2.0), NOTEBOOK,
-              note="the draft reads over half of what one row of the target reads, and checking more rows wakes more "
-              "experts"),
+              note="the draft reads over half of what one row of the target reads, and verifying more tokens reads "
+              "more experts"),
     KnownPair("Qwen2.5-72B", "Qwen2.5-7B", NOTEBOOK, (0.75, 0.75), NOTEBOOK, (2.0, 2.5), NOTEBOOK),
     KnownPair("GPT-2-XL", "DistilGPT-2", NOTEBOOK, (0.65, 0.65), NOTEBOOK, (1.5, 1.5), NOTEBOOK, 5,
               note="a demonstration that runs on a CPU"),
     KnownPair("GPT-2-XL", "GPT-2", NOTEBOOK),
     KnownPair("GPT-2", "DistilGPT-2", NOTEBOOK, speedup=(1.5, 1.5),
               speedup_source=NOTEBOOK + ': "modest (~1.5x)" for the GPT-2 family on a CPU', draft_tokens=5,
-              note="the draft reads two thirds of the target's bytes, so even on a CPU it pays only above 66 %"),
+              note="the draft reads two thirds of the target's bytes, so even on a CPU it saves time only above 66 %"),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Outlook(Strict):
-    """What is expected of a pair on this hardware at batch 1, beside what is published."""
+    """The predicted speed-up of a pair on some hardware at batch 1, to compare with the published one."""
 
     hardware: Hardware
     forecast: Forecast
 
 
 def outlook(pair: KnownPair, hardware: Hardware, acceptance: float | None = None, context: int = CONTEXT) -> Outlook:
-    """On the fewest devices of this kind that hold both models in 16 bits, one sequence of `context` tokens.
+    """The prediction for one sequence of `context` tokens, on the fewest of these devices that hold both models in 16
+    bits.
 
-    Raises ParameterError if 64 of them do not.
+    Raises ParameterError if 64 devices do not.
     """
     models = MODELS[pair.target].size, MODELS[pair.draft].size
     hardware = placed(models, hardware, context)
@@ -186,8 +187,8 @@ def outlook(pair: KnownPair, hardware: Hardware, acceptance: float | None = None
 def acceptance_rates(
     target: str | None, draft: str | None, given: float | None = None, longest: int = LONGEST_DRAFT
 ) -> Rates:
-    """The acceptance rate that predictions for these two models use: the one that is given, else the middle of the
-    published range if the registry knows both names, else `ASSUMED_ACCEPTANCE`."""
+    """The acceptance rate used to predict for this pair: `given`, else the middle of the published range if the
+    registry knows the pair, else `ASSUMED_ACCEPTANCE`."""
     known = [known_model(name) if name else None for name in (target, draft)]
     pair = published(known[0].name, known[1].name) if known[0] and known[1] else None
     if given is not None:
@@ -198,13 +199,13 @@ def acceptance_rates(
 
 
 def _key(name: str) -> str:
-    """A name without what varies from one spelling to the next: owner, case, punctuation, kind of tuning."""
+    """The name without owner, case, punctuation and kind of tuning, which vary between spellings."""
     name = re.sub(r"[^a-z0-9.]", "", name.rstrip("/").rsplit("/", 1)[-1].lower())
     return re.sub(r"^meta|instruct|chat|hf$|v0\.[12]", "", name).removesuffix("hf")
 
 
 def known_model(name: str) -> KnownModel | None:
-    """The registry's model of that name, hub id or folder name, however it is spelt; None if there is none."""
+    """The registry's model of that name, hub id or folder name, in any spelling; None if there is none."""
     wanted = _key(name)
     return next((m for m in MODELS.values() if wanted in (_key(m.name), _key(m.hub))), None)
 
@@ -213,10 +214,10 @@ def require_model(name: str) -> KnownModel:
     """`known_model`, or ParameterError."""
     model = known_model(name)
     if model is None:
-        raise ParameterError(f"{name!r} is no model of the registry", fix=did_you_mean(name, MODELS))
+        raise ParameterError(f"{name!r} is not a model of the registry", fix=did_you_mean(name, MODELS))
     return model
 
 
 def published(target: str, draft: str) -> KnownPair | None:
-    """What is recorded of these two names of the registry."""
+    """The published pair of these two registry names, or None."""
     return next((p for p in PAIRS if (p.target, p.draft) == (target, draft)), None)

@@ -1,4 +1,4 @@
-"""Peak memory of a stretch of work in this process."""
+"""Measures the peak memory of a block of code in this process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 class Peak:
     """with Peak(device) as peak: ...   then `peak.bytes`.
 
-    On CUDA: most bytes that tensors held. Elsewhere: the largest resident set of the whole process meanwhile, libraries
-    and every loaded model included; where the system cannot forget an earlier peak (only Linux can), None.
+    On CUDA: peak bytes allocated by tensors. Elsewhere: peak resident set of the whole process in the block, including
+    libraries and all loaded models; None if the system cannot reset an earlier peak (only Linux can).
     """
 
     bytes: int | None = None

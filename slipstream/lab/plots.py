@@ -1,8 +1,8 @@
-"""The plots of the laboratory: drawn once, shown as inline SVG that follows the page's colours, or exported for papers.
+"""Plots of results, as inline SVG in the colours of a page or as exported files.
 
-Colours are those of Okabe and Ito (2008), told apart by every kind of colour vision; line styles and markers differ as
-well, so that nothing depends on colour alone. Each plot is drawn twice for a page, wide and narrow, because a wide plot
-shrunk to a telephone cannot be read.
+Colours are those of Okabe and Ito (2008), which are distinguishable with any colour vision. Line styles and markers
+differ too, so that nothing depends on colour alone. A page has a wide and a narrow version of each plot, because a wide
+plot is not readable on a phone.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1)), (0, (8, 2)))
 PARTS = ("#56b4e9", GREY, "#009e73", "#cc79a7", "#e69f00")
-"""Parts of a whole: what is largest as a rule comes second, and is grey."""
+"""Colours of the parts of a whole. The second part is usually the largest, and is grey."""
 NAMES = {INK: "--ink", SOFT: "--soft", RULE: "--rule", PAPER: "--paper", GREY: "--grey"}
 NAMES |= {colour: f"--c{i}" for i, colour in enumerate(SERIES)}
-"""Colour of a drawing -> variable of a page."""
+"""Colour in a plot -> CSS variable of the page."""
 WIDE, NARROW = 7.4, 3.6
 """Inches."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """name: of the exported file. title, caption: for people; alt: what it shows, in words, for whoever cannot see it.
-    draw: onto axes; narrow: whether there is little room. rows: height in units that suit the plot."""
+    """name: name of the exported file. title, caption: text next to the plot. alt: a text alternative with the values.
+    draw: (axes, narrow) -> None, draws the plot. height: in inches."""
 
     name: str
     title: str
@@ -44,7 +44,7 @@ class Plot:
 
 
 def canvas(plot: Plot, narrow: bool = False) -> Canvas:
-    """The plot as a matplotlib figure. Nothing global is touched."""
+    """The plot as a matplotlib figure. Does not change global state."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -66,7 +66,7 @@ def svg(plot: Plot, narrow: bool = False) -> str:
 
 
 def png(plot: Plot, dots: int = 300) -> bytes:
-    """PNG at `dots` to the inch."""
+    """A PNG with `dots` dots per inch."""
     import matplotlib
 
     out = BytesIO()
@@ -76,7 +76,7 @@ def png(plot: Plot, dots: int = 300) -> bytes:
 
 
 def inline(plot: Plot, key: str, narrow: bool = False) -> str:
-    """The SVG for a page: colours by the page's variables, ids made unique by `key`, as wide as there is room."""
+    """The SVG for a page: colours are CSS variables, `key` makes ids unique, the width is 100 %."""
     text = svg(plot, narrow)
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -93,7 +93,7 @@ def inline(plot: Plot, key: str, narrow: bool = False) -> str:
 def _style(name: str) -> Any:
     return {
         "svg.fonttype": "none",  # text stays text
-        "svg.hashsalt": name,  # the same ids at every drawing
+        "svg.hashsalt": name,  # deterministic ids
         "font.family": "sans-serif",
         "font.sans-serif": ["Helvetica", "Arial", "Liberation Sans", "DejaVu Sans"],
         "font.size": 9.5,
@@ -123,7 +123,7 @@ def _style(name: str) -> Any:
 
 
 def legend(axes: Axes, narrow: bool, columns: int = 3) -> None:
-    """Above the plot, where it hides nothing."""
+    """Adds a legend above the plot, if there are several series."""
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > 1:
         fits = 3 if max(map(len, labels)) < 9 else 1
@@ -134,7 +134,7 @@ def legend(axes: Axes, narrow: bool, columns: int = 3) -> None:
 
 
 def intervals(axes: Axes, rows: Seq[tuple[str, dict[str, float], int]], label: str, narrow: bool) -> None:
-    """A line for each row (name, {"value", "low", "high"}, series), from the top down; 1 is marked."""
+    """Draws an interval for each row (name, {"value", "low", "high"}, series), from top to bottom; 1 is marked."""
     for y, (_, e, series) in enumerate(rows):
         colour = SERIES[series % len(SERIES)]
         axes.plot([e["low"], e["high"]], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
@@ -154,7 +154,7 @@ def intervals(axes: Axes, rows: Seq[tuple[str, dict[str, float], int]], label: s
 def lines(
     axes: Axes, groups: Seq[tuple[str, Seq[float], Seq[float]]], x: str, y: str, narrow: bool, percent: bool = True
 ) -> None:
-    """Several named lines (name, xs, ys)."""
+    """Draws named lines (name, xs, ys)."""
     for i, (name, xs, ys) in enumerate(groups):
         axes.plot(
             xs, ys, color=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)],
@@ -168,20 +168,20 @@ def lines(
 
 
 def ticks(axes: Axes, xs: Seq[Any]) -> None:
-    """A tick at each of the values that were measured, where there is room for all."""
+    """Sets a tick at each measured value, if there are at most 12."""
     values = sorted(set(xs)) if all(isinstance(x, (int, float)) for x in xs) else []
     if 1 < len(values) <= 12:
         axes.set_xticks(values, [f"{value:g}" for value in values])
 
 
 def as_percent(axes: Axes) -> None:
-    """A vertical axis from 0 to 100 %."""
+    """Makes the vertical axis range from 0 to 100 %."""
     axes.set_ylim(0, 1.03)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
 
 
 def shares(axes: Axes, rows: Seq[tuple[str, dict[str, float]]], narrow: bool) -> None:
-    """Stacked bars: one row a name, parts as shares of the whole."""
+    """Draws stacked bars: one bar per name, parts as shares of the whole."""
     left = [0.0] * len(rows)
     parts = list(rows[0][1])
     for i, part in enumerate(parts):

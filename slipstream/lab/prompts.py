@@ -1,12 +1,12 @@
-"""Prompts to measure on: the ones that ship, and the files that people have.
+"""Loads prompts for measurements: built-in ones, and files.
 
     Spec-Bench   JSON lines with question_id, category, turns (a question, and follow-ups); 2401.07851
     HumanEval    JSON lines with task_id, prompt: code to continue; 2107.03374
-    JSON lines   {"prompt": ...} or {"text": ...}, with "category" if you like
-    text         one prompt a line; or, if a line consists of --- only, whatever stands between such lines
+    JSON lines   {"prompt": ...} or {"text": ...}, and optionally "category"
+    text         one prompt per line; or, if there are lines that are just ---, one prompt between two of them
 
-What a drafter is worth depends on the text more than on anything else, so prompts are real, no two are the same, and
-categories are kept apart to the end.
+The speed-up of a drafter depends mostly on the text. So prompts are real texts, repeated prompts are dropped, and
+results are reported per category.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 TEMPLATES = ("auto", "chat", "raw")
 FENCE = "---"
 PROBED = 48
-"""Tokens at the beginning of a prompt by which it is judged."""
+"""Number of first tokens of a prompt that `surprises` scores."""
 RANDOM = 0.85
-"""A prompt whose tokens surprise the target by more than this share of ln V, what uniform noise would, is no text."""
+"""A prompt with a mean surprise above this share of ln V, the surprise of uniform noise, counts as random tokens."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One prompt as it was found. request: a question to be answered, rather than text to be continued."""
+    """One prompt as text. request: a question to answer, not text to continue."""
 
     text: str
     category: str
@@ -48,7 +48,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt as the target sees it."""
+    """One prompt as token ids."""
 
     ids: list[int]
     category: str
@@ -57,7 +57,7 @@ class Prompt:
 
 @dataclass
 class PromptSet:
-    """source: file name or built-in kinds. digest: of the texts that were chosen. warnings: for the reader."""
+    """source: file name or built-in kinds. digest: hash of the chosen texts. warnings: shown with the results."""
 
     source: str
     prompts: list[Prompt]
@@ -88,14 +88,14 @@ class PromptSet:
 def load(
     llm: LLM, source: str = "code,edit", count: int | None = None, categories: Seq[str] = (), template: str = "auto"
 ) -> PromptSet:
-    """Choose and encode prompts.
+    """Chooses and encodes prompts.
 
-    source      a file, or kinds that ship, as in "code" or "code,edit".
-    count       most prompts, taken from all categories in turn; None takes all.
-    categories  only these.
-    template    "chat" puts each prompt into the chat template, "raw" none, "auto" those that ask for an answer.
+    source      a file, or built-in kinds, as in "code" or "code,edit".
+    count       largest number of prompts, taken from all categories in turn; None takes all.
+    categories  use only these categories.
+    template    "chat" applies the chat template to each prompt, "raw" to none, "auto" to requests.
 
-    Raises PromptError for files that cannot be read or hold nothing, ParameterError for unknown names.
+    Raises PromptError for files that cannot be read or have no prompts, ParameterError for unknown names.
     """
     if template not in TEMPLATES:
         raise ParameterError(f"template is {template!r}", fix=did_you_mean(template, TEMPLATES))
@@ -113,8 +113,8 @@ def load(
     if len(unique) < len(found):
         gone = len(found) - len(unique)
         warnings.append(
-            f"{gone} of {len(found)} prompts were repetitions and were left out: a drafter that learns would only "
-            "have to remember"
+            f"{gone} of {len(found)} prompts were repetitions and were left out: a drafter that learns could "
+            "repeat its earlier answer"
         )
     chosen = in_turns(unique, count)
     prompts, long = [], 0
@@ -143,7 +143,7 @@ def is_built_in(source: str) -> bool:
 
 
 def entries(source: str) -> list[Entry]:
-    """All prompts of a file, or of kinds that ship."""
+    """All prompts of a file, or of built-in kinds."""
     from slipstream import zoo
 
     if is_built_in(source):
@@ -155,7 +155,7 @@ def entries(source: str) -> list[Entry]:
     path = Path(source).expanduser()
     if not path.is_file():
         raise PromptError(
-            f"there is no prompt file {source!r}, and no such kind of prompts ships",
+            f"there is no prompt file {source!r}, and no built-in kind of that name",
             fix=f"name a file, or {' or '.join(zoo.PROMPT_KINDS)}",
         )
     try:
@@ -170,7 +170,7 @@ def entries(source: str) -> list[Entry]:
 
 
 def in_turns(found: Seq[Entry], count: int | None) -> list[Entry]:
-    """At most `count`, from all categories in turn; then category by category, in their own order."""
+    """At most `count` entries, chosen from all categories in turn, and sorted by category."""
     own: dict[str, list[Entry]] = {}
     for entry in found:
         own.setdefault(entry.category, []).append(entry)
@@ -185,24 +185,24 @@ def in_turns(found: Seq[Entry], count: int | None) -> list[Entry]:
 
 
 def encode(llm: LLM, entry: Entry, template: str) -> list[int]:
-    """Token ids of a prompt, in the chat template where that is wanted and there is one."""
+    """Token ids of a prompt, in the chat template if `template` asks for it."""
     has = bool(getattr(llm.tokenizer, "chat_template", None))
     if template == "chat" or (template == "auto" and entry.request and has):
-        return llm.chat_prompt(entry.text)  # says so where there is no template
+        return llm.chat_prompt(entry.text)  # raises if there is no template
     if llm.tokenizer is None:
-        raise PromptError("a text prompt needs a tokenizer", fix="name a target that brings one")
+        raise PromptError("a text prompt needs a tokenizer", fix="use a target that has one")
     return list(llm.tokenizer.encode(entry.text))
 
 
 def built_in(llm: LLM, kind: str, count: int) -> list[list[int]]:
-    """Token ids of the first prompts of a kind ("code": text to continue; "edit": requests). Where the context is
-    short, prompts keep their end and leave half of it to the answer."""
+    """Token ids of the first prompts of a kind ("code": text to continue; "edit": requests). Long prompts keep only
+    their end, so that half of the context is free for the answer."""
     ids = [encode(llm, entry, "auto") for entry in entries(kind)[:count]]
     return [row[-max(1, llm.target.context // 2) :] for row in ids]
 
 
 def surprises(llm: LLM, made: PromptSet) -> list[str]:
-    """A warning if the target finds prompts as surprising as noise: acceptance on such text says nothing of use."""
+    """A warning if prompts look like random tokens to the target, because acceptance rates on them are meaningless."""
     uniform = math.log(llm.target.vocab_size)
     long = [prompt.ids for prompt in made.prompts if len(prompt.ids) >= 4]
     levels = [surprise(llm, ids) for ids in long]
@@ -211,17 +211,17 @@ def surprises(llm: LLM, made: PromptSet) -> list[str]:
         return []
     worst = max(levels)
     return [
-        f"{odd} of {len(made.prompts)} prompts look like random tokens to the target (up to {worst:.1f} nats a token; "
-        f"uniform noise has {uniform:.1f}): acceptance on them says nothing about real text"
+        f"{odd} of {len(made.prompts)} prompts look like random tokens to the target (up to {worst:.1f} nats per "
+        f"token; uniform noise has {uniform:.1f}): acceptance on them says nothing about real text"
     ]
 
 
 def surprise(llm: LLM, ids: Seq[int]) -> float:
-    """Mean -ln p of the first tokens of a text under the target, in nats a token."""
+    """Mean -ln p of the first tokens of a text under the target, in nats per token."""
     ids = list(ids[: PROBED + 1])
     target, seq = llm.target, Sequence(ids[:1], context=llm.target.context)
     try:
-        out = target.run([seq], Draft.chains([ids[1:]], device=target.device))  # every token a row of its own
+        out = target.run([seq], Draft.chains([ids[1:]], device=target.device))  # one row per token
         logs = torch.log_softmax(out.logits[: len(ids) - 1].double(), -1)  # [n, V]
         following = torch.tensor(ids[1:], device=logs.device)[:, None]
         return float(-logs.gather(1, following).mean())

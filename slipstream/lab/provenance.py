@@ -1,4 +1,4 @@
-"""Where a number comes from: machine, versions, commit, date, weights, prompts, command."""
+"""The origin of a measurement: machine, versions, commit, date, weights, prompts, command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from slipstream.llm import LLM
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The repository, where there is one around this package."""
+"""The repository, if the package is in one."""
 PACKAGES = ("torch", "transformers", "tokenizers", "numba", "numpy")
 
 
@@ -36,13 +36,13 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def text_digest(*texts: str) -> str:
-    """The same of texts, the division into texts included."""
+    """The same digest of texts; it depends on how they are divided."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 def model(path: str | Path) -> dict[str, str | None]:
-    """Name and content of a checkpoint: a path inside the repository, else the folder's own name alone. What is not a
-    folder (a hub id) keeps its name."""
+    """Name and digest of a checkpoint. The name is the path within the repository, else the name of the folder. A hub
+    id is returned as it is."""
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
         return {"name": str(path), "sha256": None}
@@ -66,8 +66,8 @@ def machine() -> dict[str, Any]:
 
 
 class Neighbours:
-    """How much of the machine others used meanwhile: the share of its processor time, 0 to 1, that went neither to
-    this process nor to the children it has waited for. None where the system does not tell."""
+    """Measures the load by other processes: the share of the machine's CPU time, 0 to 1, that was used neither by this
+    process nor by the children that it has waited for. None if the system does not report it."""
 
     def __init__(self) -> None:
         self._start, self._used = monotonic(), _others()
@@ -80,7 +80,7 @@ class Neighbours:
 
 
 def _others() -> float | None:
-    """Seconds of processor time since the start of the machine that were not ours."""
+    """CPU seconds of other processes since the machine was started."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return None
@@ -90,10 +90,10 @@ def _others() -> float | None:
 
 
 def commit() -> str | None:
-    """The checked-out commit, marked where files have changed since; None outside the project's repository."""
+    """The checked-out commit, with a note if files were changed; None outside the project's repository."""
     git = lambda *a: subprocess.run(["git", *a], cwd=ROOT, capture_output=True, text=True)  # noqa: E731
     try:
-        if not (ROOT / ".git").exists():  # installed: whatever repository lies around it is another one
+        if not (ROOT / ".git").exists():  # an installed package: a repository around it is another one
             return None
         head = git("rev-parse", "--short=12", "HEAD")
     except OSError:  # no git
@@ -104,7 +104,7 @@ def commit() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Of Slipstream, Python and the libraries that compute."""
+    """Versions of Slipstream, Python and the numerical libraries."""
     found = {"slipstream": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -119,13 +119,13 @@ def now() -> str:
 
 
 def command_line(arguments: Iterable[str] | None = None) -> str:
-    """The command that runs, as one would type it."""
+    """The running command, as typed in a shell."""
     words = list(sys.argv if arguments is None else arguments)
     return shlex.join([Path(words[0]).name.removesuffix(".py"), *words[1:]]) if words else ""
 
 
 def provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]:
-    """Everything behind a measurement with this engine, as plain JSON values."""
+    """The conditions of a measurement with this engine, as plain JSON values."""
     return {
         "date": now(),
         "command": command_line(),
@@ -139,7 +139,7 @@ def provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]
 
 
 def drafts(drafters: Iterable[tuple[Any, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Name and content of every checkpoint that these drafters read; (drafter, options) as `LLM.use` takes them."""
+    """Name and digest of every checkpoint that these drafters load; (drafter, options) are arguments of `LLM.use`."""
     paths = [path for drafter, options in drafters for path in checkpoints_of(drafter, options)]
     return {str(path): model(checkpoint_of(path, "draft")) for path in paths}
 

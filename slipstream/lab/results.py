@@ -1,19 +1,19 @@
-"""Result files: one JSON format for everything that the laboratory measures.
+"""Result files: one JSON format for all measurements.
 
     {"format": "slipstream-lab", "format_version": 1, "kind": "bench", "complete": true,
      "settings": {...}, "provenance": {...}, "warnings": [...], "data": {...}}
 
-kind        the command that wrote it: "bench", "sweep", "trace", ...; it decides what `data` holds.
-complete    false if the run was interrupted or failed: `data` is then what had been measured until that moment.
-settings    what was asked for.
-provenance  what it was measured on (see `slipstream.lab.provenance`).
-warnings    what a reader has to know before believing the numbers.
+kind        the command that wrote it: "bench", "sweep", "trace", ...; it defines the contents of `data`.
+complete    false if the run was interrupted or failed; `data` then holds the measurements until that moment.
+settings    the settings of the command.
+provenance  the conditions of the measurement (see `slipstream.lab.provenance`).
+warnings    what limits how far the numbers can be trusted.
 
-A file of another version is refused, never guessed at.
+A file of another version is refused.
 
     result = Result("bench", settings, provenance)
-    with recording(result, path, collect=lambda: {...}) as save:   # refuses an unwritable path before anything runs
-        ...                                                        # `save()` now and then keeps what there is so far
+    with recording(result, path, collect=lambda: {...}) as save:   # raises at once if the path is not writable
+        ...                                                        # `save()` writes the measurements so far
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from typing import Any
 from slipstream.errors import ResultError
 
 FORMAT, FORMAT_VERSION = "slipstream-lab", 1
-INTERRUPTED = "the run was interrupted: this is what was measured until then"
+INTERRUPTED = "the run was interrupted: these are the measurements until then"
 
 
 @dataclass
 class Result:
-    """See the module. All values are plain JSON values; NaN and infinities are written as null."""
+    """See the module docstring. All values are plain JSON values; NaN and infinities are written as null."""
 
     kind: str
     settings: dict[str, Any]
@@ -57,21 +57,21 @@ class Result:
 
 
 def write(result: Result, path: str | Path) -> None:
-    """Write the whole file or none of it: into a neighbour first, which then takes the name. Raises ResultError."""
+    """Writes the file atomically: to a temporary file, which is then renamed. Raises ResultError."""
     path = Path(path)
     text = json.dumps(result.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     write_text(path, text)
 
 
 def write_text(path: Path, text: str | bytes) -> None:
-    """Replace the file at once, so that no reader ever sees half of it. Raises ResultError."""
+    """Replaces the file atomically, so that no reader sees a partial file. Raises ResultError."""
     data = text.encode() if isinstance(text, str) else text
     temporary = None
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes it private
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp creates it with mode 0600
         os.replace(temporary, path)
     except OSError as fault:
         if temporary is not None:
@@ -83,11 +83,11 @@ def write_text(path: Path, text: str | bytes) -> None:
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise ResultError if a file cannot be written at `path`: to be called before hours are spent on measuring."""
+    """Raises ResultError if a file cannot be written at `path`. To be called before a long measurement."""
     path = Path(path)
     folder = path.parent
     if path.is_dir():
-        raise ResultError(f"{path} is a folder, a file is to be written", fix=f"name one: {path / 'result.json'}")
+        raise ResultError(f"{path} is a folder, not a file", fix=f"name one: {path / 'result.json'}")
     if not folder.is_dir():
         raise ResultError(f"the folder {folder} does not exist", fix=f"mkdir -p {folder}, or choose another --out")
     try:
@@ -105,7 +105,7 @@ def check_writable(path: str | Path) -> None:
 
 
 def read(path: str | Path, kind: str | None = None) -> Result:
-    """Load a result file, of that kind if one is given. Raises ResultError for whatever is not one of this version."""
+    """Loads a result file. Raises ResultError if it is not one of this version, or not of `kind` if that is given."""
     path = Path(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -115,13 +115,13 @@ def read(path: str | Path, kind: str | None = None) -> Result:
         raise ResultError(f"{path} is not JSON: {fault}", fix="give a file that a slipstream command wrote") from fault
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ResultError(
-            f"{path} is no result file of Slipstream", fix="give a file that bench, sweep or trace wrote with --out"
+            f"{path} is not a result file of Slipstream", fix="give a file that bench, sweep or trace wrote with --out"
         )
     version = found.get("format_version")
     if version != FORMAT_VERSION:
         raise ResultError(
             f"{path} has format version {version}, this Slipstream reads version {FORMAT_VERSION}",
-            why="fields change their meaning between versions",
+            why="the meaning of fields changes between versions",
             fix="measure again with this version, or read it with the Slipstream that wrote it",
         )
     names = ("kind", "settings", "provenance", "warnings", "data", "complete")
@@ -137,18 +137,19 @@ def read(path: str | Path, kind: str | None = None) -> Result:
 def recording(
     result: Result, path: str | Path | None, collect: Callable[[], dict[str, Any]]
 ) -> Iterator[Callable[[], None]]:
-    """Keep what is measured in the block, come what may. Yields `save`, which writes what there is so far.
+    """Saves the measurements of the block, also if it is interrupted. Yields `save`, which writes the measurements so
+    far.
 
-    path     None writes nothing; `result.data` is filled in all the same.
-    collect  what has been measured so far, as the `data` of the result; must also work after an interruption.
+    path     None writes no file, but `result.data` is still filled in.
+    collect  returns the measurements so far as the `data` of the result; must also work after an interruption.
 
-    An exception (Ctrl-C included) leaves `complete` false in the file and goes on.
+    An exception (Ctrl-C included) leaves `complete` false in the file and is raised again.
     """
     if path is not None:
         check_writable(path)
 
     def save() -> None:
-        result.data = _plain(collect())  # as a reader of the file will find it
+        result.data = _plain(collect())  # the same values as in the file
         if path is not None:
             write(result, path)
 

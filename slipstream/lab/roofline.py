@@ -1,11 +1,11 @@
-"""How long a forward takes on hardware that is not here: a roofline.
+"""Predicts the time of a forward pass on given hardware with a roofline model.
 
     seconds = max(bytes / bandwidth, operations / peak) + exchanges between devices + overhead
 
-A decoding step reads every weight once, whatever the number of rows, and the KV cache of every sequence; its arithmetic
-grows with the rows. A mixture of experts reads the experts that its rows pick: few for one row, nearly all for many, so
-checking guesses costs it more than it costs a dense model. The router is taken to pick evenly and independently; real
-rows resemble each other and pick fewer.
+A decode step reads every weight once for any number of rows, and the KV cache of every sequence; its arithmetic grows
+with the rows. A mixture of experts reads only the experts that its rows pick: few for one row, nearly all for many, so
+verifying draft tokens costs more than with a dense model. The router is assumed to pick evenly and independently; real
+rows are similar and pick fewer experts.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelSize(Strict):
-    """What a forward of a model reads and computes.
+    """The sizes of a model that determine what a forward reads and computes.
 
-    parameters   all weights, as they lie in memory.
-    step         weights that one decoding step of one row reads (experts picked; no input embedding).
-    layers, width, attention   blocks, width of the residual stream, and of all attention heads together.
-    kv           numbers that one token of context keeps: keys and values of all layers.
-    experts, picked, mixtures  experts a layer, how many of them a row picks, weights of all experts of all layers.
-    bits         of a weight (4 to 32); kv_bits: of a number in the cache. Arithmetic is 16-bit whatever they are.
+    parameters   number of weights.
+    step         weights that a decode step of one row reads (picked experts only, without the input embedding).
+    layers, width, attention   number of layers, width of the residual stream, width of all attention heads together.
+    kv           numbers in the KV cache per token: keys and values of all layers.
+    experts, picked, mixtures  experts per layer, experts that a row picks, weights of all experts of all layers.
+    bits         bits per weight (4 to 32); kv_bits: bits per number in the KV cache. Arithmetic is always 16-bit.
     """
 
     name: str
@@ -58,7 +58,7 @@ class ModelSize(Strict):
 
     @staticmethod
     def of(facts: ModelFacts, name: str = "") -> ModelSize:
-        """Of a checkpoint."""
+        """The sizes of a checkpoint."""
         config, experts = facts.config, facts.config.experts
         mixed = sum(math.prod(shape) for key, shape in config.shapes().items() if ".mlp.experts." in key)
         return ModelSize(
@@ -76,15 +76,15 @@ class ModelSize(Strict):
 
     @staticmethod
     def like_llama(parameters: float, name: str = "") -> ModelSize:
-        """Of a dense model of which only the size is known: 12 layers width^2 weights, width 128 layers, 8 heads of 128
-        for keys and values, all weights read each step."""
+        """The assumed sizes of a dense model with this number of weights: 12 layers width^2 weights, width 128 layers,
+        8 KV heads of 128, all weights read in each step."""
         layers = max(1, round((parameters / (12 * 128**2)) ** (1 / 3)))
         kv_heads = min(8, layers)
         return ModelSize(name or f"{parameters / 1e9:g}B", parameters, parameters, layers, 128 * layers, 128 * layers,
                          kv=2 * layers * kv_heads * 128)  # fmt: skip
 
     def at(self, bits: float, kv_bits: float = 16) -> ModelSize:
-        """The same, quantised."""
+        """The same model, quantised."""
         return replace(self, bits=bits, kv_bits=kv_bits)
 
     @property
@@ -93,11 +93,11 @@ class ModelSize(Strict):
 
     @property
     def kv_bytes(self) -> float:
-        """Of one token of context."""
+        """Bytes in the KV cache per token."""
         return self.kv * self.kv_bits / 8
 
     def weights_read(self, rows: float) -> float:
-        """Weights that a forward of so many rows reads: of each mixture the experts that some row picks."""
+        """Weights that a forward of `rows` rows reads: of a mixture, the experts that some row picks."""
         if not self.experts:
             return self.step
         always = self.step - self.mixtures * self.picked / self.experts
@@ -107,14 +107,14 @@ class ModelSize(Strict):
 def forward_seconds(
     model: ModelSize, hardware: Hardware, rows: float, sequences: float = 1, context: float = 0
 ) -> float:
-    """Seconds of one forward: `rows` rows in all, of `sequences` sequences that hold `context` tokens each."""
+    """Seconds of one forward with `rows` rows in all, for `sequences` sequences of `context` tokens each."""
     n = hardware.devices
     read = model.weights_read(rows) * model.bits / 8 + sequences * context * model.kv_bytes
     compute = rows * (2 * model.step + 4 * model.layers * model.attention * context)
     seconds = max(
         read / n / (hardware.bandwidth * hardware.reading), compute / n / (hardware.flops * hardware.computing)
     )
-    if n > 1:  # a ring sends each device's partial sums, 16-bit, (n - 1) / n of them twice
+    if n > 1:  # ring all-reduce: each device sends (n - 1) / n of its 16-bit partial sums twice
         sent = 2 * (n - 1) / n * rows * model.width * 2
         seconds += 2 * model.layers * (hardware.exchange + sent / (hardware.link * hardware.talking))
     return seconds + hardware.overhead
@@ -124,17 +124,17 @@ _ROWS = tuple(sorted({*range(1, 9), *(m << e for e in range(14) for m in (4, 5, 
 
 
 def roofline_curve(model: ModelSize, hardware: Hardware, sequences: float = 1, context: float = 0) -> CostCurve:
-    """The cost curve that `measure_costs` would find there; linear between these rows, so its corner is rounded off."""
+    """The cost curve that `measure_costs` would measure on this hardware; linear between the rows of `_ROWS`."""
     times = [forward_seconds(model, hardware, rows, sequences, context) for rows in _ROWS]
     return CostCurve.monotone(_ROWS, times)
 
 
 @dataclass(frozen=True)
 class PairCosts(StepCosts):
-    """Costs of a target and a draft on some hardware.
+    """Costs of a target and a draft model on some hardware.
 
     draft          seconds of one draft step of the whole batch.
-    draft_devices  on how many devices the draft runs: on all of the target's or on one, whichever is faster.
+    draft_devices  number of devices of the draft model: one, or all of the target's, whichever is faster.
     """
 
     draft: float = 0.0
@@ -144,7 +144,7 @@ class PairCosts(StepCosts):
 def pair_costs(
     target: ModelSize, draft: ModelSize, hardware: Hardware, batch: int = 1, context: float = 0
 ) -> PairCosts:
-    """Costs of a pair for `batch` sequences of `context` tokens. Whether it fits into memory is not checked here."""
+    """Costs of a pair for `batch` sequences of `context` tokens. Does not check that it fits into memory."""
     curve = roofline_curve(target, hardware, batch, context)
     steps = {n: forward_seconds(draft, hardware.times(n), batch, batch, context) for n in (1, hardware.devices)}
     devices = min(steps, key=lambda n: (steps[n], n))
@@ -154,7 +154,8 @@ def pair_costs(
 
 
 def placed(models: Seq[ModelSize], hardware: Hardware, context: float = 0, devices: int | None = None) -> Hardware:
-    """This hardware with so many devices; None: the fewest that hold the models. Raises ParameterError if 64 do not."""
+    """This hardware with `devices` devices; None: the fewest that hold the models. Raises ParameterError if 64 do
+    not."""
     if devices is None:
         devices = devices_needed(models, hardware, 1, context)
     if devices is None:
@@ -168,7 +169,7 @@ def placed(models: Seq[ModelSize], hardware: Hardware, context: float = 0, devic
 def devices_needed(
     models: Seq[ModelSize], hardware: Hardware, batch: int = 1, context: float = 0, share: float = 0.9
 ) -> int | None:
-    """The smallest power of two of devices, at most 64, whose memory holds weights and caches in `share` of it, leaving
-    the rest to activations. None if none does."""
+    """The smallest power of two, at most 64, of devices that hold weights and KV caches in `share` of their memory; the
+    rest is for activations. None if 64 do not."""
     needed = sum(m.weight_bytes + batch * context * m.kv_bytes for m in models)
     return next((n for n in (1, 2, 4, 8, 16, 32, 64) if needed <= share * hardware.memory * n), None)
