@@ -20,7 +20,7 @@ from benchmarks.provenance import provenance
 from benchmarks.report import assemble, markdown
 from benchmarks.session import Session
 from slipstream import zoo
-from slipstream.lab.provenance import Neighbours, digest
+from slipstream.lab.provenance import OtherProcesses, digest
 from slipstream.models.text import load_tokenizer
 
 MEMORY_REPEATS = 2
@@ -79,7 +79,7 @@ def main() -> int:
     figures = [key for key in FIGURES if key in (options.only or FIGURES)]
     texts = {name: digest([options.prompt_folder / f"{name}.jsonl"]) for name in SETS}
     source = provenance(target, draft, texts, ["python", "-m", "benchmarks", *sys.argv[1:]])
-    neighbours = Neighbours()
+    neighbours = OtherProcesses()
     clocks = (MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(TextColumn("{task.description}"), BarColumn(), *clocks, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=None)

@@ -18,7 +18,7 @@ from benchmarks.backend.report import assemble, markdown
 from benchmarks.backend.session import Session, hide, places
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
-from slipstream.lab.provenance import Neighbours, commit, machine, now
+from slipstream.lab.provenance import OtherProcesses, commit, machine, now
 
 RESULTS = ROOT / "benchmarks" / "results"
 MODELS = Path(tempfile.gettempdir()) / "slipstream-benchmark-models"
@@ -76,7 +76,7 @@ def main() -> int:
     options, console = arguments(), Console(stderr=True)
     groups = chosen(options.groups, options.only, options.rows, not options.no_prompt)
     total = sum(group.weight for group in groups.values())
-    neighbours = Neighbours()
+    neighbours = OtherProcesses()
     with console.status("starting") as status:
         session = Session(places(options.before), checkpoints(options.models), status.update)
         if options.cold:

@@ -21,7 +21,7 @@ from benchmarks.provenance import provenance
 from benchmarks.session import Session
 from slipstream import zoo
 from slipstream.lab.plots import svg
-from slipstream.lab.provenance import Neighbours, digest
+from slipstream.lab.provenance import OtherProcesses, digest
 from slipstream.models.text import load_tokenizer
 
 
@@ -74,7 +74,7 @@ def main(words: list[str] | None = None) -> int:
     prompts, spare = (shortened(both(sets), options.tokens) for sets in (measured, spare))
     texts = {name: digest([options.prompt_folder / f"{name}.jsonl"]) for name in SETS}
     command = ["python", "-m", "benchmarks.peers", *(sys.argv[1:] if words is None else words)]
-    source, neighbours = provenance(target, draft, texts, command), Neighbours()
+    source, neighbours = provenance(target, draft, texts, command), OtherProcesses()
     clocks = (MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(TextColumn("{task.description}"), BarColumn(), *clocks, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=None)

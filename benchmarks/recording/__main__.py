@@ -16,7 +16,7 @@ from time import perf_counter
 
 from benchmarks.recording.drawing import Recording, Take, Token, draw
 from slipstream import LLM, SamplingParams, __version__
-from slipstream.lab.provenance import Neighbours, machine
+from slipstream.lab.provenance import OtherProcesses, machine
 from slipstream.settings import EXECUTORS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,7 +122,7 @@ def main() -> int:
     llm = LLM("embedded", executor=options.executor)
     prompt = llm.chat_prompt(f"{REQUEST}\n\n{CODE}")
     draft = names if len(names) > 1 else names[0]
-    others = Neighbours()
+    others = OtherProcesses()
     found = rounds(llm, prompt, draft, options.draft_tokens, note, options.rounds)
     share = others.share()
     each = [sorted(takes, key=lambda take: take.seconds) for takes in zip(*found, strict=True)]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
 from slipstream.errors import ParameterError
-from slipstream.lab.measure import FEWEST_ROUNDS, Arm, Run, line_up, load_weights_once, passes, race
+from slipstream.lab.measure import FEWEST_PASSES, Arm, Run, line_up, load_weights_once, passes, race
 from slipstream.lab.prompts import PromptSet
-from slipstream.lab.provenance import Neighbours, drafts, provenance
+from slipstream.lab.provenance import OtherProcesses, drafts, provenance
 from slipstream.lab.results import Result, recording
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def bench(
     source = provenance(llm, config.seed, prompts=prompts.digest, drafts=checkpoints(contenders))
     result = Result("bench", _settings(contenders, config), source)
     runs: list[Run] = []
-    neighbours = Neighbours()
+    neighbours = OtherProcesses()
 
     def collect() -> dict[str, Any]:
         result.provenance["neighbours"] = neighbours.share()
@@ -214,8 +214,8 @@ def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
         found.append(f"{neighbours:.0%} of the machine's time went to other processes: absolute speeds are too low")
     if runs and len(runs[0].prompts) < FEW_PROMPTS:
         found.append(f"{len(runs[0].prompts)} prompts are few: intervals do not cover other prompts")
-    if runs and 0 < min(run.rounds for run in runs) < FEWEST_ROUNDS:
-        found.append(f"fewer than {FEWEST_ROUNDS} passes: intervals are too narrow")
+    if runs and 0 < min(run.rounds for run in runs) < FEWEST_PASSES:
+        found.append(f"fewer than {FEWEST_PASSES} passes: intervals are too narrow")
     for run in runs:
         where = f"{run.arm.name} (temperature {run.arm.params.temperature:g}, batch {run.arm.batch})"
         stats = run.stats() if run.measured else None

@@ -28,7 +28,7 @@ from slipstream.lab.benchmark import Contender, figures, kept, warnings
 from slipstream.lab.diagnosis_measured import ROWS, CountingArm, Measured, measured, target_costs
 from slipstream.lab.measure import Arm, Run, line_up, load_weights_once, passes, race
 from slipstream.lab.prompts import PromptSet
-from slipstream.lab.provenance import Neighbours, provenance
+from slipstream.lab.provenance import OtherProcesses, provenance
 from slipstream.lab.results import Result, recording
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def doctor(
     result = Result("doctor", settings, provenance(llm, config.seed, prompts=prompts.digest))
     runs: list[Run] = []
     curves: list[CostCurve] = []
-    neighbours = Neighbours()
+    neighbours = OtherProcesses()
 
     def collect() -> dict[str, Any]:
         result.provenance["neighbours"] = neighbours.share()

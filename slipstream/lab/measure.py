@@ -29,7 +29,7 @@ from slipstream.lab.identity import Divergence, divergence
 if TYPE_CHECKING:
     from slipstream.llm import LLM, Completion
 
-FEWEST_ROUNDS = 3
+FEWEST_PASSES = 3
 """Passes that are run regardless of the time limit, because fewer give no interval."""
 
 
@@ -65,7 +65,7 @@ class Arm:
         return self.llm.drafter
 
 
-def made_anew(drafter: Any) -> bool:
+def recreated_per_pass(drafter: Any) -> bool:
     """Whether `drafter` is the name of a drafter without weights, which is created again for every pass."""
     return isinstance(drafter, str) and drafter in DRAFTERS and DRAFTERS[drafter].weightless
 
@@ -79,7 +79,7 @@ def load_weights_once(llm: LLM, drafter: Any, options: dict[str, Any] | None = N
     llm.use(None)
     if isinstance(drafter, list):
         return [load_weights_once(llm, each)[0] for each in drafter], dict(options or {})
-    return (drafter, dict(options or {})) if made_anew(drafter) else (made, {})
+    return (drafter, dict(options or {})) if recreated_per_pass(drafter) else (made, {})
 
 
 @dataclass(frozen=True)
@@ -207,14 +207,14 @@ def race(
     rounds: int,
     advance: Callable[[], None] = lambda: None,
     seconds: float = float("inf"),
-    each_round: Callable[[], None] = lambda: None,
+    each_pass: Callable[[], None] = lambda: None,
     seed: int = 0,
 ) -> None:
     """Decodes everything once untimed (warm-up, texts, memory), then in `rounds` timed passes. Arms take turns.
 
-    seconds     time limit; at least `FEWEST_ROUNDS` passes are run.
+    seconds     time limit; at least `FEWEST_PASSES` passes are run.
     advance     called after each batch.
-    each_round  called after each timed pass.
+    each_pass   called after each timed pass.
 
     The runs are updated during the measurement, so they keep all measurements if it is interrupted.
     """
@@ -223,7 +223,7 @@ def race(
     began = perf_counter()
     order = list(runs)
     for number in range(rounds):
-        if number >= FEWEST_ROUNDS and perf_counter() - began > seconds:
+        if number >= FEWEST_PASSES and perf_counter() - began > seconds:
             break
         for run in order:
             run.drafter = run.arm.prepare()
@@ -233,7 +233,7 @@ def race(
                     _timed(run, g, seed + 1 + number)
                     advance()
         order = [*order[1:], order[0]]
-        each_round()
+        each_pass()
 
 
 def warm_up(run: Run, seed: int, advance: Callable[[], None] = lambda: None) -> None:

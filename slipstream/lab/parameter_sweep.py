@@ -24,7 +24,7 @@ from slipstream.errors import ParameterError
 from slipstream.lab.benchmark import BenchConfig, Contender, checkpoints, kept, text_verdict, warnings
 from slipstream.lab.measure import Arm, Run, line_up, load_weights_once, passes, race
 from slipstream.lab.prompts import PromptSet
-from slipstream.lab.provenance import Neighbours, provenance
+from slipstream.lab.provenance import OtherProcesses, provenance
 from slipstream.lab.results import Result, recording
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def sweep(
     result = Result("sweep", asked | asdict(config), source)
     runs: list[Run] = []
     curves: dict[str | None, CostCurve] = {}
-    neighbours = Neighbours()
+    neighbours = OtherProcesses()
 
     def collect() -> dict[str, Any]:
         result.provenance["neighbours"] = neighbours.share()

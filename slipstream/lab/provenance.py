@@ -65,7 +65,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-class Neighbours:
+class OtherProcesses:
     """Measures the load by other processes: the share of the machine's CPU time, 0 to 1, that was used neither by this
     process nor by the children that it has waited for. None if the system does not report it."""
 

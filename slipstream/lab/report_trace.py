@@ -31,7 +31,7 @@ def section(result: Result) -> Section:
     if stats["position_rates"]:
         made.plots.append(positions(stats))
         made.notes.append("Accepted by position: " + " ".join(map(percent, stats["position_rates"])) + ".")
-    made.tables += [by_proposer(data), rounds(data)]
+    made.tables += [by_proposer(data), steps(data)]
     return made
 
 
@@ -203,7 +203,7 @@ def by_proposer(data: dict[str, Any]) -> Table:
     return Table("Who proposed what", columns, rows, note)
 
 
-def rounds(data: dict[str, Any]) -> Table:
+def steps(data: dict[str, Any]) -> Table:
     """Every step as text, for readers who cannot distinguish the colours."""
     rows, at = [], 0
     for i, each in enumerate(data["rounds"]):

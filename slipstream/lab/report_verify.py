@@ -94,7 +94,7 @@ def distribution_tests(rows: list[dict[str, Any]]) -> Table:
 def deviations(row: dict[str, Any]) -> Table:
     cells = [[repr(cell["text"]), cell["expected"], cell["counted"]] for cell in row["largest"]]
     columns = [words("outcome"), Column("expected", digits=1), Column("counted")]
-    return Table(f"Outcomes furthest off: {short(row['prompt'])}", columns, cells)
+    return Table(f"Outcomes with the largest deviations: {short(row['prompt'])}", columns, cells)
 
 
 def outcomes(number: int, row: dict[str, Any]) -> Plot:
@@ -114,7 +114,7 @@ def outcomes(number: int, row: dict[str, Any]) -> Plot:
         plots.legend(axes, narrow)
 
     return Plot(
-        f"verify-law-{number + 1}", f"Outcomes furthest off: {short(row['prompt'])}",
+        f"verify-law-{number + 1}", f"Outcomes with the largest deviations: {short(row['prompt'])}",
         "The five outcomes that differ most from their expected counts; * is any other continuation. Some differ by "
         "chance: the p-value says whether chance explains it.",
         "; ".join(f"{n}: {c['counted']} of {c['expected']:.1f} expected" for n, c in zip(names, cells, strict=True)),

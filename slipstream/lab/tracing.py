@@ -1,8 +1,9 @@
-"""`slipstream trace`: one generation, token by token: who proposed what, what stood, and how sure everybody was.
+"""`slipstream trace`: records one generation token by token: which drafter proposed a token, whether it was accepted,
+and its probabilities.
 
-A `Recorder` wraps the drafter and looks on: `observe` already shows a drafter everything that happened in a round (the
-draft, the target's logits, the verdict), so the step itself is the same as ever and costs nothing extra when nobody
-traces. While tracing, timings mean nothing and none are kept.
+A `Recorder` wraps the drafter. `observe` already gets everything about a step (the draft, the target's logits, the
+verdict), so decoding is unchanged and has no overhead without tracing. Tracing slows decoding down, so no timings are
+recorded.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ if TYPE_CHECKING:
     from slipstream.llm import LLM
 
 WINDOW = 10
-"""Rounds over which the rolling acceptance rate is taken."""
+"""Number of steps of the rolling acceptance rate."""
 ALTERNATIVES = 3
-"""Likeliest tokens of the target that are kept for each position."""
+"""Number of the target's most likely tokens that are recorded for each position."""
 
 
 @dataclass(frozen=True)
 class RejectedToken:
-    """A guess that was verified. p, q: its probability under the target and under the drafter's law; q is None where
-    the guess was chosen deterministically (a point mass)."""
+    """A draft token that was rejected. p, q: its probability under the target and under the drafter; q is None if the
+    token was chosen deterministically."""
 
     token: int
     by: str
@@ -51,12 +52,12 @@ class RejectedToken:
 class TokenRecord:
     """One output token.
 
-    by        who proposed it: "target", or the drafter (of a stack, the member).
-    round     number of the round, from 0 (prefill); place: its place in the round's tokens, from 0.
-    p, q      as in `RejectedToken`; q is None for the target's own tokens too.
-    entropy   of the target's law there, in bits.
-    rejected  guesses for this place that did not stand.
-    top       the likeliest tokens of the target with their probabilities.
+    by        what proposed it: "target", or the name of the drafter (for a stack, of the member).
+    round     index of the step, from 0 (prefill); place: index of the token within the step, from 0.
+    p, q      as in `RejectedToken`; q is also None for tokens of the target.
+    entropy   entropy of the target's distribution at this position, in bits.
+    rejected  draft tokens for this position that were rejected.
+    top       the target's most likely tokens with their probabilities.
     """
 
     token: int
@@ -73,7 +74,8 @@ class TokenRecord:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """drafted: guesses verified; depth: of the deepest; accepted: how many stood; tokens: output tokens, all in all."""
+    """One step. drafted: verified draft tokens; depth: depth of the deepest; accepted: accepted draft tokens; tokens:
+    output tokens."""
 
     drafted: int
     depth: int
@@ -83,10 +85,10 @@ class StepRecord:
 
 @dataclass
 class Recorder:
-    """A drafter that passes everything on to another one and takes notes of one sequence.
+    """Wraps a drafter and records the steps of one sequence.
 
-    p and entropy are of the law that verification used; where that is a point mass (temperature 0), of the softmax of
-    the target's logits.
+    p and entropy are of the distribution that verification used, or of the softmax of the target's logits at
+    temperature 0.
     """
 
     drafter: Drafter
@@ -108,18 +110,18 @@ class Recorder:
 
     def _note(self, seq: Sequence, draft: Draft, logits: Tensor, verdict: Verdict) -> None:
         run, path, accepted = verdict.run(draft, 0), verdict.path[0], verdict.accepted(0)
-        law = target_probs(seq, draft, logits, len(run))  # [1 + N, V]
+        probs = target_probs(seq, draft, logits, len(run))  # [1 + N, V]
         who, children = proposers(self.drafter, draft), draft.children(0)
-        nodes = [*path, -2]  # -2: no node of its own
-        if verdict.cut[0]:  # the last token is a guess that stood: find it
+        nodes = [*path, -2]  # -2: not a node of the draft
+        if verdict.cut[0]:  # the last token is an accepted draft token: find its node
             parent = path[-1] if path else -1
             nodes[-1] = next(n for n in children[parent] if draft.ids[n] == run[-1])
         at = -1
         for place, (token, node) in enumerate(zip(run, nodes, strict=True)):
-            row = law[at + 1]
-            guesses = [n for n in children.get(at, []) if n != node]
-            if node >= 0:  # siblings behind it were never tried
-                guesses = [n for n in guesses if n < node]
+            row = probs[at + 1]
+            rejected = [n for n in children.get(at, []) if n != node]
+            if node >= 0:  # siblings after it were not tried
+                rejected = [n for n in rejected if n < node]
             values, ids = row.topk(min(ALTERNATIVES, len(row)))
             self.tokens.append(
                 TokenRecord(
@@ -133,7 +135,7 @@ class Recorder:
                     entropy=float(-(row * row.clamp(min=1e-300).log2()).sum()),
                     rejected=[
                         RejectedToken(draft.ids[n], who[n], float(row[draft.ids[n]]), _q(draft, n, draft.ids[n]))
-                        for n in guesses
+                        for n in rejected
                     ],
                     top=list(zip(ids.tolist(), values.tolist(), strict=True)),
                 )
@@ -141,13 +143,13 @@ class Recorder:
             at = node
         depths = draft.depths
         if seq.finish:
-            depths = [d for d in depths if d <= len(run)]  # as in the counters: nobody would have used them
+            depths = [d for d in depths if d <= len(run)]  # as in the counters: the text ends before deeper tokens
         self.rounds.append(StepRecord(len(depths), max(depths, default=0), accepted, len(run)))
 
 
 def target_probs(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> Tensor:
-    """float64 [1 + N, V]: the laws that verification used, or at temperature 0 the softmax. The sequence has already
-    moved on by `emitted` tokens."""
+    """float64 [1 + N, V]: the distributions that verification used, or the softmax at temperature 0. `seq` already
+    contains the `emitted` tokens of this step."""
     if seq.params.greedy:
         return torch.softmax(logits.double(), -1).cpu()
     before = copy(seq)
@@ -156,7 +158,7 @@ def target_probs(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> T
 
 
 class RecordedMember:
-    """A member of a stack that is passed on to, and remembers what it proposed for the traced sequence."""
+    """Wraps a member of a stack and records the paths that it proposed for the traced sequence in this step."""
 
     def __init__(self, member: Drafter):
         self.member, self.name, self.taps = member, member.name, member.taps
@@ -169,28 +171,28 @@ class RecordedMember:
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         self.member.observe(seqs, draft, out, verdict)
-        self.paths = set()  # whoever is not asked in the next round proposes nothing in it
+        self.paths = set()  # a member that is not called in the next step proposes nothing in it
 
     def release(self, seq_id: int) -> None:
         self.member.release(seq_id)
 
 
 class RecordedLookup(RecordedMember):
-    """The same of a lookup, which stacks also ask how long its match was, and how it goes on behind foreign guesses."""
+    """The same for a lookup, whose match length and continuation of other draft tokens a stack also uses."""
 
     member: Lookup
 
     def match_length(self, seq_id: int) -> int:
         return self.member.match_length(seq_id)
 
-    def continue_from(self, seq: Sequence, guesses: Seq[int], depth: int) -> tuple[list[int], int]:
-        more, match = self.member.continue_from(seq, guesses, depth)
-        self.paths |= {(*guesses, *more[: i + 1]) for i in range(len(more))}
+    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
+        more, match = self.member.continue_from(seq, drafted, depth)
+        self.paths |= {(*drafted, *more[: i + 1]) for i in range(len(more))}
         return more, match
 
 
 def with_recorded_members(drafter: Drafter) -> Drafter:
-    """The drafter; the members of a stack, if it is one, each behind a witness."""
+    """The drafter; if it is a stack, its members are wrapped in `RecordedMember`."""
     if isinstance(drafter, CompositeDrafter):
         drafter.members = tuple(
             RecordedLookup(m) if isinstance(m, Lookup) else RecordedMember(m) for m in drafter.members
@@ -199,15 +201,15 @@ def with_recorded_members(drafter: Drafter) -> Drafter:
 
 
 def paths(draft: Draft) -> list[list[int]]:
-    """The tokens from the root down to each node of the first sequence."""
+    """For each node of the first sequence, the tokens on the path from the root to it."""
     return [[draft.ids[n] for n in draft.ancestors(0, node)] for node in range(len(draft.nodes(0)))]
 
 
 def proposers(drafter: Drafter, draft: Draft) -> list[str]:
-    """Who proposed each node: the drafter, or the first member of a stack that had this very path in its draft."""
+    """The proposer of each node: the drafter, or the first member of a stack that proposed the same path."""
     members = drafter.members if isinstance(drafter, CompositeDrafter) else ()
-    witnesses = [m for m in members if isinstance(m, RecordedMember)]
-    return [next((w.name for w in witnesses if path in w.paths), drafter.name) for path in map(tuple, paths(draft))]
+    recorded = [m for m in members if isinstance(m, RecordedMember)]
+    return [next((w.name for w in recorded if path in w.paths), drafter.name) for path in map(tuple, paths(draft))]
 
 
 def _q(draft: Draft, node: int, token: int) -> float | None:
@@ -215,8 +217,8 @@ def _q(draft: Draft, node: int, token: int) -> float | None:
 
 
 def rolling(rounds: Seq[StepRecord], window: int = WINDOW) -> list[dict[str, Any]]:
-    """The acceptance rate after each round that drafted: over the last `window` such rounds, and since the beginning.
-    token: number of output tokens by then."""
+    """The acceptance rate after each step that drafted: over the last `window` such steps, and since the beginning.
+    token: number of output tokens until then."""
     points, seen, done = [], [], 0
     for each in rounds:
         done += each.tokens
@@ -242,7 +244,7 @@ def trace(
     advance: Callable[[int], None] = lambda tokens: None,
     name: str = "prompt",
 ) -> Result:
-    """Generate once and record everything. advance: called after each round with the tokens so far."""
+    """Generates once and records everything. advance: called after each step with the number of tokens so far."""
     settings = {
         "contender": contender.label,
         "draft_tokens": contender.draft_tokens,
@@ -276,12 +278,12 @@ def trace(
         for _ in llm.decode([seq]):
             advance(len(recorder.tokens))
     if seq.stats.drafter_faults:
-        result.warnings.append(f"the drafter failed {seq.stats.drafter_faults} times, plain decoding went on instead")
+        result.warnings.append(f"the drafter failed {seq.stats.drafter_faults} times; plain decoding continued instead")
     return result
 
 
 def pieces(llm: LLM, seq: Sequence) -> list[str]:
-    """The text that each output token added; joined, they are the text."""
+    """The text that each output token adds; joined, they are the output text."""
     from slipstream.models.text import TextStream, decoder_of
 
     if llm.tokenizer is None:

@@ -23,9 +23,9 @@ from slipstream.drafters.choice import embedded_role
 from slipstream.lab.benchmark import Contender, figures, kept, warnings
 from slipstream.lab.configs import Choice, others, slipstream
 from slipstream.lab.diagnosis_measured import CountingArm, Measured, measured, target_costs
-from slipstream.lab.measure import FEWEST_ROUNDS, Arm, Run, line_up, load_weights_once, made_anew, passes, race
+from slipstream.lab.measure import FEWEST_PASSES, Arm, Run, line_up, load_weights_once, passes, race, recreated_per_pass
 from slipstream.lab.prompts import PromptSet
-from slipstream.lab.provenance import Neighbours, provenance
+from slipstream.lab.provenance import OtherProcesses, provenance
 from slipstream.lab.results import Result, recording
 from slipstream.zoo import checkpoint_of
 
@@ -90,9 +90,8 @@ def predicted(m: Measured, draft_tokens: int) -> float:
 
 
 def shortlist(found: Seq[Candidate], most: int) -> list[Candidate]:
-    """The best length of each drafter, then up to `most` further lengths of the best drafter, at least two apart,
-    because adjacent lengths differ by less than the noise. Predicted slow-downs are only included if there is nothing
-    else."""
+    """The best length of each drafter, then further lengths of the best drafter, `most` in all. Lengths are at least
+    two apart, because adjacent ones differ by less than the noise. Predicted slow-downs are left out unless all are."""
     best = list({c.contender: c for c in reversed(found)}.values())
     best.sort(key=lambda c: -c.predicted)
     out = [c for c in best if c.predicted > 1][:most] or best[:1]
@@ -120,7 +119,7 @@ def steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: Tune
 def _has_slope(contender: Contender) -> bool:
     """Whether the cost of a draft grows with its length; that of a lookup drafter does not."""
     names = contender.drafter if isinstance(contender.drafter, list) else [contender.drafter]
-    return contender.draft_tokens > SHORT and not all(map(made_anew, names))
+    return contender.draft_tokens > SHORT and not all(map(recreated_per_pass, names))
 
 
 def tune(
@@ -141,7 +140,7 @@ def tune(
         "tune", {"contenders": named, **asdict(config)}, provenance(llm, config.seed, prompts=prompts.digest)
     )
     work = _Tuning(llm, contenders, prompts, config, origin or Choice("none"))
-    neighbours = Neighbours()
+    neighbours = OtherProcesses()
 
     def collect() -> dict[str, Any]:
         result.provenance["neighbours"] = neighbours.share()
@@ -204,7 +203,7 @@ class _Tuning:
             for c, run in zip(self.shortlisted, self.raced[1:], strict=False)
             if run.rounds
         ]
-        enough = min(FEWEST_ROUNDS, self.config.rounds)  # fewer, after an interruption, give no interval
+        enough = min(FEWEST_PASSES, self.config.rounds)  # fewer, after an interruption, give no interval
         best = choose([each for each in raced if each["rounds"] >= enough])
         found: dict[str, Any] = {"drafters": table, "raced": raced, "choice": None, "configs": None}
         if raced:

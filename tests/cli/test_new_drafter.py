@@ -18,7 +18,7 @@ from slipstream.cli.session import Session
 from slipstream.cli.tune import TuneModels
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs, make_drafter
 from slipstream.lab.configs import Choice, others
-from slipstream.lab.measure import made_anew
+from slipstream.lab.measure import recreated_per_pass
 from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import Tiny
 from tests.drafters.conformance import Case, Conformance
@@ -127,7 +127,7 @@ def test_it_generates_what_the_target_says_alone_and_in_a_stack(
 def test_the_laboratory_measures_it(added: None) -> None:
     contender = LabModels(drafter=["copycat:most=2"]).contenders()[0]
     assert (contender.drafter, contender.draft_tokens, contender.options) == ("copycat", 7, {"most": 2})
-    assert made_anew("copycat")
+    assert recreated_per_pass("copycat")
     assert "copycat" in TuneModels().specs()
     assert all("no counterpart" in each.note for each in others(Choice("copycat", 4)).values())
 

@@ -19,7 +19,7 @@ from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs, make_draf
 from slipstream.errors import ParameterError
 from slipstream.heads.recognition import SIGNS
 from slipstream.lab.configs import PROGRAMS, Choice, others, slipstream
-from slipstream.lab.measure import made_anew
+from slipstream.lab.measure import recreated_per_pass
 from slipstream.settings import RULES as NAMED_RULES
 from slipstream.targets.toy import ToyTarget
 from slipstream.training.methods import METHODS
@@ -107,9 +107,15 @@ def test_lookups_and_what_reads_a_draft() -> None:
 
 
 def test_timed_passes_make_anew_what_learns_from_text_and_keep_what_holds_weights() -> None:
-    assert [name for name in DRAFTERS if made_anew(name)] == ["ngram", "suffix", "sam", "recycling", "lookahead"]
-    assert not made_anew("path/to/draft")
-    assert not made_anew(ToyTarget(5))
+    assert [name for name in DRAFTERS if recreated_per_pass(name)] == [
+        "ngram",
+        "suffix",
+        "sam",
+        "recycling",
+        "lookahead",
+    ]
+    assert not recreated_per_pass("path/to/draft")
+    assert not recreated_per_pass(ToyTarget(5))
 
 
 def test_tune_tries_these_where_none_is_named() -> None:

@@ -3,13 +3,13 @@ import sys
 
 import pytest
 
-from slipstream.lab.provenance import Neighbours, _others
+from slipstream.lab.provenance import OtherProcesses, _others
 
 pytestmark = pytest.mark.skipif(_others() is None, reason="the system does not tell")
 
 
 def test_own_children_are_no_neighbours():
-    neighbours, before = Neighbours(), _others()
+    neighbours, before = OtherProcesses(), _others()
     code = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert neighbours.share() is not None
