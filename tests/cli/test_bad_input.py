@@ -53,10 +53,10 @@ TABLE: list[tuple[str, str]] = [
     ("generate x {pair} --kv-dtype float16", "kv_dtype='float16' was asked of the torch executor"),
     ("generate x {pair} --kv-dtype float16", "Fix: drop kv_dtype"),
     ("generate x {pair} --executor native --dtype float64", "executor='native'"),
-    ("generate x -m /nonexistent --executor openvino", "there is no OpenVINO executor any more"),
-    ("generate x -m /nonexistent --executor openvino", "it was removed because the native executor is faster"),
-    ("generate x -m /nonexistent --executor openvino", "Fix: drop the option"),
-    ("generate x -m /nonexistent --config openvino.json", "there is no OpenVINO executor any more"),
+    ("generate x -m /nonexistent --executor openvino", "executor is 'openvino', which does not exist any more"),
+    ("generate x -m /nonexistent --executor openvino", "was removed because the native executor is faster"),
+    ("generate x -m /nonexistent --executor openvino", "Fix: omit the option"),
+    ("generate x -m /nonexistent --config openvino.json", "executor is 'openvino', which does not exist any more"),
     # generate: parameters, refused before anything is loaded
     ("generate x -m /nonexistent --temperature=-1", "temperature is -1.0, must be a finite number in [0, 100]"),
     ("generate x -m /nonexistent --temperature=nan", "temperature is nan, must be a finite number in [0, 100]"),
@@ -74,7 +74,7 @@ TABLE: list[tuple[str, str]] = [
     ("generate x -m /nonexistent --stop=", "stop holds an empty string"),
     # generate: prompts and files
     ("generate", "no prompt was given"),
-    ("generate x --file y", "both given"),
+    ("generate x --file y", "both a prompt and --file were given"),
     ("generate --file /nonexistent/prompt", "/nonexistent/prompt"),
     ("generate '' {pair}", "the prompt is empty"),
     ("generate - {pair}", "at least one token"),
@@ -82,7 +82,7 @@ TABLE: list[tuple[str, str]] = [
     (f"generate {'x' * 400} {{pair}}", f"Fix: shorten it to {CONTEXT - 1} tokens"),
     ("generate x --config unknown_key.json", "did you mean 'drafter'"),
     ("generate x --config unknown_drafter.json", "did you mean 'ngram'"),
-    ("generate x --config list.json", "holds no object"),
+    ("generate x --config list.json", "is not a JSON object"),
     ("generate x --config cut.json", "is not JSON"),
     ("generate x --config nowhere.json", "cannot be read"),
     # info, drafters, pairs, suggest-draft
@@ -104,7 +104,10 @@ TABLE: list[tuple[str, str]] = [
     ("bench prompts.jsonl {pair} --drafter ngrm", "did you mean 'ngram'"),
     ("bench prompts.jsonl {pair} --drafter ngram:max_ngrams=3", "did you mean 'max_ngram'"),
     ("bench prompts.jsonl {pair} --drafter ngram --drafter ngram", "named twice"),
-    ("bench prompts.jsonl {pair} --drafters ngram,model -o max_ngram=3", "write options behind the drafter"),
+    (
+        "bench prompts.jsonl {pair} --drafters ngram,model -o max_ngram=3",
+        "write options after the name of their drafter",
+    ),
     ("bench prompts.jsonl {pair} --drafter none", "there is no drafter to measure"),
     ("bench prompts.jsonl {pair} --category c", "has no category 'c'"),
     ("bench prompts.jsonl {pair} --temperature hot", "--temperature is 'hot'"),
@@ -123,10 +126,10 @@ TABLE: list[tuple[str, str]] = [
     ("sweep code {pair} --dtype float31,float32", "did you mean 'float32'"),
     ("sweep code {pair} --page /nonexistent/x.html", "the folder /nonexistent does not exist"),
     # trace
-    ("trace {pair} --drafters ngram,model", "2 drafters were named, one is traced"),
+    ("trace {pair} --drafters ngram,model", "2 drafters were named, only one can be traced"),
     ("trace {pair} --drafter none", "0 drafters were named"),
     ("trace {pair} --kind codes", "no prompt file 'codes'"),
-    ("trace {pair} --number 999", "number 999 was asked for"),
+    ("trace {pair} --number 999", "number is 999, but there are"),
     ("trace {pair} --out /nonexistent/t.json", "does not exist"),
     ("trace {pair} --top-p 0", "top_p is 0"),
     # doctor
@@ -185,7 +188,7 @@ TABLE: list[tuple[str, str]] = [
     ("simulate --c -1", "c is -1"),
     ("simulate --row-cost -1", "row_cost is -1"),
     ("simulate --longest 0", "longest is 0"),
-    ("simulate -m embedded", "neither --measure nor --hardware"),
+    ("simulate -m embedded", "models were named without --measure or --hardware"),
     # train
     ("train medusa --budget-tokens 9", "no training data was named"),
     ("train medusa --data corpsu --budget-tokens 9", "did you mean 'corpus'"),

@@ -23,7 +23,7 @@ def test_the_demo_shows_text_and_one_table(cli, embedded):
     assert max(map(len, table.splitlines())) <= 80
     assert "NO" not in table
     assert "\x1b" not in result.out
-    assert "SD ACTIVE method=model" in result.said
+    assert "speculative decoding: draft model" in result.said
 
 
 def test_the_demo_as_json(cli, embedded):
