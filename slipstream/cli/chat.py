@@ -36,7 +36,9 @@ def chat(
 
     session = Session(llm, models, params, raw=raw, system=system)
     render.line(banner(llm, models))
-    how = "no chat template: prompts are completed as given" if session.raw else "using the model's chat template"
+    how = (
+        "without a chat template: prompts are completed as given" if session.raw else "using the model's chat template"
+    )
     render.line(f"{how}; {FENCE} starts and ends a prompt of several lines, /help lists commands, Ctrl-D leaves")
     remember_history()
     loop(session)

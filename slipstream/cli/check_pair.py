@@ -72,7 +72,7 @@ def show(report: PairReport, runs: list[Run]) -> None:
     if not report.fits:
         console.print(f"The models are not compatible: {report.problem}.", style="bold")
         return
-    agree = f"all {report.common} common token ids agree" if report.compared else "no tokenizer to compare"
+    agree = f"all {report.common} common token ids agree" if report.compared else "only vocabulary sizes were compared"
     if report.differing:
         agree = f"all ordinary token ids agree, {report.differing} special token ids differ"
     console.print(f"The models are compatible: {agree}.", style="bold")

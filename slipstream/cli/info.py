@@ -153,8 +153,8 @@ def native_rows(found: dict[str, Any] | None) -> list[tuple[str, str]]:
         return []
     made = [("int8 products", found["int8_products"]), ("bfloat16", found["bfloat16_products"])]
     for name, d in found["distances"].items():
-        said = f"KL {d['kl']:.1e} nats per token, argmax agreement {100 * d['agreement']:.2f} %"
-        made.append((SETTINGS[name], said if d["refused"] is None else f"not supported: {d['refused']}"))
+        text = f"KL {d['kl']:.1e} nats per token, argmax agreement {100 * d['agreement']:.2f} %"
+        made.append((SETTINGS[name], text if d["refused"] is None else f"not supported: {d['refused']}"))
     return [*made, ("measured on", found["measured_on"])]
 
 

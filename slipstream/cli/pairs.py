@@ -83,7 +83,7 @@ def record(pair: KnownPair, seen: Outlook) -> dict[str, Any]:
 def show_pairs(rows: list[tuple[KnownPair, Outlook]], place: Hardware) -> None:
     from slipstream.lab.known_pairs import MODELS
 
-    said = sources([pair for pair, _ in rows])
+    numbers = sources([pair for pair, _ in rows])
     columns = [words("target + draft"), Column("size"), Column("accept"), Column("speed-up"), Column("GPUs"),
                Column("c, verify"), Column("break-even"), Column("predicted")]  # fmt: skip
     cells = []
@@ -95,8 +95,8 @@ def show_pairs(rows: list[tuple[KnownPair, Outlook]], place: Hardware) -> None:
             [
                 f"{pair.target}\n+ {pair.draft}",
                 "\n".join(sizes),
-                published(pair.acceptance, "%", said.get(pair.acceptance_source)),
-                published(pair.speedup, "x", said.get(pair.speedup_source)),
+                published(pair.acceptance, "%", numbers.get(pair.acceptance_source)),
+                published(pair.speedup, "x", numbers.get(pair.speedup_source)),
                 seen.hardware.devices,
                 f"{found.costs.c:.2f}\n{found.costs.verify(found.draft_tokens or 1):.2f}",
                 "never" if found.break_even is None else percent(found.break_even),
@@ -107,8 +107,8 @@ def show_pairs(rows: list[tuple[KnownPair, Outlook]], place: Hardware) -> None:
     render.titled(Table("Recommended pairs", columns, cells, note))
     console = render.out()
     console.print()
-    for source, mark in said.items():
-        console.print(f"[{mark}] {source}.")
+    for source, number in numbers.items():
+        console.print(f"[{number}] {source}.")
     for pair, _ in rows:
         if pair.note:
             console.print(f"- {pair.target} + {pair.draft}: {pair.note}.")
@@ -143,12 +143,12 @@ def sources(pairs: list[KnownPair]) -> dict[str, int]:
     return {source: i for i, source in enumerate(dict.fromkeys(named), start=1)}
 
 
-def published(values: tuple[float, float] | None, unit: str, mark: int | None = None) -> str:
+def published(values: tuple[float, float] | None, unit: str, number: int | None = None) -> str:
     """(.75, .8) -> "75-80%", with the number of its source on the next line."""
     if values is None:
         return "-"
     shown = [f"{100 * v:.0f}" if unit == "%" else f"{v:g}" for v in values]
-    return (shown[0] if values[0] == values[1] else "-".join(shown)) + unit + (f"\n[{mark}]" if mark else "")
+    return (shown[0] if values[0] == values[1] else "-".join(shown)) + unit + (f"\n[{number}]" if number else "")
 
 
 def show_advice(advice: tuple[Advice, ...]) -> None:
@@ -233,14 +233,14 @@ def show_suggestions(found: Suggestions, place: Hardware | None) -> None:
             "With assumed acceptance rates the smallest draft ranks first, although smaller drafts are accepted less "
             "often: measure the best few."
         )
-        console.print(f"  slipstream check-pair {found.loadable} {where(best)} --measure", soft_wrap=True)
+        console.print(f"  slipstream check-pair {found.loadable} {argument_for(best)} --measure", soft_wrap=True)
     else:
         console.print(f"Drafts for {found.target} ({count(found.parameters)}): no draft fits.")
     show_rejected(found)
     show_alternatives(found)
 
 
-def where(candidate: Any) -> str:
+def argument_for(candidate: Any) -> str:
     """The name of a candidate for use on the command line."""
     from slipstream import zoo
     from slipstream.lab.known_pairs import MODELS

@@ -62,7 +62,8 @@ def plan(found: dict[str, Any]) -> Section:
     hardware, (target, draft) = found["hardware"], found["models"]
     title = hardware["name"] if hardware["devices"] == 1 else f"{hardware['devices']} x {hardware['name']}"
     columns = [Column("batch"), Column("K"), Column("speed-up", "x"), Column("per user, plain"),
-               Column("per user, spec."), Column("total, plain"), Column("total, spec."), Column("memory", "B"), words("")]  # fmt: skip
+               Column("per user, spec."), Column("total, plain"), Column("total, spec."), Column("memory", "B"),
+               words("")]  # fmt: skip
     rows = []
     for load in found["loads"]:
         speeds = [load[f"{kind}tokens_per_second{of}"] for of in ("_per_user", "") for kind in ("plain_", "")]

@@ -38,9 +38,9 @@ def verify(
 ) -> None:
     """Check that speculation does not change the output, with your target, drafter, rule and sampling parameters.
 
-    Greedy texts and texts of one seed are compared with and without the drafter; differences that are explained by the
-    rounding of this model's logits are no bugs. Samples are tested against the target's exact distribution (at the given
-    temperature, else 1). Exit code 1 if there is a bug.
+    Greedy texts and texts of one seed are compared with and without the drafter; differences within the
+    measured rounding of this model's logits are not bugs. Samples are tested against the target's exact distribution
+    (at the given temperature, else 1). Exit code 1 if there is a bug.
     """
     from slipstream.lab.verification import CHECKS, VerifyConfig
 
