@@ -1,21 +1,21 @@
-"""Every error that Slipstream raises on purpose.
+"""Every error that Slipstream raises deliberately.
 
     SlipstreamError
     ├── LoadError                  a model could not be loaded
     │   ├── CheckpointError        missing, truncated, corrupt, pickled or non-finite weights
     │   ├── ConfigError            config.json is missing, unreadable or contradicts the weights
-    │   └── UnsupportedModelError  an architecture that no target implements
-    ├── PairError                  target and draft do not fit together
-    ├── RequestError               this request cannot be served; others are not affected
+    │   └── UnsupportedModelError  no target implements the architecture
+    ├── PairError                  target and draft are not compatible
+    ├── RequestError               this request cannot be run; others are not affected
     │   ├── ParameterError         a parameter is unknown or outside its range
-    │   └── PromptError            the prompt is empty, too long, or holds ids outside the vocabulary
-    ├── RuleError                  a verification rule was asked for something it cannot decide
-    ├── DraftError                 a drafter returned something that is not a draft
-    ├── TargetError                the target failed while running (non-finite logits, no memory)
-    └── ResultError                a result file of the laboratory cannot be read or written
+    │   └── PromptError            the prompt is empty, too long, or contains ids outside the vocabulary
+    ├── RuleError                  a verification rule got an input that it does not support
+    ├── DraftError                 a drafter returned an invalid draft
+    ├── TargetError                the target failed while running (non-finite logits, out of memory)
+    └── ResultError                a result file cannot be read or written
 
-Messages follow one template: what failed, both values, why it matters, the exact fix, and whether plain
-decoding went on instead. The command line prints the message and leaves with exit code 2.
+Messages have one form: what failed (with the conflicting values), why it matters, the fix, and whether plain decoding
+was used instead. The command line prints the message and exits with code 2.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from collections.abc import Iterable
 
 
 class SlipstreamError(Exception):
-    """Base of the tree: catch this to catch everything that Slipstream raises on purpose.
+    """Base class of all errors that Slipstream raises deliberately.
 
-    `what` failed, `why` it matters, the exact `fix`, and whether there was a `fallback`. Each is one sentence
-    without a trailing full stop; the values that clash belong in `what`.
+    what failed, why it matters, how to fix it, and what was done instead (fallback). Each is one sentence without a
+    trailing full stop; conflicting values belong in `what`.
     """
 
     def __init__(self, what: str, *, why: str = "", fix: str = "", fallback: str = ""):
@@ -50,15 +50,15 @@ class ConfigError(LoadError):
 
 
 class UnsupportedModelError(LoadError):
-    """An architecture that no target implements."""
+    """No target implements the architecture."""
 
 
 class PairError(SlipstreamError):
-    """Target and draft do not fit together."""
+    """Target and draft are not compatible."""
 
 
 class RequestError(SlipstreamError):
-    """This request cannot be served; others are not affected."""
+    """This request cannot be run; others are not affected."""
 
 
 class ParameterError(RequestError):
@@ -66,15 +66,15 @@ class ParameterError(RequestError):
 
 
 class PromptError(RequestError):
-    """The prompt is empty, too long, or holds ids outside the vocabulary."""
+    """The prompt is empty, too long, or contains ids outside the vocabulary."""
 
 
 class RuleError(SlipstreamError):
-    """A verification rule was asked for something it cannot decide."""
+    """A verification rule got an input that it does not support."""
 
 
 class DraftError(SlipstreamError):
-    """A drafter returned something that is not a draft."""
+    """A drafter returned an invalid draft."""
 
 
 class TargetError(SlipstreamError):
@@ -82,11 +82,11 @@ class TargetError(SlipstreamError):
 
 
 class ResultError(SlipstreamError):
-    """A result file of the laboratory cannot be read or written."""
+    """A result file cannot be read or written."""
 
 
 class TrainingError(SlipstreamError):
-    """Training cannot start or go on: its data, the disk, a run that does not fit."""
+    """Training cannot start or continue: bad data, no disk space, or a checkpoint of a different run."""
 
 
 class DataError(TrainingError):

@@ -1,11 +1,11 @@
-"""Names of the settings with which models are loaded, for the library and the command line; torch is not imported."""
+"""Allowed values of the settings for loading models, shared by library and command line. Does not import torch."""
 
 from __future__ import annotations
 
 from slipstream.errors import ParameterError, did_you_mean
 
 BACKENDS = ("native", "torch")
-"""Folders of `slipstream.backends`, those that "auto" prefers first."""
+"""Folders of `slipstream.backends`, in the order in which "auto" prefers them."""
 
 EXECUTORS = ("auto", *BACKENDS)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -17,17 +17,17 @@ RULES = {"greedy": True, "rejection": True, "block": True, "coupled": True, "typ
 
 
 def check_executor(name: str) -> None:
-    """Raise ParameterError unless there is an executor of this name."""
+    """Raise ParameterError unless an executor has this name."""
     if name == "openvino":
         raise ParameterError(
-            "executor='openvino' was asked for, and there is no OpenVINO executor any more",
-            why="it was removed because the native executor is faster",
-            fix="drop the option: executor='auto' runs the native executor on a CPU",
+            "executor is 'openvino', which does not exist any more",
+            why="the OpenVINO executor was removed because the native executor is faster",
+            fix="omit the option: executor='auto' uses the native executor on a CPU",
         )
     one_of("executor", name, EXECUTORS)
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise ParameterError unless `value` is one of the `known` ones."""
+    """Raise ParameterError unless `value` is in `known`."""
     if value not in known:
         raise ParameterError(f"{name} is {value!r}, must be one of {', '.join(known)}", fix=did_you_mean(value, known))

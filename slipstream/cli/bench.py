@@ -1,4 +1,4 @@
-"""`slipstream bench`: drafters against plain decoding in one interleaved run, and two such runs against each other."""
+"""`slipstream bench`: compares drafters with plain decoding in one interleaved run, or compares two result files."""
 
 from __future__ import annotations
 
@@ -20,33 +20,38 @@ from slipstream.errors import ParameterError
 def bench(
     models: LabModels,
     prompts: Annotated[
-        str, typer.Argument(help="A file (Spec-Bench, HumanEval, JSON lines, text), or code, edit, or code,edit.")
+        str,
+        typer.Argument(
+            help="Prompt file (Spec-Bench, HumanEval, JSON lines, text), or the embedded code, edit, or code,edit."
+        ),
     ] = "code,edit",
     count: Annotated[
-        int | None, typer.Option("--prompts", min=1, help="Most prompts, from all categories in turn.")
+        int | None, typer.Option("--prompts", min=1, help="Maximum number of prompts, spread over the categories.")
     ] = 8,
-    category: Annotated[list[str] | None, typer.Option(help="Only this category; repeatable.")] = None,
-    template: Annotated[str, typer.Option(help="chat, raw, or auto (chat for instructions).")] = "auto",
+    category: Annotated[list[str] | None, typer.Option(help="Use only this category; repeatable.")] = None,
+    template: Annotated[str, typer.Option(help="Prompt format: chat, raw, or auto (chat for instructions).")] = "auto",
     tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", min=1, help="Tokens generated for each prompt.")
     ] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Timed passes over the prompts.")] = 5,
     seconds: Annotated[float, typer.Option(min=0, help="Time limit in seconds; at least three passes.")] = 60,
-    temperature: Annotated[str, typer.Option(help="One or several, as in 0,0.8.")] = "0",
-    top_k: Annotated[int, typer.Option(min=0, help="Sample from the k most probable tokens; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Sample from the most probable tokens up to this probability.")] = 1.0,
+    temperature: Annotated[str, typer.Option(help="Sampling temperature, one or several, as in 0,0.8.")] = "0",
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from the k most likely tokens; 0: all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the most likely tokens up to this total probability.")
+    ] = 1.0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Ignore the end-of-text token.")] = False,
-    batch: Annotated[str, typer.Option(help="Sequences at once, one or several, as in 1,4.")] = "1",
+    batch: Annotated[str, typer.Option(help="Batch size, one or several, as in 1,4.")] = "1",
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write the result, with its provenance, to this JSON file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the result and its provenance to this JSON file.")] = None,
     compare: Annotated[
-        tuple[str, str] | None, typer.Option(metavar="A B", help="Measure nothing: compare two result files.")
+        tuple[str, str] | None, typer.Option(metavar="A B", help="Compare two result files instead of measuring.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Measure drafters against plain decoding, in turns, on the same prompts.
+    """Compare drafters with plain decoding in one interleaved run on the same prompts.
 
-    Exit code 1 if a greedy text differs from plain decoding's by more than rounding can explain.
+    Exit code 1 if a greedy text differs from plain decoding by more than rounding can explain.
     """
     if compare is not None:
         return show_comparison(*compare, as_json)
@@ -66,7 +71,7 @@ def bench(
 
     chosen = texts.load(llm, prompts, count, category or (), template)
     render.line(f"bench: {len(chosen.prompts)} prompts of {chosen.source}, target={models.target}, {on(llm.target)}")
-    with render.progress("measuring, in turns", lab.steps(llm, contenders, chosen, config)) as advance:
+    with render.progress("measuring (interleaved)", lab.steps(llm, contenders, chosen, config)) as advance:
         result, code = unfinished(lambda: lab.bench(llm, contenders, chosen, config, out, advance))
     finish(result, out, as_json)
     raise typer.Exit(code or (1 if any(arm["texts"] == "BUG" for arm in result.data["arms"]) else 0))
@@ -82,6 +87,6 @@ def show_comparison(first: str, second: str, as_json: bool) -> None:
     render.titled(changes(found["rows"]))
     console = render.out()
     for line in found["differences"]:
-        console.print(f"- not the same {line}.")
+        console.print(f"- different: {line}.")
     for line in found["missing"]:
-        console.print(f"- only in one of the files: {line}.")
+        console.print(f"- in only one of the files: {line}.")

@@ -1,4 +1,4 @@
-"""`slipstream chat`: a prompt loop in which sampling, draft length, drafter and rule can be changed while it runs."""
+"""`slipstream chat`: a prompt loop with slash commands that change sampling, draft length, drafter and rule."""
 
 from __future__ import annotations
 
@@ -27,29 +27,31 @@ def chat(
     models: ModelOptions,
     sampling: SamplingOptions,
     system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Complete each prompt as it is, without a chat template.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Complete each prompt without a chat template.")] = False,
 ) -> None:
-    """Talk to a model. /help lists the commands that change sampling, drafter and rule on the way."""
+    """Chat with a model. /help lists the commands that change sampling, drafter and rule."""
     params = sampling.params()
     llm = load(models)
     from slipstream.cli.session import Session
 
     session = Session(llm, models, params, raw=raw, system=system)
     render.line(banner(llm, models))
-    how = "completing prompts as they are" if session.raw else "using the model's chat template"
-    render.line(f"{how}; {FENCE} starts and ends a text of several lines, /help lists commands, Ctrl-D leaves")
+    how = (
+        "without a chat template: prompts are completed as given" if session.raw else "using the model's chat template"
+    )
+    render.line(f"{how}; {FENCE} starts and ends a prompt of several lines, /help lists commands, Ctrl-D leaves")
     remember_history()
     loop(session)
 
 
 def loop(session: Session) -> None:
-    """Read, answer, repeat, until Ctrl-D or /quit. An error costs one line, not the session."""
+    """Read and answer prompts until Ctrl-D or /quit. An error is printed and the session continues."""
     while True:
         try:
             line = read()
         except EOFError:
             break
-        except KeyboardInterrupt:  # an empty line that was given up
+        except KeyboardInterrupt:  # Ctrl-C while typing discards the line
             print(file=sys.stderr)
             continue
         if not line.strip():
@@ -79,12 +81,12 @@ def read() -> str:
 
 
 def remember_history() -> None:
-    """Line editing, and a history that outlives the session, where there is a terminal and readline."""
+    """Enable line editing and a history file, if there is a terminal and readline."""
     if not sys.stdin.isatty():
         return
     try:
         import readline
-    except ImportError:  # Windows: the console has an editor of its own
+    except ImportError:  # Windows: the console edits lines itself
         return
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "slipstream"
     file = state / "chat_history"
@@ -92,7 +94,7 @@ def remember_history() -> None:
         state.mkdir(parents=True, exist_ok=True)
         if file.exists():
             readline.read_history_file(file)
-    except OSError:  # a home that cannot be written to costs the history, nothing else
+    except OSError:  # without a writable home there is no history
         return
     readline.set_history_length(1000)
 

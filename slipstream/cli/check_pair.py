@@ -1,4 +1,4 @@
-"""`slipstream check-pair`: do these two fit together, and what would it cost and gain?"""
+"""`slipstream check-pair`: checks whether a target and a draft model are compatible, and estimates the speed-up."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ if TYPE_CHECKING:
     from slipstream.models.pair_check import PairReport
 
 SHOWN_RATES = (0.6, 0.8)
-ROUNDS, TOKENS = 5, 64
+PASSES, TOKENS = 5, 64
 
 
 def check_pair(
-    target: Annotated[str, typer.Argument(help="Folder, hub id, or 'embedded'.")],
-    draft: Annotated[str, typer.Argument(help="Folder, hub id, or 'embedded'.")],
-    measure: Annotated[bool, typer.Option("--measure", help="Load both and measure acceptance and speed-up.")] = False,
-    draft_tokens: Annotated[int, typer.Option("--draft-tokens", "-k", help="Guesses a step while measuring.")] = 4,
+    target: Annotated[str, typer.Argument(help="Target model: folder, hub id, or 'embedded'.")],
+    draft: Annotated[str, typer.Argument(help="Draft model: folder, hub id, or 'embedded'.")],
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Load both models and measure acceptance rate and speed-up.")
+    ] = False,
+    draft_tokens: Annotated[
+        int, typer.Option("--draft-tokens", "-k", help="Draft tokens per step, with --measure.")
+    ] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare the token maps of a target and a draft model, and estimate what the pair would gain.
+    """Check that a target and a draft model have the same vocabulary, and estimate the speed-up.
 
-    Exit code 0 if they fit, 1 if they do not. No weights are loaded unless --measure is given.
+    Exit code 0 if they are compatible, 1 if not. Weights are only loaded with --measure.
     """
     quieten()
     from slipstream.models.pair_check import compare
@@ -57,8 +61,8 @@ def measured(models: ModelOptions) -> list[Run]:
         [plain, Arm("draft model", llm, drafter, llm.draft_tokens, params=params, against=plain)],
         built_in(llm, "code", 3),
     )
-    with render.progress("measuring, in turns", passes(runs, ROUNDS)) as advance:
-        race(runs, ROUNDS, advance)
+    with render.progress("measuring (interleaved)", passes(runs, PASSES)) as advance:
+        race(runs, PASSES, advance)
     return runs
 
 
@@ -66,12 +70,12 @@ def show(report: PairReport, runs: list[Run]) -> None:
     console = render.out()
     console.print(sides(report))
     if not report.fits:
-        console.print(f"The pair does not fit: {report.problem}.", style="bold")
+        console.print(f"The models are not compatible: {report.problem}.", style="bold")
         return
-    agree = f"all {report.common} common token ids agree" if report.compared else "nothing that can be compared differs"
+    agree = f"all {report.common} common token ids agree" if report.compared else "only vocabulary sizes were compared"
     if report.differing:
-        agree = f"all ordinary token ids agree, {report.differing} special ones differ"
-    console.print(f"The pair fits: {agree}.", style="bold")
+        agree = f"all ordinary token ids agree, {report.differing} special token ids differ"
+    console.print(f"The models are compatible: {agree}.", style="bold")
     for line in [*report.notes, *outlook(report)]:
         console.print(f"- {line}.")
     if runs:
@@ -89,12 +93,12 @@ def sides(report: PairReport) -> Any:
 
 
 def outlook(report: PairReport) -> list[str]:
-    """Cost and gain, in sentences."""
+    """Estimated cost and speed-up, in sentences."""
     c = report.cost_ratio
-    pays = f"speculation pays above {c:.0%} acceptance" if c < 1 else "no acceptance rate can pay for that"
-    lines = [f"a draft token costs about {c:.2f} target steps: {pays}"]
+    break_even = f"speculation saves time above {c:.0%} acceptance" if c < 1 else "speculation cannot save time"
+    lines = [f"a draft token costs about {c:.2f} target steps: {break_even}"]
     for acceptance in SHOWN_RATES if c < 1 else ():
         seen = report.expected(acceptance)
-        best = f"{seen.speedup:.2f}x plain decoding with K={seen.draft_tokens}" if seen.draft_tokens else "no gain"
+        best = f"{seen.speedup:.2f}x plain decoding with K={seen.draft_tokens}" if seen.draft_tokens else "no speed-up"
         lines.append(f"at {acceptance:.0%} acceptance: {best}")
-    return [*lines, f"assumptions: {report.costs.assumptions()}; --measure measures instead"]
+    return [*lines, f"assumptions: {report.costs.assumptions()}; use --measure to measure"]

@@ -1,8 +1,8 @@
-"""Which drafters a command of the laboratory measures: options on the command line to `Contender`s.
+"""The drafters that a benchmark command measures: turns command-line options into `Contender`s.
 
---drafter suffix --drafter eagle3:draft_tokens=5,branches=4      one each, options behind a colon
---drafters model,ngram                                           several without options
---drafter suffix+model                                           a stack, as `generate --drafter suffix,model`
+--drafter suffix --drafter eagle3:draft_tokens=5,branches=4      drafters with options after a colon
+--drafters model,ngram                                           several drafters without options
+--drafter suffix+model                                           combined, as in `generate --drafter suffix,model`
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class LabModels(ModelOptions):
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help="A drafter to measure, options behind a colon, as in eagle3:draft_tokens=5; repeatable.",
+            help="Drafter to measure, options after a colon: eagle3:draft_tokens=5; repeatable.",
             rich_help_panel=_PANEL,
-            show_default="model if there is a draft, and ngram",
+            show_default="ngram, and model if there is a draft",
         ),
     ] = None  # type: ignore[assignment]
     drafters: Annotated[
-        str | None, typer.Option(help="Several at once, as in model,ngram.", rich_help_panel=_PANEL)
+        str | None, typer.Option(help="Several drafters, as in model,ngram.", rich_help_panel=_PANEL)
     ] = None
 
     def __post_init__(self) -> None:
         self.contenders()
 
     def contenders(self, **changes: Any) -> list[Contender]:
-        """What is to be measured against plain decoding. changes: fields of `ModelOptions` to set for all, as
-        draft_tokens. Raises ParameterError for what cannot be, before anything is loaded."""
+        """The drafters to compare with plain decoding. changes: fields of `ModelOptions` to set for all of them.
+        Raises ParameterError for invalid ones before anything is loaded."""
         return [contender(self, spec, self.drafter_option or (), **changes) for spec in self.specs()]
 
     def specs(self) -> list[str]:
@@ -60,19 +60,19 @@ class LabModels(ModelOptions):
             )
         if self.drafter_option and len(chosen) > 1:
             raise ParameterError(
-                f"--drafter-option was given for {len(chosen)} drafters",
-                fix="write options behind the drafter they belong to: --drafter ngram:max_ngram=3",
+                f"--drafter-option was given with {len(chosen)} drafters",
+                fix="write options after the name of their drafter: --drafter ngram:max_ngram=3",
             )
         return chosen
 
     def one(self, spec: str | None = None, **changes: Any) -> ModelOptions:
-        """These options with one drafter, or none."""
+        """These options with one drafter, or with the default if `spec` is None."""
         values = {f.name: getattr(self, f.name) for f in fields(ModelOptions)}
         return ModelOptions(**values | {"drafter": spec, "drafter_option": None} | changes)
 
 
 def contender(models: LabModels, spec: str, more: Seq[str] = (), **changes: Any) -> Contender:
-    """One drafter from what the command line says of it."""
+    """One drafter, as given on the command line."""
     from slipstream.lab.benchmark import Contender
 
     name, _, listed = spec.partition(":")
@@ -90,12 +90,12 @@ def contender(models: LabModels, spec: str, more: Seq[str] = (), **changes: Any)
 
 
 def literal(value: Any) -> Any:
-    """ "true" -> True; what is no word for a truth value stays."""
+    """ "true" or "yes" -> True, "false" or "no" -> False; other values are unchanged."""
     return _LITERALS.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def values_of(name: str, text: str, kind: Callable[[str], T] = number) -> tuple[T, ...]:  # type: ignore[assignment]
-    """ "2:8" -> 2, 3, ..., 8; "2:8:3" -> 2, 5, 8; "1,4,8" -> those. Raises ParameterError."""
+    """ "2:8" -> 2, 3, ..., 8; "2:8:3" -> 2, 5, 8; "1,4,8" -> 1, 4, 8. Raises ParameterError."""
     out: list[Any] = []
     for part in text.split(","):
         ends = part.strip().split(":")
@@ -111,7 +111,7 @@ def values_of(name: str, text: str, kind: Callable[[str], T] = number) -> tuple[
                 raise ValueError
         except ValueError:
             raise ParameterError(
-                f"{name} is {text!r}", fix="give values as in 1,4,8, or a range of whole numbers as in 2:8"
+                f"{name} is {text!r}", fix="give values as in 1,4,8, or a range of integers as in 2:8"
             ) from None
     if any(isinstance(value, str) and not value for value in out):
         raise ParameterError(f"{name} is {text!r}", fix="give values as in 1,4,8")

@@ -1,4 +1,4 @@
-"""`slipstream demo`: the main job on the embedded models, with its proof and its numbers."""
+"""`slipstream demo`: speculative decoding with the embedded models, compared with plain decoding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUDGET_SECONDS = 25
 
 @dataclass(frozen=True)
 class Job:
-    """One kind of prompt, the prompts, and the arms that decode them; the first is plain decoding."""
+    """Prompts of one kind, and the methods (arms) that decode them; the first is plain decoding."""
 
     kind: str
     titles: list[str]
@@ -36,14 +36,16 @@ class Job:
 @grouped
 def demo(
     models: ModelOptions,
-    tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Tokens a prompt.")] = 96,
-    prompts: Annotated[int, typer.Option(min=1, max=8, help="Prompts of each kind.")] = 2,
-    rounds: Annotated[int, typer.Option(min=1, help="Most timed rounds; fewer on a slow machine.")] = 7,
+    tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, help="Tokens generated for each prompt.")
+    ] = 96,
+    prompts: Annotated[int, typer.Option(min=1, max=8, help="Number of prompts of each kind.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Maximum number of timed passes; fewer on a slow machine.")] = 7,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Decode held-out prompts plainly and speculatively, show the text in colours, compare it, and time both.
+    """Decode held-out prompts plainly and speculatively: show the text in colours, compare the texts, and time both.
 
-    Exit code 1 if a speculative text differs from the plain one by more than rounding can explain.
+    Exit code 1 if a speculative text differs from the plain text by more than rounding can explain.
     """
     llm = load(models)
     jobs = plan(llm, models, prompts, tokens)
@@ -65,7 +67,7 @@ def demo(
 
 
 def plan(llm: LLM, models: ModelOptions, count: int, tokens: int) -> list[Job]:
-    """Plain decoding and the draft model on code to continue; the n-gram drafter as well on code to edit."""
+    """Plain decoding and the draft model on code to continue; also the n-gram drafter on code to edit."""
     from slipstream import zoo
     from slipstream.lab.measure import Arm
     from slipstream.lab.prompts import built_in
@@ -87,7 +89,7 @@ def plan(llm: LLM, models: ModelOptions, count: int, tokens: int) -> list[Job]:
 
 
 def show(llm: LLM, job: Job, i: int, interrupt: Interrupt) -> bool:
-    """Stream one prompt by the last arm of its job, and compare the text with plain decoding. False on Ctrl-C."""
+    """Stream one prompt with the last arm of its job, and compare the text with plain decoding. False on Ctrl-C."""
     from slipstream.lab.measure import decode
 
     console = render.out()
@@ -112,8 +114,8 @@ def show(llm: LLM, job: Job, i: int, interrupt: Interrupt) -> bool:
             return False
     writer.end()
     verdict = "token-identical" if seq.output == reference.token_ids else "NOT token-identical, see below"
-    took = f"{render.tokens(seq.stats.tokens)} in {seq.stats.total_seconds:.2f} s by {fast.name}"
-    console.print(f"[{took}, {plain_seconds:.2f} s plain; {verdict}]", style="dim")
+    took = f"{render.tokens(seq.stats.tokens)} in {seq.stats.total_seconds:.2f} s with {fast.name}"
+    console.print(f"[{took}, {plain_seconds:.2f} s with plain decoding; {verdict}]", style="dim")
     return True
 
 
@@ -121,7 +123,7 @@ def measure(jobs: list[Job], rounds: int) -> dict[str, list[Run]]:
     from slipstream.lab.measure import line_up, passes, race
 
     found = {job.kind: line_up(job.arms, job.prompts) for job in jobs}
-    with render.progress("timing, in turns", sum(passes(runs, rounds) for runs in found.values())) as advance:
+    with render.progress("timing (interleaved)", sum(passes(runs, rounds) for runs in found.values())) as advance:
         for runs in found.values():
             race(runs, rounds, advance, BUDGET_SECONDS / len(jobs))
     return found
@@ -150,18 +152,18 @@ def report(found: dict[str, list[Run]]) -> None:
 
 
 def notes(found: dict[str, list[Run]]) -> list[str]:
-    """What the table cannot say."""
-    parted = [
+    """Notes below the table: differing texts, and what the columns mean."""
+    differing = [
         f"{run.arm.name}, {kind} prompt {i + 1}, {d}."
         for kind, runs in found.items()
         for run in runs
         for i, d in run.divergences
     ]
-    if not parted:
-        parted = ["Every speculative text is token-identical to plain decoding."]
-    rounds = min(run.rounds for runs in found.values() for run in runs)
+    if not differing:
+        differing = ["Every speculative text is token-identical to plain decoding."]
+    passes = min(run.rounds for runs in found.values() for run in runs)
     return [
-        *parted,
-        "Accept rate: guesses that stood; mean length: tokens a step, the target's own too.",
-        f"Medians of {rounds} rounds in which the methods take turns; prompt processing included.",
+        *differing,
+        "accept rate: share of draft tokens accepted; mean length: tokens per step, including the target's own.",
+        f"Medians of {passes} interleaved passes; prefill is included.",
     ]

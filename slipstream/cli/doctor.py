@@ -1,9 +1,9 @@
-"""`slipstream doctor`: why is it slow?"""
+"""`slipstream doctor`: explains why speculation is slow."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,27 +14,26 @@ from slipstream.cli.measuring import finish, unfinished, writable
 from slipstream.cli.options import SamplingOptions, grouped
 from slipstream.errors import ParameterError
 
-if TYPE_CHECKING:
-    pass
-
-MS = 1000
-
 
 @grouped
 def doctor(
     models: LabModels,
     sampling: SamplingOptions,
-    prompts: Annotated[str, typer.Argument(help="A file, or code, edit, or code,edit.")] = "code,edit",
-    count: Annotated[int, typer.Option("--prompts", min=1, help="Most prompts, from all categories in turn.")] = 6,
-    template: Annotated[str, typer.Option(help="chat, raw, or auto (chat for instructions).")] = "auto",
-    batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
+    prompts: Annotated[
+        str, typer.Argument(help="Prompt file, or the embedded code, edit, or code,edit.")
+    ] = "code,edit",
+    count: Annotated[
+        int, typer.Option("--prompts", min=1, help="Maximum number of prompts, spread over the categories.")
+    ] = 6,
+    template: Annotated[str, typer.Option(help="Prompt format: chat, raw, or auto (chat for instructions).")] = "auto",
+    batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Timed passes over the prompts.")] = 4,
     seconds: Annotated[float, typer.Option(min=0, help="Time limit in seconds; at least three passes.")] = 40,
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write a page of it to this HTML file.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write a report page to this HTML file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Say why speculation is slow, or that nothing is wrong: the cause, the fix, and the numbers that led there."""
+    """Explain why speculation is slow, or report that nothing is wrong: the cause, the fix, and the measurements."""
     from slipstream.lab.diagnosis import DoctorConfig
 
     params = sampling.params()
@@ -47,19 +46,20 @@ def doctor(
         contenders = contenders[:1]
     if len(contenders) != 1:
         raise ParameterError(
-            f"{len(contenders)} drafters were named, one is examined", fix="name one: --drafter model; A+B stacks two"
+            f"{len(contenders)} drafters were named, only one can be examined",
+            fix="name one: --drafter model; A+B combines two",
         )
     from slipstream.lab import diagnosis as lab, prompts as texts
 
     writable(out, page)
     llm = load(models.one("none"), quiet=as_json)
     chosen = texts.load(llm, prompts, count, template=template)
-    patient = contenders[0]
+    examined = contenders[0]
     render.line(
-        f"doctor: {patient.label}, K={patient.draft_tokens}, {len(chosen.prompts)} prompts of {chosen.source}, "
+        f"doctor: {examined.label}, K={examined.draft_tokens}, {len(chosen.prompts)} prompts of {chosen.source}, "
         f"target={models.target}, {on(llm.target)}"
     )
-    with render.progress("measuring, in turns", lab.steps(llm, chosen, config)) as advance:
-        result, code = unfinished(lambda: lab.doctor(llm, patient, chosen, config, out, advance))
+    with render.progress("measuring (interleaved)", lab.steps(llm, chosen, config)) as advance:
+        result, code = unfinished(lambda: lab.doctor(llm, examined, chosen, config, out, advance))
     finish(result, out, as_json, page)
     raise typer.Exit(code)

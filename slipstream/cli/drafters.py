@@ -1,4 +1,4 @@
-"""`slipstream drafters`: what can draft, what each one needs, and its options; read from the code itself."""
+"""`slipstream drafters`: lists the drafters, what each one needs, and its options, all read from the code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slipstream.errors import ParameterError, did_you_mean
 
 
 def drafters(
-    name: Annotated[str | None, typer.Argument(help="Show the options of this one.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the options of this drafter.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List the drafters, or the options of one (`-o NAME=VALUE` on other commands)."""
@@ -31,15 +31,17 @@ def drafters(
         if as_json:
             print(json.dumps(rows))
             return
-        table = render.table("drafter", "needs", "K", "how it guesses", left=2)
+        table = render.table("drafter", "needs", "K", "how it drafts", left=2)
         table.columns[3].justify, table.columns[3].no_wrap, table.columns[3].ratio = "left", False, 1
         for each, row in rows.items():
             table.add_row(each, str(row["needs"]), str(row["length"]), str(row["is"]))
         render.out().print(table)
-        render.out().print("Each is lossless under every lossless rule. `slipstream drafters NAME` shows its options.")
+        render.out().print(
+            "All are lossless with every lossless rule. `slipstream drafters NAME` shows the options of one."
+        )
         return
     if name not in DRAFTERS:
-        raise ParameterError(f"no drafter is named {name!r}", fix=did_you_mean(name, DRAFTERS))
+        raise ParameterError(f"there is no drafter {name!r}", fix=did_you_mean(name, DRAFTERS))
     config = options_of(name)
     if as_json:
         print(json.dumps(defaults(config)))
@@ -48,9 +50,9 @@ def drafters(
     console.print(f"{name}: {summary(name)}")
     spec = DRAFTERS[name]
     if spec.trained_by is not None:
-        console.print(f"`slipstream train {spec.trained_by}` makes what it needs.")
+        console.print(f"Train it with `slipstream train {spec.trained_by}`.")
     if spec.across is not None:
-        console.print(f"Learns across requests only with the option {spec.across!r}.")
+        console.print(f"It keeps what it learned across requests only with the option {spec.across!r}.")
     if config is None:
         console.print("It has no options.")
         return
@@ -59,14 +61,14 @@ def drafters(
 
 
 def summary(name: str) -> str:
-    """The first sentence of the drafter's module, which is read and not imported."""
+    """The first paragraph of the docstring of the drafter's module. The module is parsed, not imported."""
     source = Path(find_spec(DRAFTERS[name].path).origin).read_text(encoding="utf-8")  # type: ignore[union-attr, arg-type]
     text = ast.get_docstring(ast.parse(source)) or ""
     return " ".join(text.split("\n\n")[0].split()).rstrip(".")
 
 
 def options_of(name: str) -> Any:
-    """The drafter's configuration: the dataclass named ...Config that its module defines, or None."""
+    """The drafter's configuration: the dataclass named ...Config in its module, or None."""
     module = import_module(DRAFTERS[name].path)
     found = [
         each

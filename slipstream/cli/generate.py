@@ -25,17 +25,15 @@ if TYPE_CHECKING:
 def generate(
     models: ModelOptions,
     sampling: SamplingOptions,
-    prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; - reads standard input.", show_default=False)
-    ] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; - for standard input.", show_default=False)] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a chat message.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but the text.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the generated text.")] = False,
 ) -> None:
     """Complete a prompt. The text goes to standard output, everything else to standard error.
 
-    On a terminal, colours show which tokens were drafted and accepted and which the target chose itself.
+    On a terminal, colours distinguish accepted draft tokens from tokens chosen by the target.
     """
     text, params = read_prompt(prompt, file), sampling.params()
     llm = load(models, quiet or as_json, silent=quiet)
@@ -54,10 +52,11 @@ def generate(
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt from where the user put it. Raises PromptError if that is nowhere, in two places, or unreadable."""
+    """The prompt from the argument, the file or standard input. Raises PromptError if none or both are given, or if it
+    cannot be read."""
     if (prompt is None) == (file is None):
         raise PromptError(
-            "no prompt was given" if prompt is None else "a prompt and --file were both given",
+            "no prompt was given" if prompt is None else "both a prompt and --file were given",
             fix='give one: slipstream generate "def add(a, b):", - for standard input, or --file',
         )
     try:
@@ -71,7 +70,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def run(llm: LLM, prompt: Prompt, params: SamplingParams, shown: bool, legend: bool) -> tuple[Completion, str]:
-    """Generate, writing text as it comes. Returns the completion, and "stop", "length" or "interrupted"."""
+    """Generate and stream the text. Returns the completion, and "stop", "length" or "interrupted"."""
     seq = llm.sequence(prompt, params)
     writer = render.TextWriter(colours=llm.drafter.name != "none")
     if shown and legend and writer.colours:
@@ -84,13 +83,13 @@ def run(llm: LLM, prompt: Prompt, params: SamplingParams, shown: bool, legend: b
                 break
     completion = llm.completion(seq)
     if shown:
-        writer.write(completion.text[len(writer.written) :])  # what was held back when the user interrupted
+        writer.write(completion.text[len(writer.written) :])  # text that was still held back when the user interrupted
         writer.end()
     return completion, seq.finish or "interrupted"
 
 
 def as_dict(completion: Completion, finish: str, rule: str) -> dict[str, Any]:
-    """Everything about a completion as plain JSON values."""
+    """A completion as plain JSON values."""
     logprobs = completion.logprobs
     return {
         "text": completion.text,

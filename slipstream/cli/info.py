@@ -1,4 +1,4 @@
-"""`slipstream info`: what a checkpoint is, what it will take, and whether it can run."""
+"""`slipstream info`: architecture, memory use and executor of a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ SETTINGS = {
     "bfloat16": "dtype bfloat16",
     "float16 KV": "kv-dtype float16",
 }
-"""Name of a distance -> the option that it belongs to."""
+"""Name of a measured distance -> the option that it belongs to."""
 
 
 def info(
-    model: Annotated[str, typer.Argument(help="Folder, hub id, or 'embedded'.")] = "embedded",
+    model: Annotated[str, typer.Argument(help="Model: folder, hub id, or 'embedded'.")] = "embedded",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show a model's architecture, sizes, tokenizer, the executor that would run it, and what its settings cost in
-    accuracy. No weights are loaded."""
+    """Show a model's architecture, sizes, tokenizer and executor, and how much accuracy its settings cost.
+
+    No weights are loaded."""
     quieten()
     found = describe(model)
     if as_json:
@@ -39,7 +40,7 @@ def info(
 
 
 def describe(model: str) -> dict[str, Any]:
-    """Plain JSON values. Raises the family of `LoadError`; an unsupported architecture is one of them."""
+    """The facts as plain JSON values. Raises LoadError or a subclass, e.g. for an unsupported architecture."""
     from slipstream.backends.table import backend, choose, resolve_settings
     from slipstream.models.facts import facts
 
@@ -85,8 +86,8 @@ def describe(model: str) -> dict[str, Any]:
 
 
 def native(config: DecoderConfig) -> dict[str, Any]:
-    """What the native executor offers for such a model on this processor, and how far each setting is from float64.
-    kl and agreement as in `Distance`; refused: why a setting is not there, else None."""
+    """What the native executor supports for this model on this processor, and the distance of each setting from
+    float64. kl and agreement: as in `Distance`; refused: why a setting is not supported, else None."""
     import torch
 
     from slipstream.backends.native.accuracy import MEASURED_ON, bfloat16_products, distances, int8_products
@@ -106,9 +107,9 @@ def native(config: DecoderConfig) -> dict[str, Any]:
 
 
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """The same for people."""
+    """The facts as rows of names and texts."""
     experts, stored, window = found["experts"], found["stored_bytes"], found["sliding_window"]
-    active = f", {render.count(found['active_parameters'])} active a token" if experts else ""
+    active = f", {render.count(found['active_parameters'])} active per token" if experts else ""
     special = ", ".join(f"{role} {i}" for role, i in (found["special_tokens"] or {}).items() if i is not None)
     sizes = [f"{render.size(n)} in {dtype}" for dtype, n in (stored or {}).items()]
     return [
@@ -117,43 +118,43 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("parameters", render.count(found["parameters"]) + active),
         ("stored", " + ".join(sizes) or "unknown"),
         ("loaded", f"{render.size(found['loaded_bytes'])}, computed in {found['loaded_dtype']}"),
-        ("attention", f"{found['heads']} heads, {found['kv_heads']} of keys and values, {found['head_dim']} wide"),
+        ("attention", f"{found['heads']} heads, {found['kv_heads']} KV heads, head size {found['head_dim']}"),
         (
             "window",
             f"{', '.join(map(str, window))} tokens in {found['sliding_layers']} layers"
             if window
             else "none: full attention",
         ),
-        ("experts", f"{experts['per_token']} of {experts['count']} a token" if experts else "none: dense"),
+        ("experts", f"{experts['per_token']} of {experts['count']} per token" if experts else "none: dense"),
         ("positions", positions(found)),
         ("context", f"{found['context']} tokens, {render.size(found['kv_bytes_per_token'])} of KV each"),
         ("vocabulary", vocabulary(found)),
         ("special", special or "unknown"),
-        ("head", "tied to the embedding" if found["tied_head"] else "its own"),
+        ("lm_head", "tied to the embedding" if found["tied_head"] else "not tied"),
         ("chat template", render.yes(found["chat_template"])),
-        ("executor", f"{found['executor']} on {found['device']}" + because(found["not_native"])),
+        ("executor", f"{found['executor']} on {found['device']}" + not_native(found["not_native"])),
         *native_rows(found["native"]),
     ]
 
 
 def loaded_bytes(seen: ModelFacts, executor: str, itemsize: int) -> int:
-    """Of the weights in memory. The native executor keeps those of 16 bits as they are stored."""
+    """Bytes of the weights in memory. The native executor keeps 16-bit weights as they are stored."""
     whole = seen.parameters * itemsize
     return min(whole, sum(seen.stored.values())) if executor == "native" and seen.stored else whole
 
 
-def because(reason: str | None) -> str:
+def not_native(reason: str | None) -> str:
     return "" if reason is None else f"; not native: {reason}"
 
 
 def native_rows(found: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Instructions, and a line for each setting."""
+    """One row per instruction set and per setting."""
     if found is None:
         return []
     made = [("int8 products", found["int8_products"]), ("bfloat16", found["bfloat16_products"])]
     for name, d in found["distances"].items():
-        said = f"KL {d['kl']:.1e} nats a token, argmax agreement {100 * d['agreement']:.2f} %"
-        made.append((SETTINGS[name], said if d["refused"] is None else f"not here: {d['refused']}"))
+        text = f"KL {d['kl']:.1e} nats per token, argmax agreement {100 * d['agreement']:.2f} %"
+        made.append((SETTINGS[name], text if d["refused"] is None else f"not supported: {d['refused']}"))
     return [*made, ("measured on", found["measured_on"])]
 
 
@@ -168,6 +169,6 @@ def positions(found: dict[str, Any]) -> str:
 
 def vocabulary(found: dict[str, Any]) -> str:
     if found["tokens"] is None:
-        return f"{found['vocab_size']} ids; no tokenizer files: prompts have to be token ids"
+        return f"{found['vocab_size']} ids; no tokenizer files, so prompts must be token ids"
     padding = found["vocab_size"] - found["tokens"]
     return f"{found['tokens']} tokens" + (f", padded to {found['vocab_size']} ids" if padding > 0 else "")

@@ -1,7 +1,6 @@
-"""Ctrl-C during generation: the step that runs is finished, then generation ends; the text so far is kept.
+"""Ctrl-C during generation: the current step is finished, then generation ends and the text so far is kept.
 
-Stopping between steps, and not wherever the signal arrives, leaves caches and terminal in order. A second Ctrl-C does
-not wait.
+Stopping between steps leaves caches and terminal in a consistent state. A second Ctrl-C stops at once.
 """
 
 from __future__ import annotations

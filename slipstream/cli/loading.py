@@ -1,4 +1,4 @@
-"""From options to a loaded `LLM`, with a progress bar where loading takes long, and the line that says what runs."""
+"""Loads an `LLM` from command-line options, with a progress bar, and formats the line that describes it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 def load(models: ModelOptions, quiet: bool = False, silent: bool = False) -> LLM:
-    """Load target and drafter, `quiet`: without a progress bar, `silent`: without warnings. Raises the errors of
-    `LLM`."""
+    """Load target and drafter. quiet: no progress bar; silent: no warnings. Raises the errors of `LLM`."""
     quieten(silent)
     console = render.err()
     options = parse_options(models.drafter_option or ())
@@ -47,7 +46,7 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False) -> LLM
 
 
 def quieten(silent: bool = False) -> None:
-    """One voice on standard error: ours. Libraries keep their progress bars and advice to themselves."""
+    """Silence progress bars and advice of other libraries, and print our warnings on standard error."""
     for name, value in (
         ("TRANSFORMERS_VERBOSITY", "error"),
         ("TOKENIZERS_PARALLELISM", "false"),
@@ -59,7 +58,7 @@ def quieten(silent: bool = False) -> None:
 
 @contextmanager
 def loading(console: Console, quiet: bool = False) -> Iterator[Any]:
-    """A bar over the bytes of the weights; it goes away when loading is done. Yields the callback for `LLM`."""
+    """A progress bar over the bytes of the weights, removed when loading is done. Yields the callback for `LLM`."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -75,24 +74,24 @@ def loading(console: Console, quiet: bool = False) -> Iterator[Any]:
 
 
 def checkpoint(name: str, role: str) -> str:
-    """Folder or hub id that a name on the command line stands for; role: "target" or "draft"."""
+    """Folder or hub id of a name given on the command line; role: "target" or "draft"."""
     return str(checkpoint_of(name, role))
 
 
 def banner(llm: LLM, models: ModelOptions) -> str:
-    """One line: whether speculation is on, by which method, how far, under which rule, on what."""
-    runs = on(llm.target)
+    """One line: drafter, draft length, rule, models, and what the target runs on."""
+    models_text = f"target {models.target}"
     if llm.drafter.name == "none" or llm.draft_tokens == 0:
-        return f"SD OFF (plain decoding), target={models.target}, {runs}"
-    draft = f", draft={models.draft_model}" if llm.drafter.name == "model" else ""
-    kind = "lossless" if llm.rule.lossless else "NOT lossless"
-    return (
-        f"SD ACTIVE method={llm.drafter.name}, K={llm.draft_tokens}, rule={llm.rule.name} ({kind}), "
-        f"target={models.target}{draft}, {runs}"
-    )
+        return f"plain decoding: {models_text}, {on(llm.target)}"
+    drafter = f"{llm.drafter.name} drafter"
+    if llm.drafter.name == "model":
+        drafter, models_text = "draft model", f"{models_text}, draft {models.draft_model}"
+    length = f"{llm.draft_tokens} draft token" + "s" * (llm.draft_tokens != 1)
+    rule = render.rule_text(llm.rule.name, llm.rule.lossless)
+    return f"speculative decoding: {drafter}, {length}, {rule}, {models_text}, {on(llm.target)}"
 
 
 def on(target: Target) -> str:
-    """What a target runs on, e.g. "native on cpu"."""
+    """Backend and device of a target, e.g. "native on cpu"."""
     runtime = target.capabilities.runtime
     return f"{runtime.backend} on {target.device}" if runtime else str(target.device)

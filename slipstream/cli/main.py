@@ -1,6 +1,6 @@
-"""The `slipstream` command: every error is one message and an exit code, never a traceback.
+"""The `slipstream` command: an error is one message and an exit code; tracebacks are only shown with --debug.
 
-Exit codes: 0 done, 1 a check failed (or a bug, with its traceback only under --debug), 2 bad input, 130 Ctrl-C.
+Exit codes: 0 success, 1 a check failed or an unexpected error, 2 bad input, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from slipstream.errors import SlipstreamError
 
 app = typer.Typer(
     name="slipstream",
-    help="Faster decoding of causal language models that provably does not change what they say.",
+    help="Speculative decoding of causal language models: faster, with provably unchanged output.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
@@ -48,7 +48,7 @@ for command in (
 app.add_typer(train, name="train")
 
 _UsageError = typer.BadParameter.__base__  # typer does not export it
-_UNKNOWN_FAULT = "This is a bug in Slipstream. Run again with --debug to see where, and report it with the command."
+_UNKNOWN_FAULT = "This is a bug in Slipstream. Run again with --debug for the traceback, then report it."
 
 
 def _version(wanted: bool) -> None:
@@ -62,13 +62,13 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Faster decoding of causal language models that provably does not change what they say."""
+    """Speculative decoding of causal language models: faster, with provably unchanged output."""
 
 
 def main(arguments: Seq[str] | None = None) -> None:
-    """Entry point of the console script; leaves by `SystemExit`."""
+    """Entry point of the console script; raises `SystemExit`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
@@ -91,7 +91,7 @@ def main(arguments: Seq[str] | None = None) -> None:
 
 
 def canonical(arguments: Seq[str]) -> list[str]:
-    """Options that other programs spell differently, in our spelling; what follows `--` is left alone."""
+    """Replace aliases of options by our names; arguments after `--` are unchanged."""
     out = list(arguments)
     for i, argument in enumerate(out):
         if argument == "--":
@@ -113,7 +113,7 @@ def _failed(error: Exception, debug: bool, code: int) -> int:
 
 def _misused(error: Exception) -> int:
     what = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-    if what:  # nothing was asked for: help was shown, and that is all
+    if what:  # empty if there were no arguments: typer has shown the help
         context = getattr(error, "ctx", None)
         render.message(
             "error", what, f"`{context.command_path if context else 'slipstream'} --help` lists the options."

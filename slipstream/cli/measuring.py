@@ -1,4 +1,4 @@
-"""What the commands that measure do alike: check where they may write, survive Ctrl-C, show and keep the result."""
+"""Shared by the commands that measure: check output files, handle Ctrl-C, print and store the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def writable(*paths: Path | None) -> None:
-    """Raise ResultError, before anything is measured, unless every file that was named can be written."""
+    """Raise ResultError unless all output files can be written. Called before the measurement."""
     from slipstream.lab.results import check_writable
 
     for path in paths:
@@ -23,7 +23,7 @@ def writable(*paths: Path | None) -> None:
 
 
 def unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
-    """The result and an exit code: after Ctrl-C what there is so far, and 130. Other errors say so and go on up."""
+    """The result and exit code 0; after Ctrl-C the partial result and 130. Other errors are passed on."""
     try:
         return measure(), 0
     except KeyboardInterrupt as stop:
@@ -40,9 +40,9 @@ def finish(
     page: Path | None = None,
     show: Callable[[Result], None] | None = None,
 ) -> None:
-    """Print what was measured and what to know about it, say where it is kept, and write its page if one was asked for.
+    """Print the result and its warnings, name the file it was written to, and write a page if `page` is given.
 
-    show  prints it for people; None: the tables and the finding that `reports.section` makes of it.
+    show  prints the result for people; None: print the tables and the finding of `reports.section`.
     """
     from slipstream.lab.reports import section
     from slipstream.lab.results import INTERRUPTED
@@ -58,7 +58,7 @@ def finish(
     if not result.complete:
         render.message("warning", INTERRUPTED)
     if out is not None:
-        render.line(f"wrote {out}; `slipstream report {out}` makes a page of it")
+        render.line(f"wrote {out}; `slipstream report {out}` turns it into a page")
     if page is not None:
         from slipstream.lab.report_page import write_page
 

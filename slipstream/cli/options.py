@@ -3,8 +3,8 @@
     @grouped
     def generate(prompt: ..., models: ModelOptions, sampling: SamplingOptions) -> None: ...
 
-Each field becomes one option; the command receives the dataclasses filled in. Nothing here imports torch, so that a
-mistake in the arguments is answered at once.
+Each field becomes one option; the command receives the filled-in dataclasses. Nothing here imports torch, so that
+mistakes in the arguments are reported at once.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ ALIASES = {
     "--max-tokens": "--max-new-tokens",
     "--n-predict": "--max-new-tokens",
 }
-"""Names that other programs use for the same options."""
+"""Option names of other programs -> our name of the same option."""
 
 _MODELS, _SPECULATION, _SAMPLING = "Models", "Speculation", "Sampling"
 
 
 def from_file(ctx: typer.Context, path: str | None) -> str | None:
-    """Make what a file says the defaults of the options that the command has; options on the command line win. Raises
-    ParameterError for files that are none, and for names that are no option of any command."""
+    """Use the values in a JSON file as defaults of the command's options; options on the command line take precedence.
+    Raises ParameterError if the file cannot be read, is not a JSON object, or names an unknown option."""
     if path is None:
         return None
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as fault:
-        raise ParameterError(f"--config {path} cannot be read: {fault.strerror}", fix="check the name") from fault
+        raise ParameterError(f"--config {path} cannot be read: {fault.strerror}", fix="check the file name") from fault
     except ValueError as fault:
         raise ParameterError(f"--config {path} is not JSON: {fault}") from fault
     if not isinstance(found, dict):
-        raise ParameterError(f"--config {path} holds no object", fix='write it as in {"drafter": "ngram"}')
+        raise ParameterError(f"--config {path} is not a JSON object", fix='write it as in {"drafter": "ngram"}')
     own = {parameter.name: parameter for parameter in ctx.command.params}
     known = {f.name for options in (ModelOptions, SamplingOptions) for f in fields(options)} - {"config"}
     for name in found:
         if name not in known:
-            raise ParameterError(f"--config {path} has {name!r}, which is no option", fix=did_you_mean(name, known))
+            raise ParameterError(f"--config {path} has {name!r}, which is not an option", fix=did_you_mean(name, known))
     values = {name: value for name, value in found.items() if name in own and value is not None}
     for name, value in values.items():
         if getattr(own[name], "multiple", False) and not isinstance(value, list):
@@ -76,10 +76,11 @@ def from_file(ctx: typer.Context, path: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which models, on what, and how they speculate."""
+    """Target, draft, executor and speculation settings."""
 
     target: Annotated[
-        str, typer.Option("--target", "-m", help="Folder, hub id, or 'embedded'.", rich_help_panel=_MODELS)
+        str,
+        typer.Option("--target", "-m", help="Target model: folder, hub id, or 'embedded'.", rich_help_panel=_MODELS),
     ] = "embedded"
     draft: Annotated[
         str | None,
@@ -94,29 +95,29 @@ class ModelOptions:
     executor: Annotated[
         str,
         typer.Option(
-            help="auto, native or torch; on a CPU auto takes native if it can run the model.", rich_help_panel=_MODELS
+            help="auto, native or torch. On a CPU, auto uses native if it supports the model.", rich_help_panel=_MODELS
         ),
     ] = "auto"
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="float32, bfloat16, float16 or float64; the native executor has the first two.",
+            help="float32, bfloat16, float16 or float64; the native executor supports the first two.",
             rich_help_panel=_MODELS,
         ),
     ] = None
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=_MODELS)] = None
-    threads: Annotated[int | None, typer.Option(help="CPU threads.", rich_help_panel=_MODELS)] = None
+    device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1, ...", rich_help_panel=_MODELS)] = None
+    threads: Annotated[int | None, typer.Option(help="Number of CPU threads.", rich_help_panel=_MODELS)] = None
     quantize: Annotated[
         str | None,
         typer.Option(
-            help="int8 weights on a CPU, activations in 16 or 8 bits: w8a16, w8a8, or int8 (w8a16; w8a8 for a draft).",
+            help="int8 weights on a CPU with 16- or 8-bit activations: w8a16, w8a8, or int8 (w8a16; draft: w8a8).",
             rich_help_panel=_MODELS,
         ),
     ] = None
     draft_quantize: Annotated[
         str | None,
         typer.Option(
-            help="int8 (w8a8), w8a16, w8a8 or none, for the draft model alone.",
+            help="Quantisation of the draft model: int8 (w8a8), w8a16, w8a8 or none.",
             rich_help_panel=_MODELS,
             show_default="as --quantize",
         ),
@@ -124,7 +125,7 @@ class ModelOptions:
     kv_dtype: Annotated[
         str | None,
         typer.Option(
-            help="KV cache of the native executor: float32 or float16.",
+            help="KV cache dtype of the native executor: float32 or float16.",
             rich_help_panel=_MODELS,
             show_default="float32",
         ),
@@ -132,8 +133,7 @@ class ModelOptions:
     drafter: Annotated[
         str | None,
         typer.Option(
-            help=f"One of {', '.join(DRAFTERS)} (slipstream drafters explains them); several, as in suffix,eagle3, are "
-            "stacked.",
+            help=f"One of {', '.join(DRAFTERS)} (see slipstream drafters), or several to combine, as in suffix,eagle3.",
             rich_help_panel=_SPECULATION,
             show_default=f"{WITH_DRAFT} if there is a draft, else {WITHOUT_DRAFT}",
         ),
@@ -143,7 +143,7 @@ class ModelOptions:
         typer.Option(
             "--draft-tokens",
             "-k",
-            help="Most guesses a step (K); 0 decodes plainly.",
+            help="Maximum number of draft tokens per step (K); 0: plain decoding.",
             rich_help_panel=_SPECULATION,
             show_default=f"{DRAFTERS[WITH_DRAFT].length}; {WITHOUT_DRAFT} {DRAFTERS[WITHOUT_DRAFT].length}",
         ),
@@ -151,7 +151,7 @@ class ModelOptions:
     rule: Annotated[
         str,
         typer.Option(
-            help="How draft tokens are verified: "
+            help="Verification rule: "
             + ", ".join(name if lossless else f"{name} (lossy)" for name, lossless in RULES.items())
             + ".",
             rich_help_panel=_SPECULATION,
@@ -163,14 +163,14 @@ class ModelOptions:
             "--drafter-option",
             "-o",
             metavar="NAME=VALUE",
-            help="e.g. max_ngram=3; repeatable.",
+            help="Drafter option, as in max_ngram=3; repeatable.",
             rich_help_panel=_SPECULATION,
         ),
     ] = None
     config: Annotated[
         str | None,
         typer.Option(
-            help="A JSON file of option names and values, as `slipstream tune` writes it; options given here win.",
+            help="JSON file of option names and values, as `slipstream tune` writes it; the command line wins.",
             rich_help_panel=_MODELS,
             is_eager=True,
             callback=from_file,
@@ -180,8 +180,8 @@ class ModelOptions:
     def __post_init__(self) -> None:
         one_of("rule", self.rule, tuple(RULES))
         check_executor(self.executor)
-        SamplingParams(draft_tokens=self.draft_tokens)  # refuses K < 0
-        asked(self.names, self.draft_model)  # refuses unknown names, and a drafter without the draft model it needs
+        SamplingParams(draft_tokens=self.draft_tokens)  # raises for K < 0
+        asked(self.names, self.draft_model)  # raises for unknown names and for a drafter that lacks its draft model
         if self.dtype is not None:
             one_of("dtype", self.dtype, DTYPES)
         if self.quantize is not None:
@@ -192,18 +192,18 @@ class ModelOptions:
             one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         if self.threads is not None and self.threads < 1:
             raise ParameterError(
-                f"threads is {self.threads}, must be at least 1", fix="leave it out, or give the number of cores"
+                f"threads is {self.threads}, must be at least 1", fix="omit it, or give the number of cores"
             )
         parse_options(self.drafter_option or ())
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names after `--drafter`; none if it was not given."""
+        """Drafter names given with `--drafter`; empty if it was not given."""
         return () if self.drafter is None else names_of(self.drafter)
 
     @property
     def draft_model(self) -> str | None:
-        """The draft model or head that was named, or the embedded target's draft model."""
+        """The draft model or head given, or the embedded draft model if the target is embedded."""
         return draft_of(self.draft, self.target)
 
     @property
@@ -223,8 +223,8 @@ class ModelOptions:
 
 
 def sampling_options(params: type[SamplingParams]) -> Any:
-    """A frozen dataclass with a field for each sampling parameter that is declared with an option, its default the
-    same; its `params()` makes the `params`, and raises ParameterError for values out of range."""
+    """A frozen dataclass with one field per sampling parameter that declares an option, with the same default.
+    Its `params()` makes the `params` and raises ParameterError for values out of range."""
     types = get_type_hints(params)
     members: list[Any] = []
     for name, known in declared(params).items():
@@ -245,16 +245,16 @@ _SamplingOptions: Any = sampling_options(SamplingParams)
 
 
 class SamplingOptions(_SamplingOptions):
-    """The fields of `SamplingParams` that have an option, with its own defaults."""
+    """The fields of `SamplingParams` that have an option, with the same defaults."""
 
 
 def draft_length(wanted: int | None, method: str) -> int:
-    """The draft length that was asked for, or the drafter's own."""
+    """`wanted`, or the drafter's default draft length."""
     return DRAFTERS[method].length if wanted is None else wanted
 
 
 def parse_options(pairs: Seq[str]) -> dict[str, Any]:
-    """["max_ngram=3"] -> {"max_ngram": 3}: numbers where they read as such. Raises ParameterError."""
+    """["max_ngram=3"] -> {"max_ngram": 3}; values that parse as numbers become numbers. Raises ParameterError."""
     options: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -265,7 +265,7 @@ def parse_options(pairs: Seq[str]) -> dict[str, Any]:
 
 
 def number(text: str) -> int | float | str:
-    """The number that a text reads as, or the text."""
+    """The text as int or float if it parses as one, else the text."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -275,7 +275,7 @@ def number(text: str) -> int | float | str:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace every parameter of `command` that is annotated with a dataclass by that dataclass' fields."""
+    """Replace each parameter of `command` that is annotated with a dataclass by the fields of that dataclass."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters, flat = [], {}

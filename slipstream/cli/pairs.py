@@ -1,4 +1,4 @@
-"""`slipstream pairs` and `slipstream suggest-draft`: which draft for which target, and what to do where."""
+"""`slipstream pairs` and `slipstream suggest-draft`: find a draft model for a target, and general advice."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 UNKNOWN = "no published figure"
 HARDWARE = "h100"
-"""Where predictions for models of the registry are for, unless said otherwise."""
+"""Default hardware of predictions for models of the registry."""
 
 
 def pairs(
     hardware: Annotated[
-        str, typer.Option(help="Where predictions are for: see slipstream simulate --presets.")
+        str, typer.Option(help="Hardware of the predictions; see slipstream simulate --presets.")
     ] = HARDWARE,
     acceptance: Annotated[
         float | None,
         typer.Option(help="Acceptance rate to assume for all pairs.", show_default="the published rate, else 0.7"),
     ] = None,
-    advice: Annotated[bool, typer.Option("--advice", help="What to do in which situation, with commands.")] = False,
+    advice: Annotated[bool, typer.Option("--advice", help="Show advice by situation, with commands.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List recommended pairs of target and draft: what is published, and what is predicted."""
+    """List recommended pairs of target and draft model, with published figures and predictions."""
     quieten()
     from slipstream.core.params import check_number
     from slipstream.lab.advice import ADVICE
@@ -83,45 +83,45 @@ def record(pair: KnownPair, seen: Outlook) -> dict[str, Any]:
 def show_pairs(rows: list[tuple[KnownPair, Outlook]], place: Hardware) -> None:
     from slipstream.lab.known_pairs import MODELS
 
-    said = sources([pair for pair, _ in rows])
+    numbers = sources([pair for pair, _ in rows])
     columns = [words("target + draft"), Column("size"), Column("accept"), Column("speed-up"), Column("GPUs"),
-               Column("c, verify"), Column("pays above"), Column("predicted")]  # fmt: skip
+               Column("c, verify"), Column("break-even"), Column("predicted")]  # fmt: skip
     cells = []
     for pair, seen in rows:
         found = seen.forecast
         sizes = [count(MODELS[name].facts.parameters) for name in (pair.target, pair.draft)]
-        gain = f"{times(found.speedup)}, K={found.draft_tokens}" if found.draft_tokens else "no gain"
+        gain = f"{times(found.speedup)}, K={found.draft_tokens}" if found.draft_tokens else "no speed-up"
         cells.append(
             [
                 f"{pair.target}\n+ {pair.draft}",
                 "\n".join(sizes),
-                published(pair.acceptance, "%", said.get(pair.acceptance_source)),
-                published(pair.speedup, "x", said.get(pair.speedup_source)),
+                published(pair.acceptance, "%", numbers.get(pair.acceptance_source)),
+                published(pair.speedup, "x", numbers.get(pair.speedup_source)),
                 seen.hardware.devices,
                 f"{found.costs.c:.2f}\n{found.costs.verify(found.draft_tokens or 1):.2f}",
                 "never" if found.break_even is None else percent(found.break_even),
                 f"{gain}\n{rate(found)}",
             ]
         )
-    note = "accept, speed-up: as published; -: " + UNKNOWN + ". " + LEGEND + " " + assumed(place)
+    note = f"accept, speed-up: as published; -: {UNKNOWN}. break-even: acceptance rate. {LEGEND} {assumed(place)}"
     render.titled(Table("Recommended pairs", columns, cells, note))
     console = render.out()
     console.print()
-    for source, mark in said.items():
-        console.print(f"[{mark}] {source}.")
+    for source, number in numbers.items():
+        console.print(f"[{number}] {source}.")
     for pair, _ in rows:
         if pair.note:
             console.print(f"- {pair.target} + {pair.draft}: {pair.note}.")
 
 
 LEGEND = (
-    "c, verify: cost of a draft token and of verifying K of them, in decode steps of the target. predicted: expected "
-    "tokens a step over its cost, at the best draft length K."
+    "c, verify: cost of one draft token and of verifying K draft tokens, in decode steps of the target. predicted: "
+    "expected tokens per step divided by the cost of a step, at the best draft length K."
 )
 
 
 def assumed(place: Hardware | None) -> str:
-    """The assumptions of every prediction of a table, in one line."""
+    """The assumptions of all predictions of a table, in one line."""
     from slipstream.core.forecast import WEIGHTS_READ
     from slipstream.lab.known_pairs import CONTEXT
 
@@ -132,23 +132,23 @@ def assumed(place: Hardware | None) -> str:
 
 
 def rate(found: Forecast) -> str:
-    """The acceptance rate of a prediction and who says so: "at 78%", "assumed 70%"."""
+    """The acceptance rate of a prediction and its source: "at 78%", "assumed 70%"."""
     shown = percent(found.rates.alpha)
     return f"at {shown}" if found.rates.source == "published" else f"{found.rates.source} {shown}"
 
 
 def sources(pairs: list[KnownPair]) -> dict[str, int]:
-    """Every source of a figure, numbered."""
+    """The sources of the figures -> their numbers."""
     named = [s for pair in pairs for s in (pair.acceptance_source, pair.speedup_source) if s]
     return {source: i for i, source in enumerate(dict.fromkeys(named), start=1)}
 
 
-def published(values: tuple[float, float] | None, unit: str, mark: int | None = None) -> str:
-    """(.75, .8) -> "75-80%", and the number of its source below."""
+def published(values: tuple[float, float] | None, unit: str, number: int | None = None) -> str:
+    """(.75, .8) -> "75-80%", with the number of its source on the next line."""
     if values is None:
         return "-"
     shown = [f"{100 * v:.0f}" if unit == "%" else f"{v:g}" for v in values]
-    return (shown[0] if values[0] == values[1] else "-".join(shown)) + unit + (f"\n[{mark}]" if mark else "")
+    return (shown[0] if values[0] == values[1] else "-".join(shown)) + unit + (f"\n[{number}]" if number else "")
 
 
 def show_advice(advice: tuple[Advice, ...]) -> None:
@@ -162,28 +162,33 @@ def show_advice(advice: tuple[Advice, ...]) -> None:
 
 
 def suggest_draft(
-    target: Annotated[str, typer.Argument(help="Name (slipstream pairs), folder, hub id, or 'embedded'.")],
+    target: Annotated[
+        str, typer.Argument(help="Target model: name (see slipstream pairs), folder, hub id, or 'embedded'.")
+    ],
     models: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder that holds models; repeatable.", show_default="the Hugging Face cache"),
+        typer.Option(help="Folder of models to search; repeatable.", show_default="the Hugging Face cache"),
     ] = None,
     acceptance: Annotated[
         float | None,
         typer.Option(help="Acceptance rate to assume for all pairs.", show_default="the published rate, else 0.7"),
     ] = None,
-    context: Annotated[int, typer.Option(help="Tokens that the draft must be able to hold.")] = 0,
+    context: Annotated[int, typer.Option(help="Minimum context length of the draft, in tokens.")] = 0,
     hardware: Annotated[
         str | None,
         typer.Option(
-            help="Where predictions are for.", show_default="h100 for a name of slipstream pairs, else by weights read"
+            help="Hardware of the predictions.",
+            show_default="h100 for a name of slipstream pairs, else by weights read",
         ),
     ] = None,
-    gpus: Annotated[int | None, typer.Option(help="Devices of that kind.", show_default="as memory needs")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="Number of devices.", show_default="as many as memory requires")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Find a draft for a target among known and local models; every other one is listed with what is against it.
+    """Find a draft model for a target among known and local models. Rejected models are listed with the reason.
 
-    Exit code 0 if something fits, 1 if nothing does. No weights are loaded.
+    Exit code 0 if a model fits, 1 if none does. No weights are loaded.
     """
     quieten()
     from slipstream.lab.hardware import find_hardware
@@ -214,7 +219,7 @@ def show_suggestions(found: Suggestions, place: Hardware | None) -> None:
         for one in found.fitting:
             seen = one.forecast
             assert seen is not None
-            costs, here = seen.costs, "not here" if one.place == REGISTRY else "here"
+            costs, here = seen.costs, "not local" if one.place == REGISTRY else "local"
             cost = costs.c, costs.verify(seen.draft_tokens)
             cells.append([one.name, seen.speedup, seen.draft_tokens, *cost, rate(seen), here])
         title = f"Drafts for {found.target} ({count(found.parameters)})"
@@ -225,18 +230,18 @@ def show_suggestions(found: Suggestions, place: Hardware | None) -> None:
                 console.print(f"- {one.name}: {note}.")
         best = found.fitting[0]
         console.print(
-            "Where the acceptance is assumed, the smallest draft comes out first, although smaller drafts are accepted "
-            "less: measure the best few."
+            "With assumed acceptance rates the smallest draft ranks first, although smaller drafts are accepted less "
+            "often: measure the best few."
         )
-        console.print(f"  slipstream check-pair {found.loadable} {where(best)} --measure", soft_wrap=True)
+        console.print(f"  slipstream check-pair {found.loadable} {argument_for(best)} --measure", soft_wrap=True)
     else:
-        console.print(f"Drafts for {found.target} ({count(found.parameters)}): Nothing fits.")
+        console.print(f"Drafts for {found.target} ({count(found.parameters)}): no draft fits.")
     show_rejected(found)
     show_alternatives(found)
 
 
-def where(candidate: Any) -> str:
-    """What to give a command for a candidate."""
+def argument_for(candidate: Any) -> str:
+    """The name of a candidate for use on the command line."""
     from slipstream import zoo
     from slipstream.lab.known_pairs import MODELS
     from slipstream.lab.suggest import REGISTRY
@@ -247,7 +252,7 @@ def where(candidate: Any) -> str:
 
 
 def show_rejected(found: Suggestions) -> None:
-    """Those of the registry that share a reason stand together."""
+    """Print the rejected models, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for one in found.rejected:
         reasons.setdefault(one.rejected, []).append(one.name)
@@ -262,7 +267,7 @@ def show_alternatives(found: Suggestions) -> None:
     from slipstream.lab.suggest import ALTERNATIVES
 
     console = render.out()
-    console.print("Without a second model:", style="bold")
+    console.print("Without a draft model:", style="bold")
     for one in ALTERNATIVES:
         console.print(f"- {one.name}: {one.when}.")
         console.print(f"    {one.command.format(target=found.loadable)}", soft_wrap=True)

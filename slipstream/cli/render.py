@@ -1,7 +1,7 @@
-"""What people see: colours by origin, statistics, tables, errors.
+"""Terminal output: text coloured by origin, statistics, tables, errors.
 
-Text goes to standard output and everything else to standard error, so that output can be piped. There is no colour
-where the output is not a terminal, and none where NO_COLOR is set.
+Generated text goes to standard output and everything else to standard error, so that output can be piped. Colours are
+used only on a terminal, and not if NO_COLOR is set.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from slipstream.lab.measure import Run
     from slipstream.llm import Completion
 
-# Basic terminal colours only: every theme, light or dark, keeps them readable, and green and magenta stay apart
-# for eyes that do not tell red from green.
-DRAFTED, OWN = Style(color="green"), Style(color="magenta", bold=True)
+# Basic terminal colours only: they are readable in light and dark themes, and green and magenta can be told apart with
+# red-green colour blindness.
+DRAFTED, BY_TARGET = Style(color="green"), Style(color="magenta", bold=True)
 BAD = "bold red"
 LABEL, NARROWEST = 12, 7
-"""Columns: labels are not folded to fewer than `LABEL`, headings are not broken to fewer than `NARROWEST`."""
+"""Minimum widths in characters: labels are folded at `LABEL` or more, headings at `NARROWEST` or more."""
 LEVELS = {"error": BAD, "warning": "bold yellow", "note": "bold cyan"}
 _CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
 
@@ -54,10 +54,10 @@ def coloured(console: Console) -> bool:
 
 
 class TextWriter:
-    """Writes generated text to standard output as it comes, drafted tokens in one colour, the target's own in another.
+    """Streams text to standard output: accepted draft tokens in one colour, the target's own tokens in another.
 
-    On a terminal, control characters that a model may produce are replaced: they could move the cursor or worse.
-    Elsewhere the text goes out byte by byte as it is.
+    On a terminal, control characters are replaced, because they could move the cursor or change settings. Elsewhere the
+    text is written unchanged.
     """
 
     def __init__(self, colours: bool = True):
@@ -73,12 +73,12 @@ class TextWriter:
         if self._terminal:
             text = printable(text)
         if self.colours:
-            text = (DRAFTED if drafted else OWN).render(text, color_system=ColorSystem.STANDARD)
+            text = (DRAFTED if drafted else BY_TARGET).render(text, color_system=ColorSystem.STANDARD)
         sys.stdout.write(text)
         sys.stdout.flush()
 
     def end(self) -> None:
-        """On a terminal, end the line."""
+        """End the line if the output is a terminal."""
         if self._terminal and not self.written.endswith("\n"):
             sys.stdout.write("\n")
         sys.stdout.flush()
@@ -90,25 +90,27 @@ def printable(text: str) -> str:
 
 
 def line(text: str) -> None:
-    """A remark on standard error, in the background."""
+    """Print a dim line on standard error."""
     console = err()
     console.print(Text(text, style="dim"), soft_wrap=not console.is_terminal)
 
 
 def legend() -> Text:
-    return Text.assemble("Colours: ", ("drafted and accepted", DRAFTED), ", ", ("chosen by the target", OWN))
+    return Text.assemble(
+        "Colours: ", ("accepted draft token", DRAFTED), ", ", ("token chosen by the target", BY_TARGET)
+    )
 
 
 def coloured_text(pieces: Seq[Any], colours: bool = True) -> Text:
-    """Pieces of a stream as one rich text."""
+    """Streamed pieces as one rich text."""
     text = Text()
     for piece in pieces:
-        text.append(printable(piece.text), (DRAFTED if piece.drafted else OWN) if colours else None)
+        text.append(printable(piece.text), (DRAFTED if piece.drafted else BY_TARGET) if colours else None)
     return text
 
 
 def message(level: str, what: str, *details: str) -> None:
-    """One message on standard error: `level: what`, then a line for each detail."""
+    """Print a message on standard error: `level: what`, then one line per detail."""
     console = err()
     text = Text.assemble((f"{level}: ", LEVELS[level]), sentence(what))
     for detail in details:
@@ -118,20 +120,20 @@ def message(level: str, what: str, *details: str) -> None:
 
 
 def error(fault: SlipstreamError) -> None:
-    """What failed, why it matters, the fix, and what happened instead."""
+    """Print what failed, why it matters, the fix, and the fallback."""
     lines = [fault.why, f"Fix: {fault.fix}" if fault.fix else "", fault.fallback]
     message("error", fault.what, *(sentence(line) for line in lines if line))
 
 
 class LogHandler(logging.Handler):
-    """Warnings of the library, in the same form as everything else on standard error."""
+    """Prints log records of the library in the format of `message`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         message("warning" if record.levelno >= logging.WARNING else "note", record.getMessage())
 
 
 def show_warnings(quiet: bool = False) -> None:
-    """Send what the library logs through `message`; where it shall be quiet, errors alone."""
+    """Print the library's log records through `message`; only errors if `quiet`."""
     log = logging.getLogger("slipstream")
     if not any(isinstance(handler, LogHandler) for handler in log.handlers):
         log.addHandler(LogHandler())
@@ -142,7 +144,7 @@ def show_warnings(quiet: bool = False) -> None:
 
 
 def restore_terminal() -> None:
-    """Show the cursor and reset colours, whatever was interrupted."""
+    """Show the cursor and reset colours after an interruption."""
     for stream in (sys.stdout, sys.stderr):
         if stream.isatty():
             stream.write("\x1b[0m\x1b[?25h")
@@ -151,7 +153,7 @@ def restore_terminal() -> None:
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, gone when done; yields the function that moves it by one."""
+    """A progress bar on standard error, removed when done; yields the function that advances it by one."""
     console = err()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -161,7 +163,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]
 
 @contextmanager
 def status(what: str) -> Iterator[None]:
-    """A spinner on standard error, gone when done; nothing where that is not a terminal."""
+    """A spinner on standard error, removed when done; nothing if standard error is not a terminal."""
     console = err()
     if not console.is_terminal:
         yield
@@ -181,24 +183,29 @@ def yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
+def rule_text(name: str, lossless: bool) -> str:
+    """A verification rule and whether it is lossless, e.g. "rejection rule (lossless)"."""
+    return f"{name} rule ({'lossless' if lossless else 'NOT lossless'})"
+
+
 def summary(stats: SpecStats, rule: str, lossless: bool, finish: str = "") -> str:
-    """What was generated, at what speed, and how it ended."""
+    """One line: number of tokens, speed, acceptance, rule and finish reason."""
     parts = [tokens(stats.tokens)]
     if stats.tokens_per_second:
         parts.append(f"{stats.tokens_per_second:.0f} tokens/s")
     if stats.proposed:
         parts.append(f"acceptance rate {percent(stats.acceptance_rate)}")
     parts.append(f"mean acceptance length {stats.mean_acceptance_length or 0:.2f}")
-    parts += [f"rule {rule}", f"lossless {yes(lossless)}"]
+    parts.append(rule_text(rule, lossless))
     if finish:
-        parts.append(f"finish {finish}")
+        parts.append(f"finish reason {finish}")
     if stats.drafter_faults:
-        parts.append(f"drafter faults {stats.drafter_faults}")
+        parts.append(f"drafter errors {stats.drafter_faults}")
     return ", ".join(parts)
 
 
 def table(*columns: str, left: int = 1) -> RichTable:
-    """A table to be filled: the first `left` columns flush left, numbers flush right."""
+    """An empty table: the first `left` columns are left-aligned, the others right-aligned."""
     made = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i < left else "right", no_wrap=True)
@@ -206,7 +213,7 @@ def table(*columns: str, left: int = 1) -> RichTable:
 
 
 def rendered(made: Table) -> RichTable:
-    """A table for a terminal: headings are broken to the width of their cells, and text that is too wide is folded."""
+    """A table for a terminal: headings are wrapped to the width of their cells, and wide text is folded."""
     texts = made.texts()
     widths = [NARROWEST if i else LABEL for i in range(len(made.columns))]
     heads = [fitted(c.heading, [row[i] for row in texts], widths[i]) for i, c in enumerate(made.columns)]
@@ -223,7 +230,7 @@ def rendered(made: Table) -> RichTable:
 
 
 def fitted(heading: str, cells: Seq[str], narrowest: int) -> str:
-    """The heading in lines that are no longer than the cells, as far as its words allow."""
+    """The heading, wrapped to the width of the widest cell or word."""
     widths = [len(line) for text in (*heading.split(), *cells) for line in text.splitlines()]
     return "\n".join(textwrap.wrap(heading, max([narrowest, *widths]), break_on_hyphens=False))
 
@@ -238,7 +245,7 @@ def titled(made: Table) -> None:
 
 
 def section(made: Section) -> None:
-    """Print what is said of a result: the tables, then the finding, then the remarks."""
+    """Print a result: its tables, then its main finding, then notes."""
     console = out()
     for each in made.tables:
         if not each.long:
@@ -249,7 +256,7 @@ def section(made: Section) -> None:
 
 
 def facts_table(rows: Seq[tuple[str, str]]) -> RichTable:
-    """Names and values, two columns."""
+    """A table of two columns: names and values."""
     made = RichTable.grid(padding=(0, 2))
     made.add_column(style="bold", no_wrap=True)
     made.add_column(overflow="fold")
@@ -269,8 +276,8 @@ def logprob_table(completion: Completion, show: Any) -> RichTable:
 
 
 def runs_table(groups: Mapping[str, Seq[Run]]) -> RichTable:
-    """One line a way of decoding: speed, speed-up over plain decoding with its 95 % interval, acceptance, exactness. At
-    most 80 columns wide."""
+    """One row per method: speed, speed-up over plain decoding with its 95 % interval, acceptance, and losslessness. At
+    most 80 characters wide."""
     heads = ("task", "method", "tokens/s", "speed-up\n(95 % interval)", "accept\nrate", "mean\nlength", "lossless")
     made = table(*heads, left=2)
     for name, runs in groups.items():

@@ -1,4 +1,4 @@
-"""`slipstream report`: result files to one page, or to plots for a paper."""
+"""`slipstream report`: turns result files into one page, or into plots for a paper."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from slipstream.errors import ParameterError
 
 def report(
     results: Annotated[list[str], typer.Argument(help="Result files of bench, sweep, trace, ...")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML page.")] = Path("report.html"),
-    png: Annotated[Path | None, typer.Option(help="Write every plot as PNG to this folder instead.")] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write every plot as SVG to this folder instead.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
+    png: Annotated[Path | None, typer.Option(help="Write the plots as PNG files to this folder instead.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write the plots as SVG files to this folder instead.")] = None,
 ) -> None:
-    """Make one self-contained page of result files: offline, light and dark, printable. Or the plots for a paper."""
+    """Turn result files into one self-contained HTML page (offline, light and dark, printable), or into plots."""
     from slipstream.lab.report_page import export, write_page
     from slipstream.lab.results import read
 

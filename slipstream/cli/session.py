@@ -1,4 +1,4 @@
-"""The state of one chat, and the slash commands that change it."""
+"""The state of one chat session, and its slash commands."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from slipstream.settings import RULES, one_of
 _PARAMETERS = {name: known.option for name, known in declared(SamplingParams).items() if known.option}
 
 SAMPLING = {name.replace("_", "-"): name for name in _PARAMETERS}
-"""Commands that set a sampling parameter -> its field; those without an option are left to the Python interface."""
+"""Slash command -> field of `SamplingParams`. Parameters without a command-line option have no slash command either."""
 
 NAMES = {option.lstrip("-"): name.replace("_", "-") for name, strings in _PARAMETERS.items() for option in strings} | {
     "temp": "temperature",
     "k": "draft-tokens",
     "exit": "quit",
 }
-"""Other names of commands: options are understood as on the command line."""
+"""Aliases of commands; the names of command-line options work, too."""
 
 Command = Callable[[str], bool | None]
 
 
 class Session:
-    """llm and what it was made of, the sampling parameters of the next prompt, the conversation so far.
+    """The LLM and the options it was loaded with, the sampling parameters, and the conversation so far.
 
-    raw: every prompt is completed as it is; also without being asked for where the tokenizer has no chat template.
+    raw: complete each prompt without a chat template; always true if the tokenizer has no chat template.
     """
 
     def __init__(
@@ -52,19 +52,22 @@ class Session:
         self._drafters = {llm.drafter.name: llm.drafter}  # type: ignore[attr-defined]
         self._draft_tokens = models.draft_tokens
         self.commands: dict[str, tuple[Command, str]] = {
-            "draft-tokens": (self._set_length, "N: most guesses a step; 0 decodes plainly"),
-            "drafter": (self._set_drafter, f"{', '.join(DRAFTERS)}, with options such as max_ngram=3"),
-            "rule": (self._set_rule, ", ".join(RULES)),
-            "side": (self._side, "show the next prompt (or the text given) plain, drafter-only and speculative"),
-            "system": (self._set_system, "TEXT: system message, for a new conversation"),
-            "reset": (self._reset, "forget the conversation"),
-            "stats": (self._stats, "counters of this session"),
-            "help": (self._help, "this list"),
-            "quit": (lambda _: False, "leave (or Ctrl-D)"),
+            "draft-tokens": (self._set_length, "N: maximum number of draft tokens per step; 0: plain decoding"),
+            "drafter": (self._set_drafter, f"NAME [OPTION=VALUE ...]: {', '.join(DRAFTERS)}"),
+            "rule": (self._set_rule, "NAME: verification rule: " + ", ".join(RULES)),
+            "side": (
+                self._side,
+                "[TEXT]: show TEXT or the next prompt decoded plainly, by the drafter alone, and speculatively",
+            ),
+            "system": (self._set_system, "TEXT: set the system message and start a new conversation"),
+            "reset": (self._reset, "start a new conversation"),
+            "stats": (self._stats, "show the statistics of this session"),
+            "help": (self._help, "show this list"),
+            "quit": (lambda _: False, "leave the chat (or Ctrl-D)"),
         }
 
     def handle(self, line: str) -> bool:
-        """Do what a line says: a slash command, or a prompt. False ends the session. Raises SlipstreamError."""
+        """Run a slash command or answer a prompt. Returns False to end the session. Raises SlipstreamError."""
         if line.startswith("/") and not line.startswith("//"):
             name, _, argument = line[1:].strip().partition(" ")
             return self.command(name.lower().replace("_", "-"), argument.strip()) is not False
@@ -77,7 +80,7 @@ class Session:
         return True
 
     def answer(self, prompt: str) -> None:
-        """Stream the answer to one prompt and remember both."""
+        """Stream the answer to one prompt and add both to the conversation."""
         request = self._request(prompt)
         completion, finish = run(self.llm, request, self.params, shown=True, legend=self.total.rounds == 0)
         self.total += completion.stats
@@ -130,42 +133,40 @@ class Session:
         if argument:
             one_of("rule", argument, tuple(RULES))
             self.llm.rule = argument
-        render.line(f"rule {self.llm.rule.name} ({'lossless' if self.llm.rule.lossless else 'NOT lossless'})")
+        render.line(render.rule_text(self.llm.rule.name, self.llm.rule.lossless))
 
     def _side(self, argument: str) -> None:
         if argument:
             self._compare(argument)
         else:
             self.side_by_side = True
-            render.line("the next prompt is shown plain, drafter-only and speculative")
+            render.line("the next prompt is decoded plainly, by the drafter alone, and speculatively")
 
     def _set_system(self, argument: str) -> None:
         if self.raw:
-            raise ParameterError("there is no system message without a chat template", fix="write it into the prompt")
+            raise ParameterError("there is no system message without a chat template", fix="include it in the prompt")
         self.system, self.messages = argument or None, []
-        render.line(f"system message {'set' if argument else 'removed'}; a new conversation begins")
+        render.line(f"system message {'set' if argument else 'removed'}; new conversation started")
 
     def _reset(self, argument: str) -> None:
         self.messages = []
-        render.line("a new conversation begins")
+        render.line("new conversation started")
 
     def _stats(self, argument: str) -> None:
         if not self.total.rounds:
-            return render.line("nothing was generated yet")
-        render.line(
-            render.summary(self.total, self.llm.rule.name, self.llm.rule.lossless, "-").removesuffix(", finish -")
-        )
+            return render.line("nothing has been generated yet")
+        render.line(render.summary(self.total, self.llm.rule.name, self.llm.rule.lossless))
         spent = ", ".join(
             f"{phase} {seconds / self.total.total_seconds:.0%}" for phase, seconds in self.total.seconds.items()
         )
-        render.line(f"{self.total.rounds} rounds; time: {spent}")
+        render.line(f"{self.total.rounds} steps; time: {spent}")
         if self.total.drafted_at:
             rates = " ".join(f"{rate:.0%}" for rate in self.total.position_rates)
-            render.line(f"accepted by position: {rates}")
+            render.line(f"acceptance by position: {rates}")
 
     def _help(self, argument: str) -> None:
         rows = [(f"/{name}", text) for name, (_, text) in self.commands.items()]
-        rows.append(("/PARAMETER [VALUE]", ", ".join(SAMPLING)))
+        rows.append(("/PARAMETER [VALUE]", "show or set a sampling parameter: " + ", ".join(SAMPLING)))
         render.err().print(render.facts_table(rows))
 
     def _compare(self, prompt: str) -> None:
@@ -174,7 +175,7 @@ class Session:
         side_by_side(self.llm, self._request(prompt), self.params)
 
     def _request(self, prompt: str) -> Prompt:
-        """What the model is to see: the prompt, or the conversation with it. Raises PromptError if that is too long."""
+        """The prompt, or the conversation that ends with it. Raises PromptError if that is too long."""
         if self.raw:
             return prompt
         opening = [{"role": "system", "content": self.system}] if self.system else []
@@ -183,13 +184,13 @@ class Session:
         if len(ids) >= context and self.messages:
             raise PromptError(
                 f"the conversation has {len(ids)} tokens, the target's context holds {context}",
-                fix="/reset begins a new one",
+                fix="/reset starts a new one",
             )
         return ids
 
 
 def _value(field: str, text: str) -> Any:
-    """The value that a command line gives to a sampling parameter; its range is checked by `SamplingParams`."""
+    """Parse the value of a sampling parameter; `SamplingParams` checks its range."""
     if field == "stop":
         return () if text == "none" else (text.encode().decode("unicode_escape") if "\\" in text else text,)
     if text.lower() in ("true", "on", "yes", "false", "off", "no"):

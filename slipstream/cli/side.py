@@ -1,4 +1,4 @@
-"""One prompt decoded plainly, by the drafter alone, and speculatively, side by side."""
+"""Shows one prompt decoded plainly, by the drafter alone, and speculatively, side by side."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slipstream.drafters.model import ModelDrafter
 from slipstream.llm import LLM, Prompt
 
 NARROW = 100
-"""Below so many columns the three texts stand one above the other."""
+"""Terminals narrower than this (in characters) show the three texts below each other."""
 
 
 @dataclass
@@ -32,14 +32,14 @@ class Column:
 
 
 def side_by_side(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
-    """Decode one after the other (so that each has the machine to itself) and show all three as they come."""
-    request = llm.sequence(prompt, params).tokens  # checked once, before anything is drawn
+    """Decode one after the other, so that they do not compete for the CPU, and stream all three texts."""
+    request = llm.sequence(prompt, params).tokens  # checks the prompt before anything is drawn
     columns = [Column("plain", llm), Column("drafter alone", drafter_alone(llm)), Column("speculative", llm)]
     drafter = llm.drafter
     with Interrupt() as interrupt, canvas(columns) as draw:
         for column in columns:
             if column.engine is None:
-                column.note = f"{llm.drafter.name!r} cannot write alone: it is not a model"
+                column.note = f"{llm.drafter.name!r} cannot generate text alone: it is not a model"
             else:
                 if column.engine is llm:
                     llm.use(None if column.title == "plain" else drafter)
@@ -53,7 +53,7 @@ def side_by_side(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
 
 
 def drafter_alone(llm: LLM) -> LLM | None:
-    """The draft model as a target of its own; None if the drafter is no model."""
+    """The draft model as a target; None if the drafter is not a model."""
     drafter = llm.drafter
     return LLM(drafter.model, tokenizer=llm.tokenizer) if isinstance(drafter, ModelDrafter) else None
 
@@ -71,12 +71,12 @@ def decode(column: Column, prompt: list[int], params: SamplingParams, draw: Any,
         f"{render.tokens(stats.tokens)}, {stats.total_seconds:.2f} s, {stats.tokens_per_second or 0:.0f} tokens/s"
     )
     if stats.proposed:
-        column.note += f", accepted {render.percent(stats.acceptance_rate)}"
+        column.note += f", acceptance rate {render.percent(stats.acceptance_rate)}"
 
 
 @contextmanager
 def canvas(columns: list[Column]) -> Iterator[Any]:
-    """Yields the function that redraws. Without a terminal there is one drawing, at the end."""
+    """Yields the function that redraws. Without a terminal the texts are printed once, at the end."""
     console = render.out()
     colours = render.coloured(console)
     if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""`slipstream simulate`: the expected speed-up of speculation, here or on hardware that is not here."""
+"""`slipstream simulate`: the expected speed-up of speculation, on this machine or on other hardware."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from slipstream.lab.hardware import Hardware
     from slipstream.lab.roofline import ModelSize
 
-_MEASURED_STEPS = 8
+_TIMED_LENGTH = 8
 BATCHES = "1,4,16,64,256"
 
 
@@ -32,21 +32,25 @@ def simulate(
     place: HardwareOptions,
     target: Annotated[
         str | None,
-        typer.Option("--target", "-m", help="Name (slipstream pairs), folder, hub id, or a size: 70B."),
+        typer.Option(
+            "--target", "-m", help="Target model: name (see slipstream pairs), folder, hub id, or a size such as 70B."
+        ),
     ] = None,
-    draft_model: Annotated[str | None, typer.Option("--draft", "-md", help="The draft model, likewise.")] = None,
+    draft_model: Annotated[
+        str | None, typer.Option("--draft", "-md", help="Draft model, given in the same way.")
+    ] = None,
     batch: Annotated[
-        str | None, typer.Option(help="Sequences a step.", show_default=f"1; with --hardware {BATCHES}")
+        str | None, typer.Option(help="Batch size, one or several.", show_default=f"1; with --hardware {BATCHES}")
     ] = None,
     presets: Annotated[
-        bool, typer.Option("--presets", help="List the hardware and where its figures are from.")
+        bool, typer.Option("--presets", help="List the hardware presets and the sources of their figures.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Predict the speed-up of speculation before running it, with the assumptions behind it.
+    """Predict the speed-up of speculation, and state the assumptions.
 
-    Costs are given (--c, --row-cost), measured on this machine (--measure), or, with --hardware, those of models and
-    batches that do not fit here.
+    Costs are given (--c, --row-cost), measured on this machine (--measure), or computed for other hardware from the
+    sizes of the models (--hardware).
     """
     quieten()
     if presets:
@@ -99,8 +103,8 @@ def _costs(options: CostOptions, target: str | None, model: str | None, batch: i
         return _measured(target or "embedded", model, batch, options.host)
     if target or model:
         raise ParameterError(
-            "models were named, but neither --measure nor --hardware",
-            fix="--measure times them here, --hardware h100 plans for elsewhere",
+            "models were named without --measure or --hardware",
+            fix="add --measure to time them here, or --hardware h100 to predict for that hardware",
         )
     check_number("row_cost", options.row_cost, 0.0, float("inf"))
     curve = CostCurve.flat(options.row_cost) if options.row_cost else None
@@ -115,10 +119,10 @@ def _measured(target: str, model: str | None, batch: int, host: float) -> StepCo
     llm = load(ModelOptions(target=target, draft=model))
     with render.status("measuring"):
         curve = measure_costs(llm.target)
-        drafting = measure_draft_costs(llm.target, llm.drafter, (1, _MEASURED_STEPS))
-    draft = drafting(_MEASURED_STEPS)
-    basis = f"measured here: one row takes {1e3 * curve(1):.2f} ms, {_MEASURED_STEPS} draft tokens {1e3 * draft:.2f} ms"
-    return StepCosts(draft / _MEASURED_STEPS / curve(batch), curve, batch, host, basis)
+        drafting = measure_draft_costs(llm.target, llm.drafter, (1, _TIMED_LENGTH))
+    draft = drafting(_TIMED_LENGTH)
+    basis = f"measured here: one row takes {1e3 * curve(1):.2f} ms, {_TIMED_LENGTH} draft tokens {1e3 * draft:.2f} ms"
+    return StepCosts(draft / _TIMED_LENGTH / curve(batch), curve, batch, host, basis)
 
 
 def _plan(
@@ -132,7 +136,7 @@ def _plan(
     if target is None or model is None:
         raise ParameterError(
             "--hardware was given without both models",
-            why="what a step reads and computes follows from their sizes",
+            why="the cost of a step is computed from their sizes",
             fix="give --target and --draft: names (slipstream pairs), folders, or sizes such as 70B and 8B",
         )
     check_number("context", place.context, 0.0, float("inf"))
@@ -181,7 +185,7 @@ def _tree(draft: DraftOptions, costs: StepCosts) -> dict[str, Any] | None:
 
 
 def _model(name: str, role: str) -> ModelSize:
-    """A name of the registry, a size, or a checkpoint."""
+    """The size of a model given as a registry name, a size, or a checkpoint."""
     from slipstream.lab.known_pairs import known_model
     from slipstream.lab.roofline import ModelSize
     from slipstream.models.facts import facts
@@ -211,13 +215,13 @@ def _hardware(place: HardwareOptions) -> Hardware:
     lacking = [name for name in ("bandwidth", "tflops", "memory") if getattr(place, name) is None]
     if lacking:
         raise ParameterError(
-            "hardware of your own lacks --" + ", --".join(lacking), fix="give all three, or a preset by --hardware"
+            "custom hardware lacks --" + ", --".join(lacking), fix="give all three, or a preset with --hardware"
         )
     return Hardware("your hardware", **given)
 
 
 def _rates(draft: DraftOptions, target: str | None, model: str | None) -> Rates:
-    """As given, or those of the pair (see `acceptance_rates`); by position, as long as drafts may get."""
+    """Acceptance rates by position, up to the longest draft: as given, or of the pair (see `acceptance_rates`)."""
     from slipstream.core.forecast import Rates
     from slipstream.core.params import check_integer, check_number
     from slipstream.lab.known_pairs import acceptance_rates
@@ -234,8 +238,8 @@ def _rates(draft: DraftOptions, target: str | None, model: str | None) -> Rates:
     rates = Rates(tuple(_numbers("rates", draft.rates, float)))
     if draft.draft_tokens is not None and draft.draft_tokens > len(rates.by_position):
         raise ParameterError(
-            f"draft_tokens is {draft.draft_tokens}, and {len(rates.by_position)} rates were given",
-            why="acceptance at deeper positions is not known",
+            f"draft_tokens is {draft.draft_tokens}, but {len(rates.by_position)} rates were given",
+            why="acceptance at later positions is unknown",
             fix=f"choose --draft-tokens up to {len(rates.by_position)}",
         )
     return rates.up_to(max(draft.longest, draft.draft_tokens or 0))
@@ -246,15 +250,15 @@ def _acceptance(rates: Rates) -> dict[str, Any]:
 
 
 def _numbers(name: str, text: str, kind: type) -> list[Any]:
-    """Numbers between commas. Raises ParameterError for what is none."""
+    """Comma-separated numbers. Raises ParameterError for anything else."""
     values = []
-    wanted, example = ("whole number above 0", "1,8,64") if kind is int else ("number", "0.73,0.52,0.35")
+    wanted, example = ("positive integer", "1,8,64") if kind is int else ("number", "0.73,0.52,0.35")
     for part in text.split(","):
         value = number(part.strip())
         if isinstance(value, str) or (kind is int and not (isinstance(value, int) and value >= 1)):
             raise ParameterError(
-                f"--{name} {text!r} has {part.strip()!r}, which is no {wanted}",
-                fix=f"write numbers between commas, as in {example}",
+                f"--{name} {text!r} has {part.strip()!r}, which is not a {wanted}",
+                fix=f"give comma-separated numbers, as in {example}",
             )
         values.append(value)
     return values

@@ -1,4 +1,4 @@
-"""`slipstream sweep`: one setting after another in turns, plotted, with the prediction over the measurement."""
+"""`slipstream sweep`: measures a grid of settings in one interleaved run, and plots measurement and prediction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SWEPT = "Swept"
 
 @dataclass(frozen=True)
 class SweepModels(LabModels):
-    """`LabModels` in which the draft length and the dtype are lists."""
+    """`LabModels` with several draft lengths and dtypes."""
 
     draft_tokens: Annotated[
         str | None,
@@ -37,7 +37,7 @@ class SweepModels(LabModels):
         ),
     ] = None  # type: ignore[assignment]
     dtype: Annotated[
-        str | None, typer.Option(help="One or several, as in float32,bfloat16.", rich_help_panel=SWEPT)
+        str | None, typer.Option(help="Dtype, one or several, as in float32,bfloat16.", rich_help_panel=SWEPT)
     ] = None
 
     def __post_init__(self) -> None:
@@ -55,22 +55,24 @@ class SweepModels(LabModels):
 @grouped
 def sweep(
     models: SweepModels,
-    prompts: Annotated[str, typer.Argument(help="A file, or code, edit, or code,edit.")] = "code",
-    temperature: Annotated[str, typer.Option(help="As in 0,0.5,1.", rich_help_panel=SWEPT)] = "0",
-    batch: Annotated[str, typer.Option(help="Sequences at once, as in 1,2,4.", rich_help_panel=SWEPT)] = "1",
+    prompts: Annotated[str, typer.Argument(help="Prompt file, or the embedded code, edit, or code,edit.")] = "code",
+    temperature: Annotated[
+        str, typer.Option(help="Sampling temperatures, as in 0,0.5,1.", rich_help_panel=SWEPT)
+    ] = "0",
+    batch: Annotated[str, typer.Option(help="Batch sizes, as in 1,2,4.", rich_help_panel=SWEPT)] = "1",
     tree_nodes: Annotated[
-        str | None, typer.Option(help="Tree sizes, for drafters with that option.", rich_help_panel=SWEPT)
+        str | None, typer.Option(help="Tree sizes in nodes, for drafters with this option.", rich_help_panel=SWEPT)
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUES",
-            help="Any option of the drafter, as in max_ngram=2:5; repeatable.",
+            help="Values of a drafter option, as in max_ngram=2:5; repeatable.",
             rich_help_panel=SWEPT,
         ),
     ] = None,
-    count: Annotated[int, typer.Option("--prompts", min=1, help="Most prompts.")] = 4,
-    template: Annotated[str, typer.Option(help="chat, raw, or auto (chat for instructions).")] = "auto",
+    count: Annotated[int, typer.Option("--prompts", min=1, help="Maximum number of prompts.")] = 4,
+    template: Annotated[str, typer.Option(help="Prompt format: chat, raw, or auto (chat for instructions).")] = "auto",
     tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", min=1, help="Tokens generated for each prompt.")
     ] = 48,
@@ -78,13 +80,13 @@ def sweep(
     seconds: Annotated[float, typer.Option(min=0, help="Time limit in seconds; at least three passes.")] = 45,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write the plots, as one HTML page, to this file.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write the plots to this HTML file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Measure acceptance and speed over draft lengths, temperatures, drafters, options, dtypes or batch sizes.
 
-    Every setting takes its turn in every pass; plain decoding is measured beside them for each temperature, batch size
-    and dtype.
+    Passes are interleaved: each pass runs every setting once, and plain decoding for each temperature, batch size and
+    dtype.
     """
     from slipstream.lab.benchmark import BenchConfig
 
@@ -105,7 +107,7 @@ def sweep(
         f"sweep: {len(settings)} settings, {len(chosen.prompts)} prompts of {chosen.source}, target={models.target}, "
         f"{on(llm.target)}"
     )
-    with render.progress("measuring, in turns", lab.steps(settings, llm, chosen, config)) as advance:
+    with render.progress("measuring (interleaved)", lab.steps(settings, llm, chosen, config)) as advance:
         result, code = unfinished(lambda: lab.sweep(engines, settings, axes, chosen, config, out, advance))
     finish(result, out, as_json, page)
     raise typer.Exit(code or (1 if any(point["texts"] == "BUG" for point in result.data["arms"]) else 0))
@@ -114,7 +116,7 @@ def sweep(
 def plan(
     models: SweepModels, temperature: str, batch: str, tree_nodes: str | None, option: Any
 ) -> tuple[dict[str, Any], list[Setting]]:
-    """The axes, and every setting of the grid. Raises ParameterError."""
+    """The axes and all settings of the grid. Raises ParameterError."""
     from slipstream.lab.parameter_sweep import Setting, grid
 
     specs = models.specs()

@@ -1,4 +1,4 @@
-"""`slipstream trace`: watch one generation, and keep a page of it."""
+"""`slipstream trace`: records one generation token by token."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ def trace(
     models: LabModels,
     sampling: SamplingOptions,
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt. Default: an embedded one.", show_default=False)
+        str | None, typer.Argument(help="The prompt; default: an embedded prompt.", show_default=False)
     ] = None,
     kind: Annotated[str, typer.Option(help="Kind of the embedded prompt: code or edit.")] = "code",
-    number: Annotated[int, typer.Option(min=1, help="Index of that prompt, from 1.")] = 1,
+    number: Annotated[int, typer.Option(min=1, help="Index of the embedded prompt, from 1.")] = 1,
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a chat message.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the record to this JSON file.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write the page to this HTML file.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write a page of the record to this HTML file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
 ) -> None:
-    """Record one generation: who proposed each token, what was accepted, all probabilities, acceptance over time."""
+    """Record one generation: the origin of each token, what was accepted, probabilities, and acceptance over time."""
     params, contenders = sampling.params(), models.contenders()
     if len(contenders) != 1 and (models.drafter or models.drafters):
-        raise ParameterError(f"{len(contenders)} drafters were named, one is traced", fix="name one; A+B stacks two")
+        raise ParameterError(
+            f"{len(contenders)} drafters were named, only one can be traced", fix="name one; A+B combines two"
+        )
     from slipstream.lab import prompts as texts, tracing as lab
 
     writable(out, page)
@@ -46,7 +48,7 @@ def trace(
     if prompt is None:
         shipped = texts.entries(kind)
         if number > len(shipped):
-            raise ParameterError(f"there are {len(shipped)} prompts of kind {kind!r}, number {number} was asked for")
+            raise ParameterError(f"number is {number}, but there are {len(shipped)} prompts of kind {kind!r}")
         entry = shipped[number - 1]
         ids, name = texts.encode(llm, entry, "auto")[-max(1, llm.target.context // 2) :], entry.name
     else:
@@ -68,13 +70,13 @@ def trace(
 
 
 def show(result: Result) -> None:
-    """The text in colours, acceptance over time as a line of bars, and the tables."""
+    """Print the text in colours, acceptance over time as bars, and the tables."""
     from slipstream.lab.reports import section
 
     console, data = render.out(), result.data
     text = Text()
     for piece, token in zip(data["pieces"], data["tokens"], strict=False):
-        style = (render.DRAFTED if token["drafted"] else render.OWN) if render.coloured(console) else None
+        style = (render.DRAFTED if token["drafted"] else render.BY_TARGET) if render.coloured(console) else None
         text.append(render.printable(piece), style)
     console.print(text)
     console.print()
@@ -82,5 +84,5 @@ def show(result: Result) -> None:
         bars = "".join(BARS[round(point["rate"] * (len(BARS) - 1))] for point in data["rolling"])
         for at in range(0, len(bars), 76):
             console.print(bars[at : at + 76])
-        console.print(f"acceptance rate over the last {result.settings['window']} steps that drafted", style="dim")
+        console.print(f"acceptance rate over the last {result.settings['window']} steps with draft tokens", style="dim")
     render.section(section(result))

@@ -1,4 +1,4 @@
-"""`slipstream train`: parse, call, print."""
+"""`slipstream train`: commands that train draft heads and draft models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer(help="Train draft heads and draft models.", no_args_is_help=Tr
 
 @app.callback()
 def train() -> None:
-    """Train models."""
+    """Train draft heads and draft models."""
 
 
 @app.command()
@@ -23,15 +23,15 @@ def medusa(
     data: DataOptions,
     loop: LoopOptions,
     texts: TextOptions,
-    heads: Annotated[int, typer.Option(help="How many heads, each guessing one place further.")] = 4,
-    layers: Annotated[int, typer.Option(help="Residual blocks of each head.")] = 1,
-    own_head: Annotated[bool, typer.Option(help="Each head learns an lm_head of its own.")] = True,
-    loss: Annotated[str, typer.Option(help="kl, reverse-kl, tv or ce.")] = "kl",
+    heads: Annotated[int, typer.Option(help="Number of heads; each predicts one position further.")] = 4,
+    layers: Annotated[int, typer.Option(help="Residual blocks per head.")] = 1,
+    own_head: Annotated[bool, typer.Option(help="Train a separate lm_head for each head.")] = True,
+    loss: Annotated[str, typer.Option(help="Loss: kl, reverse-kl, tv or ce.")] = "kl",
     decay: Annotated[float, typer.Option(help="Weight of head k in the loss is decay^k.")] = 0.8,
 ) -> None:
     """Train Medusa heads (arXiv 2401.10774) for any target.
 
-    Ctrl-C saves and stops, --resume goes on; touch OUT/decay-now to start the final decay at once.
+    Ctrl-C saves a checkpoint and stops; --resume continues. Create OUT/decay-now to start the final decay at once.
     """
 
     def options() -> Any:
@@ -48,15 +48,19 @@ def eagle3(
     data: DataOptions,
     loop: LoopOptions,
     texts: TextOptions,
-    steps: Annotated[int, typer.Option(help="Steps of training-time test.")] = 4,
+    steps: Annotated[int, typer.Option(help="Number of training-time test steps.")] = 4,
     draft_vocab: Annotated[
-        int | None, typer.Option(help="Ids that the head can guess.", show_default="all up to 8192, else 32000")
+        int | None,
+        typer.Option(help="Number of token ids that the head can draft.", show_default="all up to 8192, else 32000"),
     ] = None,
     taps: Annotated[
-        list[int] | None, typer.Option("--tap", help="Target layers that it reads.", show_default="low, middle, high")
+        list[int] | None,
+        typer.Option("--tap", help="Target layer that the head reads; repeatable.", show_default="low, middle, high"),
     ] = None,
-    intermediate: Annotated[int | None, typer.Option(help="Width of its MLP.", show_default="the target's")] = None,
-    loss: Annotated[str, typer.Option(help="kl, reverse-kl, tv or ce.")] = "kl",
+    intermediate: Annotated[
+        int | None, typer.Option(help="Width of the MLP of the head.", show_default="the target's")
+    ] = None,
+    loss: Annotated[str, typer.Option(help="Loss: kl, reverse-kl, tv or ce.")] = "kl",
     decay: Annotated[float, typer.Option(help="Weight of step j in the loss is decay^j.")] = 0.8,
 ) -> None:
     """Train an EAGLE-3 head (arXiv 2503.01840) for any target, with training-time test."""
@@ -77,18 +81,20 @@ def draft(
     texts: TextOptions,
     begin: Annotated[
         str | None,
-        typer.Option("--start", help="Draft to go on from: folder, hub id or 'embedded'.", show_default="from scratch"),
+        typer.Option(
+            "--start", help="Draft model to continue from: folder, hub id or 'embedded'.", show_default="from scratch"
+        ),
     ] = None,
-    hidden_size: Annotated[int, typer.Option(help="Width, from scratch.")] = 256,
-    layers: Annotated[int, typer.Option(help="Layers, from scratch.")] = 2,
-    heads: Annotated[int, typer.Option(help="Query heads, from scratch.")] = 4,
-    kv_heads: Annotated[int, typer.Option(help="Key heads, from scratch.")] = 1,
+    hidden_size: Annotated[int, typer.Option(help="Hidden size, from scratch.")] = 256,
+    layers: Annotated[int, typer.Option(help="Number of layers, from scratch.")] = 2,
+    heads: Annotated[int, typer.Option(help="Number of query heads, from scratch.")] = 4,
+    kv_heads: Annotated[int, typer.Option(help="Number of KV heads, from scratch.")] = 1,
     intermediate: Annotated[int, typer.Option(help="Width of the MLP, from scratch.")] = 640,
-    loss: Annotated[str, typer.Option(help="kl, reverse-kl, tv or ce.")] = "kl",
-    depth: Annotated[int, typer.Option(help="Draft length whose acceptance is simulated.")] = 4,
+    loss: Annotated[str, typer.Option(help="Loss: kl, reverse-kl, tv or ce.")] = "kl",
+    depth: Annotated[int, typer.Option(help="Draft length for which acceptance is simulated.")] = 4,
     compile: Annotated[bool, typer.Option(help="Compile the layers (needs a C++ compiler on a CPU).")] = False,
 ) -> None:
-    """Distil a draft model on the target's laws (arXiv 2310.08461), from scratch or from a checkpoint."""
+    """Distil a draft model from the target's distributions (arXiv 2310.08461), from scratch or from a checkpoint."""
 
     def options() -> Any:
         from slipstream.training.draft_objective import DraftOptions
@@ -105,16 +111,17 @@ def layerskip(
     loop: LoopOptions,
     texts: TextOptions,
     exit: Annotated[
-        int | None, typer.Option(help="Layers of the exit that is simulated.", show_default="half of them")
+        int | None,
+        typer.Option(help="Exit layer for which acceptance is simulated.", show_default="half of the layers"),
     ] = None,
-    p_max: Annotated[float, typer.Option(help="Dropout of the last layer.")] = 0.1,
+    p_max: Annotated[float, typer.Option(help="Layer dropout rate of the last layer.")] = 0.1,
     exit_scale: Annotated[float, typer.Option(help="Weight of the early exits in the loss.")] = 0.3,
-    rotation: Annotated[int, typer.Option(help="Every exit gets its loss each so many steps.")] = 7,
-    loss: Annotated[str, typer.Option(help="kl (stay near the original), reverse-kl, tv or ce.")] = "kl",
-    depth: Annotated[int, typer.Option(help="Draft length whose acceptance is simulated.")] = 4,
+    rotation: Annotated[int, typer.Option(help="Each exit contributes to the loss once in this many steps.")] = 7,
+    loss: Annotated[str, typer.Option(help="Loss: kl (stay near the original), reverse-kl, tv or ce.")] = "kl",
+    depth: Annotated[int, typer.Option(help="Draft length for which acceptance is simulated.")] = 4,
     compile: Annotated[bool, typer.Option(help="Compile the layers (needs a C++ compiler on a CPU).")] = False,
 ) -> None:
-    """Go on training a target so that its early layers can draft (LayerSkip, arXiv 2404.16710): a new target."""
+    """Train a target further so that its early layers can draft (LayerSkip, arXiv 2404.16710). Makes a new target."""
 
     def options() -> Any:
         from slipstream.training.layerskip_objective import LayerSkipOptions

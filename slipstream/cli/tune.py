@@ -1,4 +1,4 @@
-"""`slipstream tune`: choose drafter and draft length for these prompts on this machine, and write it down."""
+"""`slipstream tune`: chooses drafter and draft length for given prompts on this machine."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from slipstream.lab.results import Result
 
 LONGEST = 8
-"""Longest drafts considered of what is not a lookup."""
+"""Maximum draft length considered for drafters that are not lookups."""
 ENGINE = ("executor", "dtype", "device", "quantize", "draft_quantize", "kv_dtype", "threads", "rule")
 AUTOMATIC = {"executor": "auto", "rule": "rejection"}
 
 
 @dataclass(frozen=True)
 class TuneModels(LabModels):
-    """`LabModels` that try every kind where none is named."""
+    """`LabModels` that try all tunable drafters if none is named."""
 
     def specs(self) -> list[str]:
         if self.drafter or self.drafters:
@@ -38,7 +38,7 @@ class TuneModels(LabModels):
         return [name for name, spec in tried.items() if self.draft_model or not spec.reads_draft]
 
     def longest(self) -> list[Contender]:
-        """The contenders, with the longest drafts to consider."""
+        """The contenders, with the maximum draft length to consider."""
         given = self.contenders()
         if self.draft_tokens is not None:
             return given
@@ -52,24 +52,28 @@ class TuneModels(LabModels):
 def tune(
     models: TuneModels,
     sampling: SamplingOptions,
-    prompts: Annotated[str, typer.Argument(help="A file, or code, edit, or code,edit.")] = "code,edit",
-    count: Annotated[int, typer.Option("--prompts", min=1, help="Most prompts, from all categories in turn.")] = 6,
-    template: Annotated[str, typer.Option(help="chat, raw, or auto (chat for instructions).")] = "auto",
-    batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
-    confirm: Annotated[int, typer.Option(min=1, help="How many of the best to measure against plain decoding.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed passes of that measurement.")] = 5,
+    prompts: Annotated[
+        str, typer.Argument(help="Prompt file, or the embedded code, edit, or code,edit.")
+    ] = "code,edit",
+    count: Annotated[
+        int, typer.Option("--prompts", min=1, help="Maximum number of prompts, spread over the categories.")
+    ] = 6,
+    template: Annotated[str, typer.Option(help="Prompt format: chat, raw, or auto (chat for instructions).")] = "auto",
+    batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 1,
+    confirm: Annotated[int, typer.Option(min=1, help="Number of best candidates to compare with plain decoding.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed passes of that comparison.")] = 5,
     seconds: Annotated[float, typer.Option(min=0, help="Time limit in seconds; at least three passes.")] = 45,
     write: Annotated[
         Path | None, typer.Option(help="Write the choice to this file, for `slipstream generate --config`.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write a page of it to this HTML file.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write a report page to this HTML file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Choose drafter and draft length for your prompts on this machine; never one that is slower than plain decoding.
 
-    Every drafter is recorded once, the closed forms predict the rest, and the best are raced against plain decoding.
-    --draft-tokens is the longest draft to consider.
+    Each drafter runs once, a formula predicts the other draft lengths, and the best are timed against plain decoding.
+    --draft-tokens is the maximum draft length to consider.
     """
     from slipstream.lab.configs import Choice
     from slipstream.lab.tuning import TuneConfig
@@ -93,7 +97,7 @@ def tune(
     )
     engine = {name: getattr(models, name) for name in ENGINE if getattr(models, name) != AUTOMATIC.get(name)}
     origin = Choice("none", target=models.target, draft=models.draft_model, engine=engine)
-    with render.progress("measuring, in turns", lab.steps(llm, contenders, chosen, config)) as advance:
+    with render.progress("measuring (interleaved)", lab.steps(llm, contenders, chosen, config)) as advance:
         result, code = unfinished(lambda: lab.tune(llm, contenders, chosen, config, out, advance, origin))
     finish(result, out, as_json, page, show)
     configs = result.data["configs"]
@@ -104,7 +108,7 @@ def tune(
 
 
 def show(result: Result) -> None:
-    """The tables and the choice, and how to make it elsewhere."""
+    """Print the tables, the choice, and the equivalent settings of other programs."""
     from slipstream.lab.reports import section
 
     render.section(section(result))

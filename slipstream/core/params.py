@@ -166,7 +166,7 @@ class SamplingParams(Strict):
     draft_tokens        most draft tokens a step for this request; 0 turns speculation off, None leaves it to `LLM`.
     """
 
-    temperature: float = parameter(0.0, number(0.0, 100.0), Effect.TEMPERATURE, help="0 is greedy.")
+    temperature: float = parameter(0.0, number(0.0, 100.0), Effect.TEMPERATURE, help="Sampling temperature; 0: greedy.")
     top_k: int = parameter(
         0, integer(0), Effect.FILTERS_PROBABILITIES, help="Keep the k most likely tokens; 0 keeps all."
     )
@@ -180,10 +180,13 @@ class SamplingParams(Strict):
         0.0,
         number(0.0, 1.0),
         Effect.FILTERS_PROBABILITIES,
-        help="Drop tokens below this share of the most likely one's probability.",
+        help="Drop tokens below this share of the highest probability.",
     )
     repetition_penalty: float = parameter(
-        1.0, number(0.0, 100.0, open_low=True), Effect.NEEDS_HISTORY, help="Above 1 discourages repetition."
+        1.0,
+        number(0.0, 100.0, open_low=True),
+        Effect.NEEDS_HISTORY,
+        help="Repetition penalty; above 1 discourages repetition.",
     )
     frequency_penalty: float = parameter(
         0.0, number(-2.0, 2.0), Effect.NEEDS_HISTORY, help="Penalty per occurrence in the output, -2 to 2."
@@ -202,10 +205,14 @@ class SamplingParams(Strict):
         ids_in=lambda words: (token for word in words if not isinstance(word, str) for token in word),
     )
     min_tokens: int = parameter(
-        0, integer(0), Effect.NEEDS_HISTORY, option=("--min-new-tokens",), help="Do not stop before so many tokens."
+        0, integer(0), Effect.NEEDS_HISTORY, option=("--min-new-tokens",), help="Minimum number of tokens to generate."
     )
     max_tokens: int = parameter(
-        128, integer(1), Effect.ENDS_TEXT, option=("--max-new-tokens", "-n"), help="Most tokens to generate."
+        128,
+        integer(1),
+        Effect.ENDS_TEXT,
+        option=("--max-new-tokens", "-n"),
+        help="Maximum number of tokens to generate.",
     )
     stop: Seq[str] = parameter((), text_list, Effect.ENDS_TEXT, help="Stop before this text; repeatable.")
     stop_token_ids: Seq[int] = parameter((), id_list, Effect.ENDS_TEXT, option=(), ids_in=tuple)
@@ -215,7 +222,7 @@ class SamplingParams(Strict):
         None,
         integer(0, optional=True),
         Effect.CONTROLS_RUN,
-        help="Show log-probabilities and N alternatives.",
+        help="Show log-probabilities of the tokens and of N alternatives.",
         metavar="N",
     )
     draft_tokens: int | None = parameter(  # on the command line --draft-tokens is the engine's

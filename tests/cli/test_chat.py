@@ -109,11 +109,11 @@ def test_speculation_changes_while_it_runs_and_texts_stay(session, capsys):
 
 def test_each_command_says_what_holds_now(session, capsys):
     for line, said in {
-        "/rule": "rule rejection (lossless)",
+        "/rule": "rejection rule (lossless)",
         "/draft-tokens": "draft-tokens 4",
         "/temperature": "temperature 0.0",
-        "/drafter": "SD ACTIVE method=model",
-        "/stats": "nothing was generated yet",
+        "/drafter": "speculative decoding: draft model",
+        "/stats": "nothing has been generated yet",
         "/help": "/PARAMETER [VALUE]",
         "/side": "the next prompt",
     }.items():
@@ -128,7 +128,7 @@ def test_stats_add_up(session, capsys):
     session.handle("/stats")
     said = capsys.readouterr().err
     assert "24 tokens" in said
-    assert "accepted by position" in said
+    assert "acceptance by position" in said
     assert "target" in said
 
 
@@ -171,7 +171,7 @@ def test_the_loop_reads_lines_and_survives_mistakes(cli, pair, plain):
     assert result.out == "".join(plain.generate(p, params)[0].text for p in ("def add(", "for\nx", "/slash"))
     assert "error: there is no command /temprature" in result.said
     assert "did you mean '/temperature'?" in result.said
-    assert "SD ACTIVE" in result.said
+    assert "speculative decoding: draft model" in result.said
 
 
 def test_the_end_of_the_input_ends_the_chat(cli, pair):
@@ -199,7 +199,7 @@ def test_side_by_side_shows_three_texts(session, plain, capsys):
 def test_side_by_side_with_a_drafter_that_is_no_model(session, capsys):
     session.handle("/drafter ngram")
     session.handle("/side for")
-    assert "'ngram' cannot write alone" in capsys.readouterr().out
+    assert "'ngram' cannot generate text alone" in capsys.readouterr().out
     assert session.llm.drafter.name == "ngram"
 
 

@@ -13,7 +13,7 @@ def test_check_pair_of_models_that_fit(cli, tiny, tmp_path):
     result = cli("check-pair", tmp_path, tiny.draft)
     said = " ".join(result.out.split())
     assert result.code == 0
-    assert "The pair fits: all 316 common token ids agree." in said
+    assert "The models are compatible: all 316 common token ids agree." in said
     assert "target steps" in said
     assert "at 80% acceptance: 1." in said
     assert max(map(len, result.out.splitlines())) <= 80
@@ -33,7 +33,7 @@ def test_check_pair_of_models_that_do_not(cli, tiny, tmp_path):
 
 
 def test_check_pair_measures(cli, tiny, monkeypatch):
-    monkeypatch.setattr("slipstream.cli.check_pair.ROUNDS", 1)
+    monkeypatch.setattr("slipstream.cli.check_pair.PASSES", 1)
     monkeypatch.setattr("slipstream.cli.check_pair.TOKENS", 8)
     found = json.loads(cli("check-pair", tiny.target, tiny.draft, "--measure", "--json").out)
     plain, speculative = found["measured"]

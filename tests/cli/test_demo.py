@@ -14,7 +14,7 @@ def test_the_demo_shows_text_and_one_table(cli, embedded):
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
     for part in (
-        "Continue 1 of 1:", "Edit 1 of 1:", "s plain; token-identical]", "tokens/s",
+        "Continue 1 of 1:", "Edit 1 of 1:", "s with plain decoding; token-identical]", "tokens/s",
         "speed-up", "accept", "mean", "lossless", "draft model, K=4", "n-gram, K=10",
         "Every speculative text is token-identical to plain decoding.",
     ):  # fmt: skip
@@ -23,7 +23,7 @@ def test_the_demo_shows_text_and_one_table(cli, embedded):
     assert max(map(len, table.splitlines())) <= 80
     assert "NO" not in table
     assert "\x1b" not in result.out
-    assert "SD ACTIVE method=model" in result.said
+    assert "speculative decoding: draft model" in result.said
 
 
 def test_the_demo_as_json(cli, embedded):

@@ -28,9 +28,9 @@ def test_text_goes_out_and_the_rest_to_standard_error(cli, pair, llm):
     result = cli("generate", "def add(", "-n", "16", *pair)
     assert result.code == 0
     assert result.out == text_of(llm, "def add(")
-    assert "SD ACTIVE method=model, K=4, rule=rejection (lossless)" in result.said
+    assert "speculative decoding: draft model, 4 draft tokens, rejection rule (lossless)" in result.said
     assert re.search(r"16 tokens, \d+ tokens/s, acceptance rate \d+%, mean acceptance length \d\.\d\d", result.said)
-    assert "lossless yes, finish length" in result.said
+    assert "rejection rule (lossless), finish reason length" in result.said
     assert "\x1b" not in result.out + result.err
 
 
@@ -77,17 +77,17 @@ def test_stop_strings_end_the_text(cli, pair, llm):
     stop = whole[8:10]
     result = cli("generate", "for", "-n", "40", "--stop", stop, *pair)
     assert result.out == whole[: whole.find(stop)]
-    assert "finish stop" in result.said
+    assert "finish reason stop" in result.said
 
 
 @pytest.mark.parametrize(
     ("options", "start"),
     [
-        (["--drafter", "none"], "SD OFF"),
-        (["-k", "0"], "SD OFF"),
-        (["--drafter", "ngram"], "SD ACTIVE method=ngram, K=10"),
-        (["--drafter", "ngram", "-o", "max_ngram=2", "-k", "3"], "SD ACTIVE method=ngram, K=3"),
-        (["--rule", "block"], "SD ACTIVE method=model, K=4, rule=block (lossless)"),
+        (["--drafter", "none"], "plain decoding: target"),
+        (["-k", "0"], "plain decoding: target"),
+        (["--drafter", "ngram"], "speculative decoding: ngram drafter, 10 draft tokens"),
+        (["--drafter", "ngram", "-o", "max_ngram=2", "-k", "3"], "speculative decoding: ngram drafter, 3 draft tokens"),
+        (["--rule", "block"], "speculative decoding: draft model, 4 draft tokens, block rule (lossless)"),
     ],
 )
 def test_every_way_to_speculate_gives_the_same_text_and_says_what_it_does(cli, pair, llm, options, start):
@@ -106,12 +106,12 @@ def test_colours_show_where_tokens_came_from(cli, pair, llm, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     result = cli("generate", "def add(", "-n", "16", *pair)
     assert {"\x1b[32m", "\x1b[1;35m"} <= set(SGR.findall(result.out))
-    assert "drafted and accepted" in result.err
+    assert "accepted draft token" in result.err
     assert result.out.count("\x1b[0m") * 2 == len(SGR.findall(result.out)), "every colour is switched off again"
     monkeypatch.setenv("NO_COLOR", "1")
     result = cli("generate", "def add(", "-n", "16", *pair)
     assert not SGR.search(result.out)
-    assert "drafted and accepted" not in result.err
+    assert "accepted draft token" not in result.err
 
 
 def test_control_characters_never_reach_a_terminal(cli, pair, llm, monkeypatch):
@@ -140,7 +140,7 @@ def test_ctrl_c_keeps_what_was_generated(cli, pair, llm, monkeypatch, as_json):
     assert 0 < len(text) < len(whole)
     assert whole.startswith(text.rstrip("\ufffd"))
     if not as_json:
-        assert "finish interrupted" in result.said
+        assert "finish reason interrupted" in result.said
 
 
 def test_a_second_ctrl_c_does_not_wait(cli, pair, monkeypatch):

@@ -71,7 +71,7 @@ def test_suggestions_for_a_known_target(cli, tmp_path):
     result = cli("suggest-draft", "Llama-3.1-70B", "--models", tmp_path)
     said = " ".join(result.out.split())
     assert result.code == 0
-    assert "Llama-3.2-3B 2.12x 5 0.128 1.00 at 78% not here" in said
+    assert "Llama-3.2-3B 2.12x 5 0.128 1.00 at 78% not local" in said
     assert "Assumptions: the acceptance rate shown, at every position; batch 1; costs by a roofline of H100" in said
     assert "check-pair meta-llama/Llama-3.1-70B-Instruct meta-llama/Llama-3.2-1B-Instruct --measure" in said
     assert "another vocabulary: Qwen 2.5's, not Llama 3's" in said
@@ -85,7 +85,7 @@ def test_nothing_fits_and_the_alternatives_are_named(cli, tiny, tmp_path):
     result = cli("suggest-draft", tiny.target, "--models", tmp_path)
     assert result.code == 1
     said = " ".join(result.out.split())
-    assert "Nothing fits." in said
+    assert "no draft fits." in said
     assert "common ids differ" in said
     for alternative in ALTERNATIVES:
         assert alternative.name in said

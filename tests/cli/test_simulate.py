@@ -78,8 +78,8 @@ def test_assumptions_are_said(cli):
     said = " ".join(
         cli("simulate", "--hardware", "a100", "-m", "Mixtral-8x7B", "-md", "Mistral-7B", "--bits", "4").out.split()
     )
-    for part in ("reads at 74% of the peak", "2 of 8 experts", "optimistic", "Prefill and queueing are not counted",
-                 "ms beside that", "1024 tokens of context"):  # fmt: skip
+    for part in ("reads at 74% of the peak", "2 of 8 experts", "optimistic", "Prefill and queueing are not included",
+                 "ms of overhead", "1024 tokens of context"):  # fmt: skip
         assert part in said
 
 

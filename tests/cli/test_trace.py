@@ -10,7 +10,7 @@ def test_the_text_and_acceptance_over_time(cli, pair, tmp_path):
     result = cli("trace", "def add", *pair, *given, "--out", tmp_path / "t.json", "--page", tmp_path / "t.html")
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
-    assert "acceptance rate over the last 10 steps that drafted" in said
+    assert "acceptance rate over the last 10 steps with draft tokens" in said
     assert "20 tokens in" in said
     assert "Who proposed what" in said
     assert "\x1b" not in result.out

@@ -351,7 +351,7 @@ def test_an_empty_index_is_refused(sharded: Path) -> None:
     ("settings", "says"),
     [
         ({"executor": "tensorflow"}, "auto, native, torch"),
-        ({"executor": "openvino"}, "drop the option"),
+        ({"executor": "openvino"}, "omit the option"),
         ({"dtype": "int3"}, "float64, float32"),
         ({"executor": "native", "dtype": "float64"}, "float32"),
         ({"executor": "native", "quantize": "int4"}, "w8a16"),
