@@ -162,7 +162,9 @@ class Loop:
                     sums[name] = sums.get(name, 0.0) + float(value) / len(self.held.windows)
         for texts, windows in zip(self.held.texts, self.held.text_windows, strict=True):
             # Outside autocast: decoding runs the head in float32.
-            tau = acceptance_length(lambda w, t=texts.temperature: self.objective.chances(w, t), texts, windows)  # type: ignore[misc]
+            tau = acceptance_length(
+                lambda w, t=texts.temperature: self.objective.acceptance_probs(w, t), texts, windows
+            )  # type: ignore[misc]
             sums[f"tau@{texts.temperature:g}"] = tau
         self.objective.train()
         return sums
