@@ -19,7 +19,7 @@ from slipstream.errors import ParameterError
 
 
 class Devices:
-    """device: "cpu", "cuda", "cuda:1", ...; bf16: run matrix products of forward passes in bfloat16; weights stay float32."""
+    """device: "cpu", "cuda", "cuda:1", ...; bf16: run matrix products in bfloat16; weights stay float32."""
 
     def __init__(self, device: str = "cpu", bf16: bool = True):
         try:
