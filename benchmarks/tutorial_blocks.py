@@ -1,4 +1,4 @@
-"""The blocks of docs/tutorial.md, in its order. Each runs the command that it shows, and says only what came out."""
+"""The generated blocks of docs/tutorial.md, in order. Each runs the command that it shows and reports the result."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CAPTIONS = {
     "speedup": "Points: over plain decoding in the same run. Bars: 95 % bootstrap intervals. Dashed: plain decoding.",
     "speedup-by-category": "Points: over plain decoding in the same run, for each kind of prompt. Bars: 95 % bootstrap "
     "intervals. Dashed: plain decoding.",
-    "time-split": "Shares of wall time: drafting, the target's passes, verification, the rest of a step, and what lies "
-    "between steps.",
+    "time-split": "Shares of wall time: drafting, the target's forward passes, verification, the rest of a step, and "
+    "time between steps.",
 }
 PEER_RESULTS = ROOT / "benchmarks" / "results" / "peers.json"
 WEIGHTS = ("llamacpp", "llamacpp_f16", "llamacpp_q8", "llamacpp_q4", "plain", "int8")
-"""Contenders of `make side-by-side` that differ in their weights alone."""
+"""Contenders of `make side-by-side` that differ only in their weight format."""
 
 
 def prices(kit: Kit) -> str:
@@ -35,21 +35,22 @@ def prices(kit: Kit) -> str:
 
     def draw(axes: Any, narrow: bool) -> None:
         plots.lines(
-            axes, [("measured", counts, relative), ("one pass for each row", counts, counts)],
-            "rows that one pass of the target checks", "time, in one-row passes", narrow, percent=False,
+            axes, [("measured", counts, relative), ("one pass per row", counts, counts)],
+            "tokens that one target pass verifies", "time, in one-token passes", narrow, percent=False,
         )  # fmt: skip
         doubling(axes, counts, counts)
 
     plot = Plot(
-        "prices", "What a pass costs by the number of rows it checks",
-        "Embedded target, this machine; both axes logarithmic. Speculation lives on the distance between the lines.",
-        "; ".join(f"{n} rows: {t:.2f} one-row passes" for n, t in zip(counts, relative, strict=True)), draw, height=2.8,
+        "prices", "Cost of a target pass by the number of tokens it verifies",
+        "Embedded target, this machine; both axes logarithmic. Speculation gains from the gap between the lines.",
+        "; ".join(f"{n} tokens: {t:.2f} one-token passes" for n, t in zip(counts, relative, strict=True)), draw,
+        height=2.8,
     )  # fmt: skip
     at = counts.index(8)
     said = (
-        f"Here, one pass of the embedded target takes {1e3 * curve['seconds'][0]:.2f} ms. A pass over {counts[at]} "
-        f"rows takes {relative[at]:.2f} times that, where {counts[at]} passes would take {counts[at]} times; a step of "
-        f"the draft takes {c:.2f} times that."
+        f"Here, a one-token pass of the embedded target takes {1e3 * curve['seconds'][0]:.2f} ms. A pass over "
+        f"{counts[at]} tokens takes {relative[at]:.2f} times as long; {counts[at]} passes would take {counts[at]} times "
+        f"as long. A step of the draft model takes {c:.2f} times as long."
     )
     return block(fence(command), said, kit.draw("prices", plot))
 
@@ -75,9 +76,9 @@ def closed_form(kit: Kit) -> str:
         plots.ticks(axes, gammas)
 
     best = [(a, best_gamma(a, CLOSED_C, CLOSED_LONGEST)) for a in CLOSED_ALPHAS]
-    said = "; ".join(f"alpha {a:g}: {g} guesses, {times(speedup(a, g, CLOSED_C))}" for a, g in best)
+    said = "; ".join(f"alpha {a:g}: {g} draft tokens, {times(speedup(a, g, CLOSED_C))}" for a, g in best)
     plot = Plot(
-        "closed-form", "Speed-up by draft length", f"Closed form at c = {CLOSED_C:g}, checking free. At 1 lies plain "
+        "closed-form", "Speed-up by draft length", f"Closed form at c = {CLOSED_C:g}, verification free. Dashed: plain "
         "decoding.", f"Best up to {CLOSED_LONGEST}: {said}", draw, height=3.4,
     )  # fmt: skip
     return block(kit.draw("closed-form", plot), f"The best length up to {CLOSED_LONGEST} at c = {CLOSED_C:g}: {said}.")
@@ -116,7 +117,7 @@ def drafters(kit: Kit) -> str:
         for name, spec in DRAFTERS.items()
         if name != "none"
     ]
-    return block(fence("slipstream drafters"), rows(["drafter", "needs", "how it guesses"], body, (0, 1, 2)))
+    return block(fence("slipstream drafters"), rows(["drafter", "needs", "how it drafts"], body, (0, 1, 2)))
 
 
 def check_pair(kit: Kit) -> str:
@@ -176,14 +177,17 @@ def gpt2(kit: Kit) -> str:
     result, made = kit.lab(command)
     fast = next(arm for arm in result.data["arms"] if not arm["plain"])
     f, gain, k = fast["overall"], fast["overall"]["speedup"], fast["draft_tokens"]
-    steps = f["mean_acceptance_length"] / gain["value"]  # a round, in steps of plain decoding; prompts spread over both
+    # Duration of a step in plain decode steps; prefill is spread over both.
+    steps = f["mean_acceptance_length"] / gain["value"]
     c = f["shares"]["draft"] * steps / k
-    verdict = "slower than plain decoding" if gain["high"] < 1 else "faster" if gain["low"] > 1 else "not told from 1"
+    verdict = "not statistically significant"
+    if gain["high"] < 1 or gain["low"] > 1:
+        verdict = "slower than plain decoding" if gain["high"] < 1 else "faster"
     said = (
-        f"A round with {k} guesses takes as long as {steps:.2f} steps of plain decoding, {c:.2f} of them for each "
-        f"guess. It could yield {k + 1} tokens; with {percent(f['acceptance_rate'])} of the guesses standing it yields "
-        f"{f['mean_acceptance_length']:.2f}. So speculation runs at {times(gain['value'])}: {verdict}. With a single "
-        f"guess a round, more than {percent(c)} of them would have to stand."
+        f"A step with {k} draft tokens takes as long as {steps:.2f} plain decode steps, {c:.2f} of them for each draft "
+        f"token. It can yield {k + 1} tokens; at an acceptance rate of {percent(f['acceptance_rate'])} it yields "
+        f"{f['mean_acceptance_length']:.2f}. The speed-up is {times(gain['value'])}: {verdict}. With one draft token "
+        f"per step, the acceptance rate would have to exceed {percent(c)}."
     )
     return block(fence(f"{make}\n{command}"), said, table(made.tables[0]), warnings(result))
 
@@ -214,7 +218,7 @@ def three_lengths(kit: Kit) -> str:
             arm["values"]["draft_tokens"], percent(f["acceptance_rate"]), f"{f['mean_acceptance_length']:.2f}",
             interval(gain), times(expected["speedup"]),
         ])  # fmt: skip
-    heads = ["K", "acceptance rate", "tokens a round", "speed-up (95 % interval)", "predicted"]
+    heads = ["K", "acceptance rate", "tokens per step", "speed-up (95 % interval)", "predicted"]
     return block(rows(heads, body, ()))
 
 
@@ -225,7 +229,7 @@ def sweep_command(kit: Kit) -> str:
 
 
 def speeds(arms: list[dict[str, Any]], axis: str, title: str) -> Plot:
-    """Tokens a second over an axis, measured and predicted, with plain decoding."""
+    """Tokens per second over an axis, measured and predicted, with plain decoding."""
     fast, plain = [arm for arm in arms if not arm["plain"]], [arm for arm in arms if arm["plain"]]
     lines = [("measured", [a["values"][axis] for a in fast], [_rate(a) for a in fast])]
     known = [a for a in fast if a.get("predicted")]
@@ -241,10 +245,10 @@ def speeds(arms: list[dict[str, Any]], axis: str, title: str) -> Plot:
         plots.ticks(axes, lines[0][1])
 
     return Plot(
-        "speed", f"Tokens a second by {title}",
-        "Prompts' own processing included; all settings in turns in one run. Predicted: by the closed forms from "
-        "acceptance at the longest draft and from the target's cost by rows." if known else
-        "Of all sequences together; all settings in turns in one run.",
+        "speed", f"Tokens per second by {title}",
+        "Prefill included; all settings interleaved in one run. Predicted: by the closed forms from the acceptance "
+        "rates at the longest draft and from the target's cost by number of tokens." if known else
+        "All sequences together; all settings interleaved in one run.",
         "; ".join(f"{n}: " + ", ".join(f"{x} {y:.0f}" for x, y in zip(a, b, strict=True)) for n, a, b in lines), draw,
     )  # fmt: skip
 
@@ -263,7 +267,7 @@ def tracker(kit: Kit) -> str:
 
 
 def weights(kit: Kit) -> str:
-    """From the results of `make side-by-side`: what that run did not measure is said to be missing."""
+    """From the results of `make side-by-side`; contenders that the run did not measure are listed as missing."""
     command = fence("make peer-llamacpp\nmake side-by-side")
     if not PEER_RESULTS.exists():
         return block(command, "Not measured yet: the figures will come from `benchmarks/results/peers.json`.")
@@ -290,7 +294,7 @@ def load(kit: Kit) -> str:
     ]
 
     def draw(axes: Any, narrow: bool) -> None:
-        plots.lines(axes, lines, "sequences at once", "tokens/s of all", narrow, percent=False)
+        plots.lines(axes, lines, "sequences at once", "tokens/s, all sequences", narrow, percent=False)
         doubling(axes, xs, [200, 500, 1000, 2000, 5000, 10000, 20000])
 
     gains = [f"{each['speedup']:.2f}x at batch {each['batch']}" for each in loads]
@@ -299,7 +303,15 @@ def load(kit: Kit) -> str:
          times(e["speedup"]), f"{e['plain_tokens_per_second_per_user']:.0f}", f"{e['tokens_per_second_per_user']:.0f}"]
         for e in loads
     ]  # fmt: skip
-    heads = ["sequences at once", "best K", "tokens/s, plain", "with speculation", "gain", "each, plain", "each, with"]
+    heads = [
+        "sequences at once",
+        "best K",
+        "tokens/s, plain",
+        "with speculation",
+        "gain",
+        "per sequence, plain",
+        "per sequence, with",
+    ]
     plot = Plot(
         "load", "Throughput by the number of sequences at once",
         f"Roofline of one {found['hardware']['name']}, 7B + 0.5B in 16 bits, alpha 0.7; prefill and queueing not "
@@ -325,9 +337,9 @@ def origin(kit: Kit) -> str:
     named = ", ".join(f"{name} {found}" for name, found in versions().items())
     shares = [source.get("neighbours") or 0.0 for source in kit.sources]
     noisy = max(shares, default=0.0) >= QUIET
-    beside = f" Not a quiet machine: up to {percent(max(shares))} of its time went to other work." if noisy else ""
-    settings = " Tiny settings: these figures show that everything runs, and mean nothing else." if kit.quick else ""
+    busy = f" The machine was not idle: up to {percent(max(shares))} of its time went to other work." if noisy else ""
+    settings = " Quick settings: these figures only show that everything runs." if kit.quick else ""
     return (
         f"Measured on {now()[:10]} by `make figures` on {here['cores']} cores of {here['cpu']} "
-        f"({', '.join(here['vector'])}); commit {commit() or 'unknown'}; {named}.{beside}{settings}"
+        f"({', '.join(here['vector'])}); commit {commit() or 'unknown'}; {named}.{busy}{settings}"
     )

@@ -1,1 +1,1 @@
-"""How the models that ship with Slipstream were made. Runs from a clone; no part of the installed package."""
+"""Recipes of the embedded models. They run from a clone and are not part of the installed package."""

@@ -1,4 +1,4 @@
-"""The small class that tutorials teach, on top of `LLM`.
+"""`SpeculativeDecoder`: a small interface for tensors of token ids, on top of `LLM`.
 
 >>> target, draft, tokenizer = load_model_pair("path/to/target", "path/to/draft")
 >>> decoder = SpeculativeDecoder(target, draft, draft_tokens=4)
@@ -27,8 +27,8 @@ class SpeculativeDecoder:
     """Decode token ids with a target and a draft model of the same vocabulary.
 
     target_model, draft_model  loaded transformers models of the supported families, paths or hub ids, or `Target`s.
-    draft_tokens               most draft tokens per step (K).
-    options                    further keywords of `LLM`, e.g. rule="block" or executor="torch".
+    draft_tokens               maximum draft tokens per step (K).
+    options                    further arguments of `LLM`, e.g. rule="block" or executor="torch".
     """
 
     def __init__(self, target_model: Any, draft_model: Any, draft_tokens: int = 4, **options: Any):
@@ -36,10 +36,10 @@ class SpeculativeDecoder:
         self.stats = SpecStats()
 
     def decode(self, input_ids: Tensor, max_new_tokens: int, **sampling: Any) -> Tensor:
-        """input_ids int64 [B, L] or [L] -> int64 [B, L + n], n <= max_new_tokens the longest output of the batch.
+        """Generate: input_ids int64 [B, L] or [L] -> int64 [B, L + n], n <= max_new_tokens: the batch's longest output.
 
-        Shorter rows are filled up with their last token's stop id. `sampling`: fields of `SamplingParams`
-        (temperature=0 unless given). `self.stats` then holds the counters of this call.
+        Shorter rows are padded with their last token. `sampling`: fields of `SamplingParams`
+        (default: temperature=0). `self.stats` then holds the counters of this call.
         """
         if input_ids.dim() not in (1, 2) or input_ids.is_floating_point():
             shape = tuple(input_ids.shape)
@@ -56,11 +56,11 @@ class SpeculativeDecoder:
 
 
 def load_model_pair(target_id: str | Path, draft_id: str | Path, **load: Any) -> tuple[Any, Any, Any]:
-    """Load a target, a draft model and their tokenizer; refuses pairs whose vocabularies differ (`PairError`).
+    """Load a target, a draft model and their tokenizer. Raises PairError if their vocabularies differ.
 
     target_id, draft_id: directories, hub ids, or "embedded".
-    `load`: executor, dtype, device, quantize, threads, kv_dtype, as in `LLM`. Returns (target, draft, tokenizer), which
-    `SpeculativeDecoder` and `LLM(target, draft, tokenizer=tokenizer)` take as they are.
+    `load`: executor, dtype, device, quantize, threads, kv_dtype, as in `LLM`. Returns (target, draft, tokenizer), for
+    `SpeculativeDecoder` or `LLM(target, draft, tokenizer=tokenizer)`.
     """
     target, draft = checkpoint_of(target_id, "target"), checkpoint_of(draft_id, "draft")
     require_pair(target, draft)

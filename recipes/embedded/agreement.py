@@ -1,4 +1,4 @@
-"""How well a draft model or an early exit agrees with the target on held-out text, which decides acceptance rates."""
+"""Agreement of a draft model or an early exit with the target on held-out text; it determines acceptance rates."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def draft_agreement(target: CompactLlama, draft: CompactLlama, tokens: Tensor, m
 
 @torch.no_grad()
 def exit_agreement(model: CompactLlama, tokens: Tensor) -> dict[int, Agreement]:
-    """Agreement of every early exit with the whole model, by number of layers run; tokens `[R, T]`."""
+    """Agreement of every early exit with the full model, by number of layers; tokens `[R, T]`."""
     layers = model.shape.num_hidden_layers
     norm, weight = model.model.norm, model.model.embed_tokens.weight
     parts: dict[int, list[Agreement]] = {n: [] for n in range(1, layers)}
@@ -63,7 +63,7 @@ def exit_agreement(model: CompactLlama, tokens: Tensor) -> dict[int, Agreement]:
         last = head_logits(norm, weight, states[-1])[0]
         for n, found in parts.items():
             found.append(compare(iter([(last, head_logits(norm, weight, states[n - 1])[0])])))
-    rows = len(tokens)  # every row has the same number of positions: plain means are right
+    rows = len(tokens)  # all rows have the same number of positions, so plain means are correct
     return {
         n: Agreement(sum(a.top1 for a in f) / rows, sum(a.overlap for a in f) / rows, sum(a.positions for a in f))
         for n, f in parts.items()

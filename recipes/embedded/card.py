@@ -1,4 +1,4 @@
-"""The model card of an embedded model, written from what the run recorded."""
+"""The model card of an embedded model, written from the records of its run."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def model_card(
     """Markdown with front matter: data, tokens seen, held-out loss, seed, command and sample output.
 
     Args:
-        commands: the command lines of the run, a line for every part of an interrupted one.
-        data: `data.json` of the token cache; progress: the checkpoint's counters; heldout: nats a token.
+        commands: the command lines of the run, one for every part of an interrupted run.
+        data: `data.json` of the token cache; progress: the checkpoint's counters; heldout: nats per token.
         samples: (prompt, continuation) pairs, greedy; extra: further measured facts, label to value.
     """
     import torch
@@ -105,7 +105,7 @@ how busy the machine was; with `--budget-tokens` instead, the same seed, data an
 
 ## Data
 
-Python source of the standard library and of permissively licensed packages installed beside the project; tests,
+Python source of the standard library and of permissively licensed packages installed in the same environment; tests,
 vendored copies, generated files and near-duplicates are left out. Split by file: {data["files"]["train"]} files train,
 {data["files"]["heldout"]} held out. Training tokens available: {seen["raw"]:,} in files, {seen["write"]:,} in requests
 to write a function, {seen["edit"]:,} in requests to edit one (both made from the training files by a program).

@@ -3,7 +3,7 @@
 There are three kinds of documents ("raw" files, requests to "write" a function, requests to "edit" one) in two splits.
 Each kind of each split is one stream (`slipstream.training.packing`):
 
-    tokenizer.json, data.json                           the tokenizer, and what the cache was made of
+    tokenizer.json, data.json                           the tokenizer, and the sources of the cache
     train-KIND.bin, heldout-KIND.bin (and .starts.npy)  token ids
 """
 
@@ -31,7 +31,7 @@ SPLITS = ("train", "heldout")
 
 
 def pair_ids(tokenizer: Tokenizer, pairs: list[Pair]) -> Iterator[list[int]]:
-    """Token ids of exchanges, as the chat template would give them. Special tokens in the text stay text."""
+    """Token ids of exchanges, as the chat template renders them. Special tokens in the text are encoded as text."""
     tokenizer.encode_special_tokens = True
     user, assistant, end = (special_id(tokenizer, t) for t in (USER, ASSISTANT, END))
     line = tokenizer.encode("\n").ids
@@ -42,10 +42,10 @@ def pair_ids(tokenizer: Tokenizer, pairs: list[Pair]) -> Iterator[list[int]]:
 
 
 def prepare(folder: Path, corpus: list[SourceFile], licences: dict[str, str], vocab_size: int) -> dict[str, Any]:
-    """Train the tokenizer and write the cache. Returns what the model card needs to know about the data."""
+    """Train the tokenizer and write the cache. Returns the facts about the data for the model card."""
     folder.mkdir(parents=True, exist_ok=True)
     train = [f for f in corpus if f.split == "train"]
-    # Every fifth file is plenty for 4096 merges, and keeps this within seconds.
+    # Every fifth file is enough for 4096 merges and takes only seconds.
     sample = train[::5] if len(train) > 500 else train
     tokenizer = train_tokenizer((f.text for f in sample), vocab_size)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -55,7 +55,7 @@ def prepare(folder: Path, corpus: list[SourceFile], licences: dict[str, str], vo
     for split in SPLITS:
         files = [f for f in corpus if f.split == split]
         pairs = [p for f in files for p in make_pairs(f)]
-        # Neighbours in the stream end up in one window: mix the packages, or a window is all of one kind.
+        # Neighbours in the stream share a window. Shuffle, so that a window does not come from a single package.
         order = np.random.default_rng(0).permutation(len(pairs))
         pairs = [pairs[i] for i in order]
         raw = (

@@ -46,9 +46,9 @@ class BaseConfig:
     """One training run. `recipes.embedded.train` makes it from the command line.
 
     Attributes:
-        out: folder of the run: token cache, checkpoint, log.
+        out: folder of the run (token cache, checkpoint, log).
         role: "target" (LayerSkip) or "draft" (distilled from `teacher`, when one is given).
-        budget_tokens, budget_minutes: what the schedule is a share of; exactly one is set.
+        budget_tokens, budget_minutes: length of the schedule; exactly one is set.
         decay_share: last share of the budget, in which the learning rate falls linearly to zero.
         long_share: last share of the budget that is trained at `long_length` instead of `length`.
         step_tokens: tokens of one optimiser step; micro_tokens: tokens of one forward and backward.
@@ -144,7 +144,7 @@ def distillation_loss(
 
 @torch.no_grad()
 def heldout_losses(model: CompactLlama, held: HeldOut, rows: int) -> dict[str, float]:
-    """Mean held-out loss in nats a token: files ("raw") and the answers of edit pairs ("edit")."""
+    """Mean held-out loss in nats per token: files ("raw") and the answers of edit pairs ("edit")."""
     sums = {"raw": 0.0, "edit": 0.0}
     counts = {"raw": 0, "edit": 0}
     everything = torch.ones_like(held.edit_mask)
@@ -215,7 +215,7 @@ class Trainer:
         save_checkpoint(self.checkpoint, self.model, self.optimisers, {"progress": asdict(self.progress)})
 
     def micro_loss(self, tokens: Tensor) -> tuple[Tensor, float]:
-        """Loss of one micro-batch `[B, T+1]`: the one to differentiate, and the last layer's next-token loss."""
+        """Loss of one micro-batch `[B, T+1]`: the loss to differentiate, and the last layer's next-token loss."""
         inputs, labels = tokens[:, :-1], tokens[:, 1:]
         layers = self.config.shape.num_hidden_layers
         if self.config.role == "draft":
@@ -241,7 +241,7 @@ class Trainer:
         return total, float(losses[-1].detach())  # type: ignore[return-value]
 
     def step(self) -> tuple[float, float]:
-        """One optimiser step; returns (loss, gradient norm). Time is counted by the caller."""
+        """One optimiser step; returns (loss, gradient norm). The caller counts the time."""
         config = self.config
         length = config.long_length if self.schedule.share >= 1 - config.long_share else config.length
         micro_rows = config.micro_tokens // length
@@ -255,7 +255,7 @@ class Trainer:
             (loss / parts).backward()
             shown += value / parts
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip))
-        # A broken batch must not poison the moments: skip it, and say so.
+        # Skip a bad batch and report it: it would corrupt the optimiser state.
         if math.isfinite(norm):
             for optimiser in self.optimisers.values():
                 for group in optimiser.param_groups:
@@ -284,7 +284,7 @@ def train_base(config: BaseConfig, packages: list[Package] | None = None) -> Non
     """Train until the budget is spent, a signal comes, or `max_steps` steps of this call are done.
 
     Args:
-        packages: origins of the corpus; default: the running environment's.
+        packages: sources of the corpus; default: the packages of this environment.
     """
     trainer = Trainer(config, packages)
     progress, schedule = trainer.progress, trainer.schedule

@@ -1,22 +1,23 @@
-"""Simulated acceptance length: what decoding would measure, from one forward over finished text.
+"""Simulated acceptance length: an estimate of what decoding would measure, from one forward pass over finished text.
 
-Take text that the target itself wrote under some temperature, and let c[i, j] be the chance that guess j of a draft
-which starts behind token i stands, *given that text*, if all guesses before it do. Speculative sampling accepts a
-guess x ~ q with probability min(1, p(x) / q(x)), so the chance of "guess j is accepted and is x" is min(p(x), q(x)),
-and given that the text has x there, it is
+Take text that the target wrote at some temperature. Let c[i, j] be the probability, *given that text*, that draft token
+j of a draft that starts after token i is accepted if all draft tokens before it are. Speculative sampling accepts a
+draft token x ~ q with probability min(1, p(x) / q(x)), so "draft token j is x and is accepted" has probability
+min(p(x), q(x)). Given that the text has x at that position,
 
-    c[i, j] = min(1, q(x) / p(x))              a sampled guess
-    c[i, j] = 1 if the guess is x, else 0      a point mass (and every guess at temperature 0)
+    c[i, j] = min(1, q(x) / p(x))                    for a sampled draft token
+    c[i, j] = 1 if the draft token is x, else 0      for a point mass (and for every draft token at temperature 0)
 
-Later guesses are conditioned on the text, which is right: they only matter if all before them stand, and then the
-text is what was drafted. Rounds then form a renewal process over the text: a round that starts behind token i and
-keeps m guesses makes the next one start behind i + m + 1. Its expected number of rounds follows by one sweep, and
+Later draft tokens are conditioned on the text. This is correct: they only matter if all before them are accepted, and
+then the text is what was drafted. The steps form a renewal process over the text: a step that starts after token i and
+accepts m draft tokens makes the next one start after i + m + 1. One pass over the text gives the expected number of
+steps, and
 
-    tau = tokens / rounds
+    tau = tokens / steps
 
-is an unbiased estimate of what `SpecStats.mean_acceptance_length` measures on such text, prefill round included.
-Averaging accepted lengths over all positions instead would be biased: decoding does not start at every position, it
-skips over the easy ones.
+is an unbiased estimate of what `SpecStats.mean_acceptance_length` measures on that text, prefill step included.
+Averaging accepted lengths over all positions would be biased, because decoding does not start at every position: it
+skips the easy ones.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ from slipstream.training.packing import Stream
 
 @dataclass(frozen=True)
 class Written:
-    """A text that the target wrote: `tokens`, of which the first `prompt` were given to it; `limit`: how long it might
-    have become."""
+    """A text that the target wrote.
+
+    tokens  prompt and output. prompt: number of prompt tokens. limit: the maximum length of `tokens`.
+    """
 
     tokens: list[int]
     prompt: int
@@ -48,7 +51,7 @@ class Written:
 
 @dataclass(frozen=True)
 class HeldOutText:
-    """Texts written under one temperature, padded: tokens int64 [R, L]."""
+    """Texts written at one temperature. `tokens`: int64 [R, L], padded with 0."""
 
     texts: list[Written]
     temperature: float
@@ -62,9 +65,9 @@ class HeldOutText:
 def write_texts(
     llm: LLM, stream: Stream, temperature: float, prompts: int, prompt_tokens: int, new_tokens: int, seed: int
 ) -> HeldOutText:
-    """Continue prompts cut from a stream with the target itself.
+    """Cut prompts from a stream and let the target continue them.
 
-    A document with answers is continued where its first answer begins; any other behind at most `prompt_tokens`.
+    A document with answers is cut where its first answer begins, any other after at most `prompt_tokens` tokens.
     """
     rng = np.random.default_rng([seed, 13])
     count = len(stream.starts) - 1
@@ -78,7 +81,9 @@ def write_texts(
         ids = stream.tokens[start : min(start + cut, end - 1)].tolist()[-(llm.target.context // 2) :]
         if len(ids) >= 2:
             asked.append(ids)
-    while len(asked) < prompts and len(stream.tokens) > prompt_tokens + 1:  # few documents: prompts from within them
+    while (
+        len(asked) < prompts and len(stream.tokens) > prompt_tokens + 1
+    ):  # few documents: take prompts from inside them
         at = int(rng.integers(0, len(stream.tokens) - prompt_tokens))
         asked.append(stream.tokens[at : at + prompt_tokens].tolist())
     asked = asked[:prompts]
@@ -108,57 +113,57 @@ def load_texts(path: Path) -> HeldOutText:
         return HeldOutText(texts, float(found["temperature"]))
 
 
-def chances(q: Tensor, p: Tensor, tokens: Tensor, temperature: float, own: Tensor | None = None) -> Tensor:
-    """Chance of each sampled guess to stand, given that `tokens` is what the target wrote.
+def acceptance_probs(q: Tensor, p: Tensor, tokens: Tensor, temperature: float, own: Tensor | None = None) -> Tensor:
+    """Probability that each sampled draft token is accepted, given that the target wrote `tokens`.
 
-    q [..., V'], p [..., V]: logits of the draft and of the target at the same places; tokens [...] -> [...], float64.
-    own: the tokens as the draft numbers them, -1 for ids that it cannot guess; None if V' = V.
+    q [..., V'], p [..., V]: draft and target logits at the same positions; tokens [...] -> [...], float64.
+    own: the tokens as draft vocabulary ids, -1 for ids outside the draft vocabulary; None if V' = V.
     """
     own = tokens if own is None else own
     if temperature == 0:
         return (q.argmax(-1) == own).double()
-    probs = SamplingParams(temperature=temperature)
-    drawn = warp(q.reshape(-1, q.shape[-1]), probs).gather(1, own.reshape(-1, 1).clamp(min=0))  # [M, 1]
-    wanted = warp(p.reshape(-1, p.shape[-1]), probs).gather(1, tokens.reshape(-1, 1))  # [M, 1]
-    chance = (drawn / wanted).clamp(max=1.0).nan_to_num(0.0).reshape(tokens.shape).double()
-    return chance * (own >= 0)
+    params = SamplingParams(temperature=temperature)
+    draft_probs = warp(q.reshape(-1, q.shape[-1]), params).gather(1, own.reshape(-1, 1).clamp(min=0))  # [M, 1]
+    target_probs = warp(p.reshape(-1, p.shape[-1]), params).gather(1, tokens.reshape(-1, 1))  # [M, 1]
+    accepted = (draft_probs / target_probs).clamp(max=1.0).nan_to_num(0.0).reshape(tokens.shape).double()
+    return accepted * (own >= 0)
 
 
-def expected_rounds(chance: Tensor, text: Written) -> float:
-    """Expected rounds to write a text, prefill included.
+def expected_steps(probs: Tensor, text: Written) -> float:
+    """Expected number of steps that generate a text, prefill included.
 
-    chance: [L, K], row i: the guesses of a draft that starts behind token i.
+    probs: [L, K], row i: acceptance probabilities of the draft tokens after token i.
     """
-    table, depth = chance.tolist(), chance.shape[1]
+    table, depth = probs.tolist(), probs.shape[1]
     end = len(text.tokens)
     visits = [0.0] * (end + 1)
-    visits[text.prompt] = 1.0  # the prefill round wrote the first token
-    rounds = 1.0
-    for i in range(text.prompt, end - 1):  # token i is the last one known; at end - 1 all are
+    visits[text.prompt] = 1.0  # the prefill step wrote the first token
+    steps = 1.0
+    for i in range(text.prompt, end - 1):  # token i is the last known one; at end - 1 the text is complete
         if (here := visits[i]) == 0.0:
             continue
-        rounds += here
-        stands = 1.0
-        for j in range(min(depth, text.limit - i - 2)):  # the last token before the limit needs no guess
+        steps += here
+        reached = 1.0  # probability that all draft tokens so far are accepted
+        for j in range(min(depth, text.limit - i - 2)):  # the last token before the limit needs no draft token
             if i + 1 + j >= end:
                 break
-            kept = stands * table[i][j]
-            visits[min(end, i + 1 + j)] += here * (stands - kept)
-            stands = kept
+            kept = reached * table[i][j]
+            visits[min(end, i + 1 + j)] += here * (reached - kept)
+            reached = kept
         else:
             j = min(depth, text.limit - i - 2)
-            visits[min(end, i + 1 + j)] += here * stands
-    return rounds
+            visits[min(end, i + 1 + j)] += here * reached
+    return steps
 
 
-LAWS = 2**25
-"""Numbers in the laws of one window of texts: so many that a large vocabulary does not fill the memory."""
+MAX_WINDOW_PROBS = 2**25
+"""Most probabilities in one window of texts: keeps memory bounded for large vocabularies."""
 
 
 def held_windows(held: HeldOutText, teacher: Teacher, taps: Seq[int]) -> list[Window]:
-    """The texts with the target's states, made once for all evaluations of a run."""
+    """The texts with the target's hidden states, computed once for all evaluations of a run."""
     tokens = held.tokens
-    rows = max(1, min(16, LAWS // (tokens.shape[1] * teacher.config.vocab_size)))
+    rows = max(1, min(16, MAX_WINDOW_PROBS // (tokens.shape[1] * teacher.config.vocab_size)))
     parts = [tokens[i : i + rows] for i in range(0, len(tokens), rows)]
     read = (teacher.read(part, taps) for part in parts)
     return [
@@ -168,15 +173,16 @@ def held_windows(held: HeldOutText, teacher: Teacher, taps: Seq[int]) -> list[Wi
 
 
 def acceptance_length(of: Callable[[Window], Tensor], held: HeldOutText, windows: Seq[Window]) -> float:
-    """Simulated tau: tokens written over expected rounds, under the chain of guesses whose chances `of` gives.
+    """Simulated tau: generated tokens divided by the expected number of steps.
 
-    of: window [R, L] -> [R, L, K], row i the guesses of a draft that starts behind token i (see `chances`).
+    of: window [R, L] -> acceptance probabilities [R, L, K], row i for the draft tokens after token i (see
+        `acceptance_probs`).
     """
     texts = iter(held.texts)
-    made, rounds = 0, 0.0
+    made, steps = 0, 0.0
     for window in windows:
-        for chance in of(window).cpu():
+        for probs in of(window).cpu():
             text = next(texts)
             made += len(text.tokens) - text.prompt
-            rounds += expected_rounds(chance, text)
-    return made / rounds
+            steps += expected_steps(probs, text)
+    return made / steps

@@ -2,9 +2,9 @@
 
 transformers' `LlamaForCausalLM` spends 40 % of a CPU training step in the fused attention kernel, which is
 slow on CPUs at these sizes. This module computes the same function with attention as plain matrix products
-over blocks of queries, compiles one layer at a time (so that a skipped layer costs nothing and recompiles
-nothing), and lets the loss look in after any layer. `state_dict()` has exactly the keys of
-`LlamaForCausalLM` with tied embeddings, so exporting is saving.
+over blocks of queries, compiles one layer at a time (so skipping a layer costs nothing and recompiles
+nothing), and returns the hidden states after any layer. `state_dict()` has exactly the keys of
+`LlamaForCausalLM` with tied embeddings, so it is exported as it is.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def blocked_attention(q: Tensor, k: Tensor, v: Tensor, block: int = 128) -> Tensor:
     """Causal attention as plain matrix products, one block of queries at a time.
 
-    q `[B, H, T, D]`, k and v `[B, KV, T, D]` -> `[B, H, T, D]`. A block sees only the keys up to its own end,
-    so nearly half of the square is never computed. The heads of one group share their keys as extra rows.
+    q `[B, H, T, D]`, k and v `[B, KV, T, D]` -> `[B, H, T, D]`. A block only reads keys up to its own end,
+    which skips nearly half of the scores. The heads of one group share their keys as extra rows.
     """
     batch, heads, length, dim = q.shape
     groups = k.shape[1]
@@ -131,7 +131,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        # One product instead of three: the operands are small enough for the call itself to matter.
+        # One matrix product instead of three: the operands are so small that call overhead matters.
         fused = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight))
         heads = F.linear(x, fused).view(batch, length, -1, self.dim).transpose(1, 2)  # [B, H+2KV, T, D]
         q, k, v = heads.split((self.heads, self.groups, self.groups), 1)
@@ -193,7 +193,7 @@ def next_token_loss(norm: RMSNorm, weight: Tensor, x: Tensor, labels: Tensor) ->
 
 
 class CompactLlama(nn.Module):
-    """The training model. Master weights are float32; run it under autocast for bfloat16 products."""
+    """The training model. Weights are float32; run it under autocast for bfloat16 matrix products."""
 
     def __init__(self, shape: ModelShape, compile: bool = False) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class CompactLlama(nn.Module):
         self._tables: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Normal weights of deviation 0.02; what writes to the residual stream is scaled by 1/sqrt(2 L)."""
+        """Normal weights, standard deviation 0.02; matrices that write to the residual stream: 0.02 / sqrt(2 L)."""
         residual = 0.02 * (2 * self.shape.num_hidden_layers) ** -0.5
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
@@ -224,7 +224,7 @@ class CompactLlama(nn.Module):
         """Hidden states before the final norm.
 
         tokens `[B, T]`; `keep[l]` false skips layer `l` (stochastic depth); `taps` are layers whose output is
-        wanted too. Returns the tapped states in layer order, then the last one, `[B, T, H]` each.
+        returned too. Returns the tapped states in layer order, then the last one, `[B, T, H]` each.
         """
         cos, sin = self.tables(tokens.shape[1], tokens.device)
         wanted = set(taps)

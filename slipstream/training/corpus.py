@@ -1,9 +1,9 @@
 """The training corpus: Python source that is already on the machine, under a permissive licence.
 
 Sources are the standard library of the running interpreter and every installed distribution whose metadata
-declares a permissive licence. Nothing is downloaded. What is left out, and why: tests and generated tables
-(they teach a small model little), vendored copies and near-duplicates (they would be counted twice, and they
-leak between train and held-out), files with very long lines (data, not code).
+declares a permissive licence. Nothing is downloaded. Left out are tests and generated tables (they teach a small
+model little), vendored copies and near-duplicates (they would be counted twice and leak between train and
+held-out), and files with very long lines (data, not code).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GENERATED = re.compile(r"(?i)(auto-?generated|automatically generated|generated 
 
 @dataclass(frozen=True)
 class Package:
-    """One origin of files: a distribution or the standard library."""
+    """A source of files: an installed distribution or the standard library."""
 
     name: str
     version: str
@@ -66,7 +66,7 @@ def licence_of(dist: metadata.Distribution) -> str | None:
     """The declared permissive licence of a distribution, or None when it is unknown or not permissive.
 
     Reads, in this order, the SPDX `License-Expression`, the `License ::` classifiers and the `License` field.
-    Of an expression every conjunct must be permissive, of an alternative one.
+    In an expression, every part of an AND must be permissive, and at least one part of an OR.
     """
     info: Any = dist.metadata  # an email.message.Message, whose protocol lacks get()
     expression = info.get("License-Expression")
@@ -98,7 +98,7 @@ def installed_packages() -> Iterator[Package]:
 
 
 def strip_header(text: str) -> str:
-    """Drop a leading comment block that is a licence: the same words on top of a thousand files teach nothing."""
+    """Drop a leading comment block that is a licence: a text repeated in a thousand files teaches nothing."""
     lines = text.split("\n")
     end = 0
     while end < len(lines) and (lines[end].startswith("#") or not lines[end].strip()):
@@ -114,7 +114,7 @@ def wanted(path: str) -> bool:
 
 
 def clean(raw: bytes, max_chars: int = 120_000) -> str | None:
-    """The text of a file as the corpus keeps it, or None when it should be dropped."""
+    """The text of a file as stored in the corpus, or None if the file is left out."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         text = raw.decode(encoding)
@@ -132,12 +132,12 @@ def clean(raw: bytes, max_chars: int = 120_000) -> str | None:
 
 
 def file_hash(package: str, path: str) -> int:
-    """A stable 64-bit number for a file: decides its order and its split, whatever else is installed."""
+    """A stable 64-bit number for a file: it decides order and split independently of what else is installed."""
     return int.from_bytes(hashlib.sha256(f"{package}/{path}".encode()).digest()[:8], "big")
 
 
 def shingles(text: str) -> set[int]:
-    """Hashes of every three consecutive non-blank lines: what near-duplicates are recognised by."""
+    """Hashes of every three consecutive non-blank lines, to recognise near-duplicates."""
     lines = [s for s in (line.strip() for line in text.split("\n")) if len(s) > 3]
     digest = (hashlib.blake2b("\n".join(lines[i : i + 3]).encode(), digest_size=8) for i in range(len(lines) - 2))
     return {int.from_bytes(d.digest(), "big") for d in digest}
@@ -154,7 +154,7 @@ def build_corpus(
     Args:
         packages: origins; default: this environment's (`installed_packages`).
         heldout: share of the files that goes to the held-out split, chosen by file hash.
-        cap_chars: at most so many characters from one package, so that no package is the corpus.
+        cap_chars: maximum number of characters per package, so that no package dominates.
         max_seen: a file is a near-duplicate when more than this share of its three-line shingles occurred
             in files taken before. It applies across splits, so no held-out file is a copy of a training file.
 

@@ -1,12 +1,12 @@
-"""From `--data` to token streams: tokenised with the target's own tokenizer, split by document.
+"""Turns `--data` into token streams: tokenised with the target's tokenizer and split by document.
 
-Every source becomes one pair of streams in the run's data folder (`packing.Stream`; `N` counts the sources):
+Every source becomes one pair of streams in the run's data folder (`packing.Stream`; `N` is the index of the source):
 
-    train-N.bin, heldout-N.bin    (a source that is a stream already is used where it lies, and split when it is read)
-    data.json                     what they were made of: the run is refused if that changed since
+    train-N.bin, heldout-N.bin    the two splits; a source that is already a stream is split without tokenising
+    data.json                     what they were made from; a run with different data is refused
 
-Which split a document belongs to is decided by a hash of its name and text, so it does not depend on what else is
-there; where no document falls into the held-out split, the end of the last one does.
+A hash of a document's name and text decides its split, so the split does not depend on the other documents. If too
+little text falls into the held-out split, the end of the last document is held out as well.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from slipstream.training.documents import CORPUS, Document, check_source, read_s
 from slipstream.training.packing import Stream, write_masked
 
 Marked = tuple[list[int], list[bool] | None]
-"""Ids of a document and, where it has answers, which of them belong to one."""
+"""Ids of a document, and which of them belong to an answer (None: no answers)."""
 
 SPLITS = ("train", "heldout")
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Documents to ids by the target's tokenizer. Special tokens in plain text stay text.
+    """Encodes documents with the target's tokenizer. Special tokens in plain text are encoded as text.
 
-    tokenizer  a transformers tokenizer; None if the target brings none (then only streams of ids can be trained on).
+    tokenizer  a transformers tokenizer; None if the target has none (then only .bin streams can be used).
+    eos        id that ends a document, if any.
     """
 
     tokenizer: Any
     eos: int | None
 
     def encode(self, documents: Iterable[Document]) -> Iterator[tuple[Document, Marked]]:
-        """Raises DataError for a conversation where the tokenizer has no chat template."""
+        """Raises DataError for a conversation if the tokenizer has no chat template."""
         iterator = iter(documents)
         while batch := list(itertools.islice(iterator, 64)):
             pieces = [self._pieces(d) for d in batch]
@@ -71,8 +72,8 @@ class Encoder:
             return [(document.text, False)], False
         if not chats:
             raise DataError(
-                f"{document.key}: a conversation, but the target has no chat template",
-                why="there is no telling how the target would be shown it",
+                f"{document.key} is a conversation, but the target has no chat template",
+                why="the prompt format of the target is unknown",
                 fix='give {"prompt", "response"} or {"text"} instead',
             )
         pieces: list[tuple[str, bool]] = []
@@ -80,13 +81,13 @@ class Encoder:
         for i, turn in enumerate(turns):
             steps = [(i + 1, False)] if turn["role"] != "assistant" else [(i, True), (i + 1, False)]
             if turn["role"] != "assistant" and i < len(turns) - 1:
-                continue  # shown together with what opens the next answer
+                continue  # rendered together with the start of the next answer
             for count, opening in steps:
                 text = self._render(document.key, turns[:count], opening)
                 if not text.startswith(shown):
                     raise DataError(
                         f"{document.key}: the chat template rewrites earlier turns",
-                        why="which tokens are answers cannot be told",
+                        why="it is then unknown which tokens are answers",
                         fix="split the conversation into single exchanges",
                     )
                 pieces.append((text[len(shown) :], turn["role"] == "assistant" and not opening))
@@ -96,13 +97,13 @@ class Encoder:
     def _render(self, key: str, turns: Any, opening: bool) -> str:
         try:
             text = self.tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=opening)
-        except Exception as fault:  # a template raises what it likes
-            raise DataError(f"{key}: the chat template refuses it ({fault})", fix="correct its turns") from fault
+        except Exception as fault:  # a template can raise any exception
+            raise DataError(f"{key}: the chat template fails ({fault})", fix="correct the messages") from fault
         return text  # type: ignore[no-any-return]
 
 
 def check_sources(sources: Iterable[str], tokenizer: Any) -> None:
-    """Everything that can be refused before any work: sources that do not exist, are empty, or are not text."""
+    """Refuse sources that do not exist, are empty, or are not text, before any work is done. Raises DataError."""
     if not (names := list(sources)):
         raise DataError("no training data was named", fix="give --data, e.g. --data corpus or a folder of text files")
     for name in names:
@@ -113,15 +114,17 @@ def check_sources(sources: Iterable[str], tokenizer: Any) -> None:
         if tokenizer is None:
             raise DataError(
                 f"training data {name!r} is text, but the target has no tokenizer",
-                fix="put its tokenizer.json beside its weights, or give a .bin stream of ids",
+                fix="put tokenizer.json into the folder of its weights, or give a .bin stream of ids",
             )
-        if name != CORPUS and not sum(bool(d.text or d.turns) for d in read_source(name)):  # reads all: it must be text
+        if name != CORPUS and not sum(
+            bool(d.text or d.turns) for d in read_source(name)
+        ):  # reads all of it, to check that it is text
             raise DataError(f"training data {name!r} holds no text", fix="give a file that does")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The streams of a run, a train and a held-out one for each source, and what they were made of."""
+    """The streams of a run: one train and one held-out stream per source. `about`: contents of data.json."""
 
     train: list[Stream]
     heldout: list[Stream]
@@ -141,12 +144,12 @@ def prepare_data(
     heldout: float = 0.03,
     say: Callable[[str], None] = lambda text: None,
 ) -> Prepared:
-    """Tokenise what is not yet tokenised, and open it.
+    """Tokenise the sources, unless that was done before, and open the streams.
 
-    length   tokens of a window; every source must fill one window of each split.
-    heldout  share of the documents that is held out.
+    length   tokens per window; every source must fill at least one window of each split.
+    heldout  share of the documents to hold out.
 
-    Raises DataError, and TrainingError if `folder` holds streams of other data.
+    Raises DataError, and TrainingError if `folder` holds streams made from other data.
     """
     names = list(sources)
     about: dict[str, Any] = {"sources": [_describe(n) for n in names], "vocab_size": vocab_size, "heldout": heldout}
@@ -156,9 +159,9 @@ def prepare_data(
         changed = [k for k in about if found.get(k) != about[k]]
         if changed:
             raise TrainingError(
-                f"{folder} was made of other data: {', '.join(changed)} differ, "
-                f"{found.get(changed[0])!r} then and {about[changed[0]]!r} now",
-                why="a run that goes on with other data is another run",
+                f"{folder} was made from other data: {', '.join(changed)} differ, "
+                f"{found.get(changed[0])!r} before and {about[changed[0]]!r} now",
+                why="a run must continue with the same data",
                 fix="choose another --out, or remove that folder",
             )
         about = found
@@ -192,7 +195,7 @@ def prepare_data(
 
 
 def open_stream(path: Path, length: int) -> Stream:
-    """Documents shorter than a window begin one; longer ones are cut on a grid."""
+    """Open a stream; its windows begin at document starts if the median document is shorter than a window."""
     stream = Stream.open(path, whole=False)
     if len(stream.starts) > 1 and float(np.median(np.diff(stream.starts))) < length:
         stream.whole = True
@@ -216,7 +219,7 @@ def _describe(name: str) -> dict[str, Any]:
 
 
 def _documents(name: str) -> tuple[Iterable[Document], dict[str, Any]]:
-    """The documents of a source, and what a model card should say about them."""
+    """The documents of a source, and details about them for the model card."""
     if name != CORPUS:
         return read_source(name), {}
     from slipstream.training.corpus import build_corpus, installed_packages
@@ -228,7 +231,7 @@ def _documents(name: str) -> tuple[Iterable[Document], dict[str, Any]]:
     details = {"packages": {n: used[n] for n in sorted({f.package for f in files})}}
 
     def documents() -> Iterator[Document]:
-        # Its own split goes across packages and near-duplicates; the key carries it over.
+        # The corpus makes its own split, by package and near-duplicate; the key carries it.
         for f in files:
             yield Document(f"{f.split}:{f.package}/{f.path}", f.text)
             for i, pair in enumerate(make_pairs(f)):
@@ -264,7 +267,7 @@ def _write(
 
 
 def _write_split(folder: Path, number: int, path: Path, vocab_size: int, heldout: float, length: int) -> None:
-    """Split a stream that was tokenised before."""
+    """Split a stream that is already tokenised."""
     stream = Stream.open(path, whole=False)
     if len(stream.tokens) and int(stream.tokens.max()) >= vocab_size:
         raise DataError(
@@ -282,15 +285,17 @@ def _write_split(folder: Path, number: int, path: Path, vocab_size: int, heldout
     _hold_out(splits, heldout, length)
     for split, made in splits.items():
         plain = ((list(map(int, ids)), mask) for ids, mask in made)
-        write_masked(folder / f"{split}-{number}.bin", plain, None, vocab_size)  # documents keep their own ends
+        write_masked(
+            folder / f"{split}-{number}.bin", plain, None, vocab_size
+        )  # documents already end with their own EOS
 
 
 def _packed(ids: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
-    return np.asarray(ids, dtype=np.int32)  # a list of ints takes nine times the room
+    return np.asarray(ids, dtype=np.int32)  # a list of ints takes nine times as much memory
 
 
 def _hold_out(splits: dict[str, list[Marked]], share: float, length: int) -> None:
-    """Where the hash held out less than a window, hold out the end of the last training document."""
+    """If the hash held out less than one window, also hold out the end of the last training documents."""
     total = sum(len(ids) for made in splits.values() for ids, _ in made)
     held = sum(len(ids) for ids, _ in splits["heldout"])
     if held > length or total <= 2 * length + 2:

@@ -1,8 +1,8 @@
-"""Where a run computes: this process alone, or several GPUs through accelerate.
+"""Where a run computes: in this process, or on several GPUs with accelerate.
 
-accelerate is optional (`pip install slipstream[train]`) and used where it is installed and the device is not a CPU:
+accelerate is optional (`pip install slipstream[train]`) and used if it is installed and the device is not a CPU:
 `accelerate launch -m slipstream.cli.main train ...` then gives every process its own rows of each batch. Without it
-the run takes the one device that it was given.
+the run uses the single device given.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slipstream.errors import ParameterError
 
 
 class Devices:
-    """device: "cpu", "cuda", "cuda:1", ...; bf16: run the products of forwards in bfloat16, weights stay float32."""
+    """device: "cpu", "cuda", "cuda:1", ...; bf16: run matrix products in bfloat16; weights stay float32."""
 
     def __init__(self, device: str = "cpu", bf16: bool = True):
         try:
@@ -34,7 +34,7 @@ class Devices:
             from accelerate import Accelerator
             from accelerate.utils import DistributedDataParallelKwargs
 
-            # Layer dropout leaves parameters out of a step.
+            # With layer dropout, a step does not use all parameters.
             unused = DistributedDataParallelKwargs(find_unused_parameters=True)
             self._accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no", kwargs_handlers=[unused])
             self.device = self._accelerator.device
@@ -45,11 +45,11 @@ class Devices:
 
     @property
     def count(self) -> int:
-        """How many processes share the batch."""
+        """Number of processes that share the batch."""
         return 1 if self._accelerator is None else int(self._accelerator.num_processes)
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The module as it is to be called, so that gradients are averaged over the processes."""
+        """The module to call for training, with gradients averaged over the processes."""
         return module if self._accelerator is None else self._accelerator.prepare_model(module)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -65,7 +65,7 @@ class Devices:
         return float(torch.nn.utils.clip_grad_norm_(parameters, norm))
 
     def agree(self, value: float) -> float:
-        """The value of the first process in all of them: what steers the loop must not differ."""
+        """The value of the first process, in all of them: processes must take the same decisions."""
         if self.count == 1:
             return value
         from accelerate.utils import broadcast

@@ -1,4 +1,4 @@
-"""What a training run shows, and how it is stopped."""
+"""Progress display of a training run, and stopping it by signal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream.training.schedule import Progress, Schedule
 
 
 class StopSignal:
-    """Turns Ctrl-C and SIGTERM into a flag, so that the loop can save and leave between two steps."""
+    """Turns Ctrl-C and SIGTERM into a flag, so that the loop can save and exit between two steps."""
 
     def __init__(self) -> None:
         self.raised = False
@@ -23,7 +23,7 @@ class StopSignal:
     def __enter__(self) -> StopSignal:
         try:
             self._old = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: whoever owns the signals decides
+        except ValueError:  # not the main thread: signals are handled elsewhere
             self._old = {}
         return self
 

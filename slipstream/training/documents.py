@@ -1,16 +1,16 @@
-"""Training documents out of files: what `--data` may name, read strictly before anything else happens.
+"""Reads training documents from the sources that `--data` accepts. All sources are checked before a run starts.
 
     text        any UTF-8 file (.txt, .md, .py, ...): one document
-    folders     every text file below, hidden ones aside
-    JSON lines  one object a line (.jsonl), or one list of objects (.json), each of them
+    folders     every text file in it and its subfolders, except hidden ones
+    JSON lines  one object per line (.jsonl), or one list of objects (.json); an object is one of
                     {"text": ...}
                     {"prompt": ..., "response" or "completion" or "answer": ...}
                     {"messages" or "conversations": [{"role" or "from": ..., "content" or "value": ...}, ...]}
     "corpus"    the Python source of this environment that carries a permissive licence (`training.corpus`)
-    .bin        a stream that was tokenised before, with its .starts.npy (`packing`)
+    .bin        an already tokenised stream, with its .starts.npy (`packing`)
 
-What cannot be read is refused with the file, and the line where there are lines. Nothing is skipped silently: a
-file that is named and not understood is an error, in a folder only files with other endings are left out.
+A source that cannot be read is an error that names the file and, if possible, the line. A file that is named must be
+readable; from a folder, only files with a known extension are read.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ TEXT = frozenset(
         ".ml", ".ex", ".exs", ".clj", ".dart",
     )
 )  # fmt: skip
-"""Endings that are taken from folders. A file that is named itself may have any ending."""
+"""Extensions that are read from folders. A file that is named itself may have any extension."""
 PACKED = frozenset(
     (
         ".parquet", ".arrow", ".csv", ".tsv", ".gz", ".xz", ".zst", ".bz2", ".zip", ".tar",
         ".7z", ".npy", ".npz", ".safetensors", ".pt", ".pkl",
     )
 )  # fmt: skip
-"""Endings of formats that would need another reader."""
+"""Extensions of formats that are not supported."""
 
 _ANSWERS = ("response", "completion", "answer", "output")
 _TALKS = ("messages", "conversations")
@@ -53,9 +53,9 @@ Turn = Mapping[str, str]
 class Document:
     """One text, or one conversation.
 
-    key    a stable name: which split a document belongs to is decided by its hash.
-    text   plain text, or the prompt where there is an `answer`.
-    turns  {"role", "content"} of a conversation; then `text` is empty.
+    key    a stable name; its hash decides the split of the document.
+    text   plain text, or the prompt if there is an `answer`.
+    turns  messages {"role", "content"} of a conversation; then `text` is empty.
     """
 
     key: str
@@ -71,7 +71,7 @@ class Document:
 
 
 def check_source(name: str) -> None:
-    """Refuse a source that cannot be one, without reading it. Raises DataError."""
+    """Check a source without reading its contents. Raises DataError if it cannot be used."""
     if name == CORPUS:
         return
     path = Path(name)
@@ -84,13 +84,13 @@ def check_source(name: str) -> None:
         )
     if path.is_file() and path.suffix.lower() in PACKED:
         raise DataError(
-            f"training data {name!r} has a format that is not read here ({path.suffix})",
-            why="text files, folders of them, JSON lines and .bin streams are",
-            fix='convert it to JSON lines with one {"text": ...} a line',
+            f"training data {name!r} has an unsupported format ({path.suffix})",
+            why="supported are text files, folders of them, JSON lines and .bin streams",
+            fix='convert it to JSON lines with one {"text": ...} per line',
         )
     if path.suffix == ".bin" and not path.with_suffix(".starts.npy").is_file():
         raise DataError(
-            f"training data {name!r} has no {path.with_suffix('.starts.npy').name} beside it",
+            f"training data {name!r} has no {path.with_suffix('.starts.npy').name} next to it",
             why="a .bin file is read as a stream of token ids, and that file says where documents begin",
             fix="give the text itself, or a stream as a training run wrote it",
         )
@@ -100,12 +100,12 @@ def check_source(name: str) -> None:
         raise DataError(
             f"the folder {name!r} holds no text files",
             why="looked for " + " ".join(sorted(TEXT)) + " .jsonl",
-            fix="name the files themselves if their endings are others",
+            fix="name the files themselves if they have other extensions",
         )
 
 
 def read_source(name: str) -> Iterator[Document]:
-    """The documents of one source, in a fixed order. Raises DataError at the first that is not text."""
+    """The documents of one source, in a fixed order. Raises DataError at the first one that is not text."""
     path = Path(name)
     for file in _files(path) if path.is_dir() else [path]:
         key = str(file.relative_to(path)) if path.is_dir() else file.name
@@ -160,13 +160,13 @@ def _records(path: Path, key: str) -> Iterator[Document]:
         for i, record in enumerate(whole, 1):
             yield _document(record, f"{path}, record {i}", f"{key}:{i}")
         return
-    # Not splitlines(): a JSON string may hold U+2028 and its like, which are no ends of lines here.
+    # Not splitlines(): a JSON string may hold U+2028 and its like, which do not end a line here.
     for i, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 record = json.loads(line)
             except json.JSONDecodeError as fault:
-                raise DataError(f"{path}, line {i}: not JSON ({fault.msg})", fix="write one object a line") from fault
+                raise DataError(f"{path}, line {i}: not JSON ({fault.msg})", fix="write one object per line") from fault
             yield _document(record, f"{path}, line {i}", f"{key}:{i}")
 
 
@@ -182,8 +182,8 @@ def _document(record: Any, where: str, key: str) -> Document:
     if "text" in record:
         return Document(key, _text(record["text"], f"{where}: text"))
     raise DataError(
-        f"{where}: none of the fields that are read is there, only " + ", ".join(map(repr, sorted(record)[:8])),
-        why='known are {"text"}, {"prompt", "response"} and {"messages"}',
+        f"{where}: no known field, only " + ", ".join(map(repr, sorted(record)[:8])),
+        why='known fields are {"text"}, {"prompt", "response"} and {"messages"}',
         fix="rename the fields",
     )
 

@@ -1,8 +1,8 @@
-"""Distilling a draft model: a small Llama on the target's laws (DistillSpec, Zhou et al. 2310.08461).
+"""Distils a draft model: trains a small Llama on the target's distributions (DistillSpec, Zhou et al. 2310.08461).
 
-It starts from scratch in a given shape, or from a checkpoint of the target's vocabulary. A draft is not asked to be
-right, only to guess what the target says: so it learns the whole law at every position, and best on the target's own
-text (`--regenerate`).
+It starts from scratch in a given shape, or from a checkpoint with the target's vocabulary. A draft model only has to
+predict what the target says, so it learns the target's full distribution at every position. Text that the target
+generated works best (`--regenerate`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from slipstream.core.params import Strict, check_integer
 from slipstream.errors import PairError
 from slipstream.training.compact import DRAFT, CompactLlama, ModelShape
 from slipstream.training.features import FINAL, Teacher, Window
-from slipstream.training.losses import Aims, check_loss, law_losses
-from slipstream.training.objective import Objective, agreement, chain_chances, likeliest
+from slipstream.training.losses import Aims, check_loss, distribution_losses
+from slipstream.training.objective import Objective, agreement, chain_acceptance_probs, most_likely
 from slipstream.training.trainable import HuggingFaceModel, load_trainable, save_model
 from slipstream.zoo import checkpoint_of
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftOptions(Strict):
-    """start    a checkpoint to go on from ("embedded" is the embedded draft); None: from scratch, in the shape of
-             hidden_size, layers, heads, kv_heads and intermediate (heads of 64).
+    """start    checkpoint to start from ("embedded" is the embedded draft); None: from scratch, in the shape given by
+             hidden_size, layers, heads, kv_heads and intermediate (head size 64).
     loss     one of `losses.KINDS`.
     depth    K, the draft length whose acceptance is simulated.
     compile  compile the layers (needs a C++ compiler on a CPU).
@@ -77,7 +77,7 @@ class DraftObjective(Objective):
             if len(self.module.table) != c.vocab_size:
                 raise PairError(
                     f"the draft {options.start!r} has {len(self.module.table)} ids, the target {c.vocab_size}",
-                    why="it learns the target's laws id by id",
+                    why="it is trained on the target's probability of each id",
                     fix="start from a draft of the target's vocabulary, or from scratch",
                 )
         self.module.to(teacher.device, teacher.dtype)
@@ -87,21 +87,21 @@ class DraftObjective(Objective):
         rows = tokens.shape[1] - 1
         states = self.module.normed(self.module.hidden(tokens[:, :rows])[-1])  # [B, N, d]
         aims = Aims(final, self.teacher.head, tokens, window.counts, 0)
-        loss, _ = law_losses(self.options.loss, states[None], self.module.table[None], aims, [1.0])
+        loss, _ = distribution_losses(self.options.loss, states[None], self.module.table[None], aims, [1.0])
         shown = {}
         if not self.training:
-            said = likeliest(final[:, :rows], self.teacher.head)
-            shown["agree"] = agreement(likeliest(states, self.module.table), said, window.counts[:, 1:])
+            target_ids = most_likely(final[:, :rows], self.teacher.head)
+            shown["agree"] = agreement(most_likely(states, self.module.table), target_ids, window.counts[:, 1:])
         return loss, shown
 
     def _logits(self, states: Tensor) -> Tensor:
         return nn.functional.linear(states, self.module.table.to(states.dtype))
 
-    def chances(self, window: Window, temperature: float) -> Tensor:
-        # While its guesses stand, a draft has seen the text itself: guess j behind n is its law at place n + j.
+    def acceptance_probs(self, window: Window, temperature: float) -> Tensor:
+        # Until a rejection the draft has read the text itself: draft token j after token n comes from position n + j.
         logits = self._logits(self.module.normed(self.module.hidden(window.tokens)[-1]))  # [R, L, V]
-        guesses = [logits[:, 1 + j :] for j in range(self.depth)]
-        return chain_chances(guesses, self.teacher.logits(window.taps[FINAL]), window.tokens, temperature)
+        draft_logits = [logits[:, 1 + j :] for j in range(self.depth)]
+        return chain_acceptance_probs(draft_logits, self.teacher.logits(window.taps[FINAL]), window.tokens, temperature)
 
     def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
         eos = sorted(self.teacher.decoder.capabilities.eos_ids)

@@ -1,13 +1,13 @@
 """The objective of EAGLE-3: training-time test (Li et al. 2503.01840, section 3.2).
 
-A drafting chain that starts at position i feeds the head its own outputs from the second guess on, so it is trained
-on them: step 0 runs every position on true features, step j runs every position on the output of step j - 1. All
-chains of a window are unrolled side by side. Step j of the chain at i stands at position i + j and sees
+When drafting, the head reads its own outputs from the second draft token on, so it is trained on them: step 0 runs
+every position on the target's features, step j runs every position on the output of step j - 1. All chains of a window
+are unrolled in parallel. Step j of the chain that starts at i is at position i + j and attends to
 
-    the true rows 0..i (keys of step 0)   and   its own rows of steps 1..j
+    rows 0..i of step 0 (the target's features)   and   its own rows of steps 1..j
 
-which is exactly what the cache holds when the chain is drafted. The loss of a step is the forward KL from the target's
-law, restricted to the draft vocabulary, to the head's.
+which is exactly what the KV cache holds when the chain is drafted. The loss of a step is the forward KL divergence from
+the target's distribution, restricted to the draft vocabulary, to the head's.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch import Tensor
 from slipstream.heads.eagle_head import EagleHead, Rotary
 
 BLOCK = 128
-"""Queries in one block of attention: a block sees only the keys up to its own end, so nearly half is never computed."""
+"""Queries per attention block. A block only reads keys up to its own end, which skips nearly half of the scores."""
 
 
 class ChainAttention:
-    """Attention of all chains of a window at once; `step` is how many times it has been asked.
+    """Attention of all chains of a window at once; call j computes step j.
 
-    q [B, N, H, D], k and v [B, N, Hk, D], row i belonging to the chain that starts at i.
+    q [B, N, H, D], k and v [B, N, Hk, D], row i belongs to the chain that starts at i.
     """
 
     def __init__(self) -> None:
@@ -63,10 +63,10 @@ class ChainAttention:
 
 
 def chain_states(head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rotary, steps: int) -> list[Tensor]:
-    """What `head.logits` reads, for every chain of a window.
+    """The input of `head.logits` for every chain of a window.
 
     tokens [B, T]; taps [B, T, target_hidden] each; rotary: tables of at least T positions.
-    Returns `steps` tensors [B, N, d], N = T - steps: row i of step j guesses token i + 2 + j.
+    Returns `steps` tensors [B, N, d], N = T - steps: row i of step j predicts token i + 2 + j.
     """
     rows = tokens.shape[1] - steps
     hidden = head.fuse([tap[:, :rows] for tap in taps])  # [B, N, d]
@@ -78,12 +78,12 @@ def chain_states(head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rot
     return out
 
 
-def law_loss(weight: Tensor, x: Tensor, aim: Tensor) -> Tensor:
+def distribution_loss(weight: Tensor, x: Tensor, aim: Tensor) -> Tensor:
     """Forward KL in nats of every row: weight [draft_vocab, d], x [B, N, d], aim (the target's logits over the draft
     vocabulary) [B, N, draft_vocab] -> [B, N]."""
-    guess = F.linear(x, weight).float().log_softmax(-1)
-    probs = aim.float().log_softmax(-1)
-    return (probs.exp() * (probs - guess)).sum(-1)
+    logq = F.linear(x, weight).float().log_softmax(-1)
+    logp = aim.float().log_softmax(-1)
+    return (logp.exp() * (logp - logq)).sum(-1)
 
 
 def chain_losses(
@@ -91,12 +91,12 @@ def chain_losses(
     states: Seq[Tensor],
     target_logits: Tensor,
     mask: Tensor | None = None,
-    loss: Callable[[Tensor, Tensor, Tensor], Tensor] = law_loss,
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor] = distribution_loss,
 ) -> list[Tensor]:
     """Mean loss of each step, over the positions of `mask` (bool [B, T], None: all).
 
-    states: from `chain_states`; target_logits [B, T, V], at every position of the window; loss: `law_loss`, compiled
-    or not.
+    states: from `chain_states`; target_logits [B, T, V], at every position of the window; loss: `distribution_loss`,
+    compiled or not.
     """
     aim = target_logits[..., head.target_ids]  # [B, T, draft_vocab]
     losses = []
@@ -110,7 +110,7 @@ def chain_losses(
 
 @torch.no_grad()
 def chain_agreement(head: EagleHead, states: Seq[Tensor], target_logits: Tensor) -> list[float]:
-    """Share of rows of each step where head and target have the same likeliest token."""
+    """Share of rows of each step where head and target have the same most likely token."""
     ids, best, found = head.target_ids, target_logits.argmax(-1), []
     for j, x in enumerate(states):
         same = ids[head.logits(x).argmax(-1)] == best[:, 1 + j : 1 + j + x.shape[1]]

@@ -1,7 +1,7 @@
-"""Training an EAGLE-3 head for any target: the chains of `eagle3` in the common loop.
+"""Trains an EAGLE-3 head for any target: the chains of `eagle3` in the common loop.
 
-The head's output layer guesses a reduced vocabulary, the ids that the data uses most (2503.01840, section 4; as d2t in
-the checkpoints), which makes a step of the head cheap where the target's vocabulary is large.
+The head predicts a reduced draft vocabulary, the most frequent ids of the data (2503.01840, section 4; `d2t` in the
+checkpoints). This makes a step of the head cheap if the target's vocabulary is large.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps, ro
 from slipstream.models.config import DecoderConfig
 from slipstream.training.eagle3 import chain_states
 from slipstream.training.features import FINAL, Teacher, Window
-from slipstream.training.losses import Aims, check_loss, law_losses
-from slipstream.training.objective import Objective, agreement, chain_chances, likeliest
+from slipstream.training.losses import Aims, check_loss, distribution_losses
+from slipstream.training.objective import Objective, agreement, chain_acceptance_probs, most_likely
 from slipstream.training.packing import Stream
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EagleOptions(Strict):
-    """steps         of training-time test: how deep chains are trained, and simulated.
-    draft_vocab   ids that the head can guess; None: all up to 8192, 32000 of more.
-    taps          target layers that it reads; None: low, middle and high.
+    """steps         length of the chains that are trained and simulated (training-time test).
+    draft_vocab   size of the draft vocabulary; None: all ids up to 8192, otherwise 32000.
+    taps          target layers that the head reads; None: low, middle and high.
     intermediate  width of its MLP; None: the target's.
     loss          one of `losses.KINDS`. decay: weight of step j is decay^j.
     """
@@ -58,7 +58,7 @@ class EagleOptions(Strict):
 
 
 class EagleObjective(Objective):
-    """counts: how often each id of the vocabulary occurs in the data, [V]; the most frequent ones can be guessed."""
+    """counts: how often each id occurs in the data, [V]; the most frequent ids form the draft vocabulary."""
 
     name = "eagle3"
     module: EagleHead
@@ -86,7 +86,7 @@ class EagleObjective(Objective):
         own = torch.full((c.vocab_size,), -1, device=teacher.device)
         own[ids_here] = torch.arange(len(ids_here), device=teacher.device)
         # Not parameters: fixed by the target and the vocabulary. Plain attributes, so that no wrapper broadcasts them.
-        self.__dict__["own"] = own  # int64 [V]: the head's number of each target id, -1 for those it cannot guess
+        self.__dict__["own"] = own  # int64 [V]: draft vocabulary id of each target id, -1 if none
         self.__dict__["head"] = teacher.head[ids_here].clone()  # [V', d]
         raw = [options.decay**j for j in range(options.steps)]
         self.weights = [w / sum(raw) for w in raw]
@@ -105,28 +105,34 @@ class EagleObjective(Objective):
         states = torch.stack([x[:, :-1] for x in self._states(tokens, window.taps)])  # [K, B, N, d]
         rows = states.shape[2]
         aims = Aims(final, self.head, self.own[tokens], window.counts, 1)  # type: ignore[arg-type, index]
-        loss, each = law_losses(self.options.loss, states, self.module.lm_head.weight[None], aims, self.weights)
+        loss, each = distribution_losses(
+            self.options.loss, states, self.module.lm_head.weight[None], aims, self.weights
+        )
         shown = {f"loss{j + 1}": each[j] for j in range(steps)}
         if not self.training:
-            said = self.own[likeliest(final, self.teacher.head)]  # type: ignore[index]  # [B, T], -1: cannot be guessed
+            target_ids = self.own[most_likely(final, self.teacher.head)]  # type: ignore[index]  # [B, T], -1: not in it
             for j in range(steps):
-                guess, counts = likeliest(states[j], self.module.lm_head.weight), window.counts[:, 2 + j : 2 + j + rows]
-                shown[f"agree{j + 1}"] = agreement(guess, said[:, 1 + j : 1 + j + rows], counts)
+                head_ids, counts = (
+                    most_likely(states[j], self.module.lm_head.weight),
+                    window.counts[:, 2 + j : 2 + j + rows],
+                )
+                shown[f"agree{j + 1}"] = agreement(head_ids, target_ids[:, 1 + j : 1 + j + rows], counts)
         return loss, shown
 
-    def chances(self, window: Window, temperature: float) -> Tensor:
+    def acceptance_probs(self, window: Window, temperature: float) -> Tensor:
         steps, tokens = self.options.steps, window.tokens
-        padded = F.pad(tokens, (0, steps))  # a chain needs its own guesses as inputs: here, the text behind it
-        guesses = [self.module.logits(x) for x in self._states(padded, window.taps)]  # row n - 1 guesses behind token n
+        padded = F.pad(tokens, (0, steps))  # a chain reads its own draft tokens: here, the text that follows
+        # Row n - 1 predicts what follows token n.
+        draft_logits = [self.module.logits(x) for x in self._states(padded, window.taps)]
         own = self.own[tokens]  # type: ignore[index]
-        return chain_chances(guesses, self.teacher.logits(window.taps[FINAL]), tokens, temperature, own)
+        return chain_acceptance_probs(draft_logits, self.teacher.logits(window.taps[FINAL]), tokens, temperature, own)
 
     def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
         save_eagle(self.module, folder, target=facts.get("target"))
 
 
 def layers_read(layers: int) -> tuple[int, ...]:
-    """`default_taps`, or for a target of few layers as many different ones as it has."""
+    """`default_taps`, or for a target with few layers as many different layers as it has."""
     taps = default_taps(layers)
     if 0 < taps[0] < taps[1] < taps[2]:
         return taps
@@ -141,7 +147,7 @@ def most_frequent(counts: np.ndarray[Any, Any], width: int, always: tuple[int, .
 
 
 def token_counts(streams: list[Stream], shares: tuple[float, ...] | None, vocab_size: int) -> np.ndarray[Any, Any]:
-    """How often each id occurs in the data, every stream weighted as in the batches; [V], sums to 1."""
+    """How often each id occurs in the data, with each stream weighted as in the batches; [V], sums to 1."""
     total = np.zeros(vocab_size)
     for i, stream in enumerate(streams):
         weight = float(len(stream.tokens)) if shares is None else shares[i]
@@ -153,7 +159,7 @@ def token_counts(streams: list[Stream], shares: tuple[float, ...] | None, vocab_
 
 
 def _decoder(target: DecoderConfig, intermediate: int | None) -> DecoderConfig:
-    """A Llama layer of the target's sizes; the target's rope where it has one."""
+    """A Llama layer with the target's sizes, with the target's RoPE if it has one."""
     rope = dict(target.rope_parameters) or {"rope_type": "default", "rope_theta": 10000.0}
     return DecoderConfig(
         model_type="llama", vocab_size=target.vocab_size, hidden_size=target.hidden_size, layers=1, heads=target.heads,
@@ -163,7 +169,7 @@ def _decoder(target: DecoderConfig, intermediate: int | None) -> DecoderConfig:
 
 
 def _initialise(head: EagleHead, generator: torch.Generator) -> None:
-    """Normal weights of deviation 0.02; half of that for what writes to the residual stream."""
+    """Normal weights of deviation 0.02; half of that for the matrices that write to the residual stream."""
     for name, weight in head.named_parameters():
         if weight.ndim == 2:
             std = 0.01 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02

@@ -1,4 +1,4 @@
-"""What a run will take, before it starts: measured on a few windows, not guessed."""
+"""Estimates time, memory and disk of a run before it starts, from measurements on a few windows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.training.loop import Loop
 class Estimate:
     """Seconds, bytes and counts of a run; see `lines`.
 
-    feature_rate, step_rate  tokens a second of the target's forward, and of a whole optimiser step.
+    feature_rate, step_rate  tokens per second of the target's forward pass, and of a whole optimiser step.
     """
 
     tokens: int
@@ -30,7 +30,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Of the training itself, evaluations aside."""
+        """Training time in seconds, without evaluations."""
         if self.budget_minutes is not None:
             return 60 * self.budget_minutes
         return (self.budget_tokens or 0) / self.step_rate
@@ -40,18 +40,18 @@ class Estimate:
         lines = [
             f"data       {self.tokens:,} training tokens; the budget sees {seen:,} "
             f"({seen / max(1, self.tokens):.2f} epochs)",
-            f"training   {self.parameters:,} parameters, {size(self.memory)} of memory beside the target",
+            f"training   {self.parameters:,} parameters, {size(self.memory)} of memory in addition to the target",
             f"time       {duration(self.seconds)} at {self.step_rate:,.0f} tokens/s "
-            f"({self.feature_rate:,.0f} tokens/s of the target's states alone)",
-            f"disk       {size(2 * self.checkpoint)} for checkpoints (the old and the new one)",
+            f"({self.feature_rate:,.0f} tokens/s for the target's hidden states alone)",
+            f"disk       {size(2 * self.checkpoint)} for checkpoints (previous and new)",
         ]
         if self.cache:
-            lines.append(f"states     {size(self.cache)} of disk, {duration(self.cache_seconds)} to make them")
+            lines.append(f"states     {size(self.cache)} of disk, {duration(self.cache_seconds)} to compute them")
         return lines
 
 
 def estimate(loop: Loop) -> Estimate:
-    """Run two steps' worth of windows through target and head, without an update, and take the second one's time."""
+    """Run two steps through target and head, without an update, and use the timing of the second."""
     config, objective = loop.config, loop.objective
     size_of = config.micro_rows or config.rows
     counters = dict(loop.orders.counters)
@@ -99,7 +99,7 @@ def estimate(loop: Loop) -> Estimate:
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that suits them."""
+    """Format a number of bytes with a unit."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"

@@ -1,8 +1,8 @@
-"""What heads are trained on: the target's hidden states and laws at every position of a window.
+"""The inputs of head training: the target's hidden states and distributions at every position of a window.
 
-The target runs through its own executor, the one that will decode with the heads, so what a head is trained on is
-what it will be fed. Windows start from an empty cache, many at once. Hidden states are made when they are needed, or
-once and kept on disk (`HiddenCache`), which pays when the data is read more than once.
+The target runs in the executor that will decode with the heads, so a head is trained on the same inputs that it gets
+when decoding. Each window starts with an empty KV cache; many windows run as one batch. Hidden states are computed when
+needed, or once and stored on disk (`HiddenCache`), which saves time if the data is read more than once.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from slipstream.targets.decoder import Decoder
 from slipstream.training.packing import Stream
 
 FINAL = -1
-"""The tap after the final norm, which the output head reads."""
+"""The tap after the final norm: the input of the output head."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """A batch of windows as the objectives see it.
+    """A batch of training windows.
 
     tokens  int64 [B, T].
-    counts  bool [B, T]: whether the guess of the token at that place counts in the loss (answers only, or all).
+    counts  bool [B, T]: whether the prediction of the token at that position counts in the loss (answers only, or all).
     taps    tap -> [B, T, d], as in `TargetOut.hidden`.
     """
 
@@ -56,14 +56,14 @@ class Window:
 
 
 class Teacher:
-    """The target, read-only.
+    """The frozen target.
 
-    embedding [V, d] and head [V, d] are its own tables, on `device`, in float32 (float64 if its weights are).
+    embedding [V, d] and head [V, d] are copies of its tables, on `device`, in float32 (float64 if its weights are).
     """
 
     def __init__(self, decoder: Decoder, device: torch.device | str = "cpu"):
         if decoder.weights is None:
-            raise TrainingError("this target does not tell its weights", fix="load it with Decoder.load")
+            raise TrainingError("this target does not expose its weights", fix="load it with Decoder.load")
         self.decoder, self.device, self.config = decoder, torch.device(device), decoder.config
         self.dtype = torch.float64 if decoder.weights.dtype == torch.float64 else torch.float32
 
@@ -83,7 +83,7 @@ class Teacher:
         batch = batch_of(seqs, Draft.empty(len(seqs)), [0] * len(seqs), self.decoder.device)
         out = self.decoder.executor.forward(batch, tuple(dict.fromkeys(taps)))
         shape = (*tokens.shape, self.config.hidden_size)
-        # Copies: the executor's are valid until its next forward, and inference tensors carry no gradient onwards.
+        # Copies: the executor's are only valid until its next forward, and autograd cannot use inference tensors.
         made = {t: out.taps[t].reshape(shape).to(self.device, self.dtype, copy=True).clone() for t in taps}
         for seq in seqs:
             self.decoder.release(seq.id)
@@ -103,7 +103,7 @@ class Teacher:
 class HiddenCache:
     """Hidden states of every window of a stream, float16, in shards of `SHARD` windows.
 
-    A shard is written at once or not at all, so an interrupted run goes on with the next one.
+    Each shard is written atomically, so an interrupted run continues with the next one.
     """
 
     SHARD = 64
@@ -119,15 +119,17 @@ class HiddenCache:
         return self.folder / f"{shard:05d}.safetensors"
 
     def nbytes(self, width: int) -> int:
-        """Bytes on disk when it is complete."""
+        """Size on disk in bytes when complete."""
         return 2 * self.count * self.length * width * len(self.taps)
 
     def missing(self) -> list[int]:
         return [s for s in range(-(-self.count // self.SHARD)) if not self._path(s).is_file()]
 
     def build(self, teacher: Teacher, rows: int, say: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Write the shards that are not there yet. Raises TrainingError where the disk lacks room, before it starts,
-        and where a state does not fit float16."""
+        """Write the missing shards.
+
+        Raises TrainingError if the disk is too small (before it starts) or a state exceeds the float16 range.
+        """
         todo = self.missing()
         shards = -(-self.count // self.SHARD)
         need = int(self.nbytes(teacher.config.hidden_size) * len(todo) / max(1, shards))
@@ -144,7 +146,7 @@ class HiddenCache:
                 if float(whole.abs().max()) > torch.finfo(torch.float16).max:
                     raise TrainingError(
                         f"hidden states at tap {tap} reach {float(whole.abs().max()):.0f}, float16 ends at 65504",
-                        fix="leave --cache-hidden out: the states are then made as they are needed",
+                        fix="remove --cache-hidden: the states are then computed when needed",
                     )
                 tensors[str(tap)] = whole.half().contiguous()
             temporary = self._path(shard).with_suffix(".tmp")
@@ -156,14 +158,14 @@ class HiddenCache:
             say(windows[-1] + 1, self.count)
 
     def read(self, window: int) -> dict[int, Tensor]:
-        """tap -> [T, d] of one window, float16."""
+        """Hidden states of one window: tap -> [T, d], float16."""
         shard, row = divmod(window, self.SHARD)
         with safe_open(self._path(shard), framework="pt") as file:
             return {tap: file.get_slice(str(tap))[row] for tap in self.taps}
 
 
 def require_room(folder: Path, need: int, what: str) -> None:
-    """Raise TrainingError unless the disk of `folder` has room for `need` bytes and a tenth more."""
+    """Raise TrainingError unless the disk of `folder` has `need` bytes plus 10 % free."""
     at = folder
     while not at.exists():
         at = at.parent
@@ -171,6 +173,6 @@ def require_room(folder: Path, need: int, what: str) -> None:
     if need * 1.1 > free:
         raise TrainingError(
             f"{what} take {need / 2**30:.2f} GiB, the disk of {folder} has {free / 2**30:.2f} GiB free",
-            why="the run would stop in the middle",
-            fix="free some room, choose another --out, or leave --cache-hidden out",
+            why="the run would stop when the disk is full",
+            fix="free some space, choose another --out, or remove --cache-hidden",
         )

@@ -1,8 +1,8 @@
 """LayerSkip for a target that was not trained for it: layer dropout and early-exit loss (Elhoushi et al. 2404.16710,
 section 4.1), continued from its checkpoint.
 
-The result is a *new target*: its text is its own, so what it says after training differs from what it said before.
-To stay near, every exit (the last included) learns the original's law ("kl"); "ce" is the paper's, on the text alone.
+The result is a *new target*: its output differs from that of the original. To keep it close, every exit (the last
+included) learns the original's distribution ("kl"). The paper's loss is "ce", on the text alone.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from slipstream.errors import ParameterError, TrainingError
 from slipstream.training.compact import CompactLlama
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.layerskip_recipe import LayerSkip, dropout_rates, exit_weights, kept_layers
-from slipstream.training.losses import Aims, check_loss, law_losses
-from slipstream.training.objective import Objective, agreement, chain_chances, likeliest
+from slipstream.training.losses import Aims, check_loss, distribution_losses
+from slipstream.training.objective import Objective, agreement, chain_acceptance_probs, most_likely
 from slipstream.training.trainable import HuggingFaceModel, load_trainable, save_model
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerSkipOptions(Strict):
-    """exit     layers of the exit whose acceptance is simulated; None: half of them.
+    """exit     number of layers before the exit whose acceptance is simulated; None: half of all.
     p_max, exit_scale, rotation   as in `LayerSkip`.
     loss     one of `losses.KINDS`.
     depth    K, the draft length whose acceptance is simulated.
@@ -52,7 +52,7 @@ class LayerSkipOptions(Strict):
         if self.exit is not None:
             check_integer("exit", self.exit, 1)
         check_loss(self.loss)
-        LayerSkip(self.p_max, self.exit_scale, self.rotation)  # refuses what it does not know
+        LayerSkip(self.p_max, self.exit_scale, self.rotation)  # raises ParameterError for bad values
 
 
 class LayerSkipObjective(Objective):
@@ -85,17 +85,19 @@ class LayerSkipObjective(Objective):
         inputs = tokens[:, :-1]
         if self.training:
             kept, weights = self.kept, self.exits
-        else:  # the same whatever the step: the chosen exit and the end
+        else:  # independent of the step: the chosen exit and the last layer
             kept, weights = [True] * layers, {self.exit - 1: 0.5, layers - 1: 0.5}
         early = [level for level in weights if level < layers - 1]
         states = torch.stack([self.module.normed(x) for x in self.module.hidden(inputs, kept, early)])  # [K, B, N, d]
         aims = Aims(window.taps[FINAL], self.teacher.head, tokens, window.counts, 0, stride=0)
-        loss, each = law_losses(self.options.loss, states, self.module.table[None], aims, list(weights.values()))
+        loss, each = distribution_losses(
+            self.options.loss, states, self.module.table[None], aims, list(weights.values())
+        )
         shown = {}
         if not self.training:
             table, counts = self.module.table, window.counts[:, 1:]
-            early_best, last = likeliest(states[0], table), likeliest(states[-1], table)  # [B, N]
-            original = likeliest(window.taps[FINAL][:, :-1], self.teacher.head)
+            early_best, last = most_likely(states[0], table), most_likely(states[-1], table)  # [B, N]
+            original = most_likely(window.taps[FINAL][:, :-1], self.teacher.head)
             shown = {"loss_exit": each[0], "loss_last": each[-1]}
             shown |= {"agree": agreement(early_best, last, counts), "agree_original": agreement(last, original, counts)}
         return loss, shown
@@ -103,11 +105,11 @@ class LayerSkipObjective(Objective):
     def _logits(self, states: Tensor) -> Tensor:
         return nn.functional.linear(states, self.module.table.to(states.dtype))
 
-    def chances(self, window: Window, temperature: float) -> Tensor:
-        """Of the exit for the model as it is now. The texts were written by the original, which it stays near to."""
+    def acceptance_probs(self, window: Window, temperature: float) -> Tensor:
+        """Acceptance of the exit's tokens by the current model, on texts that the original wrote."""
         early, last = self.module.hidden(window.tokens, None, [self.exit - 1])
         q, p = self._logits(self.module.normed(early)), self._logits(self.module.normed(last))
-        return chain_chances([q[:, 1 + j :] for j in range(self.depth)], p, window.tokens, temperature)
+        return chain_acceptance_probs([q[:, 1 + j :] for j in range(self.depth)], p, window.tokens, temperature)
 
     def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
         save_model(self.module, folder, self.teacher.decoder.source, sorted(self.teacher.decoder.capabilities.eos_ids))

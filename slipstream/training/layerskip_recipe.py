@@ -1,7 +1,7 @@
 """The LayerSkip recipe: layer dropout and early-exit loss (Elhoushi et al. 2024, arXiv 2404.16710).
 
-A model trained this way can draft with its own first layers: they have learned to predict through the shared
-final norm and head, and the model has learned not to depend on every late layer.
+A model trained this way can draft with its own first layers: they learned to predict through the shared final
+norm and head, and the model learned not to depend on every late layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LayerSkip:
         p_max: dropout rate of the last layer at the end of the time schedule (section 4.1.1).
         exit_scale: `e_scale`, the total weight of the early exits relative to the last layer (section 4.1.2).
         rotation: `R` of the rotational curriculum `C_rot,R`: exit `l` is trained at the steps `t` with
-            `t % R == l % R`, so that about `L / R` exits are paid for in a step. 0 turns the exits off.
+            `t % R == l % R`, so a step computes about `L / R` exits. 0 turns the exits off.
     """
 
     p_max: float = 0.1
@@ -52,7 +52,7 @@ def dropout_rates(layers: int, p_max: float, progress: float = 1.0) -> list[floa
 
 
 def kept_layers(rates: list[float], seed: int, step: int) -> list[bool]:
-    """Which layers run at this step: one draw for the whole batch, so that a skipped layer costs nothing.
+    """Which layers run at this step: one draw for the whole batch, so a skipped layer is not computed at all.
 
     The draw is a function of (seed, step) alone, which keeps a resumed run equal to an uninterrupted one.
     """

@@ -1,7 +1,7 @@
-"""The loop that trains every head and draft: same data order, same schedule, same checkpoints, whatever the objective.
+"""The training loop of every head and draft model: data order, schedule and checkpoints are the same for all.
 
-Everything that is random is a function of (seed, step), and what else a step depends on is in the checkpoint, so with
-a budget in tokens the same seed and data give the same weights on a CPU, interrupted or not.
+All randomness is a function of (seed, step), and everything else that a step depends on is in the checkpoint. With a
+budget in tokens, the same seed and data therefore give the same weights on a CPU, interrupted or not.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import time
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from slipstream.training.training_settings import LoopConfig
 
 @dataclass
 class Held:
-    """What a run is judged on: windows for the loss, and texts of the target for the acceptance length."""
+    """Evaluation data of a run: windows for the loss, and texts by the target for the acceptance length."""
 
     windows: list[Window]
     texts: list[HeldOutText] = field(default_factory=list)
@@ -40,7 +41,7 @@ class Held:
 class Loop:
     """One `step()` is one optimiser step.
 
-    streams  the training data, one a source. held: made by `held_out`. caches: hidden states on disk, by stream.
+    streams  the training data, one per source. held: from `held_out`. caches: hidden states on disk, by stream.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Loop:
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def _identity(self) -> dict[str, Any]:
-        """What must not change between the parts of a run."""
+        """Settings that must not change when a run is resumed."""
         c = self.config
         named = ("length", "rows", "optimiser", "seed", "shares", "answers_only")
         settings = {n: list(v) if isinstance(v := getattr(c, n), tuple) else v for n in named}
@@ -97,7 +98,7 @@ class Loop:
         self.orders.counters = self.progress.counters
 
     def save(self) -> None:
-        """Raises TrainingError when it cannot be written; the earlier checkpoint is then still there."""
+        """Write the checkpoint. Raises TrainingError if it cannot be written; the previous one is then kept."""
         self.progress.counters = dict(self.orders.counters)
         state = {"progress": asdict(self.progress), "run": self._identity()}
         if self.devices.rank == 0:
@@ -106,7 +107,7 @@ class Loop:
     # --- a step ------------------------------------------------------------------------------------------------
 
     def window(self, chosen: list[tuple[str, int]]) -> Window:
-        """The chosen windows of the streams, with the target's states from the cache or made now."""
+        """The chosen windows of the streams, with the target's hidden states, cached or computed now."""
         length, device = self.config.length, self.devices.device
         tokens = torch.cat([self.orders.streams[n].rows([i], length) for n, i in chosen])[:, :-1]
         counts = torch.ones_like(tokens, dtype=torch.bool)
@@ -122,7 +123,7 @@ class Loop:
         return Window(tokens.to(device), counts.to(device), taps)
 
     def step(self) -> tuple[dict[str, float], float]:
-        """One optimiser step: (shown scalars with "loss", gradient norm). Time is counted by the caller."""
+        """One optimiser step: (scalars to display, with "loss"; gradient norm). The caller counts the time."""
         config, progress = self.config, self.progress
         chosen = self.orders.choose(progress.step, config.rows * self.devices.count, config.length)
         mine = chosen[self.devices.rank :: self.devices.count]
@@ -139,7 +140,7 @@ class Loop:
             for name, value in {"loss": loss.detach(), **scalars}.items():
                 shown[name] = shown.get(name, 0.0) + float(value) / parts
         norm = self.devices.clip(self.parameters, config.clip)
-        if math.isfinite(norm):  # a broken batch must not poison the moments
+        if math.isfinite(norm):  # otherwise a bad batch would corrupt the optimiser state
             for optimiser in self.optimisers.values():
                 for group in optimiser.param_groups:
                     group["lr"] = config.lr * factor
@@ -152,7 +153,7 @@ class Loop:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Held-out loss (and the objective's other scalars), and tau at each temperature."""
+        """Held-out loss (and the objective's other scalars), and simulated acceptance length (tau) by temperature."""
         self.objective.eval()
         with self.devices.autocast():
             sums: dict[str, float] = {}
@@ -162,7 +163,8 @@ class Loop:
                     sums[name] = sums.get(name, 0.0) + float(value) / len(self.held.windows)
         for texts, windows in zip(self.held.texts, self.held.text_windows, strict=True):
             # Outside autocast: decoding runs the head in float32.
-            tau = acceptance_length(lambda w, t=texts.temperature: self.objective.chances(w, t), texts, windows)  # type: ignore[misc]
+            probs = partial(self.objective.acceptance_probs, temperature=texts.temperature)
+            tau = acceptance_length(probs, texts, windows)
             sums[f"tau@{texts.temperature:g}"] = tau
         self.objective.train()
         return sums
@@ -173,12 +175,12 @@ class Loop:
             with (self.config.out / "log.jsonl").open("a") as file:
                 file.write(json.dumps({"time": now, **entry}) + "\n")
 
-    # --- all of them -------------------------------------------------------------------------------------------
+    # --- the run ----------------------------------------------------------------------------------------------
 
     def run(self) -> dict[str, float]:
         """Train until the budget is spent, a signal comes, or `max_steps` steps are done; returns the last evaluation.
 
-        A checkpoint that cannot be written on the way is reported and the run goes on; at the end it is an error.
+        If a checkpoint cannot be written during the run, this is reported and the run continues; at the end it raises.
         """
         config, progress, schedule = self.config, self.progress, self.schedule
         display = Display(schedule)
@@ -197,7 +199,7 @@ class Loop:
                         (config.out / "decay-now").unlink()
                     shown, norm = self.step()
                     if not math.isfinite(norm):
-                        display.say(f"step {progress.step}: the gradient norm is {norm}, its update was left out")
+                        display.say(f"step {progress.step}: the gradient norm is {norm}, its update was skipped")
                     smooth = shown["loss"] if math.isnan(smooth) else 0.95 * smooth + 0.05 * shown["loss"]
                     seconds = self.devices.agree(time.monotonic() - begun)
                     progress.seconds += seconds
@@ -221,7 +223,7 @@ class Loop:
             self.save()
         except TrainingError as fault:
             self.log({"step": self.progress.step, "error": str(fault)})
-            display.say(f"step {self.progress.step}: {fault} The run goes on.")
+            display.say(f"step {self.progress.step}: {fault} The run continues.")
 
     def _evaluate(self, display: Display, train: float | None = None) -> dict[str, float]:
         found = self.evaluate()
@@ -233,8 +235,8 @@ class Loop:
 
 
 def make_optimisers(objective: Objective, config: LoopConfig) -> Optimisers:
-    """AdamW for everything, or Muon (Jordan 2024; scaled as in 2502.16982, section 2.2) for the inner matrices: not
-    for tables of tokens, which every step touches in a few rows only."""
+    """AdamW for everything, or Muon (Jordan 2024; scaled as in 2502.16982, section 2.2) for the inner matrices.
+    Token tables use AdamW, because a step only updates a few of their rows."""
     named = [(n, p) for n, p in objective.module.named_parameters() if p.requires_grad]
     inner = {n for n, p in named if p.ndim == 2 and "embed" not in n and "lm_head" not in n}
     if config.optimiser == "adamw":
@@ -263,7 +265,7 @@ def held_out(
     taps: tuple[int, ...],
     texts: list[HeldOutText],
 ) -> Held:
-    """Fixed windows of the held-out streams, in micro-batches, and the texts, with the target's states."""
+    """Fixed windows of the held-out streams, in micro-batches, and the texts, with the target's hidden states."""
     each = max(1, config.eval_rows // len(streams))
     size = config.micro_rows or config.rows
     windows = []
@@ -286,7 +288,7 @@ def read_state(path: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise TrainingError(f"there is no checkpoint {path} to resume", fix="leave --resume out, or correct --out")
+        raise TrainingError(f"there is no checkpoint {path} to resume", fix="remove --resume, or correct --out")
     try:
         with safe_open(path, framework="pt") as file:
             state: dict[str, Any] = json.loads(file.metadata()["state"])
@@ -298,6 +300,6 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def as_json(options: Any) -> dict[str, Any]:
-    """A dataclass as JSON would give it back."""
+    """A dataclass as it looks after a JSON round trip."""
     made: dict[str, Any] = json.loads(json.dumps(asdict(options), default=str))
     return made

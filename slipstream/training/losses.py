@@ -1,9 +1,9 @@
-"""The losses of all objectives: how far a draft's laws are from the target's, without ever holding all laws at once.
+"""The losses of all objectives: divergences between the draft's and the target's distributions, computed in blocks.
 
-A law has one number for each id of the vocabulary, so the laws of a batch take more memory than everything else, and
-most of the time is spent on moving them. `law_losses` therefore goes over the positions in blocks that stay in the
-cache of a CPU: logits of a block, its losses, and at once their gradients, which all have closed forms. Only the
-gradients of states and weights leave a block.
+A distribution has one probability per vocabulary id, so those of a whole batch would take more memory than everything
+else, and moving them would take most of the time. `distribution_losses` therefore processes the positions in blocks
+that fit a CPU cache. For each block it computes logits, losses and their gradients, which all have closed forms. Only
+the gradients of states and weights leave a block.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 from slipstream.errors import ParameterError, did_you_mean
 
 KINDS = ("kl", "reverse-kl", "tv", "ce")
-"""q: the draft's law, p: the target's.
+"""q: the draft's distribution, p: the target's.
 
-    kl          KL(p || q): covers what the target may say (Hinton et al. 1503.02531; DistillSpec 2310.08461)
-    reverse-kl  KL(q || p): says only what the target would say
+    kl          KL(p || q): mass-covering (Hinton et al. 1503.02531; DistillSpec 2310.08461)
+    reverse-kl  KL(q || p): mode-seeking
     tv          1 - sum_x min(p, q): the rejection rate itself (Leviathan et al. 2211.17192, corollary 3.6)
-    ce          -log q(the text's own token), as in the Medusa paper
+    ce          -log q(token of the text), as in the Medusa paper
 """
 
 BLOCK_BYTES = 8 * 2**20
-"""Of one block of laws in float32."""
+"""Size of one block of distributions in float32."""
 
 
 def check_loss(kind: str) -> None:
@@ -37,13 +37,15 @@ def check_loss(kind: str) -> None:
 
 @dataclass(frozen=True)
 class Aims:
-    """What K guesses of each position are to be like: guess k of row i aims at the target's law at position
-    i + `ahead` + k * `stride`. Heads and chains guess one place further each (1), early exits all the same (0).
+    """What K draft tokens per position are trained on.
 
-    final   [B, T, d], the target's states after its final norm. head [V', d]: the rows of its output head that the
-            draft can guess (laws are restricted to them).
-    tokens  int64 [B, T], ids among the V' rows, -1 for others: the text, for "ce".
-    counts  bool [B, T], whether the guess of the token at that place counts.
+    Draft token k of row i learns the target's distribution at position i + `ahead` + k * `stride`. `stride` is 1 for
+    heads and chains (each predicts one position further) and 0 for early exits (all predict the same position).
+
+    final   [B, T, d], the target's states after its final norm. head [V', d]: the rows of its output head that are in
+            the draft vocabulary (distributions are restricted to them).
+    tokens  int64 [B, T], the text as ids among the V' rows, -1 for others; used by "ce".
+    counts  bool [B, T], whether the prediction of the token at that position counts in the loss.
     """
 
     final: Tensor
@@ -54,25 +56,27 @@ class Aims:
     stride: int = 1
 
 
-def law_losses(kind: str, states: Tensor, weight: Tensor, aims: Aims, weights: list[float]) -> tuple[Tensor, Tensor]:
+def distribution_losses(
+    kind: str, states: Tensor, weight: Tensor, aims: Aims, weights: list[float]
+) -> tuple[Tensor, Tensor]:
     """(sum over k of weights[k] * loss k, to be differentiated; losses [K] in nats, detached).
 
-    states  [K, B, N, d]: what the output head reads for each guess.
-    weight  [K, V', d], or [1, V', d] for all of them: that output head.
+    states  [K, B, N, d]: input of the output head for each draft token.
+    weight  [K, V', d]: the output heads, or [1, V', d] if all share one.
 
-    The loss of a guess is the mean over its counted positions. Under autocast the products run in its dtype.
+    The loss of a draft token is the mean over its counted positions. Under autocast the matrix products use its dtype.
     """
     check_loss(kind)
-    total, each = _LawLosses.apply(kind, states, weight, aims, weights)  # type: ignore[no-untyped-call]
+    total, each = _DistributionLosses.apply(kind, states, weight, aims, weights)  # type: ignore[no-untyped-call]
     return total, each
 
 
-class _LawLosses(torch.autograd.Function):
+class _DistributionLosses(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, kind: str, states: Tensor, weight: Tensor, aims: Aims, weights: list[float]
     ) -> tuple[Tensor, Tensor]:
-        guesses, batch, rows, _ = states.shape
+        depth, batch, rows, _ = states.shape
         device = states.device.type
         cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
         wide = torch.promote_types(states.dtype, torch.float32)
@@ -80,18 +84,18 @@ class _LawLosses(torch.autograd.Function):
         head, own = aims.head.to(cast), weight.to(cast)
         into_states = torch.zeros_like(states) if needs else None
         into_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if needs else None
-        each = torch.zeros(guesses, dtype=wide, device=states.device)
-        ahead = [aims.ahead + aims.stride * k for k in range(guesses)]
+        each = torch.zeros(depth, dtype=wide, device=states.device)
+        ahead = [aims.ahead + aims.stride * k for k in range(depth)]
         counted = [aims.counts[:, 1 + a : 1 + a + rows].sum().clamp(min=1).item() for a in ahead]
         block = max(1, min(rows, BLOCK_BYTES // (4 * len(aims.head))))
         with torch.autocast(device, enabled=False):
             for b in range(batch):
                 for start in range(0, rows, block):
                     stop = min(rows, start + block)
-                    # The laws that any guess of these rows aims at, [stop - start + (K - 1) stride, V'].
+                    # States of all distributions that these rows are trained on, [stop - start + (K - 1) stride, d].
                     aimed = aims.final[b, start + ahead[0] : stop + ahead[-1]]
                     logp = None if kind == "ce" else F.linear(aimed.to(cast), head).to(wide).log_softmax(-1)
-                    for k in range(guesses):
+                    for k in range(depth):
                         x = states[k, b, start:stop].to(cast)  # [n, d]
                         w = own[min(k, len(own) - 1)]  # [V', d]
                         span = slice(1 + start + ahead[k], 1 + stop + ahead[k])
@@ -108,7 +112,7 @@ class _LawLosses(torch.autograd.Function):
         ctx.save_for_backward(into_states, into_weight)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(each)
-        return (each * each.new_tensor(weights)).sum(), each  # no product: autocast would round it
+        return (each * each.new_tensor(weights)).sum(), each  # not a matrix product: autocast would round it
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
@@ -119,7 +123,7 @@ class _LawLosses(torch.autograd.Function):
 def _divergence(
     kind: str, logits: Tensor, logp: Tensor | None, labels: Tensor, needs: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Loss of each row and its gradient by the logits [n, V']."""
+    """Loss of each row [n], and its gradient with respect to the logits [n, V'] (None unless `needs`)."""
     logq = logits.log_softmax(-1)
     q = logq.exp()
     if kind == "ce":

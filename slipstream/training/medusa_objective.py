@@ -1,9 +1,10 @@
-"""The objective of Medusa-1: heads on a frozen target, each against the law that many places on (Cai et al.
-2401.10774, section 2.2.1).
+"""The objective of Medusa-1: heads on a frozen target, head k trained on the distribution k + 1 positions later (Cai et
+al. 2401.10774, section 2.2.1).
 
-Head k at position i guesses token i + 2 + k, which is what the target's law at i + 1 + k is about. The paper trains
-on the text (`loss="ce"`); learning the whole law ("kl") gives more signal a token, and it is the law that accepts.
-The heads' losses are weighted by decay^k, as in the paper: far guesses are hard, and would drown the near ones.
+Head k at position i predicts token i + 2 + k, so it is trained on the target's distribution at i + 1 + k. The paper
+trains on the text (`loss="ce"`). Learning the full distribution ("kl") gives more signal per token, and acceptance is
+decided by the distribution. The heads' losses are weighted by decay^k, as in the paper: otherwise the large losses of
+far heads would dominate.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.heads.medusa_format import save_medusa
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.training.features import FINAL, Teacher, Window
-from slipstream.training.losses import Aims, check_loss, law_losses
-from slipstream.training.objective import Objective, agreement, chain_chances, likeliest
+from slipstream.training.losses import Aims, check_loss, distribution_losses
+from slipstream.training.objective import Objective, agreement, chain_acceptance_probs, most_likely
 
 if TYPE_CHECKING:
     from slipstream.training.data import Prepared
     from slipstream.training.run import RunConfig
 
 RANKS = 10
-"""Ranks of a head's candidates whose accuracies are measured: the optimised trees need no more."""
+"""Number of ranked candidates per head whose accuracy is measured; tree optimisation needs no more."""
 
 
 @dataclass(frozen=True)
 class MedusaOptions(Strict):
-    """heads     K. layers: residual blocks of each.
-    own_head  each head learns an lm_head of its own, beginning with the target's; otherwise the target's is shared.
+    """heads     number of heads, K. layers: residual blocks per head.
+    own_head  each head trains its own lm_head, initialised with the target's; False: all share the target's.
     loss      one of `losses.KINDS`. decay: weight of head k is decay^k.
     """
 
@@ -74,25 +75,25 @@ class MedusaObjective(Objective):
         table = self.module.lm_head
         weight = table if table.dim() == 3 else table[None]
         aims = Aims(final, self.teacher.head, tokens, window.counts, 1)
-        loss, each = law_losses(self.options.loss, states.permute(2, 0, 1, 3), weight, aims, self.weights)
+        loss, each = distribution_losses(self.options.loss, states.permute(2, 0, 1, 3), weight, aims, self.weights)
         shown = {f"loss{k + 1}": each[k] for k in range(heads)}
         if not self.training:
-            said = likeliest(final, self.teacher.head)  # [B, T]
+            target_ids = most_likely(final, self.teacher.head)  # [B, T]
             for k in range(heads):
-                guess = likeliest(states[:, :, k], weight[min(k, len(weight) - 1)])
+                head_ids = most_likely(states[:, :, k], weight[min(k, len(weight) - 1)])
                 counts = window.counts[:, 2 + k : 2 + k + rows]
-                shown[f"agree{k + 1}"] = agreement(guess, said[:, 1 + k : 1 + k + rows], counts)
+                shown[f"agree{k + 1}"] = agreement(head_ids, target_ids[:, 1 + k : 1 + k + rows], counts)
         return loss, shown
 
-    def chances(self, window: Window, temperature: float) -> Tensor:
+    def acceptance_probs(self, window: Window, temperature: float) -> Tensor:
         final = window.taps[FINAL]
-        logits = self.module(final)  # [R, L, K, V]: row n - 1 guesses behind token n
-        guesses = [logits[:, :, k] for k in range(self.options.heads)]
-        return chain_chances(guesses, self.teacher.logits(final), window.tokens, temperature)
+        logits = self.module(final)  # [R, L, K, V]: row n - 1 predicts what follows token n
+        draft_logits = [logits[:, :, k] for k in range(self.options.heads)]
+        return chain_acceptance_probs(draft_logits, self.teacher.logits(final), window.tokens, temperature)
 
     @torch.no_grad()
     def measure(self, windows: list[Window], prompts: list[list[int]]) -> dict[str, Any]:
-        """`medusa_head_accuracies` [K][RANKS]: how often the candidate of each rank is what the target says."""
+        """`medusa_head_accuracies` [K][RANKS]: how often the candidate of each rank is the target's token."""
         hits = torch.zeros(self.options.heads, RANKS, dtype=torch.float64)
         places = [0] * self.options.heads
         for window, starts in zip(windows, prompts, strict=True):
@@ -100,9 +101,9 @@ class MedusaObjective(Objective):
             best = self.module(final).topk(min(RANKS, self.teacher.config.vocab_size), -1).indices  # [R, L, K, RANKS]
             for k in range(self.options.heads):
                 right = best[:, : tokens.shape[1] - 2 - k, k] == tokens[:, 2 + k :, None]  # [R, N, RANKS]
-                at = torch.arange(right.shape[1], device=tokens.device)  # [N]: guesses token at + 2 + k
+                at = torch.arange(right.shape[1], device=tokens.device)  # [N]: predicts token at + 2 + k
                 begins = torch.tensor(starts, device=tokens.device)[:, None]
-                # Only guesses of the target's own words count, as in decoding; padding does not.
+                # As in decoding, only predictions of the target's output count, not of the prompt or padding.
                 inside = (at + 1 >= begins) & window.counts[:, 2 + k :]  # [R, N]
                 hits[k, : right.shape[2]] += (right & inside[..., None]).sum((0, 1)).double().cpu()
                 places[k] += int(inside.sum())

@@ -1,4 +1,4 @@
-"""Every method of `slipstream train` that makes a draft head, a draft model, or a target that drafts for itself.
+"""The methods of `slipstream train`: for draft heads, draft models, and targets that draft with their own layers.
 
 To add one: a module with the objective and `make(teacher, config, prepared)`, a line in `METHODS`, and a command in
 `cli/train.py` with its options. Importing this does not import torch.
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 class TrainingMethod:
     """One method.
 
-    name       of the command, and `trained_by` of the drafters that use the result (`drafters.registry`).
+    name       name of the command, and `trained_by` of the drafters that use the result (`drafters.registry`).
     module     in `slipstream.training`; its `make` returns the `Objective`.
-    rate       peak learning rate, and
-    optimiser  "adamw" or "muon", where the user names none.
-    makes      what comes out, as the title of the model card.
+    rate       default peak learning rate.
+    optimiser  default optimiser, "adamw" or "muon".
+    makes      what it trains, for the title of the model card.
     """
 
     name: str
@@ -28,7 +28,7 @@ class TrainingMethod:
 
     @property
     def path(self) -> str:
-        """Full name of its module."""
+        """Full name of the module."""
         return f"slipstream.training.{self.module}"
 
 

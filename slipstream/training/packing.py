@@ -1,12 +1,12 @@
 """Token streams on disk and the windows cut from them.
 
-A stream is a memory-mapped file of token ids, with the starts of its documents beside it and, where documents have
-answers, a mask of them. A batch is a pure function of (seed, step, counters), so a resumed run sees exactly what the
-uninterrupted one would have seen.
+A stream is a memory-mapped file of token ids. A second file holds the starts of its documents and, if documents have
+answers, a third one a mask of the answers. A batch is a pure function of (seed, step, counters), so a resumed run gets
+exactly the batches of an uninterrupted one.
 
-    NAME.bin         ids, uint16, or uint32 where the vocabulary has more than 65536 of them
-    NAME.starts.npy  int64 [documents + 1]: where each begins; the last entry is the number of ids
-    NAME.mask.bin    uint8 [N], 1 where the id belongs to an answer; absent where documents have none
+    NAME.bin         ids, uint16, or uint32 if the vocabulary has more than 65536 ids
+    NAME.starts.npy  int64 [documents + 1]: start of each document; the last entry is the number of ids
+    NAME.mask.bin    uint8 [N], 1 if the id belongs to an answer; absent if no document has answers
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from slipstream.errors import ParameterError
 
 
 def write_stream(path: Path, documents: Iterable[list[int]], eos: int | None, vocab_size: int = 2**16) -> int:
-    """Write one stream, each document closed by `eos`, if there is one; returns its number of tokens."""
+    """Write one stream, each document followed by `eos` if it is not None; returns the number of tokens."""
     return write_masked(path, ((ids, None) for ids in documents), eos, vocab_size)
 
 
 def write_masked(
     path: Path, documents: Iterable[tuple[list[int], list[bool] | None]], eos: int | None, vocab_size: int = 2**16
 ) -> int:
-    """`write_stream` of documents with the masks of their answers (None: nothing is one); the closing `eos` belongs
-    to an answer that reaches the end."""
+    """`write_stream` for documents with answer masks (None: no answers).
+
+    The final `eos` belongs to the answer if the document ends with one.
+    """
     dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
     end = [] if eos is None else [eos]
     starts, total, masked = [0], 0, False
@@ -59,11 +61,11 @@ def write_masked(
 
 @dataclass
 class Stream:
-    """One kind of documents of one split."""
+    """The documents of one source or kind, in one split."""
 
     tokens: np.ndarray[Any, np.dtype[Any]]  # [N], unsigned
     starts: np.ndarray[Any, np.dtype[np.int64]]  # [documents + 1]
-    whole: bool  # windows begin at a document's start (pairs) or anywhere on a grid (files)
+    whole: bool  # windows begin at document starts (pairs), otherwise on a grid (files)
     mask: np.ndarray[Any, np.dtype[np.uint8]] | None = None  # [N], 1 inside answers
     _windows: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = field(default_factory=dict)
 
@@ -71,10 +73,10 @@ class Stream:
     def open(cls, path: Path, whole: bool) -> Stream:
         starts = np.load(path.with_suffix(".starts.npy"))
         size, count = path.stat().st_size, int(starts[-1])
-        if size < 2 * count:  # it may have more: a stream that is still being written
+        if size < 2 * count:  # more is allowed: the stream is still being written
             raise ParameterError(
-                f"{path} has {size} bytes, {path.with_suffix('.starts.npy').name} tells of {count} ids of 2 or 4 bytes",
-                why="they are not of one writing",
+                f"{path} has {size} bytes, {path.with_suffix('.starts.npy').name} says {count} ids of 2 or 4 bytes",
+                why="the two files do not belong together",
                 fix="write the stream again",
             )
         wide = size == 4 * count
@@ -89,7 +91,7 @@ class Stream:
             yield self.tokens[a:b].tolist(), None if self.mask is None else self.mask[a:b].astype(bool).tolist()
 
     def windows(self, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Starts of the windows of `length + 1` tokens; pairs that a window cuts begin the next window again."""
+        """Starts of the windows of `length + 1` tokens; a pair that is cut off starts the next window."""
         if length not in self._windows:
             last = len(self.tokens) - length - 1
             if self.whole:
@@ -116,7 +118,7 @@ class Stream:
         )
 
     def masks(self, indices: Iterable[int], length: int) -> Tensor:
-        """Which tokens of the windows belong to answers, bool `[rows, length + 1]`; all, if the stream knows none."""
+        """Which tokens of the windows belong to answers, bool `[rows, length + 1]`; all of them if there is no mask."""
         starts = self.windows(length)
         if self.mask is None:
             return torch.ones(len(list(indices)), length + 1, dtype=torch.bool)
@@ -126,8 +128,10 @@ class Stream:
 
 
 class Orders:
-    """Which window of which stream comes next; `counters` (windows drawn so far by stream and length) is the whole
-    state. Every epoch of a stream is its own permutation of all its windows."""
+    """Chooses the windows of each batch. Every epoch of a stream is a new permutation of all its windows.
+
+    `counters` (windows drawn so far, by stream and length) is the whole state.
+    """
 
     def __init__(self, streams: dict[str, Stream], shares: dict[str, float], seed: int) -> None:
         self.streams, self.seed = streams, seed

@@ -1,10 +1,10 @@
-"""Training text in the target's own words: prefixes of the data, continued by the target itself.
+"""Generates training text with the target: prefixes of the data, continued by the target.
 
-A head is asked about the target's text, not about what people wrote, so it pays to train on the former (EAGLE,
-2401.15077, section 4.2; DistillSpec, 2310.08461, section 3). Drafting stays lossless either way; only acceptance moves.
+A head predicts the target's text, not the text of the data, so training on the former raises acceptance (EAGLE,
+2401.15077, section 4.2; DistillSpec, 2310.08461, section 3). Drafting is lossless either way.
 
-The text is made in shards, each a function of (seed, number of the shard) and written at once, so an interrupted
-regeneration goes on where it stopped and comes out the same.
+The text is made in shards. A shard is a function of (seed, index of the shard) and written atomically, so an
+interrupted regeneration continues where it stopped and gives the same result.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from slipstream.training.packing import Stream, write_masked
 
 @dataclass(frozen=True)
 class RegenerateConfig(Strict):
-    """tokens        new tokens wanted in all.
-    new_tokens    most tokens of one answer. prompt_tokens: least and most of a prefix where the data has no answers.
-    temperatures  each continuation takes one of these at random; greedy text is what greedy decoding will see.
-    shard         continuations of one shard.
+    """tokens        number of tokens to generate in total.
+    new_tokens    maximum tokens of one answer. prompt_tokens: (minimum, maximum) of a prefix without answers.
+    temperatures  each continuation uses one of these at random; 0 gives the text of greedy decoding.
+    shard         continuations per shard.
     """
 
     tokens: int
@@ -42,7 +42,7 @@ class RegenerateConfig(Strict):
             check_integer(name, getattr(self, name), 1)
         low, high = self.prompt_tokens
         if not 1 <= low <= high:
-            raise ParameterError(f"prompt_tokens is {self.prompt_tokens}", fix="give (least, most), at least 1")
+            raise ParameterError(f"prompt_tokens is {self.prompt_tokens}", fix="give (minimum, maximum), at least 1")
         if not self.temperatures:
             raise ParameterError("temperatures is empty", fix="give at least one, e.g. 0")
         for temperature in self.temperatures:
@@ -52,8 +52,11 @@ class RegenerateConfig(Strict):
 def prompts_of(
     stream: Stream, rng: np.random.Generator, count: int, config: RegenerateConfig, context: int
 ) -> list[list[int]]:
-    """Prefixes of documents: up to where an answer begins; where there is none, from the document's beginning or from
-    within, so that heads see text at every distance from it."""
+    """Prefixes of documents, each up to the start of an answer.
+
+    In documents without answers, half of the prefixes begin at the document's start and half at a random position, so
+    heads see text at every distance from the start.
+    """
     low, high = config.prompt_tokens
     documents = len(stream.starts) - 1
     made: list[list[int]] = []
@@ -90,7 +93,7 @@ def regenerate(
 ) -> Path:
     """Write `folder/regenerated.bin` (a stream with a mask of the answers) and return its path.
 
-    Sources take turns by their size. say: called with (new tokens so far, wanted) after every shard.
+    Sources are drawn in proportion to their size. say: called with (tokens so far, total) after every shard.
     """
     path = folder / "regenerated.bin"
     if path.is_file():

@@ -1,7 +1,7 @@
 """Chat and edit pairs made from source files by a program, so that every answer is right by construction.
 
-Edit pairs teach a small model to copy: the answer repeats the question's snippet but for one change. Text
-that repeats itself is where n-gram speculation lives, so a demonstration model must be able to produce it.
+Edit pairs teach a small model to copy: the answer repeats the question's snippet except for one change.
+n-gram drafting works on repeated text, so a demonstration model must be able to produce it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def names_of(source: str) -> list[tokenize.TokenInfo]:
 
 
 def rename(source: str, old: str, new: str) -> str:
-    """Replace every occurrence of the word `old`, in code, strings and comments alike."""
+    """Replace every occurrence of the word `old`, in code, strings and comments."""
     return re.sub(rf"\b{re.escape(old)}\b", new, source)
 
 

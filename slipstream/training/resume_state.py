@@ -1,7 +1,7 @@
 """Training checkpoints: safetensors and JSON, written atomically.
 
 Layout of `OUT/checkpoint.safetensors`: weights as `weights.*`, optimiser state as
-`optim.<name>.<parameter>.<key>`, and a header that carries the JSON state, so that one rename replaces everything.
+`optim.<name>.<parameter>.<key>`, and the JSON state in the header, so that one rename replaces everything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _names(model: nn.Module) -> dict[int, str]:
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
-    """Names in `state_dict` that stand for a tensor which has another name already (tied weights) -> that name."""
+    """Second names of tied weights in `state_dict` -> the first name of the same tensor."""
     first: dict[int, str] = {}
     return {n: found for n, t in model.state_dict(keep_vars=True).items() if (found := first.setdefault(id(t), n)) != n}
 
@@ -39,7 +39,7 @@ def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state:
         state: JSON-able counters of the run (step, tokens, data position, ...).
 
     Raises:
-        TrainingError: when it cannot be written (a full disk); the old one is still there.
+        TrainingError: when it cannot be written (a full disk); the previous checkpoint is kept.
     """
     tied = _aliases(model)
     tensors: dict[str, Tensor] = {
@@ -60,9 +60,9 @@ def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state:
         os.replace(temporary, path)
     except (OSError, SafetensorError) as fault:
         temporary.unlink(missing_ok=True)
-        kept = "the checkpoint written before is still there" if path.exists() else "there is no earlier checkpoint"
+        kept = "the previous checkpoint is kept" if path.exists() else "there is no earlier checkpoint"
         raise TrainingError(
-            f"the checkpoint {path} could not be written ({fault})", why=kept, fix="free some room on that disk"
+            f"the checkpoint {path} could not be written ({fault})", why=kept, fix="free some space on that disk"
         ) from fault
 
 

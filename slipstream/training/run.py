@@ -1,11 +1,11 @@
-"""A training run from beginning to end: check, tokenise, let the target write, estimate, train, export.
+"""A complete training run: check, tokenise, generate text with the target, estimate, train, export.
 
-OUT/run.json                 how it was asked for
-OUT/data/                    token streams (`data`), texts of the target (`regenerate`, `acceptance`)
+OUT/run.json                 its settings
+OUT/data/                    token streams (`data`), texts by the target (`regenerate`, `acceptance`)
 OUT/states/                  hidden states, if they are cached
-OUT/checkpoint.safetensors   what a resume needs
-OUT/log.jsonl                one line an evaluation
-OUT/final/                   the head or model in the field's format, with its card
+OUT/checkpoint.safetensors   state for --resume
+OUT/log.jsonl                one line per evaluation
+OUT/final/                   the head or model in its standard format, with a model card
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RunConfig(Strict):
-    """What to train on whose behalf, and from what.
+    """What to train, for which target, and on which data.
 
     kind            name in `methods.METHODS`; options: those of its objective.
     target          folder, hub id or "embedded"; data: sources (see `documents`).
-    heldout_share   share of the documents that is held out.
-    regenerate      new tokens of the target's own text to make first and train on; 0: none. regenerate_share: their
-                    weight in a batch, the data's own being 1 - regenerate_share.
-    cache_hidden    keep the target's hidden states on disk.
+    heldout_share   share of the documents to hold out.
+    regenerate      tokens to generate with the target first and train on; 0: none. regenerate_share: their weight in a
+                    batch; the data has 1 - regenerate_share.
+    cache_hidden    store the target's hidden states on disk.
     texts, text_prompt, text_tokens, temperatures   held-out texts for the simulated acceptance length.
-    command         the command line, for the card.
+    command         the command line, for the model card.
     """
 
     kind: str
@@ -97,8 +97,10 @@ class RunConfig(Strict):
 
 
 def prepare(config: RunConfig, say: Say = print) -> Run:
-    """Everything up to the first step. What is wrong with the settings, the folder or the data is refused before the
-    target is loaded. Raises the errors of `slipstream.errors`."""
+    """Do everything before the first step. Settings, folder and data are checked before the target is loaded.
+
+    Raises the errors of `slipstream.errors`.
+    """
     loop = config.loop
     check_out(loop, config.kind)
     if loop.threads is not None:
@@ -156,7 +158,7 @@ class Run:
         loop.log(entry)
         for cache in loop.caches.values():
             if cache.missing():
-                say(f"making the target's states of {cache.count:,} windows")
+                say(f"computing the target's hidden states for {cache.count:,} windows")
                 cache.build(loop.teacher, config.loop.micro_rows or config.loop.rows)
         figures: dict[str, Any] = dict(loop.run())
         if loop.devices.rank == 0:
@@ -182,7 +184,7 @@ class Run:
         for i, window in enumerate(windows):
             rows = len(window.tokens)
             stop = torch.tensor(ends[at : at + rows], device=window.tokens.device)[:, None]
-            counts = torch.arange(window.tokens.shape[1], device=window.tokens.device) < stop  # padding is no text
+            counts = torch.arange(window.tokens.shape[1], device=window.tokens.device) < stop  # not the padding
             windows[i] = replace(window, counts=counts)
             prompts.append(starts[at : at + rows])
             at += rows
@@ -217,12 +219,12 @@ def check_out(config: LoopConfig, kind: str) -> None:
         raise TrainingError(
             f"{config.out} holds a run already",
             why="it would be overwritten",
-            fix="go on with it by --resume, or choose another --out",
+            fix="continue it with --resume, or choose another --out",
         )
 
 
 def identity_of(decoder: Decoder) -> str:
-    """A short digest that differs between targets: of their configuration and their embeddings."""
+    """A short digest of the target's configuration, final norm and first embeddings, to tell targets apart."""
     assert decoder.weights is not None
     digest = hashlib.sha256(repr(decoder.config).encode())
     digest.update(decoder.weights["norm.weight"].double().numpy().tobytes())
@@ -232,14 +234,14 @@ def identity_of(decoder: Decoder) -> str:
 
 def _tokenizer(source: str | Path, data: tuple[str, ...]) -> Any:
     if all(name.endswith(".bin") for name in data):
-        return None  # nothing to tokenise: a target without a tokenizer can be trained for
+        return None  # nothing to tokenise, so the target needs no tokenizer
     return load_tokenizer(source)
 
 
 def _regenerated(
     config: RunConfig, prepared: Prepared, llm: LLM, folder: Path, say: Say
 ) -> tuple[Prepared, LoopConfig]:
-    """With the target's own text as one more source, if it was asked for."""
+    """Add text generated by the target as one more source, if `config.regenerate` is set."""
     if not config.regenerate:
         return prepared, config.loop
     settings = RegenerateConfig(
@@ -260,7 +262,7 @@ def _regenerated(
 
 
 def _texts(config: RunConfig, temperature: float, llm: LLM, prepared: Prepared, stem: Path, say: Say) -> HeldOutText:
-    """The held-out texts of one temperature: written once, then kept."""
+    """The held-out texts of one temperature: generated once, then read from disk."""
     path = stem.with_name(f"{stem.name}-{temperature:g}-{config.texts}x{config.text_tokens}.npz")
     if path.is_file():
         return load_texts(path)

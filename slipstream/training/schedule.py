@@ -1,7 +1,7 @@
 """The budget of a training run and the learning rate over it: warmup, stable, decay.
 
 WSD (Hu et al. 2024, arXiv 2404.06395, section 4): the rate stays constant until the last share of the budget, so
-a run can be prolonged, or sent into its decay early, without having been planned so.
+a run can be extended, or its decay started early, at any time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Progress:
-    """The JSON state of a run: with the weights and the optimiser, everything that a resume needs."""
+    """The JSON state of a run: all that a resume needs in addition to weights and optimiser state."""
 
     step: int = 0
     tokens: int = 0
@@ -42,20 +42,20 @@ class Schedule:
 
     @property
     def share(self) -> float:
-        """Spent share of the budget, where an early decay has moved the end forward."""
+        """Spent share of the budget, which ends earlier after an early decay."""
         end = self.budget
         if self.progress.decay_from is not None and self.progress.decay_span is not None:
             end = self.progress.decay_from + self.progress.decay_span
         return min(1.0, self.spent / end)
 
     def start_decay(self, at: float | None = None) -> None:
-        """Begin the decay at a point of the budget, default: here and now. Once begun, it stays."""
+        """Start the decay at a point of the budget (default: now). Later calls do nothing."""
         if self.progress.decay_from is None:
             self.progress.decay_from = self.spent if at is None else at
             self.progress.decay_span = self.decay_share * self.budget
 
     def extend(self) -> None:
-        """Called on resume: a run whose decay is over, but not its budget, decays once more over what is left."""
+        """Called on resume: if the decay is over but budget is left, decay again over the rest."""
         progress = self.progress
         if progress.decay_from is not None and self.share >= 1.0 and self.budget > self.spent:
             progress.decay_from, progress.decay_span = self.spent, self.budget - self.spent

@@ -1,8 +1,8 @@
-"""Whole models under training: a draft, or a target that learns to exit early.
+"""Training of whole models: a draft model, or a target that learns to exit early.
 
-Two implementations of one interface: `CompactLlama` where the checkpoint is a plain Llama with tied embeddings (several
-times faster on a CPU), transformers' own model for everything else. Both give the states after any layer, can leave
-layers out, and are written as folders that transformers loads.
+Two implementations of one interface: `CompactLlama` if the checkpoint is a plain Llama with tied embeddings (several
+times faster on a CPU), the transformers model otherwise. Both return the hidden states after any layer, can skip
+layers, and are saved as folders that transformers loads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slipstream.training.compact import CompactLlama, ModelShape
 
 
 class Trainable(Protocol):
-    """What objectives ask of a model; it is an `nn.Module` too."""
+    """The interface that objectives use; a model is also an `nn.Module`."""
 
     @property
     def depth(self) -> int:
@@ -63,9 +63,9 @@ class HuggingFaceModel(nn.Module):
             getattr(base, "norm", getattr(base, "ln_f", None)),
         )
         if layers is None or norm is None:
-            raise UnsupportedModelError(f"{type(self.lm).__name__} has no list of layers and final norm that are known")
-        self.parts: tuple[Any, Any, Any] = (base, list(layers), norm)  # a tuple: they are registered through `lm`
-        self.lm.eval()  # dropout of the checkpoint's own would make a step depend on more than (seed, step)
+            raise UnsupportedModelError(f"{type(self.lm).__name__} has no known layer list or final norm")
+        self.parts: tuple[Any, Any, Any] = (base, list(layers), norm)  # a tuple, so that they are not registered twice
+        self.lm.eval()  # the checkpoint's dropout would make a step depend on more than (seed, step)
 
     def train(self, mode: bool = True) -> HuggingFaceModel:
         self.training = mode
@@ -114,7 +114,7 @@ def _pass_on(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def shape_of(config: DecoderConfig) -> ModelShape | None:
-    """The shape under which `CompactLlama` computes the same function; None where it does not."""
+    """The shape with which `CompactLlama` computes the same function; None if it cannot."""
     plain = (
         config.model_type == "llama" and config.tie_embeddings and config.norm == "rms" and config.activation == "silu"
         and config.gated and config.position == "rope" and config.experts is None and not config.qk_norm
@@ -132,7 +132,7 @@ def shape_of(config: DecoderConfig) -> ModelShape | None:
 
 
 def load_trainable(source: str | Path, compile: bool = False) -> CompactLlama | HuggingFaceModel:
-    """A checkpoint as a module under training, weights in float32."""
+    """Load a checkpoint as a module to train, weights in float32."""
     folder, config = resolve(source), DecoderConfig.load(source)
     shape = shape_of(config)
     if shape is None:
@@ -150,7 +150,7 @@ def save_model(
 ) -> None:
     """Write a folder that transformers loads: float16 weights, configuration, and the tokenizer of `tokenizer_from`.
 
-    Raises TrainingError where a weight does not fit float16.
+    Raises TrainingError if a weight exceeds the float16 range.
     """
     folder.mkdir(parents=True, exist_ok=True)
     inner = model.lm if isinstance(model, HuggingFaceModel) else model
@@ -158,7 +158,7 @@ def save_model(
     broken = [n for n, w in weights.items() if not bool(torch.isfinite(w).all())]
     if broken:
         raise TrainingError(
-            f"{broken[0]} has values beyond float16's 65504",
+            f"{broken[0]} has values above 65504, the maximum of float16",
             why="the run has diverged",
             fix="train with a smaller --lr",
         )
@@ -167,7 +167,7 @@ def save_model(
         model.lm.save_pretrained(folder, state_dict=weights)
     else:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "model.safetensors").chmod(0o644)  # safetensors writes it readable by its owner only
+        (folder / "model.safetensors").chmod(0o644)  # safetensors makes it readable only by its owner
         ends = eos or [0]
         (folder / "config.json").write_text(json.dumps(model.shape.hf_config(ends, ends[0]), indent=2) + "\n")
         generation = {"do_sample": False, "eos_token_id": eos, "pad_token_id": ends[0]}

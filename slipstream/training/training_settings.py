@@ -1,4 +1,4 @@
-"""How to train, whatever is trained: the settings of the common loop."""
+"""Settings of the training loop that all objectives share."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ OPTIMISERS = ("adamw", "muon")
 
 @dataclass(frozen=True)
 class LoopConfig(Strict):
-    """How to train, whatever is trained.
+    """Settings of the training loop.
 
     out             folder of the run: checkpoint.safetensors, log.jsonl, data/, final/.
-    budget_tokens, budget_minutes   what the schedule is a share of; exactly one is set. Minutes count time at work.
-    length, rows    tokens of a window, windows of an optimiser step; micro_rows: of one forward (None: all of them).
+    budget_tokens, budget_minutes   length of the schedule; exactly one is set. Minutes count while it runs.
+    length, rows    tokens per window, windows per optimiser step; micro_rows: windows per forward pass (None: all).
     lr, optimiser   peak learning rate; "muon" for matrices (AdamW for the rest), or "adamw" for everything.
-    shares          weights of the sources in a batch; None: by their size.
-    answers_only    only answers count in the loss; without answers in the data, everything does.
-    eval_steps      0 evaluates at the end only. eval_rows: held-out windows whose loss is taken.
-    max_steps       most steps of this call; the run can be resumed.
+    shares          weights of the sources in a batch; None: proportional to size.
+    answers_only    only answers count in the loss; a stream without answers counts as a whole.
+    eval_steps      steps between evaluations; 0: only at the end. eval_rows: number of held-out windows.
+    max_steps       maximum steps of this call; the run can be resumed.
     """
 
     out: Path

@@ -1,4 +1,4 @@
-"""The embedded models and draft heads, and the prompts that come with them. `recipes/embedded` made them."""
+"""The embedded models, draft heads and prompts (made with `recipes/embedded`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream.errors import CheckpointError, ParameterError
 HERE = Path(__file__).parent
 PROMPT_KINDS = ("code", "edit")
 EMBEDDED = "embedded"
-"""What users call the models that ship."""
+"""The name that selects an embedded model."""
 
 
 def _model_dir(role: str) -> Path:
@@ -43,33 +43,33 @@ def draft_dir() -> Path:
 
 
 def head_dir(kind: str, target: Path | None) -> Path:
-    """Folder of the draft head of that kind ("medusa", "eagle3") that ships for a target.
+    """Folder of the embedded draft head of a kind ("medusa", "eagle3") for a target.
 
     Args:
         target: folder of the target's checkpoint (`Decoder.source`); only the embedded one has heads.
 
     Raises:
-        ParameterError: when no such head ships for it.
+        ParameterError: when there is no such head for this target.
     """
     folder = HERE / "models" / kind
     if target is None or target.resolve() != (HERE / "models" / "target").resolve() or not folder.is_dir():
         raise ParameterError(
             f"no {kind} head ships for {target or 'a target that is not loaded from a checkpoint'}",
-            why="a head reads the hidden states of the one target that it was trained on",
+            why="a head only works with the target whose hidden states it was trained on",
             fix=f"give its folder, or train one: slipstream train {kind} --target {target or 'TARGET'}",
         )
     return folder
 
 
 def checkpoint_of(name: str | Path, role: str) -> str | Path:
-    """The folder or hub id that a name stands for.
+    """Resolve the name of a model to a folder or hub id.
 
     Args:
-        name: a folder or hub id, which is returned as it is, or "embedded": a model that ships.
-        role: which of these: "target", "draft", or the kind of a draft head for the embedded target ("eagle3").
+        name: a folder or hub id, which is returned unchanged, or "embedded".
+        role: which embedded model: "target", "draft", or the kind of a draft head for the target ("eagle3").
 
     Raises:
-        CheckpointError, ParameterError: when "embedded" was asked for, and this installation lacks it.
+        CheckpointError, ParameterError: when `name` is "embedded" and this installation lacks that model.
     """
     if name != EMBEDDED:
         return name
@@ -83,11 +83,11 @@ def prompts(kind: str) -> list[dict[str, Any]]:
 
     Args:
         kind: "code" (beginnings of files up to inside a function; plain text) or "edit" (requests to change a
-            snippet; `prompt` is the user's message, to be rendered by the chat template).
+            snippet; `prompt` is the user message, without the chat template).
 
     Returns:
         Dictionaries with `prompt`, its origin (`package`, `version`, `file`) and, for edits, `answer`, the
-        right answer.
+        correct answer.
 
     Raises:
         ParameterError: when `kind` is unknown.

@@ -15,8 +15,8 @@ from slipstream.targets.decoder import Decoder
 from slipstream.training.acceptance import (
     HeldOutText,
     Written,
-    chances,
-    expected_rounds,
+    acceptance_probs,
+    expected_steps,
     load_texts,
     save_texts,
 )
@@ -74,22 +74,22 @@ def test_rounds_are_counted_as_decoding_counts_them() -> None:
     # Prefill writes token 2. From there both guesses stand: 3, 4 and the target's own 5; then 6 needs no guess.
     chance = torch.zeros(7, 2)
     chance[2] = torch.tensor([1.0, 1.0])
-    assert expected_rounds(chance, text) == 3.0
+    assert expected_steps(chance, text) == 3.0
     # Guesses of the round behind token 3 never matter, since it is never the last known one.
     chance[3] = torch.tensor([1.0, 1.0])
-    assert expected_rounds(chance, text) == 3.0
+    assert expected_steps(chance, text) == 3.0
     # With a first guess that stands half the time: 1 + (half: 3 -> 6, with both of 3's guesses standing) ...
     chance[2] = torch.tensor([0.5, 1.0])
     # 2 -> 5 (both stand) -> 6, or 2 -> 3 -> 6 (both of 3's stand): two rounds after prefill either way.
-    assert expected_rounds(chance, text) == 3.0
+    assert expected_steps(chance, text) == 3.0
     chance[3] = torch.tensor([0.5, 0.0])  # now 3 -> 5 -> 6 half the time, 3 -> 4 -> ... the other half
-    assert expected_rounds(chance, text) == pytest.approx(1 + 1 + 0.5 * (1 + 1) + 0.5 * (1 - 0.0) + 0.5 * 0.5)
+    assert expected_steps(chance, text) == pytest.approx(1 + 1 + 0.5 * (1 + 1) + 0.5 * (1 - 0.0) + 0.5 * 0.5)
 
 
 def test_a_text_that_ended_early_has_no_rounds_behind_its_end() -> None:
     ended = Written([9, 9, 1, 2, 0], prompt=2, limit=50)
     chance = torch.ones(5, 8)
-    assert expected_rounds(chance, ended) == 2.0  # prefill, and one round whose guesses reach the end
+    assert expected_steps(chance, ended) == 2.0  # prefill, and one step whose draft tokens reach the end
 
 
 def test_chances_are_the_acceptance_probabilities_given_the_text() -> None:
@@ -99,10 +99,12 @@ def test_chances_are_the_acceptance_probabilities_given_the_text() -> None:
     distributions = [(x.double() / 0.7).softmax(-1) for x in (q, p)]
     rate = torch.zeros(2, dtype=torch.float64)
     for token in range(6):
-        rate += distributions[1][:, token] * chances(q, p, torch.full((2,), token), 0.7)
+        rate += distributions[1][:, token] * acceptance_probs(q, p, torch.full((2,), token), 0.7)
     assert torch.allclose(rate, torch.minimum(*distributions).sum(-1))
-    assert chances(q, p, q.argmax(-1), 0.0).tolist() == [1.0, 1.0]
-    assert chances(q[:, :3], p, torch.tensor([5, 1]), 0.7, torch.tensor([-1, 1]))[0] == 0.0  # an id it cannot guess
+    assert acceptance_probs(q, p, q.argmax(-1), 0.0).tolist() == [1.0, 1.0]
+    assert (
+        acceptance_probs(q[:, :3], p, torch.tensor([5, 1]), 0.7, torch.tensor([-1, 1]))[0] == 0.0
+    )  # not in the draft vocabulary
 
 
 def test_texts_are_kept_as_they_were_written(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from slipstream.models.config import DecoderConfig
 from slipstream.training import eagle3
 from slipstream.training.eagle3 import chain_losses, chain_states
 from slipstream.training.eagle3_objective import most_frequent, token_counts
-from slipstream.training.losses import Aims, law_losses
+from slipstream.training.losses import Aims, distribution_losses
 from slipstream.training.packing import Stream, write_stream
 
 STEPS, T, V, DV, D = 3, 14, 20, 12, 16
@@ -85,7 +85,7 @@ def test_the_common_loss_is_the_loss_of_the_chains(head: EagleHead) -> None:
     short = [x[:, :-1] for x in states]  # the common loss also needs the token behind the last law
     expected = chain_losses(head, short, final @ table.T)
     own = Aims(final, table[head.target_ids], torch.zeros(2, T, dtype=torch.int64), known, 1)
-    _, each = law_losses("kl", torch.stack(short), head.lm_head.weight[None], own, [1.0] * STEPS)
+    _, each = distribution_losses("kl", torch.stack(short), head.lm_head.weight[None], own, [1.0] * STEPS)
     assert each.tolist() == pytest.approx([x.item() for x in expected], rel=1e-4)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from slipstream.errors import ParameterError
 from slipstream.training import losses
-from slipstream.training.losses import KINDS, Aims, law_losses
+from slipstream.training.losses import KINDS, Aims, distribution_losses
 
 K, B, N, D, V = 3, 2, 7, 5, 11
 T = N + K + 1
@@ -52,7 +52,7 @@ def test_blocks_give_the_loss_and_the_gradients_of_the_definition(
 ) -> None:
     monkeypatch.setattr(losses, "BLOCK_BYTES", 4 * V * 3)  # blocks of three rows, the last one shorter
     states, weight, aims = setting(shared)
-    loss, each = law_losses(kind, states, weight, aims, WEIGHTS)
+    loss, each = distribution_losses(kind, states, weight, aims, WEIGHTS)
     (2 * loss).backward()
     mine = states.grad, weight.grad
     states.grad = weight.grad = None
@@ -70,16 +70,17 @@ def test_a_draft_with_the_targets_own_law_has_no_loss() -> None:
     _, _, aims = setting(shared=True)
     states = torch.stack([aims.final[:, 1 + k : 1 + k + N] for k in range(K)])
     for kind in ("kl", "reverse-kl", "tv"):
-        loss, _ = law_losses(kind, states, aims.head[None], aims, WEIGHTS)
+        loss, _ = distribution_losses(kind, states, aims.head[None], aims, WEIGHTS)
         assert float(loss) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_exits_all_aim_at_the_same_law() -> None:
     states, weight, aims = setting(shared=True)
     one = replace(aims, stride=0, ahead=2)
-    loss, _ = law_losses("kl", states, weight, one, WEIGHTS)
+    loss, _ = distribution_losses("kl", states, weight, one, WEIGHTS)
     apart = [
-        law_losses("kl", states[k : k + 1], weight, replace(aims, ahead=2), WEIGHTS[k : k + 1])[0] for k in range(K)
+        distribution_losses("kl", states[k : k + 1], weight, replace(aims, ahead=2), WEIGHTS[k : k + 1])[0]
+        for k in range(K)
     ]
     assert loss.item() == pytest.approx(sum(x.item() for x in apart), rel=1e-12)
 
@@ -88,7 +89,7 @@ def test_labels_outside_the_draft_vocabulary_do_not_count_in_ce() -> None:
     states, weight, aims = setting(shared=True)
     lost = aims.tokens.clone()
     lost[:, ::2] = -1
-    loss, _ = law_losses("ce", states, weight, Aims(aims.final, aims.head, lost, aims.counts, 1), WEIGHTS)
+    loss, _ = distribution_losses("ce", states, weight, Aims(aims.final, aims.head, lost, aims.counts, 1), WEIGHTS)
     loss.backward()
     assert states.grad is not None
     assert float(states.grad[0, :, 0].abs().sum()) == 0.0  # its label, the token at place 2, is not known
@@ -98,4 +99,4 @@ def test_labels_outside_the_draft_vocabulary_do_not_count_in_ce() -> None:
 def test_unknown_losses_get_a_suggestion() -> None:
     states, weight, aims = setting(shared=True)
     with pytest.raises(ParameterError, match="reverse-kl"):
-        law_losses("reverse_kl", states, weight, aims, WEIGHTS)
+        distribution_losses("reverse_kl", states, weight, aims, WEIGHTS)
