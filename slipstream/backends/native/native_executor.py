@@ -48,13 +48,13 @@ KV_DTYPES = {None: np.float32, "float32": np.float32, "float16": np.float16}
 class NativeExecutor(NativePaged):
     """A decoder on the CPU; implements `executor.Executor`.
 
-    quantize  None: weights as the checkpoint keeps them, arithmetic in `dtype`. "w8a16": int8 weights, one scale an
-              output channel, with activations rounded to 16 bits where they meet them. "w8a8": the same with
-              activations in 8 bits, one scale for every 64 columns.
-    dtype     torch.float32, or torch.bfloat16: products of weights and activations that are both rounded to bfloat16,
-              added in float32.
-    threads   None: as many as can run at once (see `threads.available_threads`).
-    kv_dtype  None or "float32", or "float16" for half of the KV cache's memory.
+    quantize   None: weights as the checkpoint keeps them, arithmetic in `dtype`. "w8a16": int8 weights, one scale an
+               output channel, with activations rounded to 16 bits where they meet them. "w8a8": the same with
+               activations in 8 bits, one scale for every 64 columns.
+    dtype      torch.float32, or torch.bfloat16: products of weights and activations that are both rounded to bfloat16,
+               added in float32.
+    threads    None: as many as can run at once (see `threads.available_threads`).
+    kv_dtype   None or "float32", or "float16" for half of the KV cache's memory.
     kv_blocks  most blocks of KV for all sequences together (see `kv.blocks`); None: as many as memory holds.
 
     Logits of a row are bitwise the same however many rows are beside it, in any chain or tree (batch-invariant). The

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from slipstream.backends.native import native_executor as native_executor
+from slipstream.backends.native import cache, native_executor as native_executor
 from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.native_eagle import NativeEagle
 from slipstream.core.draft import Draft
@@ -134,6 +136,33 @@ def test_a_key_or_value_that_is_not_finite_shows_in_the_logits(values: bool, thr
             else:
                 model._blocks.keys[0][block, :, :, 7] = strange
             assert not model.forward(chain(0, past, [5])).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("allocations", range(5))
+def test_an_interrupt_while_the_cache_grows_leaves_every_sequence_readable(
+    monkeypatch: pytest.MonkeyPatch, allocations: int
+) -> None:
+    """Some layers have new arrays by then, and some the old ones."""
+    model, text = executor(), ids(60)
+    want = model.forward(chain(0, 0, text)).logits.clone()
+    model.forward(chain(1, 0, text[:59], []))
+    empty, left = np.empty, [allocations]
+
+    def interrupted(*args: Any, **kwargs: Any) -> np.ndarray:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return empty(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.np, "empty", interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            model._pool.reserve(2, 0, 2000)
+    for _ in range(2):
+        assert torch.equal(model.forward(chain(1, 59, text[59:])).logits, want[59:])
+        assert torch.equal(model.kv(0, 60), model.kv(1, 60))
+        assert torch.equal(model.forward(chain(3, 0, text)).logits, want)
+        model.forward(chain(2, 0, ids(700), []))  # grows to its end
 
 
 # --- processors ------------------------------------------------------------------------------------------------------

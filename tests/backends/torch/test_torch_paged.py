@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -49,3 +50,29 @@ def test_several_python_threads_run_one_executor_as_each_would_alone() -> None:
     for seq_id, logits in enumerate(found):
         wanted = executor().forward(chain(0, 0, texts[seq_id], [149])).logits
         torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("allocations", range(3))
+def test_an_interrupt_while_the_cache_grows_leaves_every_sequence_readable(
+    monkeypatch: pytest.MonkeyPatch, allocations: int
+) -> None:
+    """Some layers have a new tensor by then, and some the old one."""
+    model, text = executor(), ids(60)
+    want = model.forward(chain(0, 0, text)).logits.clone()
+    model.forward(chain(1, 0, text[:59], []))
+    zeros, left = torch.Tensor.new_zeros, [allocations]
+
+    def interrupted(self: torch.Tensor, *shape: int) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return zeros(self, *shape)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_zeros", interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            model.forward(chain(2, 0, ids(2000), []))
+    for _ in range(2):
+        torch.testing.assert_close(model.forward(chain(1, 59, text[59:])).logits, want[59:])
+        torch.testing.assert_close(model.forward(chain(3, 0, text)).logits, want)
+        model.forward(chain(2, 0, ids(700), []))  # grows to its end
