@@ -49,7 +49,7 @@ def prices(kit: Kit) -> str:
     at = counts.index(8)
     said = (
         f"Here, a one-token pass of the embedded target takes {1e3 * curve['seconds'][0]:.2f} ms. A pass over "
-        f"{counts[at]} tokens takes {relative[at]:.2f} times as long; {counts[at]} passes would take {counts[at]} times "
+        f"{counts[at]} tokens takes {relative[at]:.2f} times as long; {counts[at]} passes: {counts[at]} times "
         f"as long. A step of the draft model takes {c:.2f} times as long."
     )
     return block(fence(command), said, kit.draw("prices", plot))
