@@ -116,9 +116,8 @@ def check_sources(sources: Iterable[str], tokenizer: Any) -> None:
                 f"training data {name!r} is text, but the target has no tokenizer",
                 fix="put tokenizer.json into the folder of its weights, or give a .bin stream of ids",
             )
-        if name != CORPUS and not sum(
-            bool(d.text or d.turns) for d in read_source(name)
-        ):  # reads all of it, to check that it is text
+        # Reads all documents, to check that they are text.
+        if name != CORPUS and not sum(bool(d.text or d.turns) for d in read_source(name)):
             raise DataError(f"training data {name!r} holds no text", fix="give a file that does")
 
 
