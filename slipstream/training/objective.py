@@ -57,7 +57,7 @@ class Objective(nn.Module, ABC):
 def most_likely(states: Tensor, table: Tensor) -> Tensor:
     """The most likely id of each distribution (ties: the lowest): states [B, N, d], output head [V, d] -> int64 [B, N].
 
-    Windows are processed one at a time, to bound memory.
+    Windows are processed one at a time.
     """
     return torch.stack([F.linear(x, table.to(x.dtype)).argmax(-1) for x in states])
 
