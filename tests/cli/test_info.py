@@ -47,7 +47,7 @@ def test_info_says_what_runs_the_model_and_what_each_setting_changes(cli, tiny, 
         "executor native on cpu",
         "int8 products VNNI" if has else "int8 products none (16-bit products instead, slower)",
         "quantize w8a8 KL 3.7e-04 nats per token" if has else "quantize w8a8 KL 1.7e-04 nats per token",
-        "dtype bfloat16 KL 2.0e-05" if has else "dtype bfloat16 not here: this processor has no bfloat16 products",
+        "dtype bfloat16 KL 2.0e-05" if has else "dtype bfloat16 not supported: this processor has no bfloat16 products",
         "kv-dtype float16 KL 6.0e-08 nats per token, argmax agreement 99.98 %",
         "4,642 rows of the embedded target's held-out prompts, against float64",
     ):
