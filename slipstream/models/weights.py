@@ -91,10 +91,10 @@ class Weights(Mapping[str, Tensor]):
         """In which a tensor is kept where it comes from."""
         return self._sources[name][1]().dtype
 
-    def let_go(self) -> None:
+    def unmap(self) -> None:
         """Unmap what was read, since it counts as memory as long as it is mapped. The next access maps it again."""
         for file in self._files:
-            file.let_go()
+            file.unmap()
 
     @property
     def head(self) -> str:
@@ -116,12 +116,12 @@ class _Shard:
             self._handle = safe_open(self.path, framework="pt")
         return self._handle
 
-    def let_go(self) -> None:
+    def unmap(self) -> None:
         self._handle, self.mapped = None, 0
 
     def read(self, name: str) -> Tensor:
         if self.mapped > _MAPPED:
-            self.let_go()
+            self.unmap()
         tensor = self.handle.get_tensor(name)
         self.mapped += tensor.nbytes
         return tensor

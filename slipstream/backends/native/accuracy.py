@@ -24,9 +24,9 @@ DISTANCES: Mapping[str, Distance] = {
     "float16 KV": Distance(6e-8, 0.9998),
 }
 """For `quantize="w8a16"`, `quantize="w8a8"`, `dtype="bfloat16"` and `kv_dtype="float16"`, each with everything else in
-float32. The KL divergence of float32 itself is 2e-12. A row is the distribution after one token of a prompt in `zoo/prompts`, given the tokens
-before it; the reference is the torch executor in float64. Measured with `python -m benchmarks.accuracy` on a processor
-with VNNI and AVX-512 BF16."""
+float32. The KL divergence of float32 itself is 2e-12. A row is the distribution after one token of a prompt in
+`zoo/prompts`, given the tokens before it; the reference is the torch executor in float64. Measured with `python -m
+benchmarks.accuracy` on a processor with VNNI and AVX-512 BF16."""
 
 WITHOUT_BYTE_DOTS = Distance(1.7e-4, 0.9938)
 """For both quantisations on a processor without byte dot products: activations then have 15 bits. Measured in the same

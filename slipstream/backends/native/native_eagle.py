@@ -19,7 +19,7 @@ from slipstream.backends.native.packed_weights import (
     narrowest,
     quantised_format,
 )  # fmt: skip
-from slipstream.backends.native.paged import NativePaged, as_int64, check_sound, picks_of
+from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of
 from slipstream.backends.native.threads import Threads, Workspace, calls
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import TargetError
@@ -55,7 +55,7 @@ class NativeEagle(NativePaged):
             self._padded = int(self._head["own"]["head"]["outs"][0])
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
             self._run(token, torch.zeros(1, len(self.config.taps) * self.config.target_hidden), False, 1, ARGMAX)
-        self._forget()
+        self._reset_cache()
 
     @property
     def weight_bytes(self) -> int:
@@ -74,7 +74,7 @@ class NativeEagle(NativePaged):
     def _run(
         self, batch: Batch, features: Tensor, own: bool, steps: int, sampling: StepSampling
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """See `eagle_pass.draft`. Returns draft ids [K, B], next features [A, d], logits [K or 1, A, V], distributions."""
+        """Draft ids [K, B], next features [A, d], logits [K or 1, A, V] and distributions (see `eagle_pass.draft`)."""
         vocab = self.config.draft_vocab
         wanted = np.asarray(batch.select, np.int64)
         count, sampled = len(wanted), sampling.kind != "maximum"
@@ -95,7 +95,7 @@ class NativeEagle(NativePaged):
                 rows=batch.splits[-1],
             )
         if steps:
-            check_sound(status)
+            check_finite(status)
         made, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
         return made, torch.from_numpy(after), raw, torch.from_numpy(probs) if sampled else None
 

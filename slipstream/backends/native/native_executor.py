@@ -19,7 +19,7 @@ from slipstream.backends.native.packed_weights import (
     check_supported,
     decoder_weights,
 )
-from slipstream.backends.native.paged import NativePaged, as_int64, check_sound, picks_of
+from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of
 from slipstream.backends.native.threads import Threads, Workspace, calls
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.target import Runtime
@@ -29,13 +29,13 @@ from slipstream.models.executor import Batch, Output, check_slice, check_steps, 
 from slipstream.models.weights import Weights
 
 TYPICAL_TOKENS = 128
-"""Output length that `steps_worth_a_call` assumes."""
+"""Output length that `best_steps_per_call` assumes."""
 
 CALL_BYTES = 18_000_000
 """Bytes of weights that are read in the time of Python's overhead per call (0.55 ms at 33 GB/s, measured)."""
 
 
-def steps_worth_a_call(weight_bytes: int, most: int = 12) -> int:
+def best_steps_per_call(weight_bytes: int, most: int = 12) -> int:
     """Number of plain decoding steps to run in one call. n steps save 1 - 1 / n of Python's overhead, but on average
     (n - 1) / 2 steps are wasted after the end of the text. Returns the best n for TYPICAL_TOKENS tokens: 1 for large
     models, at most `most`."""
@@ -92,13 +92,13 @@ class NativeExecutor(NativePaged):
             chosen = Threads(threads, self._layout.nbytes)
             self._workspace = Workspace(chosen)
             self.runtime = Runtime("native", dtype, quantize, kv_dtype or "float32", chosen.most)
-            self.steps_per_call = steps_worth_a_call(self._layout.nbytes)
+            self.steps_per_call = best_steps_per_call(self._layout.nbytes)
             self._padded = int(self._model[0]["head"]["outs"])
             self._kept = threading.local()  # logits [R, padded V] of the last pass, of each Python thread
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
             self.forward(token)
             self._decode_steps(token, 1)
-        self._forget()
+        self._reset_cache()
 
     @property
     def multi_step(self) -> NativeExecutor:
@@ -136,7 +136,7 @@ class NativeExecutor(NativePaged):
         alone = layers is None and not taps
         with calls():
             rows = self._rows(batch)
-            logits = self._room_for(len(wanted))
+            logits = self._logits_buffer(len(wanted))
             self._call(  # the caller checks whether the logits are finite
                 *(decoder_pass.forward, self._model, self._caches(batch), rows.record[:1], as_int64(batch.tokens)),
                 *(given, first, last),
@@ -149,7 +149,7 @@ class NativeExecutor(NativePaged):
             torch.from_numpy(stream) if layers is not None else None,
         )
 
-    def _room_for(self, rows: int) -> np.ndarray:
+    def _logits_buffer(self, rows: int) -> np.ndarray:
         """float32 [rows, padded V]; the memory is reused."""
         kept = self._kept.__dict__
         if "logits" not in kept or len(kept["logits"]) < rows:
@@ -162,7 +162,7 @@ class NativeExecutor(NativePaged):
         """See `MultiStepExecutor`. Tokens are drawn in float64; their distributions are returned."""
         check_steps(steps, exit, self.config.layers)
         made, status = self._decode_steps(batch, steps, sampling, exit)
-        check_sound(status)
+        check_finite(status)
         return made
 
     def _decode_steps(

@@ -124,9 +124,9 @@ class Layout:
 
     def keep(self, values: np.ndarray) -> int:
         """Copy these values and return the address of the copy."""
-        from slipstream.backends.native.threads import placed
+        from slipstream.backends.native.threads import aligned_copy
 
-        made = placed(values)
+        made = aligned_copy(values)
         self.held.append(made)
         self.nbytes += made.nbytes
         return int(made.ctypes.data)

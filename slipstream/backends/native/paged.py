@@ -24,7 +24,7 @@ from slipstream.models.executor import Batch
 _KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
 
 
-class Turns:
+class RotaryTable:
     """cos and sin of the rotary positions, float32 [positions, 2, D / 2]. They are computed in float64, up to the
     highest position needed so far. Empty for a decoder with learned positions."""
 
@@ -60,11 +60,11 @@ class PackedRows:
     hidden  bool [R, n], or None if each row sees all rows before it.
     """
 
-    def __init__(self, at: list[tuple[int, ...]], hidden: np.ndarray | None, turns: np.ndarray, sequences: int):
+    def __init__(self, at: list[tuple[int, ...]], hidden: np.ndarray | None, rotary: np.ndarray, sequences: int):
         self.at, self._more = np.array(at, ROW), np.empty(sequences, ROW)
-        self.hidden, self.turns = _NOTHING_HIDDEN if hidden is None else hidden, turns
+        self.hidden, self.rotary = _NOTHING_HIDDEN if hidden is None else hidden, rotary
         stride = 0 if hidden is None else hidden.shape[1]
-        own = address(self.at), len(at), address(self.hidden), stride, address(turns)
+        own = address(self.at), len(at), address(self.hidden), stride, address(rotary)
         self.record = np.array([own, (address(self._more), 0, 0, 0, 0)], ROWS)
 
 
@@ -76,12 +76,12 @@ class NativePaged:
 
     def __init__(self, config: DecoderConfig, kv_dtype: type = np.float32, kv_blocks: int | None = None):
         self._shape = config.layers, config.kv_heads, config.head_dim
-        self._turns, self._kv_dtype, self._kv_blocks = Turns(config), kv_dtype, kv_blocks
+        self._rotary, self._kv_dtype, self._kv_blocks = RotaryTable(config), kv_dtype, kv_blocks
         self._tiles = addresses.of_attention(np.dtype(kv_dtype) == np.float16)
         self._workspace: Workspace
-        self._forget()
+        self._reset_cache()
 
-    def _forget(self) -> None:
+    def _reset_cache(self) -> None:
         """Replace the cache by an empty one."""
         self._blocks = NativeBlocks(*self._shape, self._kv_dtype)
         self._pool = BlockPool(self._blocks, self._kv_blocks)
@@ -106,7 +106,7 @@ class NativePaged:
                 hidden = np.zeros((splits[-1], widest), np.bool_)
             hidden[start:stop, : stop - start] = ~tree.numpy()
         furthest = max(positions) + extra if at else 0
-        return PackedRows(at, hidden, self._turns.up_to(furthest), len(batch.seq_ids))
+        return PackedRows(at, hidden, self._rotary.up_to(furthest), len(batch.seq_ids))
 
     def _caches(self, batch: Batch) -> np.ndarray:
         """CACHE [1] for the sequences of a batch."""
@@ -134,7 +134,7 @@ class NativePaged:
         if status == NO_SUCH_TOKEN:
             raise TargetError(
                 "a token id is outside the model's embedding",
-                why="target and draft have different vocabularies, or the prompt contains an id that the model does not have",
+                why="target and draft have different vocabularies, or the prompt has an id that the model lacks",
                 fix="check the pair with `slipstream check-pair`",
             )
         if status == NO_SUCH_POSITION:
@@ -180,7 +180,7 @@ def picks_of(sampling: StepSampling, steps: int, count: int, vocab: int) -> Pick
     )
 
 
-def check_sound(status: int) -> None:
+def check_finite(status: int) -> None:
     """Raise TargetError if the hidden states that tokens are drawn from are not finite."""
     if status != FINE:
         raise TargetError(

@@ -23,7 +23,7 @@ from slipstream.backends.native.kernels.layer import one_layer
 from slipstream.backends.native.kernels.pool import COUNTER_BYTES, MOST_THREADS, POSTED, STOP, serve
 from slipstream.backends.native.kernels.units import run_unit
 
-IDLE_TURNS = 60_000
+IDLE_SPINS = 60_000
 """Spins (one or two milliseconds in all) before an idle worker sleeps. This is longer than the host's work between two
 passes, so workers are awake when the next pass begins."""
 
@@ -81,7 +81,7 @@ def container_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc
     return least
 
 
-class Company:
+class ContentionMonitor:
     """Detects other processes that compete for the cores: the processor time of passes is then well below wall time
     times threads. Spinning counts as processor time, so an undisturbed pass uses all of it.
 
@@ -91,8 +91,8 @@ class Company:
     shortest, longest  seconds that passes then run on one thread: doubled each time that contention continues
     """
 
-    def __init__(self, window: float = 0.02, enough: float = 0.75, shortest: float = 0.25, longest: float = 4.0):
-        self.window, self.enough, self.shortest, self.longest = window, enough, shortest, longest
+    def __init__(self, window: float = 0.02, min_share: float = 0.75, shortest: float = 0.25, longest: float = 4.0):
+        self.window, self.min_share, self.shortest, self.longest = window, min_share, shortest, longest
         self._wall = self._busy = 0.0
         self._suspected = False
         self._pause, self._until = shortest, 0.0
@@ -107,7 +107,7 @@ class Company:
         self._busy += busy / threads
         if self._wall < self.window:
             return
-        short = self._busy < self.enough * self._wall
+        short = self._busy < self.min_share * self._wall
         if short and self._suspected:
             self._until = now + self._pause
             self._pause = min(2 * self._pause, self.longest)
@@ -122,7 +122,7 @@ class WorkerPool:
 
     def __init__(self, size: int):
         self.size = size
-        self.company = Company()
+        self.contention = ContentionMonitor()
         room = np.zeros(COUNTER_BYTES + 64, np.uint8)
         start = -room.ctypes.data % 64
         self._counters = room[start : start + COUNTER_BYTES].view(np.int64)
@@ -145,7 +145,7 @@ class WorkerPool:
 
     def _serve(self, number: int) -> None:
         gate = self._gates[number - 1]
-        while not serve(self.board, number, IDLE_TURNS):
+        while not serve(self.board, number, IDLE_SPINS):
             self._asleep.add(number)
             if self._running or self._closed:  # a call that began meanwhile did not wake this worker
                 self._asleep.discard(number)
@@ -164,7 +164,7 @@ class WorkerPool:
         """Call function(board, *args, threads) with at most `threads` threads. The caller holds `calls()`."""
         threads = min(threads, self.size)
         if threads > 1:
-            threads = self.company.threads(threads, time.perf_counter())
+            threads = self.contention.threads(threads, time.perf_counter())
         if threads == 1:
             return function(self.board, *args, threads)
         self._running = True
@@ -176,7 +176,7 @@ class WorkerPool:
         finally:
             self._running = False
         if function in self._known:  # the first call of a kernel loads it
-            self.company.observe(end - began, time.process_time() - busy, threads, end)
+            self.contention.observe(end - began, time.process_time() - busy, threads, end)
         self._known.add(function)
         return found
 
@@ -254,7 +254,7 @@ class Workspace:
             self._arena = np.empty(-status + (-status >> 2), np.uint8)
 
 
-def placed(values: np.ndarray) -> np.ndarray:
+def aligned_copy(values: np.ndarray) -> np.ndarray:
     """A uint8 copy, aligned to 64 bytes. Each of the threads that run a pass writes one slice, so that on NUMA machines
     the pages are spread over the nodes as they will be read."""
     values = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
