@@ -1,6 +1,6 @@
-"""The backends, and how one is chosen.
+"""The table of backends, and how one is chosen.
 
-To add a backend: a folder here with a module `backend.py` that defines `BACKEND`, and its name in
+To add a backend, add a folder `NAME` here with a module `NAME_backend.py` that defines `BACKEND`, and add the name to
 `slipstream.settings.BACKENDS`.
 """
 
@@ -33,13 +33,13 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How a model shall run.
+    """How to run a model.
 
-    device    where; dtype: of the arithmetic.
+    device    device of the model; dtype: dtype of the arithmetic.
     quantize  None, "int8", "w8a16" or "w8a8".
     threads   None: as many as can run at once.
     kv_dtype  None, "float32" or "float16".
-    role      "target" or "draft": decides what "int8" stands for (see `quantisation`).
+    role      "target" or "draft": decides what "int8" means (see `quantisation`).
     """
 
     device: torch.device = _CPU
@@ -51,20 +51,20 @@ class RunSettings:
 
 
 class Backend(Protocol):
-    """What a backend declares. `refusal` says why it cannot run a decoder in this way, or returns None."""
+    """What a backend declares. `refusal` returns why it cannot run a decoder with these settings, or None if it can."""
 
     name: str
     load_dtype: torch.dtype | None
-    """Of the tensors that `executor` reads; None: that of the arithmetic."""
+    """Dtype of the tensors that `executor` reads; None: the dtype of the arithmetic."""
 
     def check(self, settings: RunSettings) -> None:
-        """Raise ParameterError for settings that it has for no model."""
+        """Raise ParameterError for settings that it supports for no model."""
         ...
 
     def refusal(self, config: DecoderConfig, settings: RunSettings) -> str | None: ...
 
     def executor(self, config: DecoderConfig, weights: Weights, settings: RunSettings) -> Executor:
-        """Raises ParameterError for a setting that it cannot honour."""
+        """Raises ParameterError for a setting that it does not support."""
         ...
 
     def eagle(self, head: EagleHead, host: HeadHost, settings: RunSettings) -> EagleRuntime: ...
@@ -73,14 +73,14 @@ class Backend(Protocol):
 
 
 def backend(name: str) -> Backend:
-    """The backend of this name; what it needs is imported with it."""
+    """The backend with this name. Its module is imported on the first call."""
     made: Backend = import_module(f"slipstream.backends.{name}.{name}_backend").BACKEND
     return made
 
 
 def quantisation(quantize: str | None, role: str = "target") -> str | None:
-    """What "int8" stands for: "w8a16" for a target, whose distribution it changes least, and "w8a8" for a draft model
-    or head, which it makes fastest and whose distribution decides only how often its tokens are accepted."""
+    """Resolve "int8": "w8a16" for a target, because it changes the distribution least; "w8a8" for a draft model or
+    head, because it is fastest and the draft distribution affects only the acceptance rate."""
     return quantize if quantize != "int8" else "w8a16" if role == "target" else "w8a8"
 
 
@@ -93,8 +93,8 @@ def resolve_settings(
     kv_dtype: str | None = None,
     role: str = "target",
 ) -> RunSettings:
-    """The settings with every None decided: CUDA if there is one and the executor can use it, there bfloat16; else the
-    CPU, there float32. Raises ParameterError for names that there are not."""
+    """Resolve device and dtype where they are None: CUDA with bfloat16 if a CUDA device exists and the executor can use
+    it, else the CPU with float32. Raises ParameterError for unknown names."""
     check_executor(executor)
     if isinstance(dtype, str):
         one_of("dtype", dtype, DTYPES)
@@ -115,7 +115,7 @@ def resolve_settings(
 
 
 def unsupported(name: str, config: DecoderConfig, why: str) -> UnsupportedModelError:
-    """The error for a decoder that the backend of this name cannot run in the way that was asked for."""
+    """The error for a decoder that the named backend cannot run with the requested settings."""
     return UnsupportedModelError(
         f"the {name} backend cannot run this {config.model_type} model in this way",
         why=why,
@@ -124,8 +124,8 @@ def unsupported(name: str, config: DecoderConfig, why: str) -> UnsupportedModelE
 
 
 def choose(config: DecoderConfig, executor: str, settings: RunSettings) -> Backend:
-    """The backend that was asked for, or for "auto" the first one that can run the decoder in this way. Raises
-    UnsupportedModelError where the one that was asked for cannot."""
+    """The requested backend, or for "auto" the first one that can run the decoder with these settings. Raises
+    UnsupportedModelError if the requested one cannot."""
     if executor != "auto":
         found = backend(executor)
         found.check(settings)
@@ -146,8 +146,11 @@ def choose(config: DecoderConfig, executor: str, settings: RunSettings) -> Backe
 
 
 def backend_for_head(decoder: DecoderConfig | None, host: HeadHost, quantize: str | None = None) -> Backend:
-    """The backend that runs the target, if it can run a head with layers like this `decoder`'s (None: a head without
-    such layers); else torch. quantize: None, "int8", "w8a16" or "w8a8"."""
+    """The backend that runs the target, if it can also run the head; else torch.
+
+    decoder   config of the head's decoder layers; None: it has none.
+    quantize  None, "int8", "w8a16" or "w8a8".
+    """
     if quantize is not None:
         one_of("quantize", quantize, QUANTISATIONS)
     found = backend(host.runtime.backend if host.runtime.backend in BACKENDS else "torch")

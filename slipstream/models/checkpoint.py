@@ -1,7 +1,7 @@
-"""Finding a checkpoint's files: local folders and hub ids, JSON, single or sharded safetensors.
+"""Finds a checkpoint's files: local folders and hub ids, JSON, single or sharded safetensors.
 
-Nothing here trusts the checkpoint: only safetensors are opened (a pickle can run code), and no name inside the
-checkpoint reaches a file outside its own folder.
+Checkpoints are not trusted: weights are read only from safetensors (a pickle can run code), and a name inside the
+checkpoint cannot refer to a file outside its folder.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def resolve(source: str | Path, weights: bool = True) -> Path:
-    """Folder of a checkpoint: `source` itself if it is one, else the hub repository of that name (downloaded
-    into the usual cache, safetensors and text files only; `weights=False`: text files only).
+    """Folder of a checkpoint: `source` itself if it is a folder, else the hub repository with that id, downloaded into
+    the usual cache (safetensors and text files only; `weights=False`: text files only).
 
-    Raises CheckpointError if there is neither, LoadError if the hub cannot be reached and nothing is cached.
+    Raises CheckpointError if `source` is neither, LoadError if the hub cannot be reached and nothing is cached.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -43,7 +43,7 @@ def resolve(source: str | Path, weights: bool = True) -> Path:
         return Path(
             snapshot_download(name, allow_patterns=_WANTED if weights else _WANTED[1:], ignore_patterns=_UNWANTED)
         )
-    except Exception as error:  # offline, unknown id, gated, disk full: the hub has a class for each
+    except Exception as error:  # offline, unknown id, gated, disk full: each has its own class
         raise LoadError(
             f"there is no folder {name!r}, and the hub did not provide {name!r}: {type(error).__name__}: "
             + (str(error).splitlines() or [""])[0],
@@ -70,10 +70,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> dict[str, list[str] | None]:
-    """Weight files of a checkpoint: file name -> the tensor names that the index promises in it, or None
-    where there is no index (then the file itself says what it holds).
+    """Weight files of a checkpoint: file name -> the tensor names that the index lists for it, or None without an
+    index (the file's own header then lists them).
 
-    Raises CheckpointError: nothing there, only pickles, missing shard, shard name that leaves the folder.
+    Raises CheckpointError: no weights, only pickles, a missing shard, or a shard name outside the folder.
     """
     if (folder / SINGLE).exists():
         return {_inside(folder, SINGLE): None}
@@ -132,8 +132,8 @@ def _plain(folder: Path, name: str) -> str:
 
 
 def _inside(folder: Path, name: str) -> str:
-    """`name`, once it is sure that links do not lead out of the checkpoint (the hub's own cache links each file
-    to its `blobs` folder, which is allowed)."""
+    """Return `name` after checking that it is no link to a file outside the checkpoint. Links of the hub's cache to its
+    `blobs` folder are allowed."""
     root = folder.resolve()
     real = (folder / name).resolve()
     if not real.is_relative_to(root) and not real.is_relative_to(root.parent.parent / "blobs"):

@@ -1,8 +1,8 @@
-"""`DecoderConfig`: what kind of decoder a checkpoint is, normalised from its Hugging Face `config.json`.
+"""`DecoderConfig`: the architecture of a checkpoint, normalised from its Hugging Face `config.json`.
 
 Both executors build the model from this alone, so every difference between families (norm, bias, rotary
-scaling, windows, experts) is decided here, once. What is not understood is refused, never ignored: a rotary
-scaling that is silently dropped yields fluent nonsense after a few thousand tokens.
+scaling, windows, experts) is decided here. Unknown settings raise an error and are never ignored: without its rotary
+scaling, a model generates fluent nonsense after a few thousand tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Experts:
-    """Mixture of experts: `count` MLPs of which a router picks `per_token`.
+    """Mixture of experts: `count` MLPs, of which a router picks `per_token` for each token.
 
     norm_topk  the weights of the picked experts are rescaled to sum to 1.
     layers     for each layer, True if its MLP is a mixture.
@@ -55,7 +55,7 @@ class DecoderConfig:
     position     "rope" or "learned" (embeddings added to the input).
     rope_parameters  theta, type and the parameters of that type (see `rope`); empty for learned positions.
     windows      for each layer, None (full attention) or W: a token sees itself and the W - 1 positions before it.
-    context      most positions that the checkpoint was made for.
+    context      maximum number of positions that the checkpoint supports.
     eos_ids      ids that end a text, as in generation_config.json, else config.json; possibly empty.
     """
 
@@ -85,7 +85,7 @@ class DecoderConfig:
 
     @staticmethod
     def load(source: str | Path) -> DecoderConfig:
-        """Read `config.json` (and `generation_config.json` where there is one) of a folder or hub id.
+        """Read `config.json`, and `generation_config.json` if it exists, of a folder or hub id.
 
         Raises ConfigError or UnsupportedModelError, and what `checkpoint.resolve` raises.
         """
@@ -140,7 +140,7 @@ class DecoderConfig:
                 fix="correct config.json",
             )
         if self.position == "rope":
-            self.rope()  # refuses what it does not know, now rather than at the first token
+            self.rope()  # raises now, not at the first token, if it is not supported
 
     def sparse(self, layer: int) -> bool:
         """True if the MLP of `layer` is a mixture of experts."""
@@ -149,11 +149,11 @@ class DecoderConfig:
     def rope(self) -> tuple[Tensor, float]:
         """Inverse frequencies, float64 [D/2], and the factor that multiplies cos and sin (1 except for YaRN).
 
-        The values are computed in float32 and only then widened: checkpoints were trained with float32
+        The values are computed in float32 and then converted to float64: checkpoints were trained with float32
         frequencies, and at position 100,000 the difference is 0.006 radians.
         Sources: RoFormer (arXiv 2104.09864); linear: position interpolation (2306.15595); yarn (2309.00071);
-        llama3: the Llama 3.1 release. "dynamic" and "longrope" change the frequencies with the length of the
-        text, which keys already in the cache cannot follow; they are refused.
+        llama3: the Llama 3.1 release. "dynamic" and "longrope" are not supported: their frequencies
+        change with the length of the text, but keys in the KV cache keep the old ones.
         """
         p = self.rope_parameters
         kind = p.get("rope_type", p.get("type", "default"))
@@ -225,7 +225,7 @@ class DecoderConfig:
         return out
 
 
-# --- one function a kind of family: config.json -> DecoderConfig ---------------------------------------------
+# --- one function per kind of family: config.json -> DecoderConfig -------------------------------------------
 
 
 def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
@@ -314,7 +314,7 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
 }
 """`model_type` -> how its config.json is read."""
 
-# What transformers assumes where config.json leaves a key out (files of its 4.x series leave out defaults).
+# What transformers assumes if config.json lacks the key (its 4.x series does not write defaults).
 _CONTEXT = {
     "llama": 2048,
     "mistral": 131072,
@@ -329,7 +329,7 @@ _CONTEXT = {
 
 
 def _rope_parameters(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """`rope_parameters` (transformers 5), or `rope_theta` beside `rope_scaling` (transformers 4)."""
+    """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4)."""
     parameters = dict(_object(config, "rope_parameters") or _object(config, "rope_scaling"))
     default_theta = 1e6 if kind == "mixtral" else 1e4
     parameters.setdefault("rope_theta", config.get("rope_theta", default_theta))
@@ -339,7 +339,7 @@ def _rope_parameters(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int | None, ...]:
-    """The sliding window of each layer, decided as transformers does for each family."""
+    """The sliding window of each layer, by the rules of transformers for each family."""
     if kind == "llama":
         return (None,) * layers
     if kind in ("mistral", "mixtral"):
@@ -396,7 +396,7 @@ def _eos(config: Mapping[str, Any]) -> tuple[int, ...]:
     if any(not isinstance(i, int) or isinstance(i, bool) for i in ids):
         raise ConfigError(f"eos_token_id is {eos!r}, expected an integer or a list", fix="correct config.json")
     vocab = _count(config, "vocab_size")
-    return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab))  # an id outside can never be said
+    return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab))  # an id outside the vocabulary is never generated
 
 
 def _activation(config: Mapping[str, Any], key: str, default: str) -> str:
@@ -451,7 +451,7 @@ def _positive(config: Mapping[str, Any], key: str, default: float | None = None)
 
 
 def _llama3(inv_freq: Tensor, p: Mapping[str, Any]) -> Tensor:
-    """Llama 3.1: long wavelengths are slowed by `factor`, short ones kept, those between interpolated."""
+    """Llama 3.1: divide the frequencies of long wavelengths by `factor`, keep short ones, interpolate between."""
     factor, low, high = (_positive(p, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     trained = _positive(p, "original_max_position_embeddings")
     wavelength = 2 * math.pi / inv_freq  # [D/2]
@@ -463,7 +463,7 @@ def _llama3(inv_freq: Tensor, p: Mapping[str, Any]) -> Tensor:
 
 
 def _yarn(powers: Tensor, theta: float, dim: int, p: Mapping[str, Any], context: int) -> tuple[Tensor, float]:
-    """YaRN (arXiv 2309.00071): a ramp over the dimensions between keeping and interpolating a frequency."""
+    """YaRN (arXiv 2309.00071): a linear ramp over the dimensions, from kept to interpolated frequencies."""
     factor = _positive(p, "factor")
     trained = _positive(p, "original_max_position_embeddings", context)
     scale = p.get("attention_factor")
@@ -476,7 +476,7 @@ def _yarn(powers: Tensor, theta: float, dim: int, p: Mapping[str, Any], context:
         scale = grown(mscale) / grown(mscale_all) if mscale and mscale_all else grown(1.0)
 
     def dimension(rotations: float) -> float:
-        """The dimension that makes `rotations` turns over the trained length."""
+        """The dimension with `rotations` full rotations over the trained length."""
         return dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dimension(p.get("beta_fast") or 32), dimension(p.get("beta_slow") or 1)

@@ -1,9 +1,9 @@
-"""The one interface behind which the decoder runs: `Batch` in, `Output` out, KV kept inside.
+"""The interface of an executor, which runs a decoder: it takes a `Batch` and returns an `Output`.
 
-An executor owns the weights and the KV cache of one decoder. It knows nothing of drafts, sampling or rules: it
-is handed packed tokens with their positions and visibility, and returns logits. `model.Decoder` turns sequences
-and drafts into batches; `backends.torch` and `backends.native` implement this interface and pass the same
-conformance suite.
+An executor owns the weights and the KV cache of one decoder. It does not depend on drafters, sampling or rules: it
+takes packed tokens with their positions and visibility, and returns logits. `targets.decoder` turns sequences and
+drafts into batches. `backends.torch` and `backends.native` implement this interface and pass the same conformance
+suite.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from slipstream.models.config import DecoderConfig
 class Batch:
     """New tokens of B sequences, packed; M tokens in all. A worked example, two sequences:
 
-        sequence 7 holds 3 tokens of KV and runs [a, b] plus a draft of two siblings x, y below b;
+        sequence 7 has 3 tokens of KV and runs [a, b] plus a draft of two siblings x, y, children of b;
         sequence 9 is new and runs the prompt [p, q]
 
         tokens    = [a, b, x, y,  p, q]          seq_ids = [7, 9]
         positions = [3, 4, 5, 5,  0, 1]          past    = [3, 0]
         splits    = [0, 4, 6]                    trees   = [[[1,0,0,0],    None]
         select    = [1, 2, 3, 5]                             [1,1,0,0],
-                    (rows whose logits are wanted)           [1,1,1,0],
+                    (rows whose logits are computed)         [1,1,1,0],
                                                              [1,1,0,1]],
 
     seq_ids    B keys of the KV cache.
@@ -40,11 +40,11 @@ class Batch:
     positions  M host integers, rotary / learned positions. Siblings share a position.
     splits     B+1 host integers: sequence b owns rows splits[b]:splits[b+1].
     past       B host integers: KV slots of the sequence that are valid and visible to every new token. New token i
-               of the sequence is written to slot past + i; whatever was in that slot before is overwritten,
-               so rolling back is nothing but passing a smaller `past`.
+               of the sequence is written to slot past + i and overwrites what was there, so passing a smaller
+               `past` rolls back.
     trees      for each sequence, None (causal among its new tokens) or bool [n, n]: row i sees column j. A row
                sees itself and its ancestors among the new tokens.
-    select     host integers, rows of the batch whose logits are wanted, increasing.
+    select     host integers, rows of the batch whose logits are computed, increasing.
     """
 
     seq_ids: Seq[int]
@@ -56,8 +56,8 @@ class Batch:
     select: Seq[int]
 
     def cut(self, spans: Seq[range]) -> Batch:
-        """Of each sequence the rows spans[b], counted within it, without those that have none. What lies before a span
-        must be in the cache and be seen by all of it. No logits are wanted."""
+        """The rows spans[b] of each sequence, counted within it; sequences with an empty span are dropped. The rows
+        before a span must be in the cache and visible to the whole span. `select` is empty."""
         left = [b for b, span in enumerate(spans) if span]
         rows = [self.splits[b] + i for b in left for i in spans[b]]
         splits = [0]
@@ -81,7 +81,7 @@ class Batch:
 class Output:
     """logits [R, V] for the selected rows (float32, or float64 if the weights are); taps: tap -> [M, d]
     (tap i is the residual stream after i layers, 0 the embeddings, -1 after the final norm); `hidden` [M, d],
-    the residual stream at the end of the slice of layers that ran. All valid until the next forward."""
+    the residual stream after the last layer that ran. All are valid until the next forward."""
 
     logits: Tensor
     taps: dict[int, Tensor] = field(default_factory=dict)
@@ -89,17 +89,17 @@ class Output:
 
 
 class MultiStepExecutor(Protocol):
-    """What an executor declares if it decodes several tokens of each sequence in one call."""
+    """What an executor declares if it can decode several tokens of each sequence in one call."""
 
     steps_per_call: int
-    """Most steps of plain decoding that are worth one call."""
+    """Best number of plain decoding steps per call."""
 
     def decode_steps(
         self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
     ) -> DecodedSteps:
-        """`steps` tokens behind each sequence of the batch. KV is written for the rows of the batch and for all new
-        tokens but the last; with `exit`, the number of layers to run, for the last one, too. Raises TargetError where
-        hidden states are not finite."""
+        """Decode `steps` tokens after each sequence of the batch. KV is written for the rows of the batch and for all
+        new tokens but the last. `exit` is the number of layers to run; with it, KV is also written for the last token.
+        Raises TargetError if hidden states are not finite."""
         ...
 
 
@@ -107,21 +107,21 @@ class Executor(Protocol):
     config: DecoderConfig
     device: torch.device
     runtime: Runtime
-    """What runs here: backend, dtype, quantisation, threads. `source` is the decoder's to fill in."""
+    """How the decoder runs: backend, dtype, quantisation, threads. The decoder fills in `source`."""
 
     @property
     def torch_threads(self) -> int | None:
-        """Most threads that torch should use beside it (see `core.torch_threads`); None: as many as it likes."""
+        """Maximum number of torch threads while this executor runs (see `core.torch_threads`); None: no limit."""
         ...
 
     @property
     def multi_step(self) -> MultiStepExecutor | None:
-        """Itself, if it decodes several tokens in one call."""
+        """Itself, if it can decode several tokens in one call; else None."""
         ...
 
     @property
     def packed_embedding(self) -> Any:
-        """The embedding in the backend's own format, for heads of the same backend; None where there is none."""
+        """The embedding in the backend's own format, for heads of the same backend; None if it has no such format."""
         ...
 
     def forward(
@@ -132,32 +132,32 @@ class Executor(Protocol):
         hidden: Tensor | None = None,
     ) -> Output:
         """One pass. `layers=(a, b)` runs only layers a..b-1: from the embeddings if a is 0, else from `hidden`
-        [M, d], the residual stream that an earlier slice of the same batch returned. Logits are always those of
-        the final norm and head applied at the end of the slice (early exit, LayerSkip section 4.3). An empty
-        `batch.select` wants the KV and `hidden` alone.
+        [M, d], the residual stream that an earlier slice of the same batch returned. Logits are computed by the final
+        norm and head after layer b-1 (early exit, LayerSkip section 4.3). With an empty `batch.select`, only KV and
+        `hidden` are computed.
 
-        Raises TargetError where `past` lies behind the slots that a sequence holds, and where the KV cache is full;
-        what other sequences hold stays as it is."""
+        Raises TargetError if `past` is greater than the number of slots that a sequence holds, or if the KV cache is
+        full; other sequences are unchanged."""
         ...
 
     def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
-        """Copy KV slots `src` of a sequence to `dst`, in every layer (an accepted branch moves to its place).
+        """Copy KV slots `src` of a sequence to `dst`, in every layer: an accepted branch becomes contiguous.
         `dst[i] <= src[i]`, both increasing. Raises TargetError for slots that the sequence does not hold."""
         ...
 
     def fork(self, parent_id: int, child_id: int, length: int) -> None:
-        """Begin sequence `child_id` with the first `length` KV slots of `parent_id`, as if it had run the same tokens.
-        The two share memory until one of them writes to it. Raises TargetError for a parent that does not hold these
-        slots, and for a child that holds some already."""
+        """Start sequence `child_id` with the first `length` KV slots of `parent_id`, as if it had run the same tokens.
+        Both share memory until one of them writes to it. Raises TargetError if the parent does not hold these slots, or
+        if the child already holds any."""
         ...
 
     def release(self, seq_id: int) -> None:
-        """Free the KV of a sequence that no other one shares; unknown ids are ignored."""
+        """Free the KV of a sequence, except what it shares with others. Unknown ids are ignored."""
         ...
 
     def kv(self, seq_id: int, length: int) -> Tensor:
-        """Copy of the first `length` slots, [L, 2, Hk, length, D] (for tests and tools). Raises TargetError for slots
-        that the sequence does not hold."""
+        """Return a copy of the first `length` slots, [L, 2, Hk, length, D] (for tests and tools). Raises TargetError
+        for slots that the sequence does not hold."""
         ...
 
     def memory(self) -> dict[str, int]:
@@ -165,37 +165,37 @@ class Executor(Protocol):
         ...
 
 
-# --- what executors refuse alike ------------------------------------------------------------------------------------
+# --- checks that executors share ------------------------------------------------------------------------------------
 
 
 def check_threads(threads: int | None) -> None:
-    """Raise ParameterError for a number of threads that there is not."""
+    """Raise ParameterError for an invalid number of threads."""
     if threads is not None and threads < 1:
         raise ParameterError(f"threads is {threads}, must be 1 or more", fix="leave it out, or raise it")
 
 
 def check_settings(quantize: str | None, threads: int | None = None) -> None:
-    """Raise ParameterError for weights and threads that there are not."""
+    """Raise ParameterError for an unsupported quantisation or an invalid number of threads."""
     if quantize not in (None, "int8"):
         raise ParameterError(
             f"quantize is {quantize!r} for the torch executor",
-            why="it has int8 weights with activations in 8 bits and no other quantisation",
+            why="it supports int8 weights with 8-bit activations only",
             fix="choose None or 'int8', or executor='native'",
         )
     check_threads(threads)
 
 
 def check_slice(config: DecoderConfig, first: int, last: int, taps: Seq[int]) -> None:
-    """Raise TargetError unless layers first..last-1 are there, and the taps among them."""
+    """Raise TargetError unless the model has layers first..last-1 and the taps are within them."""
     if not 0 <= first < last <= config.layers:
         raise TargetError(f"layers {first}..{last - 1} were asked of a model with {config.layers}")
-    strange = [t for t in taps if t != -1 and not first <= t <= last]
-    if strange:
-        raise TargetError(f"taps {strange} lie outside layers {first}..{last - 1}")
+    outside = [t for t in taps if t != -1 and not first <= t <= last]
+    if outside:
+        raise TargetError(f"taps {outside} are outside layers {first}..{last - 1}")
 
 
 def check_steps(steps: int, exit: int | None = None, layers: int = 0) -> None:
-    """Raise TargetError for a call of no steps, or one that leaves a model of so many layers where it has none."""
+    """Raise TargetError for fewer than 1 step, or for an exit that is not one of 1..layers."""
     if steps < 1:
         raise TargetError(f"{steps} steps were asked for, at least 1 can be drafted")
     if exit is not None and not 1 <= exit <= layers:

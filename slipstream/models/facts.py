@@ -1,7 +1,7 @@
-"""Facts of a checkpoint that are known without loading its weights: shape, sizes, tokenizer.
+"""Facts about a checkpoint that do not need its weights: shape, sizes, tokenizer.
 
-`slipstream info` prints it, and `pair_check` compares two of them. For hub ids only the small files are fetched; the
-weights stay where they are.
+`slipstream info` prints them, and `pair_check` compares those of two checkpoints. For hub ids only the small files are
+downloaded, not the weights.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "
 
 @dataclass(frozen=True)
 class TokenMap:
-    """Which token each id stands for.
+    """Maps each id to its token.
 
     tokens   id -> token, added tokens included.
-    special  ids of special tokens: control tokens that are no text.
-    roles    "bos", "eos", "pad" -> id, or None where the tokenizer has none.
+    special  ids of special tokens (control tokens, not text).
+    roles    "bos", "eos", "pad" -> id, or None if the tokenizer has none.
     """
 
     tokens: Mapping[int, str]
@@ -41,10 +41,10 @@ class TokenMap:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of a checkpoint.
+    """Facts about a checkpoint.
 
-    source     the folder or hub id that was asked for; `folder`: where its small files are.
-    tokenizer  None if the checkpoint brings none.
+    source     the requested folder or hub id; `folder`: the folder of its small files.
+    tokenizer  None if the checkpoint has none.
     """
 
     source: str
@@ -55,12 +55,12 @@ class ModelFacts:
 
     @cached_property
     def parameters(self) -> int:
-        """All weights, a tied head counted once."""
+        """Number of weights; a tied head is counted once."""
         return sum(math.prod(shape) for shape in self.config.shapes().values())
 
     @cached_property
     def active_parameters(self) -> int:
-        """Weights that one token passes through: of each mixture only the experts that the router picks."""
+        """Number of weights used for one token: of each mixture, only the experts that the router picks."""
         experts = self.config.experts
         idle = 1 - experts.per_token / experts.count if experts else 0.0
         mixed = sum(math.prod(s) for name, s in self.config.shapes().items() if ".mlp.experts." in name)
@@ -68,8 +68,8 @@ class ModelFacts:
 
     @cached_property
     def step_parameters(self) -> int:
-        """Weights that one decoding step reads: active ones, less an input embedding that is not also the head
-        (of which a step reads a row)."""
+        """Number of weights that one decode step reads: the active ones without an untied input embedding, of which a
+        step reads one row."""
         looked_up = ["embed_positions.weight"]
         if not self.config.tie_embeddings:
             looked_up.append("embed_tokens.weight")
@@ -78,7 +78,7 @@ class ModelFacts:
 
     @cached_property
     def stored(self) -> dict[str, int] | None:
-        """Bytes of the weight files by dtype as safetensors names it ("F16"); None if it cannot be known without
+        """Bytes of the weight files per dtype, as safetensors names it ("F16"); None if that is unknown without
         downloading them. Raises CheckpointError if the files are missing or damaged."""
         if Path(self.source).expanduser().is_dir():
             return _stored(self.folder)
@@ -86,17 +86,17 @@ class ModelFacts:
             from huggingface_hub import get_safetensors_metadata
 
             counts = get_safetensors_metadata(self.source).parameter_count
-        except Exception:  # offline, or no safetensors: the size stays unknown, nothing else depends on it
+        except Exception:  # offline, or no safetensors: only the size stays unknown
             return None
         return {dtype: count * _BYTES.get(dtype, 1) for dtype, count in counts.items()}
 
     def kv_bytes(self, itemsize: int = 4) -> int:
-        """Bytes of KV cache that one token of context takes, at `itemsize` bytes a number."""
+        """Bytes of KV cache per token of context, with `itemsize` bytes per number."""
         return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * itemsize
 
 
 def facts(source: str | Path) -> ModelFacts:
-    """Look at a folder or hub id. Raises the family of `LoadError`, UnsupportedModelError included."""
+    """Read the facts of a folder or hub id. Raises LoadError and its subclasses, such as UnsupportedModelError."""
     folder = resolve(source, weights=False)
     config = DecoderConfig.load(folder)
     settings = _optional(folder / "tokenizer_config.json")
@@ -105,8 +105,8 @@ def facts(source: str | Path) -> ModelFacts:
 
 
 def _token_map(folder: Path, settings: Mapping[str, Any]) -> TokenMap | None:
-    """Through the tokenizers library where there is a tokenizer.json (milliseconds), else through transformers,
-    which converts older files; None if there is neither."""
+    """Read tokenizer.json with the tokenizers library (milliseconds); without it, convert older files with
+    transformers. None if there are no tokenizer files."""
     from tokenizers import Tokenizer
 
     if not (folder / "tokenizer.json").exists():
@@ -116,7 +116,7 @@ def _token_map(folder: Path, settings: Mapping[str, Any]) -> TokenMap | None:
     except Exception as fault:  # the library raises bare Exception
         raise LoadError(
             f"{folder / 'tokenizer.json'} cannot be read: {fault}",
-            why="without it text cannot become token ids",
+            why="without it text cannot be tokenized",
             fix="download or export it again",
         ) from fault
     ids = tokenizer.get_vocab(with_added_tokens=True)
@@ -143,7 +143,7 @@ def _converted(folder: Path) -> TokenMap | None:
 
 
 def _content(token: Any) -> str | None:
-    """A special token's text: configurations give it as a string or as an object."""
+    """A special token's text, which a configuration stores as a string or as an object."""
     return token.get("content") if isinstance(token, Mapping) else token
 
 

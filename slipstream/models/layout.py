@@ -1,7 +1,7 @@
-"""From sequences and a draft to the packed `Batch` that an executor runs (worked example: `executor.Batch`).
+"""Packs sequences and a draft into the `Batch` that an executor runs (worked example: `executor.Batch`).
 
-Slots: the KV of token i of a sequence is in slot i; node j of the draft goes to slot len(tokens) + j.
-Positions: siblings share one, so a node's position is that of the last pending token plus its depth.
+Slots: the KV of token i of a sequence is in slot i, that of node j of the draft in slot len(tokens) + j.
+Positions: a node's position is that of the last pending token plus the node's depth, so siblings share one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from slipstream.models.executor import Batch
 
 
 def batch_of(seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.device) -> Batch:
-    """Tokens `starts[b]:` of each sequence, then its nodes; logits for its last token and every node.
+    """Tokens `starts[b]:` of each sequence, then its nodes. Logits are computed for its last token and every node.
 
-    starts  slot of the first token to run: `seq.kv_len`, or later where a long prompt was already run in part.
+    starts  slot of the first token to run: `seq.kv_len`, or later if part of a long prompt has run already.
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -53,7 +53,7 @@ def batch_of(seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.
 
 
 def prompt_piece(seq: Sequence, start: int, stop: int, device: torch.device) -> Batch:
-    """Tokens `start:stop` of one sequence, to prefill a long prompt in pieces; logits of the last one only."""
+    """Tokens `start:stop` of one sequence, to prefill a long prompt in chunks. Logits only for the last token."""
     return Batch(
         seq_ids=[seq.id],
         tokens=torch.tensor(seq.tokens[start:stop], dtype=torch.int64, device=device),  # [stop - start]

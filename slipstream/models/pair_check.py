@@ -1,8 +1,8 @@
-"""Do a target and a draft model fit together, what would the pair cost, and what could it gain?
+"""Checks whether a target and a draft model are compatible, and estimates the pair's cost and speed-up.
 
-Guesses travel as token ids, so what has to agree is which token each id stands for, not how many rows the output
-heads have: vocabularies are padded to round numbers (Qwen2.5: 151936 and 152064 rows for the same tokens). A pair
-that does not agree would still decode correctly, since the target judges ids, but hardly any guess would stand.
+Draft tokens are passed as ids, so both models must map each id to the same token. The number of rows of the output
+heads may differ: vocabularies are padded to round numbers (Qwen2.5: 151936 and 152064 rows for the same tokens). An
+incompatible pair still decodes correctly, because the target verifies ids, but hardly any draft token is accepted.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from slipstream.errors import PairError
 from slipstream.models.facts import ROLES, ModelFacts, TokenMap, facts
 
 SHOWN = 5
-"""How many differing ids are listed."""
+"""Maximum number of differing ids to list."""
 
 PADDING = 0.01
-"""Without tokenizers, heads that differ by less than this share are taken for padded ones."""
+"""Without tokenizers, a difference in head size below this share is treated as padding."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """An id that stands for one token in the target and for another in the draft."""
+    """An id with different tokens in the target and in the draft model."""
 
     id: int
     target: str
@@ -36,16 +36,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class PairReport:
-    """What `compare` found out.
+    """The result of `compare`.
 
-    compared      whether both sides brought a token map; if not, only sizes were compared.
-    common        ids that both sides know; `differing` of them stand for different tokens, the first five of which
-                  are `differences`.
-    problem       why the pair does not fit, in one sentence; empty if it does.
-    notes         what is unusual and harmless, each in one sentence.
-    cost_ratio    c: bytes that a draft step reads over bytes that a target step reads, both in the same dtype.
-                  Decoding is bound by memory, so this estimates the cost of a draft token in decode steps; small
-                  models cost more than that.
+    compared      whether both models have a token map; if not, only sizes were compared.
+    common        number of ids that both models have; `differing` of them map to different tokens, and `differences`
+                  lists the first five of those.
+    problem       why the pair is incompatible, in one sentence; empty if it is compatible.
+    notes         harmless differences, one sentence each.
+    cost_ratio    c: bytes that a draft step reads divided by bytes that a target step reads, both in the same dtype.
+                  Decoding is memory-bound, so this estimates the cost of a draft token in decode steps; small models
+                  cost more than that.
     """
 
     target: ModelFacts
@@ -64,17 +64,17 @@ class PairReport:
 
     @property
     def break_even(self) -> float:
-        """Acceptance rate above which some draft length gains time: c (Leviathan et al. 2211.17192, corollary 3.9).
-        Above 1: none."""
+        """Acceptance rate above which some draft length saves time: c (Leviathan et al. 2211.17192, corollary 3.9).
+        If it is above 1, no draft length does."""
         return self.cost_ratio
 
     @property
     def costs(self) -> StepCosts:
-        """Without a measurement: `cost_ratio`, and verification at the cost of one decode step."""
+        """Estimated costs: `cost_ratio` per draft token, and one decode step for verification."""
         return StepCosts(self.cost_ratio, basis=WEIGHTS_READ)
 
     def expected(self, acceptance: float) -> Forecast:
-        """At this acceptance rate in [0, 1]. Raises ParameterError."""
+        """Forecast for an acceptance rate in [0, 1]. Raises ParameterError outside of it."""
         return forecast(Rates.constant(acceptance, "assumed"), self.costs)
 
     def as_dict(self) -> dict[str, Any]:
@@ -98,13 +98,13 @@ class PairReport:
 def compare(target: str | Path, draft: str | Path) -> PairReport:
     """Compare two checkpoints (folders or hub ids) without loading their weights.
 
-    Raises the family of `LoadError` if one of them cannot be read; that they do not fit is said by the report.
+    Raises LoadError or a subclass if one of them cannot be read. The report says whether they are compatible.
     """
     return compare_facts(facts(target), facts(draft))
 
 
 def compare_facts(ours: ModelFacts, theirs: ModelFacts) -> PairReport:
-    """The same for checkpoints that were looked at already."""
+    """Like `compare`, for facts that were read already."""
     differences, common = _differences(ours.tokenizer, theirs.tokenizer)
     plain = [d for d in differences if not _both_special(d.id, ours.tokenizer, theirs.tokenizer)]
     shown = tuple((plain or differences)[:SHOWN])
@@ -122,19 +122,19 @@ def compare_facts(ours: ModelFacts, theirs: ModelFacts) -> PairReport:
 
 
 def require_pair(target: str | Path, draft: str | Path) -> None:
-    """Raise PairError unless both checkpoints give the same tokens the same ids."""
+    """Raise PairError unless both checkpoints map the same ids to the same tokens."""
     report = compare(target, draft)
     if report.problem:
         raise PairError(
             report.problem,
-            why="guesses are handed over as token ids: nearly all would be rejected, and decoding would only be slower",
-            fix="take a draft of the target's family (`slipstream check-pair` compares two), or the drafter 'ngram', "
+            why="draft tokens are passed as ids: nearly all would be rejected, and decoding would be slower",
+            fix="use a draft model of the target's family (see `slipstream check-pair`), or the drafter 'ngram', "
             "which needs no second model",
         )
 
 
 def _differences(ours: TokenMap | None, theirs: TokenMap | None) -> tuple[list[Difference], int]:
-    """Ids that both know and that differ, in order, and how many both know."""
+    """Common ids with different tokens, in order, and the number of common ids."""
     if ours is None or theirs is None:
         return [], 0
     both = sorted(ours.tokens.keys() & theirs.tokens.keys())
@@ -152,21 +152,21 @@ def _problem(ours: ModelFacts, theirs: ModelFacts, plain: int, common: int, show
     if plain:
         listed = "; ".join(map(str, shown))
         return (
-            f"{names} do not share a vocabulary: {plain} of {common} common ids stand for different tokens, the first "
+            f"{names} do not share a vocabulary: {plain} of {common} common ids map to different tokens, the first "
             f"(id: target / draft): {listed}"
         )
-    for whole, other in ((ours, theirs), (theirs, ours)):  # a token that the other head has no row for
+    for whole, other in ((ours, theirs), (theirs, ours)):  # a token without a row in the other head
         width = other.config.vocab_size
         if whole.tokenizer and not other.tokenizer and max(whole.tokenizer.tokens, default=0) >= width:
             return (
                 f"{names} do not share a vocabulary: {whole.source!r} has {len(whole.tokenizer.tokens)} tokens, "
-                f"{other.source!r} has an output of {width} and no tokenizer that would say which"
+                f"{other.source!r} has an output of {width} ids and no tokenizer to compare"
             )
     narrow, wide = sorted((ours.config.vocab_size, theirs.config.vocab_size))
     if ours.tokenizer is None and theirs.tokenizer is None and wide - narrow > PADDING * wide:
         return (
-            f"{names} have outputs of {ours.config.vocab_size} and {theirs.config.vocab_size} ids, and neither brings "
-            "a tokenizer: that is too far apart to be padding"
+            f"{names} have outputs of {ours.config.vocab_size} and {theirs.config.vocab_size} ids, and neither has a "
+            "tokenizer: the difference is too large to be padding"
         )
     return ""
 
@@ -176,7 +176,7 @@ def _notes(ours: ModelFacts, theirs: ModelFacts, special: int, shown: tuple[Diff
     widths = ours.config.vocab_size, theirs.config.vocab_size
     if ours.tokenizer is None or theirs.tokenizer is None:
         lacking = [side for side, f in (("target", ours), ("draft", theirs)) if f.tokenizer is None]
-        who = "neither side brings" if len(lacking) == 2 else f"the {lacking[0]} brings no"
+        who = "neither model has" if len(lacking) == 2 else f"the {lacking[0]} has no"
         notes.append(f"only sizes were compared ({widths[0]} and {widths[1]} ids): {who} tokenizer files")
     else:
         notes += _token_notes(ours.tokenizer, theirs.tokenizer)
@@ -185,13 +185,13 @@ def _notes(ours: ModelFacts, theirs: ModelFacts, special: int, shown: tuple[Diff
         if special:
             listed = "; ".join(map(str, shown))
             notes.append(
-                f"{special} special tokens have different names ({listed}): guesses of these are rejected at worst"
+                f"{special} special tokens have different names ({listed}): at worst, drafts of them are rejected"
             )
     contexts = ours.config.context, theirs.config.context
     if contexts[1] < contexts[0]:
         notes.append(
             f"the draft's context is {contexts[1]} tokens, the target's {contexts[0]}: drafting stops at "
-            f"{contexts[1]}, decoding goes on plainly"
+            f"{contexts[1]}, plain decoding continues"
         )
     return notes
 
@@ -203,12 +203,12 @@ def _token_notes(ours: TokenMap, theirs: TokenMap) -> list[str]:
         if extra:
             few = ", ".join(repr(mine.tokens[i]) for i in extra[:SHOWN])
             notes.append(
-                f"{len(extra)} tokens are known to the {side} alone ({few}): harmless, they are never guessed right"
+                f"{len(extra)} tokens are known to the {side} alone ({few}): harmless, they are never accepted"
             )
     for role in ROLES:
         if ours.roles[role] != theirs.roles[role]:
             notes.append(
-                f"{role} is {ours.roles[role]} in the target and {theirs.roles[role]} in the draft: the target's counts"
+                f"{role} is {ours.roles[role]} in the target and {theirs.roles[role]} in the draft: the target decides"
             )
     return notes
 

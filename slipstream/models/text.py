@@ -1,4 +1,4 @@
-"""Token ids to text, incrementally: never part of a character, never part of a stop string."""
+"""Incremental detokenization. It never returns part of a character or of a stop string."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ REPLACEMENT = "\ufffd"
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """The tokenizer of a checkpoint (local directory or hub id). Raises LoadError; never runs code from it."""
-    from transformers import AutoTokenizer  # here: importing transformers takes longer than a small model's start
+    """The tokenizer of a checkpoint (local folder or hub id). Never runs code of the checkpoint. Raises LoadError."""
+    from transformers import AutoTokenizer  # imported here: it takes longer than loading a small model
 
     try:
         return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as fault:
         raise LoadError(
             f"no tokenizer could be loaded from {str(path)!r} ({fault})",
-            fix="put tokenizer.json and tokenizer_config.json beside the weights, or pass token ids as prompts",
+            fix="put tokenizer.json and tokenizer_config.json next to the weights, or pass token ids as prompts",
         ) from fault
 
 
 def decoder_of(tokenizer: Any) -> Decode:
-    """token ids -> text without special tokens and without any tidying of spaces, so that pieces add up."""
+    """A function from token ids to text, without special tokens. Spaces are not cleaned up, so that pieces add up."""
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
@@ -46,7 +46,7 @@ class TextStream:
     """Turns tokens into pieces of text as they arrive.
 
     A token that ends inside a UTF-8 character gives no text until the character is complete. Text that may be the
-    beginning of a stop string is held back until it cannot be. The pieces, joined, are the text of the whole output,
+    beginning of a stop string is held back until that is ruled out. The joined pieces are the text of the whole output,
     cut before the stop string that ended it.
     """
 
@@ -54,7 +54,7 @@ class TextStream:
         self._decode, self._stop = decode, tuple(stop)
         self._ids: list[int] = []
         self._shown = 0  # tokens whose text is complete
-        self._context = 0  # where decoding starts: a few tokens early, since some tokenizers tie a token to the last
+        self._context = 0  # decoding starts a few tokens early: in some tokenizers the text depends on the token before
         self._held: list[Piece] = []
 
     def push(self, token: int, drafted: bool) -> None:
@@ -69,14 +69,14 @@ class TextStream:
         self._held.append(Piece(text, token, drafted))
 
     def take(self) -> list[Piece]:
-        """Pieces that can be shown now."""
+        """Return the pieces that can be shown now."""
         text = "".join(piece.text for piece in self._held)
         unsafe = max((n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
-        incomplete = len(self._ids) - self._shown  # tokens at the end that wait for the rest of a character
+        incomplete = len(self._ids) - self._shown  # last tokens, whose character is incomplete
         return self._release(len(text) - unsafe, keep=incomplete)
 
     def finish(self, stop_cause: int | str | None) -> list[Piece]:
-        """The remaining pieces: all of them, or up to the stop string that ended the text. An incomplete character
+        """Return the remaining pieces, up to the stop string if one ended the text. An incomplete character
         at the very end is shown as U+FFFD."""
         if self._shown < len(self._ids):
             before = self._decode(self._ids[self._context : self._shown])

@@ -1,4 +1,4 @@
-"""`Weights`: a checkpoint's tensors under one set of names, whatever family and layout they come from.
+"""`Weights`: a checkpoint's tensors under canonical names, which are the same for every family and file layout.
 
     embed_tokens.weight [V, d]      embed_positions.weight [context, d] (learned positions)
     layers.{i}.input_layernorm.{weight,bias}            layers.{i}.post_attention_layernorm.{weight,bias}
@@ -7,8 +7,8 @@
     layers.{i}.mlp.gate.weight (router)                 layers.{i}.mlp.experts.{e}.{gate,up,down}_proj.weight
     norm.{weight,bias}              lm_head.weight (absent if tied)
 
-All linear weights are [out, in]. Nothing is read before it is asked for: an executor takes one tensor after
-another, packs it, and drops it, so that a model is never in memory twice.
+All linear weights are [out, in]. Tensors are read on access: an executor reads one tensor, packs it and drops it
+before it reads the next, so a model is never in memory twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slipstream.models.checkpoint import resolve, weight_files
 from slipstream.models.config import DecoderConfig
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes read so far, bytes in all) after each tensor."""
+"""Called with (bytes read so far, total bytes) after each tensor."""
 
 Cut = Callable[[Tensor], Tensor]
 """From a stored tensor to one canonical tensor: a view (slice, transpose, one expert)."""
@@ -39,7 +39,7 @@ _MAPPED = 32 * 2**20
 class Weights(Mapping[str, Tensor]):
     """Canonical name -> tensor, read on access, converted to `dtype` and checked for NaN and infinity.
 
-    Every access reads again: keep the result. Float tensors in the stored dtype are views of the mapped file.
+    Every access reads the tensor again, so keep the result. Tensors in the stored dtype are views of the mapped file.
     """
 
     def __init__(
@@ -85,16 +85,16 @@ class Weights(Mapping[str, Tensor]):
         return len(self._sources)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._sources  # Mapping's own would read the tensor
+        return name in self._sources  # the method of Mapping would read the tensor
 
     def stored_dtype(self, name: str) -> torch.dtype:
-        """In which a tensor is kept where it comes from."""
+        """The dtype of a tensor in the checkpoint."""
         return self._sources[name][1]().dtype
 
-    def let_go(self) -> None:
-        """Unmap what was read, since it counts as memory as long as it is mapped. The next access maps it again."""
+    def unmap(self) -> None:
+        """Unmap the files, because mapped pages count as memory. The next access maps them again."""
         for file in self._files:
-            file.let_go()
+            file.unmap()
 
     @property
     def head(self) -> str:
@@ -103,8 +103,8 @@ class Weights(Mapping[str, Tensor]):
 
 
 class _Shard:
-    """One safetensors file. What has been read stays mapped (and counts as memory) as long as the mapping lives,
-    so the file is mapped anew every `_MAPPED` bytes: pages go with the last tensor that views them."""
+    """One safetensors file. Pages that were read count as memory until the mapping is closed, so the file is mapped
+    again after every `_MAPPED` bytes. A mapping closes with the last tensor that views it."""
 
     def __init__(self, path: Path):
         self.path, self.mapped = str(path), 0
@@ -116,12 +116,12 @@ class _Shard:
             self._handle = safe_open(self.path, framework="pt")
         return self._handle
 
-    def let_go(self) -> None:
+    def unmap(self) -> None:
         self._handle, self.mapped = None, 0
 
     def read(self, name: str) -> Tensor:
         if self.mapped > _MAPPED:
-            self.let_go()
+            self.unmap()
         tensor = self.handle.get_tensor(name)
         self.mapped += tensor.nbytes
         return tensor
@@ -135,7 +135,7 @@ def load_weights(
 ) -> Weights:
     """Open the safetensors of a folder or hub id, and check names and shapes against `config`.
 
-    Raises CheckpointError: files missing, corrupt or pickled, tensors missing, unknown or of another shape.
+    Raises CheckpointError: files missing, corrupt or pickled; tensors missing, unknown or of the wrong shape.
     """
     folder = resolve(source)
     readers: dict[str, tuple[Callable[[], Tensor], tuple[int, ...]]] = {}
@@ -164,8 +164,8 @@ def load_weights(
 
 
 def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:
-    """The same canonical weights out of a loaded transformers model; views of its parameters where the dtype
-    agrees (default: the model's own)."""
+    """The canonical weights of a loaded transformers model. They are views of its parameters if the dtype is the
+    model's (the default)."""
     if config is None:
         config = DecoderConfig.from_dict(model.config.to_dict())  # type: ignore[union-attr, operator]
     readers = {name: (lambda p=p: p, tuple(p.shape)) for name, p in model.named_parameters()}
@@ -181,7 +181,7 @@ def _assemble(
     origin: str,
     files: Seq[_Shard] = (),
 ) -> Weights:
-    """Map stored tensors to canonical ones and check that they are all there, and no other, in the right shape."""
+    """Map stored tensors to canonical ones. Raises CheckpointError for missing or unknown tensors and wrong shapes."""
     expected = config.shapes()
     sources: dict[str, tuple[str, Callable[[], Tensor], Cut]] = {}
     unknown: list[str] = []
@@ -190,13 +190,13 @@ def _assemble(
         if parts is None:
             unknown.append(stored)
             continue
-        ghost = torch.empty(shape, device="meta")  # cuts are views: applied to a ghost they yield the shape
+        meta = torch.empty(shape, device="meta")  # cuts are views: applied to a meta tensor they give the shape
         for name, cut in parts:
             if name not in expected:
                 unknown.append(stored)
                 continue
             try:
-                found = tuple(cut(ghost).shape)
+                found = tuple(cut(meta).shape)
             except (IndexError, RuntimeError, ValueError):
                 found = shape
             if found != expected[name]:
@@ -254,7 +254,7 @@ def _whole(t: Tensor) -> Tensor:
 
 
 def _canonical(stored: str, shape: tuple[int, ...], config: DecoderConfig) -> list[tuple[str, Cut]] | None:
-    """Canonical tensors that a stored one holds: [] for what is not a weight, None for an unknown name."""
+    """The canonical tensors in a stored one: [] if it is not a weight, None for an unknown name."""
     if _BUFFERS.fullmatch(stored) or (config.tie_embeddings and stored == "lm_head.weight"):
         return []
     if config.model_type == "gpt2":
@@ -271,7 +271,7 @@ def _canonical(stored: str, shape: tuple[int, ...], config: DecoderConfig) -> li
 
 
 def _fused(prefix: str, part: str, shape: tuple[int, ...]) -> list[tuple[str, Cut]]:
-    """The layout of transformers 5 in memory: all experts in one tensor, gate above up."""
+    """The in-memory layout of transformers 5: one tensor for all experts, gate rows before up rows."""
     out: list[tuple[str, Cut]] = []
     for e in range(shape[0]):
         if part == "down_proj":
@@ -283,7 +283,7 @@ def _fused(prefix: str, part: str, shape: tuple[int, ...]) -> list[tuple[str, Cu
 
 
 def _canonical_gpt2(stored: str, config: DecoderConfig) -> list[tuple[str, Cut]] | None:
-    """GPT-2 keeps linear weights as [in, out] and query, key and value in one tensor."""
+    """GPT-2 stores linear weights as [in, out], and query, key and value in one tensor."""
     name = stored.removeprefix("transformer.")
     if name in _GPT2_TOP:
         return [(_GPT2_TOP[name], _whole)]

@@ -116,7 +116,7 @@ class Decoder:
         chosen = choose(config, executor, settings)
         weights = load_weights(source, config, chosen.load_dtype or settings.dtype, progress)
         made = chosen.executor(config, weights, settings)
-        weights.let_go()
+        weights.unmap()
         return Decoder(made, chunk, weights, resolve(source))
 
     @staticmethod

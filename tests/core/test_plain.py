@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.backends.native.native_executor import steps_worth_a_call
+from slipstream.backends.native.native_executor import best_steps_per_call
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.plain import plain_steps, stride
 from slipstream.core.rules import RULES
@@ -402,4 +402,4 @@ def test_all_the_time_is_accounted_for_and_shared_equally(engine, monkeypatch, p
 
 @pytest.mark.parametrize(("nbytes", "steps"), [(10**6, 12), (28_337_664, 12), (220_000_000, 5), (5 * 10**9, 1)])
 def test_a_small_model_takes_more_steps_a_call_than_a_large_one(nbytes, steps):
-    assert steps_worth_a_call(nbytes) == steps
+    assert best_steps_per_call(nbytes) == steps

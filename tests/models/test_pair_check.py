@@ -96,7 +96,7 @@ def test_other_ends_of_text_are_said(tiny, tmp_path):
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": {"content": "<|end|>"}}))
     notes = compare(tiny.target, folder).notes
-    assert "eos is 0 in the target and 3 in the draft: the target's counts" in notes
+    assert "eos is 0 in the target and 3 in the draft: the target decides" in notes
 
 
 def test_a_shorter_draft_context_is_said(tiny, tmp_path):
@@ -117,7 +117,7 @@ def test_without_tokenizers_only_sizes_are_compared(tiny, padded, tmp_path, side
     report = compare(target, draft)
     assert report.fits
     assert not report.compared
-    who = "neither side brings" if side == "both" else f"the {side} brings no"
+    who = "neither model has" if side == "both" else f"the {side} has no"
     assert any(note.startswith("only sizes were compared (320 and 320 ids)") and who in note for note in report.notes)
     require_pair(target, draft)
 

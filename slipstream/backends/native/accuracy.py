@@ -1,4 +1,4 @@
-"""How far the native backend's arithmetic moves a target's distribution, as measured."""
+"""How much the native backend's arithmetic changes a target's distribution (measured)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Distance:
-    """From the same model in float64. kl: mean Kullback-Leibler divergence KL(float64 || this) of a row, in nats;
-    agreement: share of rows with the same argmax."""
+    """Distance from the same model in float64. kl: mean Kullback-Leibler divergence KL(float64 || this) per row, in
+    nats; agreement: share of rows with the same argmax."""
 
     kl: float
     agreement: float
@@ -23,18 +23,18 @@ DISTANCES: Mapping[str, Distance] = {
     "bfloat16": Distance(2.0e-5, 0.9978),
     "float16 KV": Distance(6e-8, 0.9998),
 }
-"""`quantize="w8a16"`, `quantize="w8a8"`, `dtype="bfloat16"` and `kv_dtype="float16"`, each with all else in float32,
-which itself is at 2e-12. A row is the distribution after one token of a prompt in `zoo/prompts`, given the tokens
-before it; the reference is the torch executor in float64. Measured with `python -m benchmarks.accuracy` on a processor
-with VNNI and AVX-512 BF16."""
+"""For `quantize="w8a16"`, `quantize="w8a8"`, `dtype="bfloat16"` and `kv_dtype="float16"`, each with everything else in
+float32. The KL divergence of float32 itself is 2e-12. A row is the distribution after one token of a prompt in
+`zoo/prompts`, given the tokens before it; the reference is the torch executor in float64. Measured with `python -m
+benchmarks.accuracy` on a processor with VNNI and AVX-512 BF16."""
 
 WITHOUT_BYTE_DOTS = Distance(1.7e-4, 0.9938)
-"""Of both quantisations where the processor adds no products of bytes: activations then have 15 bits. Measured in the
-same way, with those kernels."""
+"""For both quantisations on a processor without byte dot products: activations then have 15 bits. Measured in the same
+way, with those kernels."""
 
 
 def distances() -> dict[str, Distance]:
-    """`DISTANCES` as they are on this processor."""
+    """`DISTANCES`, adjusted for this processor."""
     from slipstream.backends.native.kernels.processor import has_byte_dots
 
     changed = {} if has_byte_dots() else dict.fromkeys(("w8a16", "w8a8"), WITHOUT_BYTE_DOTS)
@@ -42,7 +42,7 @@ def distances() -> dict[str, Distance]:
 
 
 def int8_products() -> str:
-    """What this processor computes int8 products with."""
+    """The instructions that this processor uses for int8 products."""
     from slipstream.backends.native.kernels.processor import has_byte_dots, is_arm
 
     if not has_byte_dots():
@@ -51,7 +51,7 @@ def int8_products() -> str:
 
 
 def bfloat16_products() -> str:
-    """What this processor computes bfloat16 products with."""
+    """The instructions that this processor uses for bfloat16 products."""
     from slipstream.backends.native.kernels.processor import has_bfloat16_dots
 
     return "AVX-512 BF16" if has_bfloat16_dots() else "none (dtype bfloat16 is left to torch)"

@@ -1,4 +1,4 @@
-"""`NativeBlocks`: the memory of the native KV cache. Which sequence owns which block is decided by `kv.blocks`."""
+"""`NativeBlocks`: the memory of the native KV cache. `kv.blocks` decides which sequence owns which block."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from slipstream.kv.blocks import BLOCK
 
 class NativeBlocks:
     """A `BlockStore`: for each layer keys [blocks, Hk, D, BLOCK] and values [blocks, Hk, BLOCK, D], float32 or float16.
-    Of keys all slots are read at once, of values all D.
+    The kernels read all slots of a key dimension at once, and all D of a value slot.
 
-    block_bytes  of one block in all layers.
+    block_bytes  bytes of one block in all layers.
 
-    Memory is taken from the system when a block is first written, so a large capacity costs address space only;
-    the arrays grow one layer after another. A place is block * BLOCK + place in the block (`BlockPool.places`).
+    The system allocates memory when a block is first written, so a large capacity costs only address space.
+    The arrays grow one layer after another. A place is block * BLOCK + slot in the block (`BlockPool.places`).
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: type = np.float32):
@@ -31,7 +31,7 @@ class NativeBlocks:
         self._moved = True
 
     def addresses(self) -> np.ndarray:
-        """int64 [L, 2]: where each layer's keys and values are. The same array on every call."""
+        """int64 [L, 2]: addresses of each layer's keys and values. Every call returns the same array."""
         if self._moved:
             for i, arrays in enumerate(zip(self.keys, self.values, strict=True)):
                 self._addresses[i] = [array.ctypes.data for array in arrays]
@@ -39,13 +39,13 @@ class NativeBlocks:
         return self._addresses
 
     def grow(self, blocks: int) -> None:
-        """Room for `blocks` blocks, content kept. Raises TargetError where memory is out."""
-        self._moved = True  # first: after an interrupt, some arrays are new and some are not
+        """Make room for `blocks` blocks and keep the content. Raises TargetError if there is not enough memory."""
+        self._moved = True  # set first: an interrupt may leave only some arrays replaced
         for i in range(len(self.keys)):
             for arrays in (self.keys, self.values):
                 old = arrays[i]
                 if len(old) >= blocks:
-                    continue  # grown by a call that was interrupted later
+                    continue  # already grown by an interrupted call
                 try:
                     new = np.empty((blocks, *old.shape[1:]), self.dtype)
                 except MemoryError as error:
@@ -63,7 +63,7 @@ class NativeBlocks:
             data[list(targets)] = data[list(sources)]
 
     def move(self, src: Seq[int], dst: Seq[int]) -> None:
-        """Copy places `src` to `dst` in every layer; all are read before any is written."""
+        """Copy places `src` to `dst` in every layer. All places are read before any is written."""
         from_block, from_slot = np.divmod(np.asarray(src, np.int64), BLOCK)
         to_block, to_slot = np.divmod(np.asarray(dst, np.int64), BLOCK)
         for data in self.keys:
@@ -72,7 +72,7 @@ class NativeBlocks:
             data[to_block, :, to_slot] = data[from_block, :, from_slot]
 
     def read(self, places: Seq[int]) -> Tensor:
-        """Copy of these places, float32 [L, 2, Hk, places, D]."""
+        """Return a copy of these places, float32 [L, 2, Hk, places, D]."""
         block, slot = np.divmod(np.asarray(places, np.int64), BLOCK)
         layers = [
             np.stack([keys[block, :, :, slot], values[block, :, slot]])  # [2, places, Hk, D]

@@ -1,4 +1,4 @@
-"""What the native backend declares; see `backends.table`."""
+"""The native backend's entry in the table of backends (see `backends.table`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipstream.models.weights import Weights
 
 
 class NativeBackend:
-    """Our own CPU kernels. Modules that need Numba are imported when something is made."""
+    """Our own CPU kernels. Modules that need Numba are imported when an executor or head is created."""
 
     name = "native"
     load_dtype = torch.float32

@@ -1,5 +1,5 @@
-"""An EAGLE head on the native backend; cache, packed rows and weights as a decoder's. A draft is one call, whose tokens
-are drawn in float64."""
+"""An EAGLE head on the native backend. It uses the same cache, packed rows and weight formats as a decoder. One call
+drafts several tokens, which are drawn in float64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slipstream.backends.native.packed_weights import (
     narrowest,
     quantised_format,
 )  # fmt: skip
-from slipstream.backends.native.paged import NativePaged, as_int64, check_sound, picks_of
+from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of
 from slipstream.backends.native.threads import Threads, Workspace, calls
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import TargetError
@@ -29,10 +29,11 @@ from slipstream.models.executor import Batch, check_steps
 
 
 class NativeEagle(NativePaged):
-    """head: with the target's weights borrowed; any float dtype, computed in float32. Not needed afterwards. Only where
-    `heads.host.backend_for` chooses this backend.
-    embedding: the target's, where it is in memory already; None for a copy of the head's.
-    threads, quantize: as in `NativeExecutor`. See `EagleRuntime`."""
+    """Implements `EagleRuntime`. Created only if `table.backend_for_head` chooses this backend.
+
+    head       with the target's weights borrowed, in any float dtype (computed in float32); not needed afterwards.
+    embedding  the target's, if it is in memory already; None: copy the head's.
+    threads, quantize: as in `NativeExecutor`."""
 
     name = "native"
 
@@ -54,11 +55,11 @@ class NativeEagle(NativePaged):
             self._padded = int(self._head["own"]["head"]["outs"][0])
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
             self._run(token, torch.zeros(1, len(self.config.taps) * self.config.target_hidden), False, 1, ARGMAX)
-        self._forget()
+        self._reset_cache()
 
     @property
     def weight_bytes(self) -> int:
-        """Of what a step reads."""
+        """Bytes of weights that a step reads."""
         return self._layout.nbytes
 
     def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
@@ -73,7 +74,7 @@ class NativeEagle(NativePaged):
     def _run(
         self, batch: Batch, features: Tensor, own: bool, steps: int, sampling: StepSampling
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """See `eagle_pass.draft`: (draft ids [K, B], next features [A, d], logits [K or 1, A, V], distributions)."""
+        """Draft ids [K, B], next features [A, d], logits [K or 1, A, V] and distributions (see `eagle_pass.draft`)."""
         vocab = self.config.draft_vocab
         wanted = np.asarray(batch.select, np.int64)
         count, sampled = len(wanted), sampling.kind != "maximum"
@@ -84,7 +85,7 @@ class NativeEagle(NativePaged):
         expected = self.config.hidden_size if own else len(self.config.taps) * self.config.target_hidden
         if tuple(features.shape) != (batch.splits[-1], expected):
             raise TargetError(f"features are {tuple(features.shape)}, the head needs [{batch.splits[-1]}, {expected}]")
-        given = features.float().contiguous().numpy()  # kernels are compiled for no other layout
+        given = features.float().contiguous().numpy()  # kernels are compiled for this layout only
         with calls():
             rows = self._rows(batch, max(steps - 1, 0))
             status = self._call(
@@ -94,7 +95,7 @@ class NativeEagle(NativePaged):
                 rows=batch.splits[-1],
             )
         if steps:
-            check_sound(status)
+            check_finite(status)
         made, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
         return made, torch.from_numpy(after), raw, torch.from_numpy(probs) if sampled else None
 
@@ -113,7 +114,7 @@ def _record(
     def vector(name: str) -> int:
         return layout.named(weights, name)
 
-    ones = layout.vector(torch.ones(c.hidden_size))  # where EAGLE-1 has no norm
+    ones = layout.vector(torch.ones(c.hidden_size))  # EAGLE-1 has no norm here
     layers = np.zeros(len(prefixes), LAYER)
     for own, prefix in zip(layers, prefixes, strict=True):
         own["norm"] = vector(f"{prefix}input_layernorm.weight") or ones

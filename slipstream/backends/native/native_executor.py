@@ -1,4 +1,4 @@
-"""`NativeExecutor`: decoders on a CPU by our own kernels (`slipstream.backends.native.kernels`)."""
+"""`NativeExecutor`: runs decoders on a CPU with our own kernels (`slipstream.backends.native.kernels`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slipstream.backends.native.packed_weights import (
     check_supported,
     decoder_weights,
 )
-from slipstream.backends.native.paged import NativePaged, as_int64, check_sound, picks_of
+from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of
 from slipstream.backends.native.threads import Threads, Workspace, calls
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.target import Runtime
@@ -29,16 +29,16 @@ from slipstream.models.executor import Batch, Output, check_slice, check_steps, 
 from slipstream.models.weights import Weights
 
 TYPICAL_TOKENS = 128
-"""Tokens of a text, for `steps_worth_a_call`."""
+"""Output length that `best_steps_per_call` assumes."""
 
 CALL_BYTES = 18_000_000
-"""Weights that are read in the time that Python takes around a call (0.55 ms at 33 GB/s, measured)."""
+"""Bytes of weights that are read in the time of Python's overhead per call (0.55 ms at 33 GB/s, measured)."""
 
 
-def steps_worth_a_call(weight_bytes: int, most: int = 12) -> int:
-    """Steps of plain decoding to run in one call: n steps save 1 - 1 / n of Python's time, and on average (n - 1) / 2
-    steps are run in vain after a text has stopped. The best n for a text of TYPICAL_TOKENS, 1 for large models, at most
-    `most`."""
+def best_steps_per_call(weight_bytes: int, most: int = 12) -> int:
+    """Number of plain decoding steps to run in one call. n steps save 1 - 1 / n of Python's overhead, but on average
+    (n - 1) / 2 steps are wasted after the end of the text. Returns the best n for TYPICAL_TOKENS tokens: 1 for large
+    models, at most `most`."""
     return max(1, min(most, round(math.sqrt(2 * TYPICAL_TOKENS * CALL_BYTES / weight_bytes))))
 
 
@@ -48,20 +48,19 @@ KV_DTYPES = {None: np.float32, "float32": np.float32, "float16": np.float16}
 class NativeExecutor(NativePaged):
     """A decoder on the CPU; implements `executor.Executor`.
 
-    quantize   None: weights as the checkpoint keeps them, arithmetic in `dtype`. "w8a16": int8 weights, one scale an
-               output channel, with activations rounded to 16 bits where they meet them. "w8a8": the same with
-               activations in 8 bits, one scale for every 64 columns.
-    dtype      torch.float32, or torch.bfloat16: products of weights and activations that are both rounded to bfloat16,
-               added in float32.
+    quantize   None: weights as stored in the checkpoint, arithmetic in `dtype`. "w8a16": int8 weights with one scale
+               per output channel; activations are rounded to 16 bits in these products. "w8a8": the same with
+               activations in 8 bits, one scale per 64 columns.
+    dtype      torch.float32, or torch.bfloat16: weights and activations are rounded to bfloat16, and their products
+               are added in float32.
     threads    None: as many as can run at once (see `threads.available_threads`).
-    kv_dtype   None or "float32", or "float16" for half of the KV cache's memory.
-    kv_blocks  most blocks of KV for all sequences together (see `kv.blocks`); None: as many as memory holds.
+    kv_dtype   None or "float32", or "float16", which halves the memory of the KV cache.
+    kv_blocks  maximum number of KV blocks for all sequences together (see `kv.blocks`); None: as many as memory holds.
 
-    Logits of a row are bitwise the same however many rows are beside it, in any chain or tree (batch-invariant). The
-    kernels are compiled here, on a machine that has not done so yet, and not while the first request waits.
+    Logits are batch-invariant: those of a row are bitwise identical for any batch, chain or tree. Kernels that are not
+    compiled on this machine yet are compiled here, so that the first request does not wait for them.
 
-    Raises UnsupportedModelError for decoders that the kernels do not run, ParameterError for settings that there are
-    not.
+    Raises UnsupportedModelError for decoders that the kernels do not support, ParameterError for invalid settings.
     """
 
     torch_threads = 1
@@ -93,13 +92,13 @@ class NativeExecutor(NativePaged):
             chosen = Threads(threads, self._layout.nbytes)
             self._workspace = Workspace(chosen)
             self.runtime = Runtime("native", dtype, quantize, kv_dtype or "float32", chosen.most)
-            self.steps_per_call = steps_worth_a_call(self._layout.nbytes)
+            self.steps_per_call = best_steps_per_call(self._layout.nbytes)
             self._padded = int(self._model[0]["head"]["outs"])
             self._kept = threading.local()  # logits [R, padded V] of the last pass, of each Python thread
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
             self.forward(token)
             self._decode_steps(token, 1)
-        self._forget()
+        self._reset_cache()
 
     @property
     def multi_step(self) -> NativeExecutor:
@@ -137,8 +136,8 @@ class NativeExecutor(NativePaged):
         alone = layers is None and not taps
         with calls():
             rows = self._rows(batch)
-            logits = self._room_for(len(wanted))
-            self._call(  # whether the logits are finite is asked where they are used
+            logits = self._logits_buffer(len(wanted))
+            self._call(  # the caller checks whether the logits are finite
                 *(decoder_pass.forward, self._model, self._caches(batch), rows.record[:1], as_int64(batch.tokens)),
                 *(given, first, last),
                 *(wanted, alone, np.asarray(taps, np.int64), tapped, stream, logits),
@@ -150,8 +149,8 @@ class NativeExecutor(NativePaged):
             torch.from_numpy(stream) if layers is not None else None,
         )
 
-    def _room_for(self, rows: int) -> np.ndarray:
-        """float32 [rows, padded V], the same memory each time."""
+    def _logits_buffer(self, rows: int) -> np.ndarray:
+        """float32 [rows, padded V]; the memory is reused."""
         kept = self._kept.__dict__
         if "logits" not in kept or len(kept["logits"]) < rows:
             kept["logits"] = np.empty((rows, self._padded), np.float32)
@@ -160,16 +159,16 @@ class NativeExecutor(NativePaged):
     def decode_steps(
         self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
     ) -> DecodedSteps:
-        """See `MultiStepExecutor`. Tokens are drawn in float64, and their distributions returned."""
+        """See `MultiStepExecutor`. Tokens are drawn in float64; their distributions are returned."""
         check_steps(steps, exit, self.config.layers)
         made, status = self._decode_steps(batch, steps, sampling, exit)
-        check_sound(status)
+        check_finite(status)
         return made
 
     def _decode_steps(
         self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
     ) -> tuple[DecodedSteps, int]:
-        """The same, and the status of the kernel."""
+        """Like `decode_steps`, without checks; also returns the status of the kernel."""
         count, width, vocab = len(batch.seq_ids), self.config.hidden_size, self.config.vocab_size
         drawn = np.empty((steps, count), np.int64)
         logits = np.empty((steps, count, self._padded), np.float32)
@@ -192,5 +191,5 @@ class NativeExecutor(NativePaged):
         return DecodedSteps(made, raw, drawn_from, torch.from_numpy(stream), torch.from_numpy(later)), status
 
     def memory(self) -> dict[str, int]:
-        """Bytes: "weights" that a pass reads, "kv" of the blocks in use so far."""
+        """Bytes: "weights" that a pass reads, "kv" blocks used so far."""
         return {"weights": self._layout.nbytes, "kv": self._pool.used * self._blocks.block_bytes}

@@ -16,8 +16,8 @@ from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 
 
 class NativeMedusa:
-    """What a `MedusaHeads` computes; the module is read once and can be dropped. threads, quantize: as in
-    `NativeExecutor`."""
+    """Computes the same as a `MedusaHeads`, whose weights are copied: the module is not needed afterwards. threads,
+    quantize: as in `NativeExecutor`."""
 
     dtype = torch.float32
 

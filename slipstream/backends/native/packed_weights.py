@@ -1,4 +1,4 @@
-"""Weights as the kernels read them: of decoders, and of the heads that draft for them."""
+"""Packs the weights of decoders and draft heads into the layout that the kernels read."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from slipstream.models.config import DecoderConfig
 from slipstream.models.weights import Weights
 
 QUANTISATIONS = ("w8a16", "w8a8")
-"""int8 weights, one scale an output channel, with activations in 16 bits (one scale a row) or in 8 (one for every GROUP
-columns of a row)."""
+"""int8 weights with one scale per output channel; activations in 16 bits (one scale per row) or in 8 bits (one scale
+per GROUP columns of a row)."""
 
 GROUP = 64
-"""Columns that share a scale of 8-bit activations."""
+"""Number of columns of 8-bit activations that share a scale."""
 
 MOST_COLUMNS = 1 << 16
-"""Columns of an int8 matrix up to which no sum of products overflows 32 bits."""
+"""Maximum number of columns of an int8 matrix: with more, a sum of products could overflow 32 bits."""
 
 INPUTS = {
     "qkv": [f"self_attn.{p}_proj" for p in "qkv"],
@@ -34,11 +34,11 @@ INPUTS = {
     "up": ["mlp.gate_proj", "mlp.up_proj"],
     "down": ["mlp.down_proj"],
 }
-"""What is one matrix to the kernels, by the names of a layer's own."""
+"""Matrix of the kernels -> the linear layers that it joins."""
 
 
 def refusal(config: DecoderConfig, quantize: str | None = None, dtype: torch.dtype = torch.float32) -> str | None:
-    """Why the native backend cannot run such a decoder, or None where it can."""
+    """Why the native backend cannot run this decoder, or None if it can."""
     if importlib.util.find_spec("numba") is None:
         return "Numba is not installed"
     if config.head_dim % 16:
@@ -59,7 +59,7 @@ def refusal(config: DecoderConfig, quantize: str | None = None, dtype: torch.dty
 
 
 def check_supported(config: DecoderConfig, quantize: str | None = None, dtype: torch.dtype = torch.float32) -> None:
-    """Raise UnsupportedModelError for what the native backend cannot run."""
+    """Raise UnsupportedModelError if the native backend cannot run this decoder."""
     found = refusal(config, quantize, dtype)
     if found is not None:
         raise unsupported("native", config, found)
@@ -77,7 +77,7 @@ def check_quantize(quantize: str | None) -> None:
 
 
 def narrowest(tensors: Iterable[Tensor]) -> str:
-    """The format that keeps all of these exactly in as few bits as it takes."""
+    """The narrowest format that represents all of these tensors exactly."""
     left = [torch.float16, torch.bfloat16]
     for tensor in tensors:
         left = [dtype for dtype in left if torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)]
@@ -85,7 +85,7 @@ def narrowest(tensors: Iterable[Tensor]) -> str:
 
 
 def format_of(stored: torch.dtype) -> str:
-    """The format that keeps weights of a dtype exactly. float16 is widened where no instruction reads it."""
+    """The format that represents this dtype exactly: float32 for float16 if the processor cannot convert float16."""
     from slipstream.backends.native.kernels.processor import converts_half
 
     if stored == torch.bfloat16:
@@ -94,7 +94,7 @@ def format_of(stored: torch.dtype) -> str:
 
 
 def quantised_format(quantize: str) -> str:
-    """Where the processor has no dot products of bytes, both quantisations take 15-bit activations and pairs."""
+    """The format of a quantisation. Without byte dot products both use pairs, with 15-bit activations."""
     from slipstream.backends.native.kernels.processor import has_byte_dots
 
     if not has_byte_dots():
@@ -103,7 +103,7 @@ def quantised_format(quantize: str) -> str:
 
 
 def _bits(values: Tensor, form: str) -> np.ndarray:
-    """Weights in the bits that a format keeps."""
+    """Weights as the bit patterns of a format."""
     if form == "float32":
         return values.float().numpy()
     kind = torch.float16 if form == "float16" else torch.bfloat16
@@ -112,10 +112,10 @@ def _bits(values: Tensor, form: str) -> np.ndarray:
 
 @dataclass
 class Layout:
-    """Puts tensors into memory for the kernels, and keeps that memory alive.
+    """Copies tensors into memory that the kernels read, and keeps that memory alive.
 
-    held    every array whose address was given away.
-    nbytes  of the matrices, biases and norms that were laid out.
+    held    every array whose address was given to a kernel.
+    nbytes  bytes of the matrices, biases and norms.
     """
 
     held: list[np.ndarray] = field(default_factory=list)
@@ -123,10 +123,10 @@ class Layout:
     _zeros: np.ndarray | None = None
 
     def keep(self, values: np.ndarray) -> int:
-        """Address of a copy of these values."""
-        from slipstream.backends.native.threads import placed
+        """Copy these values and return the address of the copy."""
+        from slipstream.backends.native.threads import aligned_copy
 
-        made = placed(values)
+        made = aligned_copy(values)
         self.held.append(made)
         self.nbytes += made.nbytes
         return int(made.ctypes.data)
@@ -136,7 +136,7 @@ class Layout:
         return 0 if values is None else self.keep(values.float().numpy())
 
     def _no_bias(self, outs: int) -> int:
-        """Address of so many zeros."""
+        """Address of `outs` zeros."""
         if self._zeros is None or len(self._zeros) < outs:
             self._zeros = np.zeros(outs, np.float32)
             self.held.append(self._zeros)
@@ -183,17 +183,17 @@ class Layout:
         return made[()]
 
     def joined(self, weights: Mapping[str, Tensor], names: Seq[str], form: str) -> Any:
-        """A MATRIX record of linear layers on the same input, below one another, with their biases if they have any."""
+        """A MATRIX record of linear layers with the same input, stacked by rows, with their biases if they have any."""
         rows = [weights[f"{n}.weight"] for n in names]
         bias = [weights[f"{n}.bias"].float() for n in names if f"{n}.bias" in weights]
         return self.matrix(rows[0] if len(rows) == 1 else torch.cat(rows), form, torch.cat(bias) if bias else None)
 
     def named(self, weights: Mapping[str, Tensor], name: str) -> int:
-        """Address of a vector; 0 where there is none of this name."""
+        """Address of a vector; 0 if there is none with this name."""
         return self.vector(weights[name]) if name in weights else 0
 
     def embedding(self, weight: Tensor) -> Any:
-        """An EMBEDDING record of weight [V, d], in rows, in as many bits as it needs."""
+        """An EMBEDDING record of weight [V, d], stored by rows in the narrowest exact format."""
         from slipstream.backends.native.kernels import tiles
         from slipstream.backends.native.kernels.records import EMBEDDING
 
@@ -208,7 +208,7 @@ class Layout:
 
 
 def _row_bytes(kind: object, columns: int, unit: int) -> int:
-    """Bytes of a packed row: see `kernels.tiles._matrix_tile`."""
+    """Bytes of a packed row (see `kernels.tiles._matrix_tile`)."""
     from slipstream.backends.native.kernels import tiles
 
     if kind is tiles.INT8_QUADS:
@@ -250,7 +250,7 @@ def activation_number(name: str) -> int:
 def decoder_weights(
     config: DecoderConfig, weights: Weights, quantize: str | None, dtype: torch.dtype, layout: Layout
 ) -> np.ndarray:
-    """Read every tensor once: MODEL [1]. Matrices in float32 stay as narrow as they came."""
+    """MODEL [1]; reads every tensor once. Without quantisation, float32 runs read matrices in their stored format."""
     from slipstream.backends.native.kernels.records import LAYER, MATRIX, MODEL
 
     linear = [n for n, shape in config.shapes().items() if len(shape) == 2 and "embed" not in n]
@@ -311,6 +311,6 @@ def decoder_weights(
 
 
 def matrix_values(config: DecoderConfig) -> int:
-    """How many weights a pass reads, experts that are not chosen aside."""
-    unread = set() if config.tie_embeddings else {"embed_tokens.weight"}  # of which only rows are
+    """Number of weights that a pass reads. All experts of a mixture are counted."""
+    unread = set() if config.tie_embeddings else {"embed_tokens.weight"}  # a pass reads only single rows
     return sum(math.prod(shape) for name, shape in config.shapes().items() if len(shape) == 2 and name not in unread)

@@ -1,5 +1,4 @@
-"""What the native kernels need around a call, whether a decoder or a head runs: a cache, packed rows, memory to work
-in."""
+"""What every call of a native kernel needs, for decoders and heads: a KV cache, packed rows and a workspace."""
 
 from __future__ import annotations
 
@@ -25,11 +24,9 @@ from slipstream.models.executor import Batch
 _KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
 
 
-class Turns:
-    """cos and sin of the rotary positions, float32 [positions, 2, D / 2], worked out in float64 as far as they are
-    needed.
-
-    Empty for a decoder with learned positions."""
+class RotaryTable:
+    """cos and sin of the rotary positions, float32 [positions, 2, D / 2]. They are computed in float64, up to the
+    highest position needed so far. Empty for a decoder with learned positions."""
 
     def __init__(self, config: DecoderConfig):
         self._inv_freq: np.ndarray | None = None  # float64 [D / 2]
@@ -51,48 +48,48 @@ _NOTHING_HIDDEN = np.zeros(1, np.bool_)
 
 
 def address(values: np.ndarray) -> int:
-    """Of an array's memory; `values.ctypes.data` takes several times as long."""
+    """Address of an array's memory; `values.ctypes.data` takes several times as long."""
     return int(values.__array_interface__["data"][0])
 
 
 class PackedRows:
-    """The rows of a pass, and the memory behind them: `record` ROWS [2], of the rows and, after them, with room for one
-    more row of each of B sequences.
+    """The rows of a pass and the arrays that they refer to. `record` is ROWS [2]: the rows themselves, and room for one
+    further row of each of B sequences.
 
-    at      ROW of each row, as tuples.
-    hidden  bool [R, n], or None where each row sees all before it.
+    at      one ROW per row, as tuples.
+    hidden  bool [R, n], or None if each row sees all rows before it.
     """
 
-    def __init__(self, at: list[tuple[int, ...]], hidden: np.ndarray | None, turns: np.ndarray, sequences: int):
+    def __init__(self, at: list[tuple[int, ...]], hidden: np.ndarray | None, rotary: np.ndarray, sequences: int):
         self.at, self._more = np.array(at, ROW), np.empty(sequences, ROW)
-        self.hidden, self.turns = _NOTHING_HIDDEN if hidden is None else hidden, turns
+        self.hidden, self.rotary = _NOTHING_HIDDEN if hidden is None else hidden, rotary
         stride = 0 if hidden is None else hidden.shape[1]
-        own = address(self.at), len(at), address(self.hidden), stride, address(turns)
+        own = address(self.at), len(at), address(self.hidden), stride, address(rotary)
         self.record = np.array([own, (address(self._more), 0, 0, 0, 0)], ROWS)
 
 
 class NativePaged:
-    """KV in blocks, and calls of kernels over it. Calls of several Python threads take turns.
+    """KV cache in blocks, and calls of kernels that use it. Only one Python thread at a time runs a call.
 
-    kv_blocks  most blocks of KV for all sequences together; None: as many as memory holds.
+    kv_blocks  maximum number of KV blocks for all sequences together; None: as many as memory holds.
     """
 
     def __init__(self, config: DecoderConfig, kv_dtype: type = np.float32, kv_blocks: int | None = None):
         self._shape = config.layers, config.kv_heads, config.head_dim
-        self._turns, self._kv_dtype, self._kv_blocks = Turns(config), kv_dtype, kv_blocks
+        self._rotary, self._kv_dtype, self._kv_blocks = RotaryTable(config), kv_dtype, kv_blocks
         self._tiles = addresses.of_attention(np.dtype(kv_dtype) == np.float16)
         self._workspace: Workspace
-        self._forget()
+        self._reset_cache()
 
-    def _forget(self) -> None:
-        """Begin with an empty cache."""
+    def _reset_cache(self) -> None:
+        """Replace the cache by an empty one."""
         self._blocks = NativeBlocks(*self._shape, self._kv_dtype)
         self._pool = BlockPool(self._blocks, self._kv_blocks)
         self._tables: tuple[tuple[int, ...], np.ndarray] = ((), np.zeros((0, 0), np.int64))
         self._record = np.zeros(1, CACHE)
 
     def _rows(self, batch: Batch, extra: int = 0) -> PackedRows:
-        """Where the packed rows stand; slots for them, and `extra` more of each sequence, are made sure of."""
+        """Positions and slots of the packed rows. Reserves their slots and `extra` further slots of each sequence."""
         splits, positions = batch.splits, batch.positions
         at: list[tuple[int, ...]] = []  # sequence, slot, position, length, past
         hidden: np.ndarray | None = None
@@ -109,7 +106,7 @@ class NativePaged:
                 hidden = np.zeros((splits[-1], widest), np.bool_)
             hidden[start:stop, : stop - start] = ~tree.numpy()
         furthest = max(positions) + extra if at else 0
-        return PackedRows(at, hidden, self._turns.up_to(furthest), len(batch.seq_ids))
+        return PackedRows(at, hidden, self._rotary.up_to(furthest), len(batch.seq_ids))
 
     def _caches(self, batch: Batch) -> np.ndarray:
         """CACHE [1] for the sequences of a batch."""
@@ -121,7 +118,7 @@ class NativePaged:
             tables = np.zeros((len(owned), max(map(len, owned))), np.int64)
             for row, own in zip(tables, owned, strict=True):
                 row[: len(own)] = own
-            self._tables = (), tables  # no key while the record changes: an interrupt leaves half of it
+            self._tables = (), tables  # no key while the record changes: an interrupt may leave it half written
             record = self._record[0]
             record["layers"], record["slots"] = address(layers), BLOCK
             record["tables"], record["stride"] = address(tables), tables.shape[1]
@@ -131,18 +128,18 @@ class NativePaged:
         return self._record
 
     def _call(self, kernel: Callable[..., Any], *args: Any, rows: int) -> int:
-        """kernel(board, *args, arena, threads): see `Workspace.run`. Raises TargetError where an index lies outside of
-        a table; returns the status."""
+        """Call kernel(board, *args, arena, threads) and return its status (see `Workspace.run`). Raises TargetError for
+        a token or position outside the embedding."""
         status = self._workspace.run(kernel, *args, rows=rows)
         if status == NO_SUCH_TOKEN:
             raise TargetError(
-                "a token id lies outside of the model's embedding",
-                why="target and draft have different vocabularies, or the prompt holds an id that the model lacks",
+                "a token id is outside the model's embedding",
+                why="target and draft have different vocabularies, or the prompt has an id that the model lacks",
                 fix="check the pair with `slipstream check-pair`",
             )
         if status == NO_SUCH_POSITION:
             raise TargetError(
-                "a position lies behind the last one that the model has an embedding for",
+                "a position is after the last one that the model has an embedding for",
                 why="learned positions end with the context that the model was trained for",
                 fix="shorten the prompt or max_tokens",
             )
@@ -166,7 +163,7 @@ class NativePaged:
 
 
 def picks_of(sampling: StepSampling, steps: int, count: int, vocab: int) -> Picks:
-    """How K steps of B sequences pick among `vocab` ids."""
+    """How the kernels pick tokens in K steps of B sequences, among `vocab` ids."""
     inv_temperature, uniforms, noise = np.ones(count), np.empty((0, 0)), np.empty((0, 0, 0))
     if sampling.inv_temperature is not None:
         inv_temperature = sampling.inv_temperature.double().numpy()
@@ -183,13 +180,13 @@ def picks_of(sampling: StepSampling, steps: int, count: int, vocab: int) -> Pick
     )
 
 
-def check_sound(status: int) -> None:
-    """Raise TargetError where a draft came out of hidden states that are not finite."""
+def check_finite(status: int) -> None:
+    """Raise TargetError if the hidden states that tokens are drawn from are not finite."""
     if status != FINE:
         raise TargetError(
-            "the hidden states behind a draft are not finite",
+            "the hidden states of a draft are not finite",
             why="no token can be drawn from them",
-            fix="check the weights of the model or head that drafts",
+            fix="check the weights of the draft model or head",
         )
 
 

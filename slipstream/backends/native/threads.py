@@ -1,7 +1,7 @@
 """The worker threads of the kernels, and how many of them a call gets.
 
-Calls take turns: one pass at a time has all threads. Passes that other processes keep from running get one thread for a
-while, because a thread without a core only makes the others wait.
+One pass at a time uses all threads. If other processes compete for the cores, passes run on one thread for a while,
+because a thread without a core only makes the others wait.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from slipstream.backends.native.kernels.layer import one_layer
 from slipstream.backends.native.kernels.pool import COUNTER_BYTES, MOST_THREADS, POSTED, STOP, serve
 from slipstream.backends.native.kernels.units import run_unit
 
-IDLE_TURNS = 60_000
-"""Turns (one or two milliseconds) that an idle worker waits for work before it sleeps: longer than the host's work
-between two passes, so that workers are awake when the next one begins."""
+IDLE_SPINS = 60_000
+"""Spins (one or two milliseconds in all) before an idle worker sleeps. This is longer than the host's work between two
+passes, so workers are awake when the next pass begins."""
 
 SMALL_BYTES = 4 << 20
-"""Weights below which a pass over a few rows is done before other threads have begun (measured), ..."""
+"""With fewer bytes of weights, a pass over at most FEW_ROWS rows ends before other threads have begun (measured)."""
 
 FEW_ROWS = 32
-"""... and the most rows for which that holds."""
+"""See SMALL_BYTES."""
 
 
 def available_threads() -> int:
-    """Threads that can run at once: OMP_NUM_THREADS if it is set, else the cores (not hyperthreads) that this process
-    may use, but no more than the processor time that its container is allowed."""
+    """Number of threads that can run at once: OMP_NUM_THREADS if it is set, else the number of cores (not hyperthreads)
+    that this process may use, limited by the CPU quota of its container."""
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if asked.isdigit() and int(asked) > 0:
         return min(int(asked), MOST_THREADS)
@@ -49,7 +49,7 @@ def available_threads() -> int:
 
 
 def _cores(cpus: set[int]) -> set[str]:
-    """Of logical processors, the physical cores; each counts by itself where the system does not tell."""
+    """The physical cores of logical processors. A processor whose core is unknown counts as a core."""
     found = set()
     for cpu in cpus:
         try:
@@ -60,7 +60,7 @@ def _cores(cpus: set[int]) -> set[str]:
 
 
 def container_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Processors' worth of time that the control group allows (v2 `cpu.max`, v1 `cpu.cfs_quota_us`); None: no limit."""
+    """CPU quota of the control group, in processors (v2 `cpu.max`, v1 `cpu.cfs_quota_us`); None: no limit."""
     try:
         groups = [line.split(":", 2)[2] for line in own.read_text().splitlines() if line.startswith("0::")]
     except (OSError, IndexError):
@@ -81,32 +81,33 @@ def container_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc
     return least
 
 
-class Company:
-    """Tells whether other processes take the cores: then the processor time of passes is well below what their threads
-    could have had. Spinning counts as processor time, so an undisturbed pass has all of it.
+class ContentionMonitor:
+    """Detects other processes that compete for the cores: the processor time of passes is then well below wall time
+    times threads. Spinning counts as processor time, so an undisturbed pass uses all of it.
 
-    window    seconds of passes that are judged together; two such windows decide, because a single pass may be held up
-    enough    share of the possible processor time below which there is company
-    shortest, longest  seconds that passes then run on one thread: doubled each time that the company is still there
+    window     seconds of passes that are measured together; two consecutive windows decide, because one pass may be
+               delayed by chance
+    min_share  share of the possible processor time; below it, there is contention
+    shortest, longest  seconds that passes then run on one thread: doubled each time that contention continues
     """
 
-    def __init__(self, window: float = 0.02, enough: float = 0.75, shortest: float = 0.25, longest: float = 4.0):
-        self.window, self.enough, self.shortest, self.longest = window, enough, shortest, longest
+    def __init__(self, window: float = 0.02, min_share: float = 0.75, shortest: float = 0.25, longest: float = 4.0):
+        self.window, self.min_share, self.shortest, self.longest = window, min_share, shortest, longest
         self._wall = self._busy = 0.0
         self._suspected = False
         self._pause, self._until = shortest, 0.0
 
     def threads(self, most: int, now: float) -> int:
-        """Threads for the next pass."""
+        """Number of threads for the next pass."""
         return 1 if now < self._until else most
 
     def observe(self, wall: float, busy: float, threads: int, now: float) -> None:
-        """A pass on several threads took so many seconds, and the process so many of processor time."""
+        """Record a pass on several threads: `wall` seconds, and `busy` seconds of processor time of the process."""
         self._wall += wall
         self._busy += busy / threads
         if self._wall < self.window:
             return
-        short = self._busy < self.enough * self._wall
+        short = self._busy < self.min_share * self._wall
         if short and self._suspected:
             self._until = now + self._pause
             self._pause = min(2 * self._pause, self.longest)
@@ -117,11 +118,11 @@ class Company:
 
 
 class WorkerPool:
-    """The main thread and `size - 1` workers, which begin when they are first needed."""
+    """The main thread and `size - 1` workers, which start when they are first needed."""
 
     def __init__(self, size: int):
         self.size = size
-        self.company = Company()
+        self.contention = ContentionMonitor()
         room = np.zeros(COUNTER_BYTES + 64, np.uint8)
         start = -room.ctypes.data % 64
         self._counters = room[start : start + COUNTER_BYTES].view(np.int64)
@@ -144,9 +145,9 @@ class WorkerPool:
 
     def _serve(self, number: int) -> None:
         gate = self._gates[number - 1]
-        while not serve(self.board, number, IDLE_TURNS):
+        while not serve(self.board, number, IDLE_SPINS):
             self._asleep.add(number)
-            if self._running or self._closed:  # since then, and did not see that this worker needs to be woken
+            if self._running or self._closed:  # a call that began meanwhile did not wake this worker
                 self._asleep.discard(number)
             else:
                 gate.acquire()
@@ -160,10 +161,10 @@ class WorkerPool:
                 self._gates[number - 1].release()
 
     def run(self, function: Callable[..., Any], *args: Any, threads: int) -> Any:
-        """function(board, *args, threads), with `threads` or fewer of the pool. The caller holds `calls()`."""
+        """Call function(board, *args, threads) with at most `threads` threads. The caller holds `calls()`."""
         threads = min(threads, self.size)
         if threads > 1:
-            threads = self.company.threads(threads, time.perf_counter())
+            threads = self.contention.threads(threads, time.perf_counter())
         if threads == 1:
             return function(self.board, *args, threads)
         self._running = True
@@ -175,12 +176,12 @@ class WorkerPool:
         finally:
             self._running = False
         if function in self._known:  # the first call of a kernel loads it
-            self.company.observe(end - began, time.process_time() - busy, threads, end)
+            self.contention.observe(end - began, time.process_time() - busy, threads, end)
         self._known.add(function)
         return found
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         self._closed = True
         self._counters[STOP // 8] = 1
         self._counters[POSTED // 8] += 1
@@ -193,13 +194,13 @@ _calls = threading.RLock()
 
 
 def calls() -> threading.RLock:  # type: ignore[valid-type]
-    """Held by whoever calls a kernel or changes what kernels read: calls of several Python threads take turns. Two
-    passes on the same cores would gain nothing."""
+    """The lock for calling a kernel or changing what kernels read. Only one Python thread at a time runs a pass: two
+    passes on the same cores would not be faster."""
     return _calls
 
 
 def pool(size: int = 1) -> WorkerPool:
-    """The pool of this process, of at least `size` threads. The caller holds `calls()`."""
+    """The pool of this process, with at least `size` threads. The caller holds `calls()`."""
     global _pool
     if _pool is None or _pool.size < size:
         if _pool is not None:
@@ -209,7 +210,7 @@ def pool(size: int = 1) -> WorkerPool:
 
 
 def _after_fork() -> None:
-    """A child has none of its parent's threads, and locks may be held by them: it begins anew."""
+    """Reset pool and lock: a child process has none of its parent's threads, which may hold the lock."""
     global _pool, _calls
     _pool, _calls = None, threading.RLock()
 
@@ -219,8 +220,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class Threads:
-    """How many threads a model's calls take. most: None for as many as can run at once; nbytes: of the weights that a
-    pass reads."""
+    """How many threads a model's calls use.
+
+    most    maximum; None: as many as can run at once.
+    nbytes  bytes of weights that a pass reads.
+    """
 
     def __init__(self, most: int | None, nbytes: int):
         self.most = min(most or available_threads(), MOST_THREADS)
@@ -230,19 +234,19 @@ class Threads:
         return 1 if self._small and rows <= FEW_ROWS else self.most
 
     def run(self, function: Callable[..., Any], *args: Any, rows: int) -> Any:
-        """function(board, *args, threads): see `WorkerPool.run`."""
+        """Call function(board, *args, threads) (see `WorkerPool.run`)."""
         return pool(self.most).run(function, *args, threads=self.of(rows))
 
 
 class Workspace:
-    """Runs kernels with memory to work in, which grows as they ask for it."""
+    """Runs kernels with scratch memory, which grows when a kernel needs more."""
 
     def __init__(self, threads: Threads):
         self.threads, self._arena = threads, np.empty(1 << 16, np.uint8)
 
     def run(self, kernel: Callable[..., Any], *args: Any, rows: int) -> int:
-        """kernel(board, *args, arena, threads), again with a larger arena where its status is negative: so many bytes
-        are needed. Returns its status."""
+        """Call kernel(board, *args, arena, threads) and return its status. A negative status -n means that n bytes are
+        needed: the call is then repeated with a larger arena."""
         while True:
             status = int(self.threads.run(kernel, *args, self._arena, rows=rows))
             if status >= 0:
@@ -250,9 +254,9 @@ class Workspace:
             self._arena = np.empty(-status + (-status >> 2), np.uint8)
 
 
-def placed(values: np.ndarray) -> np.ndarray:
-    """A copy, uint8, at an address that is a multiple of 64 bytes. As many threads as run a pass write one slice each,
-    so that on machines with several memories it is spread over them as it will be read."""
+def aligned_copy(values: np.ndarray) -> np.ndarray:
+    """A uint8 copy, aligned to 64 bytes. Each of the threads that run a pass writes one slice, so that on NUMA machines
+    the pages are spread over the nodes as they will be read."""
     values = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     room = np.empty(values.nbytes + 64, np.uint8)
     start = -room.ctypes.data % 64

@@ -1,1 +1,1 @@
-"""The torch backend: the reference in float64, CUDA, and whatever the native backend refuses."""
+"""The torch backend: the float64 reference, CUDA, and every model that the native backend does not support."""

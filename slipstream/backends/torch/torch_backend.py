@@ -1,4 +1,4 @@
-"""What the torch backend declares; see `backends.table`."""
+"""The torch backend's entry in the table of backends (see `backends.table`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An EAGLE head run by PyTorch: any device, float64 to bfloat16; the reference of the native head.
+"""An EAGLE head run by PyTorch: any device, float64 to bfloat16; the reference for the native head.
 
-A batch is one attention, whatever its sequences hold: their blocks are gathered, and what a sequence does not have is
-masked. M rows in all, B sequences, n the most rows of one, S the most visible slots, H query and Hk key/value heads,
+Attention runs once for the whole batch: the blocks of all sequences are gathered and padded, and the padding is masked.
+M = rows in all, B = sequences, n = most rows of a sequence, S = most visible slots, H query and Hk key/value heads,
 G = H / Hk.
 """
 
@@ -23,7 +23,7 @@ from slipstream.models.executor import Batch, check_steps
 
 
 class TorchEagle(TorchPaged):
-    """head: with the target's weights borrowed, on the device and in the dtype to run in. See `EagleRuntime`."""
+    """Implements `EagleRuntime`. head: with the target's weights borrowed, on the device and in the dtype to run in."""
 
     name = "torch"
 
@@ -78,7 +78,7 @@ class TorchEagle(TorchPaged):
         return DecodedSteps(torch.stack(tokens), torch.stack(scores))
 
     def _slots(self, batch: Batch, extra: int = 0) -> _Slots:
-        """Slots for the rows of a batch, and `extra` more of each sequence."""
+        """Reserve slots for the rows of a batch, and `extra` further slots of each sequence."""
         places = self._reserve(batch, extra)
         return _Slots(self._blocks, [self._pool.tables[seq_id] for seq_id in batch.seq_ids], places)
 
@@ -87,7 +87,7 @@ class TorchEagle(TorchPaged):
         return features if own else self.head.fuse(list(features.split(self.config.target_hidden, -1)))
 
     def _rotary(self, positions: Seq[int] | np.ndarray) -> Rotary:
-        """cos and sin, [M, 1, D]; angles in float64, so that far positions stay sharp."""
+        """cos and sin, [M, 1, D]; angles in float64, so that large positions stay accurate."""
         at = torch.as_tensor(np.asarray(positions, np.float64)).to(self.device, non_blocking=True)
         angles = torch.outer(at, self._inv_freq)  # [M, D/2]
         angles = torch.cat((angles, angles), -1).unsqueeze(1)  # [M, 1, D]
@@ -95,18 +95,18 @@ class TorchEagle(TorchPaged):
 
 
 class _Slots:
-    """The slots of B sequences in the cache, and for each the places that may be written."""
+    """The slots of B sequences in the cache, and the places that may be written for each."""
 
     def __init__(self, blocks: TorchBlocks, tables: Seq[Seq[int]], places: Seq[Seq[int]]):
         self.blocks, self.places, self.device = blocks, places, blocks.layers[0].device
         self._first = tables[0][0] * BLOCK if len(tables) == 1 and consecutive(tables[0]) else None
         longest = max(map(len, tables))
-        padded = [[*table, *[table[0]] * (longest - len(table))] for table in tables]  # what is added is masked
+        padded = [[*table, *[table[0]] * (longest - len(table))] for table in tables]  # the padding is masked
         self._tables = torch.tensor(padded, device=self.device)  # [B, longest]
 
     def read(self, layer: int, slots: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first slots, [B, Hk, slots, D] each; in place if there is one sequence whose blocks
-        follow each other."""
+        """Keys and values of the first `slots` slots, [B, Hk, slots, D] each. A view for a single sequence in
+        consecutive blocks, else a copy."""
         if self._first is not None:
             held = self.blocks.layers[layer][:, None, :, self._first : self._first + slots]
             return held[0], held[1]
@@ -125,10 +125,10 @@ class _Attention:
         most, slots = int(counts.max()), int((past + counts).max())
         self._held, self._slots, device = held, slots, held.device
         owner = np.repeat(np.arange(len(counts)), counts)  # [M] sequence of each row
-        nth = np.arange(splits[-1]) - splits[owner]  # [M] its number there
+        nth = np.arange(splits[-1]) - splits[owner]  # [M] its index in the sequence
         written = [place for own, n in zip(held.places, counts, strict=True) for place in own[:n]]
         self._written = torch.tensor(written, device=device)  # [M]
-        self._pad: Tensor | None = None  # [B, n] row of the batch for each place, repeated where there is none
+        self._pad: Tensor | None = None  # [B, n] batch row of each padded row; padding repeats the last
         if (counts != most).any():
             self._pad = torch.as_tensor(
                 splits[:-1, None] + np.minimum(np.arange(most), counts[:, None] - 1), device=device
@@ -151,15 +151,15 @@ class _Attention:
 
 
 class _Single:
-    """`Attend` for one more row of each sequence at a time, behind those of a batch."""
+    """`Attend` for one further row of each sequence at a time, after the rows of a batch."""
 
     def __init__(self, held: _Slots, batch: Batch):
         counts = np.diff(np.asarray(batch.splits))  # [B]
-        behind = np.asarray(batch.past) + counts  # [B]
+        ends = np.asarray(batch.past) + counts  # [B]
         later = [own[n:] for own, n in zip(held.places, counts, strict=True)]
         self._held, self._written, self._step = held, torch.tensor(later, device=held.device).T, 0  # [steps, B]
-        self._slot = torch.as_tensor(behind, device=held.device)  # [B]
-        self._slots, self._ragged = int(behind.max()) + 1, bool((behind != behind[0]).any())
+        self._slot = torch.as_tensor(ends, device=held.device)  # [B]
+        self._slots, self._ragged = int(ends.max()) + 1, bool((ends != ends[0]).any())
 
     def advance(self) -> None:
         self._slot, self._slots, self._step = self._slot + 1, self._slots + 1, self._step + 1
@@ -176,7 +176,7 @@ class _Single:
 
 def _attended(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """q [B, n, H, D], keys and values [B, Hk, S, D], mask bool [B, 1, n, S] -> [B, n, H, D]. The query heads of a
-    group are laid out as rows: one pass over the keys for all of them."""
+    group become rows, so that the keys are read once for all of them."""
     batch, rows, heads, dim = q.shape
     groups = heads // keys.shape[1]
     q = q.view(batch, rows, -1, groups, dim).permute(0, 2, 3, 1, 4).reshape(batch, -1, groups * rows, dim)

@@ -1,7 +1,7 @@
 """The reference executor: PyTorch on packed tokens, KV in blocks. CPU and CUDA, float64 to bfloat16.
 
-M tokens of all sequences go through the linear layers together; attention runs sequence by sequence, because
-each has its own past. D = head_dim, H query heads, Hk key/value heads, G = H / Hk, S = visible slots.
+The M tokens of all sequences go through the linear layers together. Attention runs per sequence, because the cached
+lengths differ. D = head_dim, H query heads, Hk key/value heads, G = H / Hk, S = visible slots.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
 }
-_SPREAD = 16  # blocks that a sequence can grow by beside others, before reading it takes a copy
-_FOLD_ROWS = 64  # up to so many new tokens, query heads of a group become rows; beyond, the mask would grow too large
+_SPREAD = 16  # blocks that a sequence can grow by next to others before reading it needs a copy
+_FOLD_ROWS = (
+    64  # with at most this many new tokens, query heads of a group become rows; with more, the mask is too large
+)
 
 
 class TorchExecutor(TorchPaged):
-    """Runs one decoder with PyTorch (see `executor.Executor` for the contract).
+    """Runs one decoder with PyTorch; implements `executor.Executor`.
 
-    quantize   None, or "int8": weights of the linear layers in int8, activations in 8 bits a row (CPU, float32).
-    kv_blocks  most blocks of KV for all sequences together (see `kv.blocks`); None: as many as memory holds.
+    quantize   None, or "int8": int8 weights in the linear layers, 8-bit activations with one scale per row (CPU,
+    float32). kv_blocks  maximum number of KV blocks for all sequences together (see `kv.blocks`); None: as many as
+    memory holds.
     """
 
     torch_threads = None
@@ -58,7 +61,7 @@ class TorchExecutor(TorchPaged):
         if quantize and (self.device.type != "cpu" or self.dtype != torch.float32):
             raise ParameterError(
                 f"quantize='int8' was asked for on {self.device.type} in {self.dtype}",
-                why="the int8 kernels run on the CPU, beside float32",
+                why="the int8 kernels run on the CPU and need float32",
                 fix="drop quantize, or choose device='cpu' and dtype='float32'",
             )
         with torch.inference_mode():
@@ -66,7 +69,7 @@ class TorchExecutor(TorchPaged):
         super().__init__(config, self.dtype, self.device, kv_blocks, _SPREAD)
 
     def _load(self, weights: Weights, quantize: str | None) -> None:
-        """Take one tensor after another, pack it, and let the unpacked one go."""
+        """Load and pack one tensor at a time, so that only one unpacked tensor is in memory."""
         config, held = self.config, 0
 
         def tensor(name: str) -> Tensor | None:
@@ -75,12 +78,12 @@ class TorchExecutor(TorchPaged):
                 return None
             value = weights[name].to(self.device)
             if repacks(self.dtype, self.device):
-                value = value.clone()  # a view, however small, would keep the whole file mapped
+                value = value.clone()  # a view would keep the whole file mapped
             held += value.nbytes
             return value
 
         def packed(*names: str, quantize: str | None = quantize) -> Linear:
-            """Several linear layers on the same input as one."""
+            """Join linear layers with the same input into one."""
             nonlocal held
             rows = [weights[f"{n}.weight"] for n in names]
             bias = [weights[f"{n}.bias"] for n in names if f"{n}.bias" in weights]
@@ -184,7 +187,7 @@ class TorchExecutor(TorchPaged):
         return x if self._embed_positions is None else x + F.embedding(positions, self._embed_positions)
 
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        """cos and signed sin for each token, [M, 1, D]; angles in float64, so that far positions stay sharp."""
+        """cos and signed sin of each token, [M, 1, D]; angles in float64, so that large positions stay accurate."""
         if self._inv_freq is None:
             return None
         angles = torch.outer(positions.to(torch.float64), self._inv_freq)  # [M, D/2]
@@ -193,8 +196,8 @@ class TorchExecutor(TorchPaged):
         return cos.to(self.dtype).unsqueeze(1), sin.to(self.dtype).unsqueeze(1)
 
     def _row(self, batch: Batch, b: int, positions: Tensor, scattered: list[int]) -> _Row:
-        """Where sequence `b` stands in the batch and in the cache, and its masks. Blocks that do not follow each other
-        are added to `scattered`."""
+        """Rows of sequence `b` in the batch, its place in the cache, and its masks. Blocks that are not consecutive are
+        added to `scattered`."""
         start, stop = batch.splits[b], batch.splits[b + 1]
         past = batch.past[b]
         total = past + stop - start
@@ -213,7 +216,7 @@ class TorchExecutor(TorchPaged):
     def _attention(
         self, i: int, layer: _Layer, x: Tensor, rotary: tuple[Tensor, Tensor] | None, rows: list[_Row], cache: _Cache
     ) -> Tensor:
-        """Attention of layer `i` over x [M, d]; writes the new keys and values, returns [M, H * D]."""
+        """Attention of layer `i` for x [M, d]. Writes the new keys and values; returns [M, H * D]."""
         c = self.config
         heads, kv_heads = c.heads, c.kv_heads
         qkv = layer.qkv(x).view(len(x), heads + 2 * kv_heads, c.head_dim)  # [M, H + 2 Hk, D]
@@ -231,7 +234,7 @@ class TorchExecutor(TorchPaged):
         for row in rows:
             n, fold = row.stop - row.start, row.fold
             keys, values = held if row.in_place else gathered  # [Hk, places, D] each
-            mask, hidden = row.masks[c.windows[i]]  # [G n, S] or None; slots before `hidden` are out of the window
+            mask, hidden = row.masks[c.windows[i]]  # [G n, S] or None; slots before `hidden` are outside the window
             q = qk[row.start : row.stop, :heads].transpose(0, 1)  # [H, n, D]
             seen = F.scaled_dot_product_attention(
                 q.reshape(1, heads // fold, fold * n, c.head_dim),  # [1, Hk, G n, D]: a group's heads are rows
@@ -246,7 +249,7 @@ class TorchExecutor(TorchPaged):
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """Where the KV of a batch lies."""
+    """The location of a batch's KV."""
 
     written: Tensor  # int64 [M], place of each new token
     scattered: Tensor | None  # blocks of the sequences that have to be gathered, one after another
@@ -258,19 +261,19 @@ class _Row:
 
     start: int
     stop: int
-    in_place: bool  # whether its blocks follow each other, so that they can be read where they are
-    first: int  # place of slot 0 in the cache, or among what is gathered
+    in_place: bool  # whether its blocks are consecutive, so that they are read without a copy
+    first: int  # place of slot 0 in the cache, or in the gathered blocks
     total: int
-    fold: int  # query heads of one key/value head that are laid out as rows
-    masks: dict[int | None, tuple[Tensor | None, int]]  # window -> (mask, first slot that anyone sees)
+    fold: int  # query heads per key/value head that become rows
+    masks: dict[int | None, tuple[Tensor | None, int]]  # window -> (mask, first visible slot)
 
 
 def _mask(
     past: int, positions: Tensor, tree: Tensor | None, window: int | None, fold: int, dtype: torch.dtype
 ) -> tuple[Tensor | None, int]:
-    """What n new tokens see: an additive mask [fold * n, S] over slots first:past + n, and `first`.
+    """Visibility of n new tokens: an additive mask [fold * n, S] over slots first:past + n, and `first`.
 
-    The window counts *positions*: among the nodes of a tree, slots are further apart than positions.
+    The window counts *positions*: in a draft tree, slots are further apart than positions.
     """
     n = len(positions)
     if tree is None:
@@ -282,7 +285,7 @@ def _mask(
     if window is not None:
         at = torch.cat((torch.arange(past, device=positions.device), positions))  # [past + n]: position of each slot
         seen &= positions[:, None] - at[None, :] < window
-        first = max(0, past - window + 1)  # new tokens stand at `past` or later
+        first = max(0, past - window + 1)  # new tokens have positions `past` or later
         seen = seen[:, first:]
     mask = torch.zeros(seen.shape, dtype=dtype, device=positions.device).masked_fill_(~seen, -torch.inf)
     return (mask if fold == 1 else mask.repeat(fold, 1)), first
@@ -311,7 +314,7 @@ class _Norm:
 
 
 class _MLP:
-    """down(act(gate(x)) * up(x)), or down(act(up(x))) where there is no gate."""
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate."""
 
     def __init__(self, config: DecoderConfig, up: Linear, down: Linear):
         self.up, self.down, self.gated = up, down, config.gated
@@ -326,7 +329,7 @@ class _MLP:
 
 
 class _Mixture:
-    """A router picks `per_token` experts for each token; only experts that were picked by some token run."""
+    """A router picks `per_token` experts for each token. Only experts picked by at least one token run."""
 
     def __init__(self, config: DecoderConfig, router: Linear, experts: list[_MLP]):
         assert config.experts is not None

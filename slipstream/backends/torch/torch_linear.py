@@ -1,11 +1,11 @@
-"""Linear layers as the processor wants them: y = x W^T + b for x [M, in], prepared once at load.
+"""Linear layers, y = x W^T + b for x [M, in], with weights packed once at load.
 
-Decoding is bound by reading W. A good kernel reads it once whether M is 1 or 8, and that is what makes checking
-a draft nearly free. `F.linear` on a CPU does not (8 rows cost 6 times 1 row for a 2048x2048 layer on one
-AVX-512 core: 1.20 and 0.21 ms); oneDNN with weights reordered for a few rows does (0.33 and 0.18 ms), and int8 is
-faster still (0.12 and 0.08 ms). Where these operators are missing, `F.linear` runs instead.
+Decoding is memory-bound: its time is that of reading W. A good kernel reads W once for M = 1 and for M = 8, which makes
+verifying a draft cheap. On a CPU `F.linear` does not: 8 rows cost 6 times 1 row for a 2048x2048 layer on one AVX-512
+core (1.20 and 0.21 ms). oneDNN with weights reordered for a few rows does (0.33 and 0.18 ms), and int8 is faster
+(0.12 and 0.08 ms). Without these operators, `F.linear` runs instead.
 
-The unpacked weights are dropped by whoever called `linear`; nothing here keeps them.
+The caller of `linear` frees the unpacked weights; nothing here keeps them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from slipstream.backends.int8 import quantise_rows
 
 _ROWS = 8
-"""Rows that the packed layout is tuned for: a pending token and a draft of seven."""
+"""Rows that the packed layout is tuned for: one pending token and seven draft tokens."""
 
 
 class Linear(Protocol):
@@ -65,12 +65,12 @@ class PackedLinear:
 
 
 class Int8Linear:
-    """int8 weights with one scale an output channel, symmetric; activations in 8 bits with one scale a *row* (in 7 on
-    processors without VNNI: see `greatest`).
+    """Symmetric int8 weights with one scale per output channel; 8-bit activations with one scale per *row* (7-bit on
+    processors without VNNI: see `largest_activation`).
 
-    The scale of a row depends on that row alone, and the sums are exact integers: a token gets bitwise the same
-    result alone and among the rows of a draft. (Kernels that scale all rows together, such as torch's dynamic
-    quantisation, let a rejected guess change the token before it.)
+    The scale of a row depends only on that row, and the sums are exact integers. The result is therefore
+    batch-invariant: a row's result is bitwise identical with and without draft tokens. (If all rows share a scale, as
+    in torch's dynamic quantisation, a rejected draft token can change the token before it.)
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
@@ -78,7 +78,7 @@ class Int8Linear:
         self.scale = scale[:, 0]
         self.packed = torch.ops.onednn.qlinear_prepack(values, [_ROWS, weight.shape[1]])
         self.zero = torch.zeros(weight.shape[0], dtype=torch.int64)  # [out]
-        self.bias, self.most = bias, greatest()
+        self.bias, self.most = bias, largest_activation()
         self.nbytes = values.nbytes + self.scale.nbytes + self.zero.nbytes + (0 if bias is None else bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Int8Linear:
 
 
 def _products(x: Tensor, most: int, packed: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """Integers from -most to most [M, in], times packed int8 weights: [M, out]."""
+    """Products of integers from -most to most, [M, in], with packed int8 weights: [M, out]."""
     q = (x + (most + 1)).to(torch.uint8)  # oneDNN is fast for unsigned activations only, so 0 is stored as most + 1
     return torch.ops.onednn.qlinear_pointwise(  # type: ignore[no-any-return]
         q, 1.0, most + 1, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
@@ -96,10 +96,10 @@ def _products(x: Tensor, most: int, packed: Tensor, scale: Tensor, zero: Tensor)
 
 
 @functools.cache
-def greatest() -> int:
-    """The integer that the greatest activation of a row becomes: 127 where this processor sums products exactly. Where
-    it has no instruction for that (VNNI), oneDNN adds two products in 16 bits, silently cut at 32767; activations up to
-    63, stored as 127 at most, stay below."""
+def largest_activation() -> int:
+    """The integer that represents the largest activation of a row: 127 if this processor sums products exactly.
+    Without the instruction for it (VNNI), oneDNN adds two products in 16 bits and silently clips at 32767. Activations
+    up to 63, stored as 127 at most, stay below that: 63."""
     weights = torch.ops.onednn.qlinear_prepack(torch.full((16, 64), 127, dtype=torch.int8), [_ROWS, 64])
     found = _products(torch.full((1, 64), 127.0), 127, weights, torch.ones(16), torch.zeros(16, dtype=torch.int64))
     return 127 if bool((found == 64 * 127 * 127).all()) else 63
@@ -112,7 +112,7 @@ def _rounded(weight: Tensor) -> Tensor:
 
 
 def repacks(dtype: torch.dtype, device: torch.device) -> bool:
-    """True if `linear` makes layers that hold weights of their own, so that the checkpoint's can be let go."""
+    """True if `linear` copies the weights into its own layout, so that the checkpoint's can be freed."""
     return device.type == "cpu" and dtype == torch.float32 and _has_packed()
 
 

@@ -1,4 +1,4 @@
-"""KV in blocks for PyTorch: the memory (`TorchBlocks`), and what a decoder and a head do with it (`TorchPaged`)."""
+"""KV cache in blocks for PyTorch: its memory (`TorchBlocks`), and its use by decoders and heads (`TorchPaged`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from slipstream.models.executor import Batch
 
 
 class TorchBlocks:
-    """A `BlockStore`: for each layer one tensor [2, Hk, places, D] of keys and values, zeros at first, because a masked
-    NaN is a NaN. Place block * BLOCK + i is slot i of a block, so consecutive blocks are read without a copy.
+    """A `BlockStore`: for each layer one tensor [2, Hk, places, D] of keys and values. It starts as zeros, because
+    attention to a masked NaN gives NaN. Place block * BLOCK + i is slot i of a block, so consecutive blocks are read
+    without a copy.
 
-    The tensors grow one layer after another, so that no more than one layer is in memory twice.
+    The tensors grow one layer after another, so that at most one layer is in memory twice.
     """
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device):
@@ -27,14 +28,14 @@ class TorchBlocks:
         self.layers = [empty] * config.layers
 
     def grow(self, blocks: int) -> None:
-        """Room for `blocks` blocks, content kept. Raises TargetError where memory is out."""
+        """Make room for `blocks` blocks and keep the content. Raises TargetError if there is not enough memory."""
         for i, old in enumerate(self.layers):
             kinds, heads, held, dim = old.shape
             if held >= blocks * BLOCK:
-                continue  # grown by a call that was interrupted later
+                continue  # already grown by an interrupted call
             try:
                 new = old.new_zeros(kinds, heads, blocks * BLOCK, dim)
-            except RuntimeError as error:  # CUDA's is a kind of it
+            except RuntimeError as error:  # CUDA's out-of-memory error is a subclass
                 raise TargetError(
                     f"no memory for {blocks} KV blocks of {BLOCK} slots: {error}",
                     why="the running sequences do not fit",
@@ -50,23 +51,24 @@ class TorchBlocks:
             blocks[:, :, list(targets)] = blocks[:, :, list(sources)]  # the right side is a copy
 
     def move(self, src: Seq[int], dst: Seq[int]) -> None:
-        """Copy places `src` to `dst` in every layer; all are read before any is written."""
+        """Copy places `src` to `dst` in every layer. All places are read before any is written."""
         for layer in self.layers:
             layer[:, :, list(dst)] = layer[:, :, list(src)]
 
     def read(self, places: Seq[int]) -> Tensor:
-        """Copy of these places, [L, 2, Hk, places, D]."""
+        """Return a copy of these places, [L, 2, Hk, places, D]."""
         return torch.stack([layer[:, :, list(places)] for layer in self.layers])
 
     def write(self, layer: int, places: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values [M, Hk, D] of a layer to places [M]; returns all of its own, [Hk, places, D] each."""
+        """Write keys and values [M, Hk, D] of a layer to places [M]. Returns the layer's keys and values, [Hk, places,
+        D]."""
         keys, values = self.layers[layer]
         keys.index_copy_(1, places, k.transpose(0, 1))
         values.index_copy_(1, places, v.transpose(0, 1))
         return keys, values
 
     def gather(self, layer: int, blocks: Tensor) -> Tensor:
-        """Copy of n blocks of a layer, in this order, [2, Hk, n * BLOCK, D]."""
+        """Return a copy of n blocks of a layer, in this order, [2, Hk, n * BLOCK, D]."""
         held = self.layers[layer].unflatten(2, (-1, BLOCK))  # [2, Hk, blocks, BLOCK, D]
         return held.index_select(2, blocks).flatten(2, 3)
 
@@ -76,14 +78,14 @@ class TorchBlocks:
 
 
 def consecutive(blocks: Seq[int]) -> bool:
-    """Whether these blocks follow each other, so that they can be read where they are."""
+    """Whether these blocks are consecutive, so that they can be read without a copy."""
     return all(b == a + 1 for a, b in pairwise(blocks))
 
 
 class TorchPaged:
-    """KV of sequences in blocks. Calls of several Python threads take turns.
+    """KV cache of sequences in blocks. Only one Python thread at a time runs a call.
 
-    kv_blocks  most blocks of KV for all sequences together; None: as many as memory holds.
+    kv_blocks  maximum number of KV blocks for all sequences together; None: as many as memory holds.
     spread     see `BlockPool`.
     """
 
@@ -101,7 +103,8 @@ class TorchPaged:
         self._calls = threading.RLock()
 
     def _reserve(self, batch: Batch, extra: int = 0) -> list[list[int]]:
-        """For each sequence the places of its rows, and of `extra` slots behind them; all may then be written."""
+        """Reserve the slots of each sequence's rows and `extra` slots after them. Returns their places, now
+        writable."""
         places: list[list[int]] = []
         for b, (seq_id, past) in enumerate(zip(batch.seq_ids, batch.past, strict=True)):
             end = past + batch.splits[b + 1] - batch.splits[b] + extra

@@ -14,6 +14,6 @@ collect_ignore_glob = [] if NUMBA else ["test_*.py"]
 @pytest.fixture(autouse=NUMBA)
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call gets the threads that it asks for, however busy the machine is."""
-    from slipstream.backends.native.threads import Company
+    from slipstream.backends.native.threads import ContentionMonitor
 
-    monkeypatch.setattr(Company, "threads", lambda self, most, now: most)
+    monkeypatch.setattr(ContentionMonitor, "threads", lambda self, most, now: most)

@@ -19,7 +19,7 @@ from torch import Tensor
 from slipstream.backends.int8 import quantise_rows
 from slipstream.backends.native import packed_weights as native_weights
 from slipstream.backends.native.kernels import decoder_pass, processor
-from slipstream.backends.native.native_executor import NativeExecutor, steps_worth_a_call
+from slipstream.backends.native.native_executor import NativeExecutor, best_steps_per_call
 from slipstream.backends.native.packed_weights import MOST_COLUMNS, check_supported, matrix_values, refusal
 from slipstream.backends.table import choose, resolve_settings
 from slipstream.backends.torch.torch_executor import TorchExecutor
@@ -528,7 +528,7 @@ def test_a_cache_in_float16_takes_half() -> None:
 
 
 def test_small_models_take_more_steps_a_call_than_large_ones() -> None:
-    found = [steps_worth_a_call(size) for size in (1 << 10, 30_000_000, 200_000_000, 1 << 33)]
+    found = [best_steps_per_call(size) for size in (1 << 10, 30_000_000, 200_000_000, 1 << 33)]
     assert found == sorted(found, reverse=True)
     assert (found[0], found[-1]) == (12, 1)
 

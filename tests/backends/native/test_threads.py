@@ -18,11 +18,18 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.backends.native import threads as native_threads
-from slipstream.backends.native.threads import Company, Threads, WorkerPool, available_threads, container_quota, pool
+from slipstream.backends.native.threads import (
+    ContentionMonitor,
+    Threads,
+    WorkerPool,
+    available_threads,
+    container_quota,
+    pool,
+)
 from slipstream.targets.decoder import Decoder
 from tests.backends.native.models import chain, executor, ids
 
-WHOLE = Company.threads  # what `undisturbed` has put aside for the other tests
+WHOLE = ContentionMonitor.threads  # what `undisturbed` has put aside for the other tests
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -120,44 +127,44 @@ def test_what_cannot_be_read_is_no_limit(content: str, tmp_path: Path) -> None:
 
 
 def test_threads_that_others_keep_from_running_are_let_go_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulated: passes of 10 ms, of whose processor time company takes half."""
-    monkeypatch.setattr(Company, "threads", WHOLE)
-    company, now = Company(), 100.0
+    """Simulated: passes of 10 ms, of whose processor time another process takes half."""
+    monkeypatch.setattr(ContentionMonitor, "threads", WHOLE)
+    contention, now = ContentionMonitor(), 100.0
 
     def passes(seconds: float, share: float) -> float:
         """Share of the time in which all four threads were asked for."""
         nonlocal now
         end, together, total = now + seconds, 0.0, 0.0
         while now < end:
-            threads = company.threads(4, now)
+            threads = contention.threads(4, now)
             total += 0.01
             now += 0.01
             if threads > 1:
                 together += 0.01
-                company.observe(0.01, 0.01 * threads * share, threads, now)
+                contention.observe(0.01, 0.01 * threads * share, threads, now)
         return together / total
 
     assert passes(5, 1.0) == 1
     assert passes(5, 0.8) == 1
-    company.observe(0.03, 0.01, 4, now)  # a single pass that was held up
+    contention.observe(0.03, 0.01, 4, now)  # a single pass that was held up
     assert passes(1, 1.0) == 1
     first, later = passes(1.5, 0.5), passes(30, 0.5)
     assert later < 0.05 < first < 0.5
-    assert company.threads(4, now) in (1, 4)
-    now += company.longest
+    assert contention.threads(4, now) in (1, 4)
+    now += contention.longest
     assert passes(5, 1.0) == 1  # the cores are free again
     assert passes(1.5, 0.5) > 0.05  # and the pauses are short again
 
 
 def test_pauses_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Company, "threads", WHOLE)
-    company, now, pauses = Company(shortest=1.0, longest=8.0), 0.0, list[float]()
+    monkeypatch.setattr(ContentionMonitor, "threads", WHOLE)
+    contention, now, pauses = ContentionMonitor(shortest=1.0, longest=8.0), 0.0, list[float]()
     for _ in range(7):
-        while company.threads(2, now) == 2:
+        while contention.threads(2, now) == 2:
             now += 0.02
-            company.observe(0.02, 0.01, 2, now)
+            contention.observe(0.02, 0.01, 2, now)
         began = now
-        while company.threads(2, now) == 1:
+        while contention.threads(2, now) == 1:
             now += 0.02
         pauses.append(round(now - began))
     assert pauses == [1, 2, 4, 8, 8, 8, 8]
@@ -219,11 +226,11 @@ def test_what_is_placed_is_a_copy_at_the_start_of_a_cache_line(monkeypatch: pyte
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     for size in (0, 1, 63, 1 << 21):
         values = torch.randint(0, 255, (size,), dtype=torch.uint8).numpy()
-        made = native_threads.placed(values)
+        made = native_threads.aligned_copy(values)
         assert made.ctypes.data % 64 == 0 or not size
         assert bytes(made) == bytes(values)
     rows = torch.arange(12.0).reshape(3, 4).numpy().T
-    assert native_threads.placed(rows).view("float32").tolist() == rows.flatten().tolist()
+    assert native_threads.aligned_copy(rows).view("float32").tolist() == rows.flatten().tolist()
 
 
 # --- Python threads --------------------------------------------------------------------------------------------------

@@ -32,9 +32,9 @@ def test_packed_equals_plain(out: int, width: int, rows: int, bias: bool) -> Non
 def test_int8_equals_its_definition(bias: bool, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded weights times rounded activations, summed exactly, then scaled, whether or not the processor can add
     products of 8 bits without cutting them off."""
-    if most > packed.greatest():
+    if most > packed.largest_activation():
         pytest.skip("this processor cuts off sums of such products")
-    monkeypatch.setattr(packed, "greatest", lambda: most)
+    monkeypatch.setattr(packed, "largest_activation", lambda: most)
     weight, b = layer(48, 64, bias)
     x = torch.randn(6, 64) * torch.tensor([1e-3, 0.1, 1, 10, 1e3, 0])[:, None]  # [M, in], one row all zero
     scale = (x.abs().amax(1, keepdim=True) / most).clamp_(min=1e-30)  # [M, 1]
