@@ -1,0 +1,496 @@
+"""What is asked, and how an answer is written down. Both the recorder and the test use this module, and it goes through
+the public interface alone: `slipstream.LLM` and its neighbours, and `main` of the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import io
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import typer
+from safetensors.torch import load_file, save_file
+
+import slipstream
+from slipstream import LLM, Completion, SamplingParams, SpecStats
+from slipstream.cli.main import main
+from tests.checkpoints import OTHER_TEXTS, make_model, make_tokenizer
+
+HERE = Path(__file__).parent
+EXECUTORS = ("native", "torch")
+
+
+def pinned(name: str) -> Any:
+    """What a file of this folder holds."""
+    return json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+VARIANCE = """\
+def mean(values):
+    total = 0.0
+    for value in values:
+        total += value
+    return total / len(values)
+
+
+def median(values):
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def variance(values):
+"""
+PROMPTS: dict[str, str] = {
+    "code": VARIANCE,
+    "short": "try:\n    value = int(text)\nexcept ValueError:\n",
+    "chat": "Add a docstring.\n\ndef add(a, b):\n    return a + b\n",
+}
+"""Of differing lengths; the one named "chat" goes through the chat template, and its greedy text ends by itself."""
+
+GREEDY = {name: SamplingParams(max_tokens=n, seed=1) for name, n in (("code", 28), ("short", 20), ("chat", 60))}
+"""With a seed: greedy texts need none, but two drafters draw some of their guesses."""
+SAMPLED = {
+    "code": SamplingParams(temperature=0.8, top_p=0.9, top_k=40, min_p=0.02, max_tokens=16),
+    "short": SamplingParams(temperature=0.8, max_tokens=16),
+    "chat": SamplingParams(
+        temperature=0.8, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1,
+        logit_bias={40: 2.0, 300: -100.0}, bad_words=["pass", [13, 13]], min_tokens=8, stop=["+ b"], max_tokens=24,
+    ),
+}  # fmt: skip
+"""One request a prompt. Every field of `SamplingParams` that shapes a law occurs in one of them."""
+EDITED = {
+    name: replace(params, seed=1, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0) for name, params in SAMPLED.items()
+}
+EDITED["short"] = replace(EDITED["short"], repetition_penalty=1.3, logprobs=2)
+EDITED["code"] = replace(EDITED["code"], frequency_penalty=0.5, stop_token_ids=[5], ignore_eos=True)
+"""Greedy, with logits that are edited."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """What `LLM.use` is given, and the draft length.
+
+    timed  the drafter decides by times that it measures: its texts are pinned where they do not depend on that, and
+           its statistics are not.
+    """
+
+    draft: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+    draft_tokens: int = 4
+    timed: bool = False
+
+
+def speculations(scratch: Path, recording: Recording) -> dict[str, Speculation]:
+    """Every registered drafter, most of them in several shapes. scratch: see `make_scratch`; recording: prompt -> what
+    is said to it, for the drafters that read one."""
+    corpus = [list(prompt) for prompt in recording]
+    return {
+        "none": Speculation(None),
+        "model": Speculation("embedded"),
+        "model, confidence": Speculation("embedded", {"confidence": 0.4, "window": 24}, 6),
+        "model, topk tree": Speculation("embedded", {"tree": "topk", "nodes": 10}),
+        "model, sampled tree": Speculation("embedded", {"tree": "sampled", "width": 2, "nodes": 8}),
+        "layerskip": Speculation("layerskip", {"exit": 4}),
+        "layerskip, gain": Speculation("layerskip", {"exit": 6, "control": "gain", "draft_cost": 0.3}, 6),
+        "ngram": Speculation("ngram", {}, 10),
+        "ngram, branches": Speculation("ngram", {"branches": 3, "forks": 2, "fillers": 2}, 6),
+        "suffix": Speculation("suffix", {}, 10),
+        "suffix, branches": Speculation("suffix", {"branches": 2, "min_prob": 0.05}, 6),
+        "sam": Speculation("sam", {}, 10),
+        "sam, corpus": Speculation("sam", {"corpus": corpus, "bias": 1}, 6),
+        "recycling": Speculation("recycling", {}, 6),
+        "lookahead": Speculation("lookahead", {}, 8),
+        "medusa": Speculation("medusa"),
+        "medusa, sampled": Speculation("medusa", {"mode": "sampled"}),
+        "eagle": Speculation("eagle", {"head": scratch / "eagle"}),
+        "eagle3": Speculation("eagle3", {}, 5),
+        "eagle3, comb": Speculation("eagle3", {"shape": "comb", "nodes": 8}),
+        "eagle3, tree": Speculation("eagle3", {"shape": "tree", "width": 2, "nodes": 8}),
+        "hybrid": Speculation("hybrid", {"model": "embedded"}, 10),
+        "suffix+eagle3": Speculation(["suffix", "eagle3"], {}, 10),
+        "bandit": Speculation("bandit", {"members": "ngram,eagle3", "lengths": (1, 3)}, 10, timed=True),
+        "replay": Speculation("replay", {"continuations": dict(recording), "rate": 0.8}),
+    }
+
+
+def rules(name: str, speculation: Speculation) -> list[str]:
+    """The rules under which a drafter's sampled texts are pinned, among those that its drafts suit. The text of a
+    drafter that is timed is certain only where it does not depend on the drafter."""
+    if speculation.timed:
+        return ["coupled"]
+    return ["rejection", *(rule for rule, drafters in RULES.items() if name in drafters)]
+
+
+RULES = {
+    "block": ("none", "model", "layerskip", "ngram", "medusa, sampled", "eagle3", "hybrid"),
+    "typical": ("model", "suffix", "medusa", "eagle3, tree"),
+    "coupled": (
+        "none", "model", "model, sampled tree", "layerskip", "ngram", "suffix", "sam", "recycling", "lookahead",
+        "medusa", "medusa, sampled", "eagle", "eagle3", "hybrid", "replay",
+    ),
+}  # fmt: skip
+"""The usual rule, rejection, is pinned for all of them."""
+
+
+def requests(llm: LLM) -> dict[str, str | list[int]]:
+    """The prompts as `LLM.generate` takes them."""
+    chat = llm.chat_prompt(PROMPTS["chat"])
+    return {name: chat if name == "chat" else text for name, text in PROMPTS.items()}
+
+
+def ask(llm: LLM, wanted: Mapping[str, SamplingParams], alone: bool = False) -> dict[str, Completion]:
+    """Complete the prompts named in `wanted`, in one batch or one after the other."""
+    prompts = requests(llm)
+    if alone:
+        return {name: llm.generate([prompts[name]], params)[0] for name, params in wanted.items()}
+    done = llm.generate([prompts[name] for name in wanted], list(wanted.values()))
+    return dict(zip(wanted, done, strict=True))
+
+
+def set_up(llm: LLM, speculation: Speculation, rule: str = "rejection") -> None:
+    """Change drafter, draft length and rule of an engine."""
+    llm.use(speculation.draft, **speculation.options)
+    llm.draft_tokens, llm.rule = speculation.draft_tokens, rule
+
+
+def text_of(done: Completion) -> dict[str, Any]:
+    """What a completion says."""
+    return {
+        "ids": done.token_ids,
+        "text": done.text,
+        "finish": [done.finish_reason, done.stop_cause],
+        "prompt": done.prompt_token_ids,
+    }
+
+
+COURSE = ("drafted", "rounds", "proposed", "accepted", "undrafted", "histogram", "position_rates")
+
+
+def course_of(done: Completion) -> dict[str, Any]:
+    """How a text came about: which tokens were drafted, and its statistics but for times and what follows from others
+    (see `derived`). The files hold the values alone, in the order of `COURSE`."""
+    stats = done.stats.as_dict()
+    drafted = "".join(str(int(each)) for each in done.drafted)
+    rates = [round(rate, 4) for rate in stats["position_rates"]]
+    return {name: stats.get(name) for name in COURSE} | {"drafted": drafted, "position_rates": rates}
+
+
+def derived(done: Completion) -> dict[str, Any]:
+    """The remaining statistics, by their definitions: what `as_dict` must say beside what `course_of` takes."""
+    stats = done.stats
+    return {
+        "tokens": len(done.token_ids),
+        "drafter_faults": 0,
+        "acceptance_rate": stats.accepted / stats.proposed if stats.proposed else None,
+        "mean_acceptance_length": len(done.token_ids) / stats.rounds,
+    }
+
+
+Recording = Mapping[tuple[int, ...], Seq[int]]
+"""Prompt -> what the target says to it, greedily."""
+
+
+def recording_of(texts: Mapping[str, Any]) -> Recording:
+    """The greedy texts, as `text_of` writes them."""
+    return {tuple(text["prompt"]): text["ids"] for text in texts.values()}
+
+
+def make_scratch(folder: Path, recording: Recording) -> Path:
+    """Files that cases name: an EAGLE-1 head, a model of another vocabulary, broken and odd files."""
+    make_eagle(folder / "eagle", recording)
+    make_model(folder / "other")
+    make_tokenizer(folder / "other", texts=OTHER_TEXTS)
+    (folder / "broken").mkdir()
+    (folder / "broken" / "config.json").write_text('{"model_type": "llama", ')
+    for name, text in {
+        "prompt.txt": "import os\n",
+        "empty.txt": "",
+        "prompts.jsonl": '{"prompt": "import os\\n"}\n',
+        "config.json": '{"drafter": "ngram", "draft_tokens": 3}',
+        "unknown.json": '{"draftr": "ngram"}',
+        "list.json": "[]",
+        "garbled.json": "{",
+        "replay.jsonl": '{"prompt": [5, 6], "continuation": [7]}\n',
+        "other.jsonl": '{"prompt": "x"}\n',
+    }.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def make_eagle(folder: Path, recording: Recording) -> None:
+    """An EAGLE-1 head for the embedded target, in the field's layout, as none ships. It is written down, not trained:
+    its first matrix answers each token with what follows it in the recording, and the rest are waves that disturb."""
+    target = Path(json.loads(invoke(["info", "--json"])[1])["folder"])
+    shape = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    width, narrow = shape["hidden_size"], shape["num_key_value_heads"] * shape["head_dim"]
+    embedding = load_file(target / "model.safetensors")["model.embed_tokens.weight"].double()
+    embedding /= embedding.norm(dim=1, keepdim=True)
+    pairs = {pair for prompt, said in recording.items() for pair in pairwise([*prompt, *said])}
+    before, behind = (embedding[list(side)] for side in zip(*sorted(pairs), strict=True))
+
+    def waves(rows: int, columns: int, pitch: float) -> torch.Tensor:
+        angles = pitch * torch.arange(rows * columns, dtype=torch.float64)
+        return (0.02 * torch.sin(angles)).reshape(rows, columns).float()
+
+    layer, inner = "layers.0.", 64
+    weights = {
+        "fc.weight": torch.cat([10 * (behind.T @ before).float(), waves(width, width, 0.7)], 1).contiguous(),
+        layer + "self_attn.q_proj.weight": waves(width, width, 1.1),
+        layer + "self_attn.k_proj.weight": waves(narrow, width, 1.3),
+        layer + "self_attn.v_proj.weight": waves(narrow, width, 1.7),
+        layer + "self_attn.o_proj.weight": waves(width, width, 1.9),
+        layer + "post_attention_layernorm.weight": torch.ones(width),
+        layer + "mlp.gate_proj.weight": waves(inner, width, 2.3),
+        layer + "mlp.up_proj.weight": waves(inner, width, 2.9),
+        layer + "mlp.down_proj.weight": waves(width, inner, 3.1),
+    }
+    own = {
+        "architectures": ["LlamaForCausalLMEagle"],
+        "num_hidden_layers": 1,
+        "intermediate_size": inner,
+        "bias": False,
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shape | own | {"tie_word_embeddings": False}))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+SUBCOMMANDS = (
+    "generate", "chat", "demo", "info", "check-pair", "drafters", "bench", "sweep", "trace", "verify", "doctor",
+    "tune", "report", "simulate", "pairs", "suggest-draft", "train", "train base", "train export", "train medusa",
+    "train eagle3", "train draft", "train layerskip",
+)  # fmt: skip
+
+COMMANDS = (
+    "", "--help", "-h", "--version", *(f"{name} --help" for name in SUBCOMMANDS), "generate -h", "train medusa -h",
+    # unknown words
+    "generat x", "--vresion", "generate x --temprature 1", "generate x --draft-token 1", "train medsua",
+    "train draft --decai 1", "simulate --alhpa 1", "report --nothing", "pairs surplus", "drafters ngram surplus",
+    # missing words
+    "generate", "check-pair embedded", "suggest-draft", "report", "train base", "train export", "train medusa",
+    # values of the wrong type
+    "generate x -n many", "generate x --top-k 1.5", "generate x --temperature hot", "generate x --threads two",
+    "generate x --seed s", "bench --rounds x", "simulate --alpha x", "sweep --seconds x", "train base --out x --lr x",
+    "generate x --json=yes", "generate x -n",
+    # values out of range
+    "generate x --temperature -1", "generate x --temperature nan", "generate x --top-p 0", "generate x --top-p 1.5",
+    "generate x --min-p 2", "generate x --top-k -1", "generate x -k -1", "generate x -n 0", "generate x --threads 0",
+    "generate x --repetition-penalty 0", "generate x --presence-penalty 3", "generate x --frequency-penalty -3",
+    "generate x --logprobs -1", "generate x --min-new-tokens -1", "generate x --stop ''", "bench --rounds 0",
+    "bench --prompts 0", "demo --prompts 9", "trace --number 0", "trace --number 100000", "verify --first 1",
+    "verify --level 2", "simulate --alpha 2", "simulate --c -1", "simulate --rates 2",
+    "simulate --gpus 0 -m 7B --hardware h100",
+    "pairs --acceptance 2", "suggest-draft GPT-2 --acceptance -1", "train medusa --data corpus",
+    "train medusa --data corpus --budget-tokens 9 --heads 0", "check-pair embedded embedded --draft-tokens -1",
+    # names that there are not
+    "generate x --rule rejction", "generate x --drafter n-gram", "generate x --drafter suffix,n-gram",
+    "generate x --executor nativ", "generate x --executor openvino", "generate x --dtype float33",
+    "generate x --quantize int4", "generate x --draft-quantize int4", "generate x --kv-dtype float61",
+    "generate x --device cuda:99", "drafters sufix", "simulate --hardware b200 -m 7B",
+    "pairs --hardware b200", "trace --kind poem", "verify --check sense", "bench --drafter modle",
+    "train medusa --data corpsu --budget-tokens 9", "train eagle3 --data corpus --budget-tokens 9 --loss forward",
+    "train eagle3 --data corpus --budget-tokens 9 --optimiser moun", "sweep --draft-tokens 8:2", "bench --category x",
+    "bench --template odd",
+    # options that do not go together, and options of drafters
+    "generate x -m mine --drafter model", "generate x --file y", "generate x -o max_ngram",
+    "generate x --drafter ngram -o max_ngrams=2", "generate x --drafter ngram -o max_ngram=0",
+    "generate x --drafter ngram -o max_ngram=two", "generate x --drafter eagle3 -o shape=bush",
+    "generate x --drafter layerskip -o exit=99", "generate x --drafter replay", "generate x --drafter eagle",
+    "generate x --drafter replay -o path={other.jsonl}", "generate x --drafter eagle3 --draft {broken}",
+    "generate x --drafter ngram -o branches=2 --rule block --temperature 1 -n 8",
+    "generate x --temperature 1 --rule greedy", "generate x --executor native --dtype float64",
+    "generate x --executor torch --kv-dtype float16",
+    "generate x --quantize int8 --dtype bfloat16", "bench --drafters model,model",
+    "bench --drafters model,ngram -o max_ngram=3", "trace x --drafters model,ngram", "doctor --drafter none",
+    "doctor -k 0", "tune --drafters none", "simulate -m 7B", "simulate --batch 1,2",
+    # files and folders
+    "generate x -m /nonexistent/model", "generate x -md /nonexistent/model", "generate x -m {broken}",
+    "generate x -md {other}", "generate --file /nonexistent/prompt", "generate --file {empty.txt}", "generate ''",
+    "generate x --config /nonexistent.json", "generate x --config {unknown.json}", "generate x --config {list.json}",
+    "generate x --config {garbled.json}", "info /nonexistent/model", "info {broken}", "check-pair embedded {other}",
+    "check-pair embedded /nonexistent", "report /nonexistent.json", "report {garbled.json}", "report {config.json}",
+    "bench /nonexistent.jsonl", "bench --out /nonexistent/r.json", "verify --page /nonexistent/r.html",
+    "suggest-draft GPT-2 --models /nonexistent", "train medusa --data /nonexistent.txt --budget-tokens 9",
+    "bench --compare /nonexistent.json", "bench --compare /nonexistent.json {config.json}",
+    # what works
+    "generate 'import os' -n 4", "generate 'import os' -n 4 -q", "generate 'import os' -n 4 --json --logprobs 2",
+    "generate --file {prompt.txt} -n 4 -q --config {config.json}", "generate - -n 4 -q",
+    "generate --chat hello -n 4 -q --drafter suffix,eagle3", "generate x --max-tokens 4 --temp 0.5 --seed 1 -q",
+    "generate x -n 4 --draft-max 2 --spec-type ngram --repeat-penalty 1.1 -q", "generate x -n 4 --drafter none",
+    "generate x -n 4 --drafter medusa -o mode=chain --rule typical --temperature 0.7 --seed 2",
+    "generate x -n 4 --drafter replay -o path={replay.jsonl} --executor torch --dtype float64 -q",
+    "generate x -n 4 -q --stop ' ' --ignore-eos --min-new-tokens 2", "chat -n 4", "chat --raw -n 4 --system hello",
+    "info", "info --json", "check-pair embedded embedded", "check-pair embedded embedded --json", "drafters",
+    "drafters --json", "drafters ngram", "drafters ngram --json", "pairs", "pairs --json", "pairs --advice --json",
+    "suggest-draft Llama-3.1-70B --json", "simulate --texts 20 --tokens 32", "simulate --texts 20 --tokens 32 --json",
+    "simulate --rules-of-thumb --json", "simulate --presets --json",
+    "simulate --hardware h100 -m Llama-3.1-70B -md Llama-3.1-8B --batch 1 --texts 20 --tokens 32 --json",
+    "trace 'import os' -n 8 --json --drafter ngram", "verify -n 6 --prompts 1 --check greedy --json",
+    "bench {prompts.jsonl} -n 6 --rounds 1 --drafter ngram --json",
+    "sweep {prompts.jsonl} --draft-tokens 2:3 -n 6 --rounds 1 --drafter ngram --json",
+    "doctor {prompts.jsonl} -n 6 --rounds 1 --drafter ngram --json",
+)  # fmt: skip
+"""Lines as they are typed, behind `slipstream`; {NAME} stands for a file that `make_scratch` makes."""
+
+ALIASES = (
+    "--model", "--target-model", "--model-draft", "--draft-model", "--spec-model", "--num-draft-tokens",
+    "--num-speculative-tokens", "--num-assistant-tokens", "--spec-tokens", "--draft-max", "--spec-method",
+    "--spec-type", "--temp", "--repeat-penalty", "--max-tokens", "--n-predict",
+)  # fmt: skip
+"""Names of options in other programs, which are understood."""
+
+STDIN = {
+    "generate - -n 4 -q": "import os\n",
+    "chat -n 4": "hello\n/stats\n/quit\n",
+    "chat --raw -n 4 --system hello": "x\n",
+}
+
+
+def run_command(line: str, scratch: Path) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `slipstream LINE`, in this process."""
+    names = {f"{{{path.name}}}": str(path) for path in scratch.iterdir()}
+    words = shlex.split(line)
+    for name, path in names.items():
+        words = [word.replace(name, path) for word in words]
+    return invoke(words, STDIN.get(line, ""))
+
+
+def invoke(words: Seq[str], stdin: str = "") -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `main(words)`."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    plain = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR", "COLUMNS")}
+    with (
+        mock.patch.dict(os.environ, plain, clear=True),
+        mock.patch.object(sys, "stdin", io.StringIO(stdin)),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main(list(words))
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else int(left.code is not None)
+    return code, out.getvalue(), err.getvalue()
+
+
+def kind_of(code: int, out: str, err: str) -> dict[str, Any]:
+    """What a command did, whatever the words: its exit code, what it printed, whether it complained, and the keys of
+    its JSON."""
+    kind: dict[str, Any] = {"code": code, "out": "text" if out.strip() else "nothing"}
+    kind["error"] = any(line.lower().startswith("error") for line in err.splitlines())
+    if "Usage:" in out:
+        kind["out"] = "help"
+    elif out.startswith("{"):
+        kind |= {"out": "json", "keys": sorted(paths_of(json.loads(out)))}
+    return kind
+
+
+def paths_of(found: Mapping[str, Any], depth: int = 2) -> set[str]:
+    """Names in a JSON object, and in the objects that it holds."""
+    inner = {name: value for name, value in found.items() if isinstance(value, dict) and depth > 1}
+    return {*found, *(f"{name}.{each}" for name, value in inner.items() for each in paths_of(value, depth - 1))}
+
+
+def options_of(command: str) -> dict[str, int]:
+    """The options of a command, as its own parser lists them, each with the number of values that it takes."""
+    found: Any = typer.main.get_command(importlib.import_module(main.__module__).app)
+    for word in command.split():
+        found = found.commands[word]
+    options = [each for each in found.params if each.param_type_name == "option"]
+    return {name: 0 if each.is_flag else each.nargs for each in options for name in (*each.opts, *each.secondary_opts)}
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def members_of(name: str, llm: LLM) -> list[str]:
+    """Public attributes of what `slipstream` exports under this name. Of requests and counters only what users read or
+    set: their other attributes serve the engine."""
+    thing = getattr(slipstream, name)
+    if not inspect.isclass(thing) or issubclass(thing, (Exception, SamplingParams)):
+        return []
+    made: Any = llm if thing is LLM else thing
+    if thing is SpecStats:
+        return sorted({*SpecStats().as_dict(), "as_dict", "drafted_at", "accepted_at", "total_seconds"})
+    found = {*dir(made), *getattr(thing, "__dataclass_fields__", ())}
+    return sorted(each for each in found if not each.startswith("_"))
+
+
+def parameters_of(path: str) -> dict[str, str]:
+    """Parameters of an exported callable, or of a method ("LLM.generate"), in their order, each with its default."""
+    thing: Any = slipstream
+    for name in path.split("."):
+        thing = getattr(thing, name)
+    return {
+        each.name: "" if each.default is each.empty or callable(each.default) else repr(each.default)
+        for each in inspect.signature(thing).parameters.values()
+        if each.name != "self" and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+    }
+
+
+CALLABLES = (
+    "LLM", "LLM.generate", "LLM.stream", "LLM.chat", "LLM.chat_prompt", "LLM.use", "SamplingParams", "Completion",
+    "Chunk", "SpecStats", "SpeculativeDecoder", "SpeculativeDecoder.decode", "load_model_pair",
+)  # fmt: skip
+
+MISTAKES: dict[str, Callable[[LLM, Path], Any]] = {
+    "an unknown keyword of LLM": lambda llm, scratch: LLM("embedded", draft_token=4),
+    "an unknown field of SamplingParams": lambda llm, scratch: SamplingParams(temprature=1),
+    "a parameter out of range": lambda llm, scratch: SamplingParams(top_p=2),
+    "an unknown rule": lambda llm, scratch: setattr(llm, "rule", "rejction"),
+    "a negative draft length": lambda llm, scratch: setattr(llm, "draft_tokens", -1),
+    "an unknown option of a drafter": lambda llm, scratch: llm.use("ngram", max_ngrams=2),
+    "a drafter without what it needs": lambda llm, scratch: llm.use("model"),
+    "an empty prompt": lambda llm, scratch: llm.generate(""),
+    "an id outside the vocabulary": lambda llm, scratch: llm.generate([10**6]),
+    "a prompt longer than the context": lambda llm, scratch: llm.generate([5] * 2000),
+    "parameters for another number of prompts": lambda llm, scratch: llm.generate(["x", "y"], [SamplingParams()]),
+    "a folder that does not exist": lambda llm, scratch: LLM("/nonexistent/model"),
+    "a broken config.json": lambda llm, scratch: LLM(scratch / "broken"),
+    "a draft of another vocabulary": lambda llm, scratch: llm.use(scratch / "other"),
+    "an unknown executor": lambda llm, scratch: LLM("embedded", executor="nativ"),
+    "a setting that cannot be honoured": lambda llm, scratch: LLM("embedded", executor="native", dtype="float64"),
+    "the rule greedy above temperature 0": lambda llm, scratch: sampled_greedily(llm),
+}
+"""Mistakes in Python; each raises an error whose class is pinned."""
+
+
+def sampled_greedily(llm: LLM) -> None:
+    """Ask for samples under the rule that has none."""
+    llm.use("ngram")
+    llm.rule = "greedy"
+    try:
+        llm.generate("x", SamplingParams(temperature=1.0, seed=1, max_tokens=4))
+    finally:
+        llm.rule = "rejection"
+
+
+def error_of(mistake: Callable[[LLM, Path], Any], llm: LLM, scratch: Path) -> list[str]:
+    """Names of the classes of the error that a mistake raises, the narrowest first."""
+    try:
+        mistake(llm, scratch)
+    except Exception as error:
+        return [kind.__name__ for kind in type(error).__mro__ if kind not in (Exception, BaseException, object)]
+    return []
+
+
+def exports() -> list[str]:
+    """Names that `from slipstream import *` gives."""
+    return sorted(importlib.import_module("slipstream").__all__)

@@ -1,0 +1,228 @@
+"""What users see stays as it is: texts, statistics, exit codes, names. `tests/pinned` holds what was seen before.
+
+A difference is a bug, or a change that is meant; for one that is meant, record anew: `python -m tests.pinned.record`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import slipstream
+from slipstream import LLM, Completion, SpeculativeDecoder, load_model_pair
+from tests.pinned import cases
+from tests.pinned.cases import COURSE, EDITED, EXECUTORS, GREEDY, SAMPLED, ask, course_of, invoke, pinned, text_of
+
+TEXTS, SAMPLES, OUTCOMES, NAMES = (pinned(name) for name in ("greedy", "sampled", "commands", "names"))
+RECORDING = cases.recording_of(TEXTS["greedy"]["texts"])
+NO_FILES = cases.speculations(Path(), RECORDING)
+DRAFTERS = tuple(NO_FILES)
+KINDS = {"greedy": GREEDY, "edited": EDITED}
+NATIVE_ONLY = (
+    "model, confidence", "model, topk tree", "layerskip, gain", "suffix, branches", "sam, corpus", "eagle3, comb",
+)  # fmt: skip
+"""Asked on the faster executor alone."""
+THOROUGH = ("none", "model", "lookahead", "medusa", "eagle3", "eagle3, tree", "hybrid")
+"""Asked on torch in every way."""
+
+
+def asked(executor: str, drafter: str, way: str) -> bool:
+    """Whether to ask: everything natively; on torch, which is slower, every drafter in the usual way, some in all."""
+    usual = way in ("greedy", "rejection") and drafter not in NATIVE_ONLY
+    return executor == "native" or usual or drafter in THOROUGH
+
+
+TEXTS_ASKED = [(e, name, kind) for e in EXECUTORS for name in DRAFTERS for kind in KINDS if asked(e, name, kind)]
+SAMPLES_ASKED = [
+    (executor, name, rule)
+    for executor in EXECUTORS
+    for name in DRAFTERS
+    for rule in cases.rules(name, NO_FILES[name])
+    if asked(executor, name, rule)
+]
+
+on_both_executors = pytest.mark.parametrize("executor", EXECUTORS)
+_loaded: dict[str, LLM] = {}
+_drafts: dict[str, str] = {}
+
+
+def engine(executor: str) -> LLM:
+    """The embedded target on one thread, loaded once."""
+    if executor not in _loaded:
+        _loaded[executor] = LLM("embedded", executor=executor, dtype="float32", threads=1)
+    return _loaded[executor]
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cases.make_scratch(tmp_path_factory.mktemp("scratch"), RECORDING)
+
+
+@pytest.fixture(scope="module")
+def drafting(scratch: Path) -> Callable[..., LLM]:
+    """The engine with a drafter and a rule. A drafter is kept until the next one is asked for: making one takes longer
+    than a text."""
+    known = cases.speculations(scratch, RECORDING)
+
+    def engine_with(executor: str, drafter: str, rule: str = "rejection") -> LLM:
+        llm = engine(executor)
+        if _drafts.get(executor) != drafter:
+            cases.set_up(llm, known[drafter])
+            _drafts[executor] = drafter
+        llm.rule = rule
+        return llm
+
+    return engine_with
+
+
+def check_course(done: Completion, expected: list[Any] | None) -> None:
+    """Compare statistics; those that are not pinned follow from others by their definitions. None: only these."""
+    if expected is not None:
+        assert course_of(done) == dict(zip(COURSE, expected, strict=True))
+    said = done.stats.as_dict()
+    assert {name: said[name] for name in cases.derived(done)} == cases.derived(done)
+    assert sum(done.drafted) == done.stats.accepted
+
+
+@pytest.mark.parametrize(("executor", "drafter", "kind"), TEXTS_ASKED)
+def test_greedy_texts_and_their_statistics_are_those_that_were_pinned(
+    drafting: Callable[..., LLM], executor: str, drafter: str, kind: str
+) -> None:
+    """Of three requests in one batch; where nothing edits the logits also of requests alone."""
+    expected = TEXTS[kind]
+    llm, wanted = drafting(executor, drafter), KINDS[kind]
+    single = [] if kind == "edited" else ["short"] if executor == "torch" else list(wanted)
+    alone = ask(llm, {name: wanted[name] for name in single}, alone=True)
+    for name, done in [*ask(llm, wanted).items(), *alone.items()]:
+        assert text_of(done) == expected["texts"][name]
+        assert done.lossless
+        check_course(done, None if NO_FILES[drafter].timed else expected["courses"][drafter][name])
+        if name in expected["logprobs"]:
+            assert [each.id for each in done.logprobs or ()] == done.token_ids
+            assert [each.logprob for each in done.logprobs or ()] == pytest.approx(expected["logprobs"][name], abs=2e-3)
+
+
+@pytest.mark.parametrize(("executor", "drafter", "rule"), SAMPLES_ASKED)
+def test_seeded_samples_and_their_statistics_are_those_that_were_pinned(
+    drafting: Callable[..., LLM], executor: str, drafter: str, rule: str
+) -> None:
+    """Of three requests in one batch; under the usual rule, natively, also of each request alone."""
+    expected = SAMPLES[drafter][rule]
+    wanted = {name: replace(params, seed=expected[name]["seed"]) for name, params in SAMPLED.items()}
+    for alone in (False, True) if (executor, rule) == ("native", "rejection") else (False,):
+        for name, done in ask(drafting(executor, drafter, rule), wanted, alone).items():
+            assert done.token_ids == expected[name]["ids"]
+            assert done.lossless == (rule != "typical")
+            check_course(done, None if NO_FILES[drafter].timed else expected[name]["course"])
+
+
+@on_both_executors
+def test_two_threads_say_what_one_says(executor: str) -> None:
+    llm = LLM("embedded", "embedded", executor=executor, dtype="float32", threads=2)
+    for name, done in ask(llm, {"short": GREEDY["short"]}).items():
+        assert text_of(done) == TEXTS["greedy"]["texts"][name]
+        check_course(done, TEXTS["greedy"]["courses"]["model"][name])
+    expected = SAMPLES["model"]["rejection"]["code"]
+    (done,) = ask(llm, {"code": replace(SAMPLED["code"], seed=expected["seed"])}).values()
+    assert done.token_ids == expected["ids"]
+
+
+@pytest.mark.parametrize("quantize", ["int8", "w8a16"])
+def test_a_quantised_draft_model_does_not_change_the_text(quantize: str) -> None:
+    llm = LLM("embedded", "embedded", executor="native", draft_quantize=quantize, threads=1)
+    for name, done in ask(llm, GREEDY).items():
+        assert text_of(done) == TEXTS["greedy"]["texts"][name]
+        assert done.stats.accepted
+
+
+@pytest.mark.parametrize("drafter", ["none", "model", "suffix+eagle3"])
+def test_a_stream_adds_up_to_the_pinned_text(drafting: Callable[..., LLM], drafter: str) -> None:
+    llm = drafting("native", drafter)
+    for name, prompt in cases.requests(llm).items():
+        chunks = list(llm.stream(prompt, GREEDY[name]))
+        pieces = [piece for chunk in chunks for piece in chunk.pieces]
+        done = chunks[-1].completion
+        assert done is not None
+        assert text_of(done) == TEXTS["greedy"]["texts"][name]
+        assert "".join(chunk.text for chunk in chunks) == "".join(piece.text for piece in pieces) == done.text
+        assert [piece.token for piece in pieces] == done.token_ids
+        assert [piece.drafted for piece in pieces] == done.drafted
+        check_course(done, TEXTS["greedy"]["courses"][drafter][name])
+
+
+def test_a_chat_follows_the_template_to_the_pinned_text(drafting: Callable[..., LLM]) -> None:
+    llm = drafting("native", "none")
+    said = [{"role": "user", "content": "Add a docstring.\n\ndef add(a, b):\n    return a + b\n"}]
+    assert text_of(llm.chat(said, GREEDY["chat"])) == TEXTS["greedy"]["texts"]["chat"]
+
+
+@on_both_executors
+def test_the_small_decoder_of_the_tutorial_says_the_pinned_text(executor: str) -> None:
+    target, draft, tokenizer = load_model_pair("embedded", "embedded", executor=executor, dtype="float32", threads=1)
+    decoder = SpeculativeDecoder(target, draft, draft_tokens=4)
+    text = TEXTS["greedy"]["texts"]["code"]
+    course = dict(zip(COURSE, TEXTS["greedy"]["courses"]["model"]["code"], strict=True))
+    ids = torch.tensor([text["prompt"]])
+    said = decoder.decode(ids, max_new_tokens=len(text["ids"]))
+    assert said.tolist() == [[*text["prompt"], *text["ids"]]]
+    assert tokenizer.decode(said[0, ids.shape[1] :].tolist()) == text["text"]
+    assert (decoder.stats.rounds, decoder.stats.accepted) == (course["rounds"], course["accepted"])
+
+
+@pytest.mark.parametrize("line", cases.COMMANDS)
+def test_a_command_ends_as_it_was_pinned(scratch: Path, line: str) -> None:
+    """The exit code, whether there is text, help or JSON, whether there is an error, and no traceback. The wording is
+    free, and JSON may have more keys than it had."""
+    code, out, err = cases.run_command(line, scratch)
+    assert "Traceback" not in out + err
+    seen, expected = cases.kind_of(code, out, err), dict(OUTCOMES[line])
+    assert set(expected.pop("keys", ())) <= set(seen.pop("keys", ()))
+    assert seen == expected, err
+
+
+@pytest.mark.parametrize("command", cases.SUBCOMMANDS)
+def test_a_command_takes_every_option_that_it_took(command: str) -> None:
+    """Asked together with --help, a command reads all options and then does nothing but show its help."""
+    shown = [*command.split(), "--help"]
+    options = [[name, *["1"] * count] for name, count in NAMES["options"][command].items()]
+    if invoke([*shown, *(word for words in options for word in words)])[0]:
+        refused = [words[0] for words in options if invoke([*shown, *words])[0]]
+        pytest.fail(f"`slipstream {command}` no longer takes {', '.join(refused)}")
+    assert invoke([*shown, "--an-option-that-there-is-not"])[0] == 2, "help hides what is refused"
+
+
+def test_options_of_other_programs_are_still_understood() -> None:
+    given = [word for name in cases.ALIASES for word in (name, "1")]
+    assert invoke(["generate", "--help", *given])[0] == 0
+
+
+def test_every_exported_name_is_still_there() -> None:
+    assert set(NAMES["exports"]) <= set(slipstream.__all__)
+    for name in NAMES["exports"]:
+        assert set(NAMES["members"][name]) <= set(cases.members_of(name, engine("native"))), name
+
+
+@pytest.mark.parametrize("path", cases.CALLABLES)
+def test_parameters_keep_their_names_their_order_and_their_defaults(path: str) -> None:
+    expected, seen = NAMES["parameters"][path], cases.parameters_of(path)
+    assert [name for name in seen if name in expected] == list(expected)
+    assert {name: seen[name] for name in expected} == expected
+
+
+def test_every_drafter_is_still_there_and_is_pinned() -> None:
+    assert set(NAMES["drafters"]) <= set(DRAFTERS)
+    for name in NAMES["drafters"]:
+        assert invoke(["drafters", name])[0] == 0
+
+
+@pytest.mark.parametrize("mistake", cases.MISTAKES)
+def test_a_mistake_raises_an_error_of_the_same_kind(scratch: Path, mistake: str) -> None:
+    """The class that was raised, or one derived from it."""
+    _drafts.clear()  # some mistakes change the drafter before they are noticed
+    seen = cases.error_of(cases.MISTAKES[mistake], engine("native"), scratch)
+    assert [name for name in seen if name in NAMES["errors"][mistake]] == NAMES["errors"][mistake]
