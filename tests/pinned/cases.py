@@ -275,7 +275,7 @@ def make_eagle(folder: Path, recording: Recording) -> None:
 
 SUBCOMMANDS = (
     "generate", "chat", "demo", "info", "check-pair", "drafters", "bench", "sweep", "trace", "verify", "doctor",
-    "tune", "report", "simulate", "pairs", "suggest-draft", "train", "train base", "train export", "train medusa",
+    "tune", "report", "simulate", "pairs", "suggest-draft", "train", "train medusa",
     "train eagle3", "train draft", "train layerskip",
 )  # fmt: skip
 
@@ -285,10 +285,10 @@ COMMANDS = (
     "generat x", "--vresion", "generate x --temprature 1", "generate x --draft-token 1", "train medsua",
     "train draft --decai 1", "simulate --alhpa 1", "report --nothing", "pairs surplus", "drafters ngram surplus",
     # missing words
-    "generate", "check-pair embedded", "suggest-draft", "report", "train base", "train export", "train medusa",
+    "generate", "check-pair embedded", "suggest-draft", "report", "train medusa",
     # values of the wrong type
     "generate x -n many", "generate x --top-k 1.5", "generate x --temperature hot", "generate x --threads two",
-    "generate x --seed s", "bench --rounds x", "simulate --alpha x", "sweep --seconds x", "train base --out x --lr x",
+    "generate x --seed s", "bench --rounds x", "simulate --alpha x", "sweep --seconds x",
     "generate x --json=yes", "generate x -n",
     # values out of range
     "generate x --temperature -1", "generate x --temperature nan", "generate x --top-p 0", "generate x --top-p 1.5",
@@ -340,9 +340,9 @@ COMMANDS = (
     "generate x -n 4 -q --stop ' ' --ignore-eos --min-new-tokens 2", "chat -n 4", "chat --raw -n 4 --system hello",
     "info", "info --json", "check-pair embedded embedded", "check-pair embedded embedded --json", "drafters",
     "drafters --json", "drafters ngram", "drafters ngram --json", "pairs", "pairs --json", "pairs --advice --json",
-    "suggest-draft Llama-3.1-70B --json", "simulate --texts 20 --tokens 32", "simulate --texts 20 --tokens 32 --json",
-    "simulate --rules-of-thumb --json", "simulate --presets --json",
-    "simulate --hardware h100 -m Llama-3.1-70B -md Llama-3.1-8B --batch 1 --texts 20 --tokens 32 --json",
+    "suggest-draft Llama-3.1-70B --json", "simulate", "simulate --json",
+    "simulate --presets --json",
+    "simulate --hardware h100 -m Llama-3.1-70B -md Llama-3.1-8B --batch 1 --json",
     "trace 'import os' -n 8 --json --drafter ngram", "verify -n 6 --prompts 1 --check greedy --json",
     "bench {prompts.jsonl} -n 6 --rounds 1 --drafter ngram --json",
     "sweep {prompts.jsonl} --draft-tokens 2:3 -n 6 --rounds 1 --drafter ngram --json",

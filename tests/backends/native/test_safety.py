@@ -53,10 +53,10 @@ def test_a_token_outside_of_the_vocabulary_is_an_error_and_nothing_is_read(shape
             tree(0, 3, [3, token, 4], [-1, -1]),
             forest([(0, 0, [3], []), (1, 0, [token], [])]),
         ):
-            with pytest.raises(TargetError, match="outside of the model's embedding"):
+            with pytest.raises(TargetError, match="outside the model's embedding"):
                 model.forward(batch)
             if all(t is None for t in batch.trees):
-                with pytest.raises(TargetError, match="outside of the model's embedding"):
+                with pytest.raises(TargetError, match="outside the model's embedding"):
                     model.decode_steps(batch, 2)
     assert torch.equal(model.forward(chain(0, 0, text)).logits, want)
     assert model.forward(chain(0, 0, [VOCAB - 1, 0])).logits.isfinite().all()
@@ -67,13 +67,13 @@ def test_a_learned_position_beyond_the_last_one_is_an_error() -> None:
     text = ids(22)
     model.forward(chain(0, 0, text[:20]))
     for batch in (chain(0, 0, text[:21]), chain(0, 20, text[20:21]), tree(0, 18, text[:4], [-1, 0, 1])):
-        with pytest.raises(TargetError, match="behind the last one"):
+        with pytest.raises(TargetError, match="after the last one"):
             model.forward(batch)
-    with pytest.raises(TargetError, match="behind the last one"):
+    with pytest.raises(TargetError, match="after the last one"):
         model.decode_steps(chain(0, 17, text[17:19]), 3)
     model.decode_steps(chain(0, 17, text[17:19]), 2)
     negative = Batch([0], torch.tensor([3]), [-1], [0, 1], [0], [None], [0])
-    with pytest.raises(TargetError, match="behind the last one"):
+    with pytest.raises(TargetError, match="after the last one"):
         model.forward(negative)
     with pytest.raises(TargetError, match="20 learned positions"):
         Decoder(model).run([Sequence([1] * 21)], _no_draft())
@@ -94,11 +94,11 @@ def test_a_head_refuses_tokens_outside_of_its_embedding(version: int, own: bool)
     fine = runtime.decode_steps(_last(batch), torch.ones(3, width), 2)[1].clone()
     for token in (-1, 40, 45, 1040, 1 << 40):
         bad = _last(forest([(0, 0, [3, token, 5], [])]))
-        with pytest.raises(TargetError, match="outside of the model's embedding"):
+        with pytest.raises(TargetError, match="outside the model's embedding"):
             runtime.decode_steps(bad, torch.ones(3, width), 2)
-        with pytest.raises(TargetError, match="outside of the model's embedding"):
+        with pytest.raises(TargetError, match="outside the model's embedding"):
             runtime.extend(bad, torch.ones(3, width))
-        with pytest.raises(TargetError, match="outside of the model's embedding"):
+        with pytest.raises(TargetError, match="outside the model's embedding"):
             runtime.extend(bad, torch.ones(3, made.hidden_size), own=True)
     assert torch.equal(runtime.decode_steps(_last(batch), torch.ones(3, width), 2)[1], fine)
 
