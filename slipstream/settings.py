@@ -21,7 +21,7 @@ def check_executor(name: str) -> None:
     if name == "openvino":
         raise ParameterError(
             "executor is 'openvino', which does not exist any more",
-            why="the OpenVINO executor was removed because the native executor is faster",
+            why="The OpenVINO executor was removed because the native executor is faster",
             fix="omit the option: executor='auto' uses the native executor on a CPU",
         )
     one_of("executor", name, EXECUTORS)

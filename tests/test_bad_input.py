@@ -35,6 +35,6 @@ def test_an_unknown_parameter() -> None:
 
 
 def test_the_openvino_executor_is_gone_and_the_message_says_what_to_do(tiny: Tiny) -> None:
-    gone = "there is no OpenVINO executor any more. It was removed because the native executor is faster. Fix: drop"
+    gone = "does not exist any more. The OpenVINO executor was removed because the native executor is faster. Fix: omit"
     with pytest.raises(ParameterError, match="(?i)" + gone):
         LLM(tiny.target, executor="openvino")

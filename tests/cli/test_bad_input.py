@@ -117,7 +117,7 @@ TABLE: list[tuple[str, str]] = [
     ("bench prompts.jsonl {pair} --template chta", "did you mean 'chat'"),
     # sweep
     ("sweep code {pair} --draft-tokens 4", "there is nothing to sweep over"),
-    ("sweep code {pair} --draft-tokens 1:100", "100 settings were asked for"),
+    ("sweep code {pair} --draft-tokens 1:100", "100 settings were requested"),
     ("sweep code {pair} --draft-tokens 8:2", "--draft-tokens is '8:2'"),
     ("sweep code {pair} --option max_ngram", "is not NAME=VALUES"),
     ("sweep code {pair} --drafter ngram --option max_ngrams=2,3", "did you mean 'max_ngram'"),

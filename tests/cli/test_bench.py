@@ -31,7 +31,7 @@ def test_tables_for_people(cli, pair, texts, tmp_path):
                  "2 interleaved passes", "where the time goes", "Fastest: "):  # fmt: skip
         assert part in said
     assert max(map(len, result.out.splitlines())) <= 80
-    assert "fewer than 3 rounds" in result.said
+    assert "fewer than 3 passes" in result.said
     assert f"slipstream report {tmp_path / 'r.json'}" in result.said
     found = json.loads((tmp_path / "r.json").read_text())
     assert (found["format_version"], found["kind"], found["complete"]) == (1, "bench", True)

@@ -88,6 +88,6 @@ def test_the_command_line_wins_over_the_file(cli, pair, tmp_path):
     path = tmp_path / "c.json"
     path.write_text(json.dumps({"drafter": "ngram", "draft_tokens": 3, "drafter_option": "max_ngram=2", "seed": 1}))
     result = cli("generate", "for x in", *pair, "--config", path, "-n", "3")
-    assert "method=ngram, K=3" in result.said
+    assert "ngram drafter, 3 draft tokens" in result.said
     result = cli("generate", "for x in", *pair, "--config", path, "-n", "3", "-k", "2")
     assert "method=ngram, K=2" in result.said
