@@ -79,7 +79,7 @@ def test_an_interruption_keeps_whole_rounds(tiny_llm, contenders, prompt_set, tm
     assert not kept.complete
     assert [arm["rounds"] for arm in kept.data["arms"]] == [1, 1, 1]
     assert stop.value.result.data["arms"]
-    assert any("fewer than 3 rounds" in warning for warning in kept.warnings)
+    assert any("fewer than 3 passes" in warning for warning in kept.warnings)
 
 
 def test_a_wrong_text_is_a_bug_and_a_warning(tiny_llm, contenders, prompt_set, monkeypatch):

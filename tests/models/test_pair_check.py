@@ -126,7 +126,7 @@ def test_without_tokenizers_a_token_that_has_no_row_is_an_error(tiny, tmp_path):
     small = tmp_path / "small"
     make_model(small, vocab_size=300)
     for target, draft in ((tiny.target, small), (small, tiny.target)):
-        with pytest.raises(PairError, match=r"has \d+ tokens, .* has an output of 300 and no tokenizer"):
+        with pytest.raises(PairError, match=r"has \d+ tokens, .* has an output of 300 ids and no tokenizer"):
             require_pair(target, draft)
     with pytest.raises(PairError, match=r"300 and 320|320 and 300"):
         require_pair(bare(clone(tiny.target, tmp_path / "bare")), small)
