@@ -90,4 +90,4 @@ def test_the_command_line_wins_over_the_file(cli, pair, tmp_path):
     result = cli("generate", "for x in", *pair, "--config", path, "-n", "3")
     assert "ngram drafter, 3 draft tokens" in result.said
     result = cli("generate", "for x in", *pair, "--config", path, "-n", "3", "-k", "2")
-    assert "method=ngram, K=2" in result.said
+    assert "ngram drafter, 2 draft tokens" in result.said

@@ -39,8 +39,8 @@ def test_another_version_is_refused_with_both_versions_named(tmp_path):
     ("text", "said"),
     [
         ("{", "is not JSON"),
-        ("[]", "no result file"),
-        ('{"format": "other"}', "no result file"),
+        ("[]", "not a result file"),
+        ('{"format": "other"}', "not a result file"),
         ('{"format": "slipstream-lab", "format_version": 1, "kind": "bench"}', "lacks settings, provenance"),
     ],
 )

@@ -39,10 +39,10 @@ BAD: dict[str, tuple[str, bytes | None, str]] = {
     "missing": ("a.txt", None, "does not exist"),
     "binary": ("a.txt", b"abc\0def", "not text: byte 3 is zero"),
     "latin-1": ("a.txt", b"caf\xe9 au lait", "not UTF-8 text: byte 3 is 0xe9"),
-    "packed": ("a.parquet", b"PAR1", "format that is not read"),
+    "packed": ("a.parquet", b"PAR1", "unsupported format"),
     "stream without starts": ("a.bin", b"\1\0", "a.starts.npy"),
     "not JSON": ("a.jsonl", b'{"text": "x"}\n{"text": \n', "line 2: not JSON"),
-    "no field": ("a.jsonl", b'{"text": "x"}\n\n{"txet": "y"}\n', "line 3: none of the fields.*'txet'"),
+    "no field": ("a.jsonl", b'{"text": "x"}\n\n{"txet": "y"}\n', "line 3: no known field.*'txet'"),
     "a number": ("a.jsonl", b'{"text": 3}\n', "line 1: text is int"),
     "a list": ("a.jsonl", b"[1]\n", "line 1: a list"),
     "no role": ("a.jsonl", b'{"messages": [{"role": "robot", "content": "x"}]}\n', "turn 1: the role is 'robot'"),
@@ -193,7 +193,7 @@ def test_changed_data_is_refused_in_the_same_folder(encoder: Encoder, tmp_path: 
     prepare_data(tmp_path / "data", [str(source)], encoder, 300, 32)
     prepare_data(tmp_path / "data", [str(source)], encoder, 300, 32)
     (source / "060.txt").write_text("more")
-    with pytest.raises(TrainingError, match="made of other data: sources differ"):
+    with pytest.raises(TrainingError, match="made from other data: sources differ"):
         prepare_data(tmp_path / "data", [str(source)], encoder, 300, 32)
 
 
