@@ -150,7 +150,7 @@ def bench_block(kit: Kit, command: str, wanted: list[str]) -> str:
 
 def verify(kit: Kit) -> str:
     size = "--prompts 1 -n 8 --samples 64" if kit.quick else "--prompts 4 -n 32 --samples 1000"
-    return printed(kit, f"slipstream verify --drafter model -k 4 {size} --law-prompts 1")
+    return printed(kit, f"slipstream verify --drafter model -k 4 {size} --distribution-prompts 1")
 
 
 def doctor(kit: Kit) -> str:

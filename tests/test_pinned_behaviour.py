@@ -171,7 +171,7 @@ def test_the_small_decoder_of_the_tutorial_says_the_pinned_text(executor: str) -
     said = decoder.decode(ids, max_new_tokens=len(text["ids"]))
     assert said.tolist() == [[*text["prompt"], *text["ids"]]]
     assert tokenizer.decode(said[0, ids.shape[1] :].tolist()) == text["text"]
-    assert (decoder.stats.rounds, decoder.stats.accepted) == (course["rounds"], course["accepted"])
+    assert (decoder.stats.steps, decoder.stats.accepted) == (course["steps"], course["accepted"])
 
 
 @pytest.mark.parametrize("line", cases.COMMANDS)

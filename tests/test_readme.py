@@ -18,7 +18,7 @@ SHOWN = README.read_text() + (ROOT / "docs" / "commands.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", SHOWN, re.DOTALL)
 SESSIONS = re.findall(r"```console\n(.*?)```", README.read_text(), re.DOTALL)
 COMMANDS = [command for session in SESSIONS for command in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]]
-SHORTER = {"verify": ["--prompts", "1", "--law-prompts", "1", "--samples", "100"]}
+SHORTER = {"verify": ["--prompts", "1", "--distribution-prompts", "1", "--samples", "100"]}
 """Options that make a command quick without changing the form of what it prints."""
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 

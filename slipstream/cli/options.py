@@ -42,8 +42,9 @@ ALIASES = {
     "--repeat-penalty": "--repetition-penalty",
     "--max-tokens": "--max-new-tokens",
     "--n-predict": "--max-new-tokens",
+    "--law-prompts": "--distribution-prompts",
 }
-"""Option names of other programs -> our name of the same option."""
+"""Option names of other programs, and former names of ours -> our name of the same option."""
 
 _MODELS, _SPECULATION, _SAMPLING = "Models", "Speculation", "Sampling"
 

@@ -82,7 +82,7 @@ class Session:
     def answer(self, prompt: str) -> None:
         """Stream the answer to one prompt and add both to the conversation."""
         request = self._request(prompt)
-        completion, finish = run(self.llm, request, self.params, shown=True, legend=self.total.rounds == 0)
+        completion, finish = run(self.llm, request, self.params, shown=True, legend=self.total.steps == 0)
         self.total += completion.stats
         if not self.raw:
             self.messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion.text}]
@@ -153,13 +153,13 @@ class Session:
         render.line("new conversation started")
 
     def _stats(self, argument: str) -> None:
-        if not self.total.rounds:
+        if not self.total.steps:
             return render.line("nothing has been generated yet")
         render.line(render.summary(self.total, self.llm.rule.name, self.llm.rule.lossless))
         spent = ", ".join(
             f"{phase} {seconds / self.total.total_seconds:.0%}" for phase, seconds in self.total.seconds.items()
         )
-        render.line(f"{self.total.rounds} steps; time: {spent}")
+        render.line(f"{self.total.steps} steps; time: {spent}")
         if self.total.drafted_at:
             rates = " ".join(f"{rate:.0%}" for rate in self.total.position_rates)
             render.line(f"acceptance by position: {rates}")

@@ -12,6 +12,9 @@ from slipstream.cli.loading import banner, load
 from slipstream.cli.measuring import finish, unfinished, writable
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
 
+FORMER = {"law": "distribution"}
+"""Former names of checks."""
+
 
 @grouped
 def verify(
@@ -26,12 +29,12 @@ def verify(
     template: Annotated[str, typer.Option(help="Prompt format: chat, raw, or auto (chat for instructions).")] = "auto",
     check: Annotated[
         list[str] | None,
-        typer.Option(help="Run only this check: greedy, coupled or law (distribution); repeatable."),
+        typer.Option(help="Run only this check: greedy, coupled or distribution; repeatable."),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Texts sampled per prompt of the law check.")] = 2000,
-    law_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts of the law check.")] = 2,
+    samples: Annotated[int, typer.Option(min=1, help="Texts sampled per prompt of the distribution check.")] = 2000,
+    distribution_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts of the distribution check.")] = 2,
     first: Annotated[int, typer.Option(min=2, help="Number of first tokens whose joint distribution is tested.")] = 3,
-    level: Annotated[float, typer.Option(help="False-alarm probability of the law check.")] = 1e-3,
+    level: Annotated[float, typer.Option(help="False-alarm probability of the distribution check.")] = 1e-3,
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
     page: Annotated[Path | None, typer.Option(help="Write a report page to this HTML file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -45,8 +48,8 @@ def verify(
     from slipstream.lab.verification import CHECKS, VerifyConfig
 
     config = VerifyConfig(
-        params=sampling.params(), checks=tuple(check) if check else CHECKS, samples=samples, law_prompts=law_prompts,
-        length=first, level=level, seed=sampling.seed or 0,
+        params=sampling.params(), checks=tuple(FORMER.get(c, c) for c in check or CHECKS), samples=samples,
+        distribution_prompts=distribution_prompts, length=first, level=level, seed=sampling.seed or 0,
     )  # fmt: skip
     from slipstream.lab import prompts as texts, verification as lab
 

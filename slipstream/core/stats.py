@@ -33,7 +33,7 @@ class SpecStats:
     first_token_seconds  from the start of the first step of the sequence to the end of it.
     """
 
-    rounds: int = 0
+    steps: int = 0
     tokens: int = 0
     proposed: int = 0
     accepted: int = 0
@@ -48,7 +48,7 @@ class SpecStats:
     def count(self, depths: Iterable[int], accepted: int, tokens: int) -> None:
         """Record one step: the depth of every verified draft token, how many were accepted, how many tokens it gave."""
         depths = list(depths)
-        self.rounds += 1
+        self.steps += 1
         self.tokens += tokens
         self.proposed += len(depths)
         self.accepted += accepted
@@ -60,7 +60,7 @@ class SpecStats:
 
     def count_plain(self, steps: int) -> None:
         """Record `steps` steps in which nothing was drafted: `count([], 0, 1)` for each."""
-        self.rounds += steps
+        self.steps += steps
         self.tokens += steps
         self.undrafted += steps
         self.histogram[0] += steps
@@ -80,7 +80,7 @@ class SpecStats:
     @property
     def mean_acceptance_length(self) -> float | None:
         """tokens / steps, bonus included; None before the first step."""
-        return self.tokens / self.rounds if self.rounds else None
+        return self.tokens / self.steps if self.steps else None
 
     @property
     def position_rates(self) -> list[float]:
@@ -101,7 +101,7 @@ class SpecStats:
             **{
                 n: getattr(self, n) + getattr(other, n)
                 for n in (
-                    "rounds",
+                    "steps",
                     "tokens",
                     "proposed",
                     "accepted",
@@ -119,7 +119,7 @@ class SpecStats:
     def as_dict(self) -> dict[str, Any]:
         """Counters and derived figures as plain JSON values."""
         return {
-            "rounds": self.rounds,
+            "steps": self.steps,
             "tokens": self.tokens,
             "proposed": self.proposed,
             "accepted": self.accepted,

@@ -184,13 +184,13 @@ class Prediction(Strict):
     """What `predict` expects of one text (or, without a length, of one step in the long run).
 
     tau      tokens a step, the bonus token included, the prefill step left out.
-    rounds   steps after the prefill step.
+    steps   steps after the prefill step.
     seconds  of the speculative text, by what they are spent on: prefill, draft, target, host.
     plain_seconds  of the same text in plain decoding, prefill included.
     """
 
     tau: float
-    rounds: float
+    steps: float
     seconds: dict[str, float]
     plain_seconds: float
 
@@ -209,7 +209,7 @@ def predict(
     draft_seconds: float,
     *,
     drafted: Seq[float] | None = None,
-    round_host: float = 0.0,
+    step_host: float = 0.0,
     plain_host: float = 0.0,
     prefill: float = 0.0,
     draft_prefill: float = 0.0,
@@ -224,7 +224,7 @@ def predict(
     draft_seconds   of drafting and observing, a step.
     drafted         share of the steps that draft at depth j or deeper (drafted_at[j] / steps that could draft); None:
                     every step drafts to full depth. n-gram drafters often draft nothing.
-    round_host, plain_host   seconds of a speculative step, and of a plain step, beside draft and target.
+    step_host, plain_host   seconds of a speculative step, and of a plain step, beside draft and target.
     prefill, draft_prefill   seconds of the step that reads the prompt (it yields the first token): the target's share,
                              which plain decoding pays too, and the drafter's.
     tokens          length of the text: then the shorter drafts at its end are exact. None: the long run, no prefill.
@@ -233,7 +233,7 @@ def predict(
     Exact if what a step accepts depends neither on earlier steps nor on how deep it drafted: the expected time of the
     last n tokens is that of one step, cut to a depth of n - 1, plus that of the tokens that remain.
     """
-    _check_prediction(position_rates, drafted, tokens, batch, draft_seconds, round_host, plain_host, prefill)
+    _check_prediction(position_rates, drafted, tokens, batch, draft_seconds, step_host, plain_host, prefill)
     check_number("draft_prefill", draft_prefill, 0.0, float("inf"))
     deep = [1.0, *(drafted or [1.0] * len(position_rates)), 0.0]  # share of the steps at depth j or deeper
     reach = [1.0, *(rate * share for rate, share in zip(position_rates, deep[1:], strict=False))]
@@ -247,7 +247,7 @@ def predict(
     longest = len(position_rates)
     tau = sum(reach)
     if tokens is None:
-        spent = {"prefill": 0.0, "draft": draft_seconds, "target": verification(longest), "host": round_host}
+        spent = {"prefill": 0.0, "draft": draft_seconds, "target": verification(longest), "host": step_host}
         return Prediction(tau, 1.0, spent, tau * plain)
     exactly = [a - b for a, b in zip(reach, [*reach[1:], 0.0], strict=True)]  # chance to accept 0, 1, ...
     full = verification(longest)
@@ -256,16 +256,16 @@ def predict(
         room = min(longest, left - 1)
         chances = [*exactly[:room], reach[room]]
         rests = [done[left - 1 - accepted] for accepted in range(room + 1)]
-        rounds, drafting, target = (sum(p * r[i] for p, r in zip(chances, rests, strict=True)) for i in range(3))
-        done.append((rounds + 1, drafting + bool(room), target + (full if room == longest else verification(room))))
-    rounds, drafting, target = done[-1]
+        steps, drafting, target = (sum(p * r[i] for p, r in zip(chances, rests, strict=True)) for i in range(3))
+        done.append((steps + 1, drafting + bool(room), target + (full if room == longest else verification(room))))
+    steps, drafting, target = done[-1]
     spent = {
         "prefill": prefill + draft_prefill,
         "draft": drafting * draft_seconds,
         "target": target,
-        "host": drafting * round_host + (rounds - drafting) * plain_host,
+        "host": drafting * step_host + (steps - drafting) * plain_host,
     }
-    return Prediction(tau, rounds, spent, prefill + (tokens - 1) * plain)
+    return Prediction(tau, steps, spent, prefill + (tokens - 1) * plain)
 
 
 def _check_prediction(

@@ -134,7 +134,7 @@ def without(m: Measured, cause: str) -> Measured:
         rates = tuple(max(a, b) for a, b in zip(good, own, strict=True))
         return replace(m, position_rates=rates, drafted=(1.0,) * m.draft_tokens)
     if cause == HOST:
-        return replace(m, round_host=min(m.round_host, m.plain_host))
+        return replace(m, step_host=min(m.step_host, m.plain_host))
     return replace(m, costs=CostCurve((1,), (m.costs(m.batch),)))
 
 
@@ -166,8 +166,8 @@ def evidence(m: Measured, cause: str) -> list[str]:
             + (f" in the {drafted:.0%} of the steps that drafted" if drafted < 0.95 else "")
         ),
         COMPUTE: f"verifying {m.rows:.0f} rows costs {m.checking:.2f}x one plain step",
-        HOST: f"the host takes {m.round_host * ms:.2f} ms per speculative step, {m.plain_host * ms:.2f} ms per plain "
-        f"step ({m.round_host / (m.round_host + m.costs(m.rows) + m.draft_seconds):.0%} of a speculative step)",
+        HOST: f"the host takes {m.step_host * ms:.2f} ms per speculative step, {m.plain_host * ms:.2f} ms per plain "
+        f"step ({m.step_host / (m.step_host + m.costs(m.rows) + m.draft_seconds):.0%} of a speculative step)",
     }
     if m.batch > 1:
         alone = m.alone()

@@ -40,7 +40,7 @@ class Measured(Strict):
     position_rates, drafted   as `theory.predict` takes them, one for each depth that was ever drafted.
     width          draft tokens per depth: 1 for chains.
     draft_fixed, draft_each   drafting and observing: per step, and for each level of depth.
-    round_host, plain_host    verification and bookkeeping of a speculative step, and of a plain step.
+    step_host, plain_host    verification and bookkeeping of a speculative step, and of a plain step.
     prefill, draft_prefill    prefill of the target, and the time that the drafter adds to it.
     tokens         output tokens per text.
     batch          sequences decoded at once.
@@ -55,7 +55,7 @@ class Measured(Strict):
     width: float = 1.0
     draft_fixed: float = 0.0
     draft_each: float = 0.0
-    round_host: float = 0.0
+    step_host: float = 0.0
     plain_host: float = 0.0
     prefill: float = 0.0
     draft_prefill: float = 0.0
@@ -68,7 +68,7 @@ class Measured(Strict):
         for name in ("draft_tokens", "tokens", "batch"):
             check_integer(name, getattr(self, name), 1)
         for name in (
-            "draft_fixed", "draft_each", "round_host", "plain_host", "prefill", "draft_prefill", "width",
+            "draft_fixed", "draft_each", "step_host", "plain_host", "prefill", "draft_prefill", "width",
         ):  # fmt: skip
             check_number(name, getattr(self, name), 0.0, float("inf"))
 
@@ -89,7 +89,7 @@ class Measured(Strict):
     @property
     def host(self) -> float:
         """Host time of a speculative step beyond that of a plain step, in plain steps."""
-        return max(0.0, self.round_host - self.plain_host) / self.plain_step
+        return max(0.0, self.step_host - self.plain_host) / self.plain_step
 
     @property
     def rows(self) -> float:
@@ -114,7 +114,7 @@ class Measured(Strict):
             self.by_depth(),
             self.draft_fixed + self.draft_each * depth if depth else 0.0,
             drafted=self.drafted[:deep] if deep else None,
-            round_host=self.round_host,
+            step_host=self.step_host,
             plain_host=self.plain_host,
             prefill=self.prefill,
             draft_prefill=self.draft_prefill if depth else 0.0,
@@ -144,7 +144,7 @@ class Measured(Strict):
         shrinks less, so the estimate is slightly too good."""
         share = {
             name: getattr(self, name) / self.batch
-            for name in ("draft_fixed", "draft_each", "round_host", "plain_host", "prefill", "draft_prefill")
+            for name in ("draft_fixed", "draft_each", "step_host", "plain_host", "prefill", "draft_prefill")
         }
         return replace(self, batch=1, speedup=None, **share)
 
@@ -214,7 +214,7 @@ def measured(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:
         fixed = max(0.0, draft - each * k)
     else:
         each, fixed = draft / k, 0.0
-    step = batch * max(1e-9, plain.seconds["target"] - texts / batch * prefill) / max(1, plain.rounds - texts)
+    step = batch * max(1e-9, plain.seconds["target"] - texts / batch * prefill) / max(1, plain.steps - texts)
     level = step / costs(batch)
     gain = run.speedup()
     return Measured(
@@ -225,7 +225,7 @@ def measured(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:
         width=max(1.0, stats.proposed / max(1, sum(stats.drafted_at.values()))),
         draft_fixed=fixed,
         draft_each=each,
-        round_host=_host(stats, batch),
+        step_host=_host(stats, batch),
         plain_host=_host(plain, batch),
         prefill=prefill,
         draft_prefill=first,
@@ -240,11 +240,11 @@ def _draft_seconds_per_step(run: Run, first: float) -> float:
     """Seconds of drafting per step of the whole batch, without `first`, the drafter's share of prefill."""
     stats, texts = run.stats(), len(run.prompts) * run.rounds
     batch = run.arm.batch
-    return batch * max(0.0, stats.seconds["draft"] - texts / batch * first) / max(1, stats.rounds - texts)
+    return batch * max(0.0, stats.seconds["draft"] - texts / batch * first) / max(1, stats.steps - texts)
 
 
 def _host(stats: SpecStats, batch: int) -> float:
-    return batch * (stats.seconds["host"] + stats.seconds["verify"]) / max(1, stats.rounds)
+    return batch * (stats.seconds["host"] + stats.seconds["verify"]) / max(1, stats.steps)
 
 
 def target_costs(target: Target, past: int, most: int) -> CostCurve:

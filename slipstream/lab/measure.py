@@ -278,7 +278,7 @@ def _compare(run: Run, i: int, completion: Completion) -> None:
     if run.plain is None or not run.arm.params.greedy or any(i == seen for seen, _ in run.divergences):
         return
     stats, batch = completion.stats, run.arm.batch
-    widest = max(run.arm.draft_tokens, -(-stats.proposed // max(1, stats.rounds)))  # a tree has more nodes than levels
+    widest = max(run.arm.draft_tokens, -(-stats.proposed // max(1, stats.steps)))  # a tree has more nodes than levels
     parted = divergence(
         run.arm.llm.target, run.prompts[i], run.plain.texts[i], completion.token_ids, (widest + 1) * batch
     )

@@ -201,9 +201,7 @@ def predicted(run: Run, series: Seq[Run], costs: CostCurve | None) -> dict[str, 
     step = {phase: per_step(run.plain, phase, prefill) for phase in ("target", "verify", "host")}
     level = step["target"] / costs(batch)
     own = run.stats()
-    able = max(
-        1, longest.rounds - len(run.prompts) * run.rounds
-    )  # the first step of a text is prefill, without a draft
+    able = max(1, longest.steps - len(run.prompts) * run.rounds)  # the first step of a text is prefill: no draft
     texts = len(run.plain.prompts) * run.plain.rounds
     tokens = run.plain.stats().tokens / texts
     found = predict(
@@ -211,7 +209,7 @@ def predicted(run: Run, series: Seq[Run], costs: CostCurve | None) -> dict[str, 
         CostCurve(costs.rows, tuple(level * s for s in costs.seconds)),
         draft_line(series, batch)(run.arm.draft_tokens),
         drafted=[min(1.0, longest.drafted_at[j] / able) for j in range(1, depth + 1)],
-        round_host=batch * (own.seconds["host"] + own.seconds["verify"]) / own.rounds,
+        step_host=batch * (own.seconds["host"] + own.seconds["verify"]) / own.steps,
         plain_host=step["verify"] + step["host"],
         prefill=prefill,
         draft_prefill=max(0.0, run.first_token_seconds() - prefill),
@@ -229,13 +227,13 @@ def per_step(run: Run, phase: str, prefill: float) -> float:
     """Seconds of a plain step of the whole batch, without prefill."""
     stats, texts = run.stats(), len(run.prompts) * run.rounds
     reading = prefill * texts / run.arm.batch if phase == "target" else 0.0
-    return max(1e-9, run.arm.batch * (stats.seconds[phase] - reading) / max(1, stats.rounds - texts))
+    return max(1e-9, run.arm.batch * (stats.seconds[phase] - reading) / max(1, stats.steps - texts))
 
 
 def draft_line(series: Seq[Run], batch: int) -> Callable[[int], float]:
     """Draft length -> seconds of drafting per step: a straight line fitted to the measurements of the series."""
     lengths = [r.arm.draft_tokens for r in series]
-    seconds = [batch * (s := r.stats()).seconds["draft"] / max(1, s.rounds) for r in series]
+    seconds = [batch * (s := r.stats()).seconds["draft"] / max(1, s.steps) for r in series]
     if len(set(lengths)) < 2:
         return lambda length: float(np.mean(seconds))
     slope, start = np.polyfit(lengths, seconds, 1)

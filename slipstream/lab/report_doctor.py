@@ -51,7 +51,7 @@ def numbers(m: dict[str, Any], d: dict[str, Any]) -> Table:
         ),
         ("target pass of one row", f"{m['costs']['seconds'][0] * MS:.2f} ms"),
         ("drafting, per step", f"{draft * MS:.2f} ms, {draft / step:.2f} plain steps"),
-        ("host, per speculative step", f"{m['round_host'] * MS:.2f} ms"),
+        ("host, per speculative step", f"{m['step_host'] * MS:.2f} ms"),
         ("host, per plain step", f"{m['plain_host'] * MS:.2f} ms"),
         ("prefill", f"{m['prefill'] * MS:.1f} ms, plus {m['draft_prefill'] * MS:.1f} ms for the drafter"),
         ("sequences at once", str(m["batch"])),

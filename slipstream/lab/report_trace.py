@@ -37,9 +37,9 @@ def section(result: Result) -> Section:
 
 def lead(settings: dict[str, Any], stats: dict[str, Any]) -> str:
     tau = stats["mean_acceptance_length"]
-    if not stats["rounds"]:
+    if not stats["steps"]:
         return "Nothing was generated before the run ended."
-    said = f"{stats['tokens']} tokens in {stats['rounds']} steps: {tau:.2f} per step."
+    said = f"{stats['tokens']} tokens in {stats['steps']} steps: {tau:.2f} per step."
     if stats["proposed"]:
         said += (
             f" {stats['accepted']} of {stats['proposed']} draft tokens of {settings['contender']} were accepted: "
@@ -77,7 +77,7 @@ def text(result: Result) -> str:
     facts = [fact(data, i) for i in range(len(data["tokens"]))]
     note = (
         "p and entropy are of the softmax of the target's logits, because temperature 0 makes the distribution one-hot."
-        if result.settings["law"] == "softmax"
+        if result.settings["distribution"] == "softmax"
         else "p and entropy are of the distribution that verification used, after temperature and filters."
     )
     payload = json.dumps(facts, ensure_ascii=False).replace("</", "<\\/").replace("<!--", "<\\!--")
@@ -111,8 +111,8 @@ def fact(data: dict[str, Any], i: int) -> dict[str, Any]:
         "text": data["pieces"][i],
         "id": token["token"],
         "from": f"proposed by {token['by']}, accepted" if token["drafted"] else "chosen by the target itself",
-        "round": f"step {token['round'] + 1}, token {token['place'] + 1} of "
-        f"{data['rounds'][token['round']]['tokens']}",
+        "step": f"step {token['step'] + 1}, token {token['place'] + 1} of "
+        f"{data['steps'][token['step']]['tokens']}",
         "p": number(token["p"]),
         "q": "" if token["q"] is None else number(token["q"]),
         "entropy": f"{token['entropy']:.2f} bits",
@@ -206,7 +206,7 @@ def by_proposer(data: dict[str, Any]) -> Table:
 def steps(data: dict[str, Any]) -> Table:
     """Every step as text, for readers who cannot distinguish the colours."""
     rows, at = [], 0
-    for i, each in enumerate(data["rounds"]):
+    for i, each in enumerate(data["steps"]):
         said = "".join(data["pieces"][at : at + each["tokens"]])
         at += each["tokens"]
         rows.append([i + 1, each["drafted"], each["accepted"], each["tokens"], repr(said)[1:-1]])

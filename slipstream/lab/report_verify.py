@@ -23,10 +23,10 @@ def section(result: Result) -> Section:
     data, settings = result.data, result.settings
     made = Section("Does speculation change the target's output?", lead(data, settings))
     made.tables += [texts(name, data[name]) for name in HEADINGS if data[name]]
-    if data["law"]:
-        made.tables.append(distribution_tests(data["law"]))
-        made.tables += [deviations(row) for row in data["law"] if row["verdict"] == "BUG"]
-        made.plots += [outcomes(i, row) for i, row in enumerate(data["law"])]
+    if data["distribution"]:
+        made.tables.append(distribution_tests(data["distribution"]))
+        made.tables += [deviations(row) for row in data["distribution"] if row["verdict"] == "BUG"]
+        made.plots += [outcomes(i, row) for i, row in enumerate(data["distribution"])]
     if data["control"]:
         c = data["control"]
         made.notes.append(
@@ -47,7 +47,7 @@ def lead(data: dict[str, Any], settings: dict[str, Any]) -> str:
     ties = sum(verdict.startswith("tie") for verdict in said)
     parts = [f"{len(said) - ties} of {len(said)} texts identical"]
     parts += [f"{ties} differ from a near-tie on, within measured noise"] if ties else []
-    tests = [row["verdict"] for row in data["law"]]
+    tests = [row["verdict"] for row in data["distribution"]]
     parts += [f"{tests.count(each)} of {len(tests)} tests of the distribution: {each}" for each in dict.fromkeys(tests)]
     return f"No bug found in {what}: {', '.join(parts)}."
 
@@ -114,7 +114,7 @@ def outcomes(number: int, row: dict[str, Any]) -> Plot:
         plots.legend(axes, narrow)
 
     return Plot(
-        f"verify-law-{number + 1}", f"Outcomes with the largest deviations: {short(row['prompt'])}",
+        f"verify-distribution-{number + 1}", f"Outcomes with the largest deviations: {short(row['prompt'])}",
         "The five outcomes that differ most from their expected counts; * is any other continuation. Some differ by "
         "chance: the p-value says whether chance explains it.",
         "; ".join(f"{n}: {c['counted']} of {c['expected']:.1f} expected" for n, c in zip(names, cells, strict=True)),

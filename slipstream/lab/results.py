@@ -1,6 +1,6 @@
 """Result files: one JSON format for all measurements.
 
-    {"format": "slipstream-lab", "format_version": 1, "kind": "bench", "complete": true,
+    {"format": "slipstream-lab", "format_version": 2, "kind": "bench", "complete": true,
      "settings": {...}, "provenance": {...}, "warnings": [...], "data": {...}}
 
 kind        the command that wrote it: "bench", "sweep", "trace", ...; it defines the contents of `data`.
@@ -30,7 +30,7 @@ from typing import Any
 
 from slipstream.errors import ResultError
 
-FORMAT, FORMAT_VERSION = "slipstream-lab", 1
+FORMAT, FORMAT_VERSION = "slipstream-lab", 2
 INTERRUPTED = "the run was interrupted: these are the measurements until then"
 
 

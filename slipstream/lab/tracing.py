@@ -53,7 +53,7 @@ class TokenRecord:
     """One output token.
 
     by        what proposed it: "target", or the name of the drafter (for a stack, of the member).
-    round     index of the step, from 0 (prefill); place: index of the token within the step, from 0.
+    step      index of the step, from 0 (prefill); place: index of the token within the step, from 0.
     p, q      as in `RejectedToken`; q is also None for tokens of the target.
     entropy   entropy of the target's distribution at this position, in bits.
     rejected  draft tokens for this position that were rejected.
@@ -63,7 +63,7 @@ class TokenRecord:
     token: int
     drafted: bool
     by: str
-    round: int
+    step: int
     place: int
     p: float
     q: float | None
@@ -93,7 +93,7 @@ class Recorder:
 
     drafter: Drafter
     tokens: list[TokenRecord] = field(default_factory=list)
-    rounds: list[StepRecord] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.name, self.taps = self.drafter.name, self.drafter.taps
@@ -128,7 +128,7 @@ class Recorder:
                     token=token,
                     drafted=place < accepted,
                     by=who[node] if node >= 0 else "target",
-                    round=len(self.rounds),
+                    step=len(self.steps),
                     place=place,
                     p=float(row[token]),
                     q=_q(draft, node, token) if node >= 0 else None,
@@ -144,7 +144,7 @@ class Recorder:
         depths = draft.depths
         if seq.finish:
             depths = [d for d in depths if d <= len(run)]  # as in the counters: the text ends before deeper tokens
-        self.rounds.append(StepRecord(len(depths), max(depths, default=0), accepted, len(run)))
+        self.steps.append(StepRecord(len(depths), max(depths, default=0), accepted, len(run)))
 
 
 def target_probs(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> Tensor:
@@ -216,11 +216,11 @@ def _q(draft: Draft, node: int, token: int) -> float | None:
     return None if draft.q is None else float(draft.q[node, token])
 
 
-def rolling(rounds: Seq[StepRecord], window: int = WINDOW) -> list[dict[str, Any]]:
+def rolling(steps: Seq[StepRecord], window: int = WINDOW) -> list[dict[str, Any]]:
     """The acceptance rate after each step that drafted: over the last `window` such steps, and since the beginning.
     token: number of output tokens until then."""
     points, seen, done = [], [], 0
-    for each in rounds:
+    for each in steps:
         done += each.tokens
         if each.drafted:
             seen.append(each)
@@ -249,7 +249,7 @@ def trace(
         "contender": contender.label,
         "draft_tokens": contender.draft_tokens,
         "window": WINDOW,
-        "law": "softmax" if params.greedy else "law",
+        "distribution": "softmax" if params.greedy else "warped",
         "params": asdict(params),
     }
     result = Result("trace", settings, provenance(llm, params.seed, drafts=checkpoints([contender])))
@@ -268,8 +268,8 @@ def trace(
             "tokens": [asdict(token) for token in recorder.tokens],
             "pieces": pieces(llm, seq),
             "vocabulary": {token: show([token]) for token in used},
-            "rounds": [asdict(each) for each in recorder.rounds],
-            "rolling": rolling(recorder.rounds),
+            "steps": [asdict(each) for each in recorder.steps],
+            "rolling": rolling(recorder.steps),
             "stats": {k: v for k, v in seq.stats.as_dict().items() if "second" not in k},
             "finish": seq.finish,
         }

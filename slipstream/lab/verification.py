@@ -3,12 +3,13 @@ sampling parameters.
 
 Four checks, each of which can fail:
 
-    control   no drafter: the target's own text, scored one row per pass and k + 1 rows per pass. A difference of the
-              logits is rounding, or a bug in the target.
-    greedy    texts with and without the drafter at temperature 0: identical, a tie within the measured noise, or a bug.
-    coupled   the same above temperature 0, with rule `coupled` and one seed: the random numbers belong to positions, so
-              the text depends only on the target and the seed.
-    law       samples under the given rule, tested against the target's exact distribution (see `verify_distribution`).
+    control       no drafter: the target's own text, scored one row per pass and k + 1 rows per pass. A difference of
+                  the logits is rounding, or a bug in the target.
+    greedy        texts with and without the drafter at temperature 0: identical, a tie within the measured noise, or a
+                  bug.
+    coupled       the same above temperature 0, with rule `coupled` and one seed: the random numbers belong to
+                  positions, so the text depends only on the target and the seed.
+    distribution  samples under the given rule, tested against the target's exact distribution (`verify_distribution`).
 
 A difference of the distribution is only reported as a bug if a second, independent sample shows it too.
 """
@@ -34,7 +35,7 @@ from slipstream.lab.verify_texts import BUG, LOSSY, Comparison, Control, compare
 if TYPE_CHECKING:
     from slipstream.llm import LLM
 
-CHECKS = ("greedy", "coupled", "law")
+CHECKS = ("greedy", "coupled", "distribution")
 SAME = "no difference seen"
 BLIND = "nothing could be seen"
 
@@ -44,8 +45,8 @@ class VerifyConfig(Strict):
     """params      sampling; above temperature 0 as given, for the greedy check with temperature 0.
     temperature  temperature of the sampled checks if `params` is greedy.
     checks       which of `CHECKS` to run; the control always runs.
-    samples      texts sampled for each prompt of the distribution test ("law").
-    law_prompts  number of prompts of the distribution test.
+    samples      texts sampled for each prompt of the distribution test.
+    distribution_prompts  number of prompts of the distribution test.
     tail         the distribution test uses only this many last tokens of a prompt: the test stays exact, and prefill,
                  which each sample repeats, is short.
     length       number of first tokens whose joint distribution is tested. The first of them comes from prefill.
@@ -58,7 +59,7 @@ class VerifyConfig(Strict):
     temperature: float = 1.0
     checks: tuple[str, ...] = CHECKS
     samples: int = 2000
-    law_prompts: int = 2
+    distribution_prompts: int = 2
     tail: int = 16
     length: int = 3
     batch: int = 32
@@ -67,7 +68,7 @@ class VerifyConfig(Strict):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("samples", "law_prompts", "tail", "batch"):
+        for name in ("samples", "distribution_prompts", "tail", "batch"):
             check_integer(name, getattr(self, name), 1)
         check_integer("length", self.length, 2)
         check_number("level", self.level, 0.0, 0.5, open_low=True)
@@ -88,9 +89,9 @@ class VerifyConfig(Strict):
 
 def steps(prompts: PromptSet, config: VerifyConfig) -> int:
     """How often `verify` calls `advance`, if no second test is needed."""
-    n, tested = len(prompts.prompts), min(config.law_prompts, len(prompts.prompts))
+    n, tested = len(prompts.prompts), min(config.distribution_prompts, len(prompts.prompts))
     batches = -(-config.samples // config.batch)
-    of_check = {"greedy": n, "coupled": 2 * n, "law": tested * batches}
+    of_check = {"greedy": n, "coupled": 2 * n, "distribution": tested * batches}
     return 2 * n + sum(of_check[name] for name in set(config.checks))
 
 
@@ -114,7 +115,13 @@ def verify(
         **asdict(config),
     }
     result = Result("verify", settings, provenance(llm, config.seed, prompts=prompts.digest))
-    data: dict[str, Any] = {"prompts": prompts.as_dict(), "control": None, "greedy": [], "coupled": [], "law": []}
+    data: dict[str, Any] = {
+        "prompts": prompts.as_dict(),
+        "control": None,
+        "greedy": [],
+        "coupled": [],
+        "distribution": [],
+    }
     check = _Check(llm, prompts, config, data, advance)
 
     def collect() -> dict[str, Any]:
@@ -164,7 +171,7 @@ class _Check:
     @property
     def rows(self) -> int:
         """Rows of a pass that verifies a draft. A tree has more nodes than levels."""
-        proposed = -(-self.stats.proposed // max(1, self.stats.rounds - self.stats.undrafted))
+        proposed = -(-self.stats.proposed // max(1, self.stats.steps - self.stats.undrafted))
         return max(self.llm.draft_tokens, proposed) + 1
 
     def control(self) -> None:
@@ -204,9 +211,9 @@ class _Check:
             row = Comparison(self.names[i], verdict(parted, lossless), len(ids), parted, params[i].seed)
             self.data[check].append(row.as_dict() | {"drafted": stats.proposed, "accepted": stats.accepted})
 
-    def law(self) -> None:
+    def distribution(self) -> None:
         config, llm = self.config, self.llm
-        chosen = range(min(config.law_prompts, len(self.ids)))
+        chosen = range(min(config.distribution_prompts, len(self.ids)))
         level = config.level / len(chosen)
         each = math.sqrt(config.power)  # both tests have to reject
         params = config.sampled
@@ -226,7 +233,7 @@ class _Check:
             said = BLIND if first.smallest_bias is None else SAME
             if wrong:
                 said = BUG if llm.rule.lossless else LOSSY
-            self.data["law"].append(
+            self.data["distribution"].append(
                 first.as_dict()
                 | {"prompt": self.names[i], "verdict": said, "level": level, "power": config.power}
                 | {"second_p": tests[1].p if len(tests) > 1 else None, "cells": first.freedom + 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-QUICK = ["-n", "8", "--samples", "60", "--law-prompts", "1", "-k", "3"]
+QUICK = ["-n", "8", "--samples", "60", "--distribution-prompts", "1", "-k", "3"]
 
 
 def test_the_report_for_people(cli, pair, texts, tmp_path):
@@ -26,7 +26,7 @@ def test_json_for_programs(cli, pair, texts):
     found = json.loads(result.out)
     assert found["data"]["verdict"] == "ok"
     assert [row["verdict"] for row in found["data"]["greedy"]] == ["identical"] * 2
-    assert found["data"]["law"] == found["data"]["coupled"] == []
+    assert found["data"]["distribution"] == found["data"]["coupled"] == []
     assert found["settings"]["drafter"] == "ngram"
 
 
@@ -54,4 +54,10 @@ def test_ctrl_c_keeps_what_was_checked(cli, pair, texts, tmp_path, monkeypatch):
     assert result.code == 130
     assert "the run was interrupted" in result.said
     kept = json.loads((tmp_path / "r.json").read_text())
-    assert (kept["complete"], len(kept["data"]["coupled"]), kept["data"]["law"]) == (False, 2, [])
+    assert (kept["complete"], len(kept["data"]["coupled"]), kept["data"]["distribution"]) == (False, 2, [])
+
+
+def test_the_former_name_of_the_distribution_check_still_works(cli, pair, texts):
+    result = cli("verify", texts, *pair, "-n", "8", "--samples", "60", "--law-prompts", "1", "--check", "law", "--json")
+    assert result.code == 0, result.err
+    assert len(json.loads(result.out)["data"]["distribution"]) == 1

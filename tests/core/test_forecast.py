@@ -37,7 +37,7 @@ def test_a_forecast_is_the_closed_form_at_the_best_length(alpha: float, costs: S
 
 def test_a_forecast_is_the_long_run_of_a_prediction_from_measurements() -> None:
     found = forecast(Rates(MEASURED), STEEP, 3)
-    expected = predict(MEASURED, STEEP.target, STEEP.c * 3, round_host=STEEP.host)
+    expected = predict(MEASURED, STEEP.target, STEEP.c * 3, step_host=STEEP.host)
     assert found.speedup == pytest.approx(expected.speedup)
     assert found.tau == pytest.approx(expected.tau)
 
@@ -116,9 +116,9 @@ def test_drawn_chains_meet_the_exact_expectation(rates: list[float], costs: Step
     """`predict` of a text one token longer, whose first token is the prefill's: short last steps included."""
     drawn = draw_chains(rates, costs, tokens=64, texts=3000)
     curve = costs.target or CostCurve((1,), (1.0,))
-    expected = predict(rates, curve, costs.c * len(rates), round_host=costs.host, tokens=65)
+    expected = predict(rates, curve, costs.c * len(rates), step_host=costs.host, tokens=65)
     assert near(drawn.speedup, expected.speedup)
-    assert near(drawn.tau, 64 / expected.rounds)
+    assert near(drawn.tau, 64 / expected.steps)
 
 
 @pytest.mark.parametrize("costs", [FREE, STEEP])

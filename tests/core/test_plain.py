@@ -371,7 +371,7 @@ def test_the_first_token_comes_by_itself_and_the_rest_in_order(engine, calls):
 def test_every_token_counts_as_a_round_of_plain_decoding(engine, calls):
     for done in engine.generate(PROMPTS, [greedy(10 + b) for b in range(4)]):
         stats, n = done.stats, len(done.token_ids)
-        assert (stats.rounds, stats.tokens, stats.undrafted, stats.histogram) == (n, n, n, {0: n})
+        assert (stats.steps, stats.tokens, stats.undrafted, stats.histogram) == (n, n, n, {0: n})
         assert stats.mean_acceptance_length == 1
         assert stats.acceptance_rate is None
         assert done.drafted == [False] * n

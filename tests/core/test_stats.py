@@ -44,13 +44,13 @@ def test_the_invariants_hold_whatever_happens(trees: bool) -> None:
     for seed in range(200):
         seq = random_sequence(random.Random(seed), trees, cap=random.Random(seed).choice((5, 20, 10**6)))
         s = seq.stats
-        assert sum(s.histogram.values()) == s.rounds
+        assert sum(s.histogram.values()) == s.steps
         assert sum(i * n for i, n in s.histogram.items()) == s.accepted == sum(seq.drafted)
         assert s.tokens == len(seq.output) == len(seq.drafted)
         ended_on_a_guess = bool(seq.finish and seq.drafted[-1])
-        assert s.tokens == s.accepted + s.rounds - ended_on_a_guess
+        assert s.tokens == s.accepted + s.steps - ended_on_a_guess
         assert s.accepted <= s.proposed
-        assert s.mean_acceptance_length == s.tokens / s.rounds
+        assert s.mean_acceptance_length == s.tokens / s.steps
         assert sum(s.accepted_at.values()) == s.accepted
         assert all(s.accepted_at[d] <= s.drafted_at[d] for d in s.drafted_at)
         assert all(s.drafted_at[d] >= s.drafted_at[d + 1] for d in s.drafted_at)
@@ -120,7 +120,7 @@ def test_plain_rounds_are_undrafted() -> None:
     stats = SpecStats()
     stats.count([], 0, 1)
     stats.count([1], 1, 2)
-    assert (stats.rounds, stats.undrafted, stats.tokens, stats.proposed) == (2, 1, 3, 1)
+    assert (stats.steps, stats.undrafted, stats.tokens, stats.proposed) == (2, 1, 3, 1)
     assert stats.mean_acceptance_length == 1.5
 
 
@@ -145,12 +145,12 @@ def test_the_invariants_hold_for_sums(trees: bool) -> None:
     total = sum((seq.stats for seq in sequences), SpecStats())
     ended_on_a_guess = sum(bool(seq.finish and seq.drafted[-1]) for seq in sequences)
     assert ended_on_a_guess
-    assert sum(total.histogram.values()) == total.rounds
+    assert sum(total.histogram.values()) == total.steps
     assert sum(i * n for i, n in total.histogram.items()) == total.accepted == sum(total.accepted_at.values())
-    assert total.tokens == total.accepted + total.rounds - ended_on_a_guess
-    assert total.mean_acceptance_length == total.tokens / total.rounds
+    assert total.tokens == total.accepted + total.steps - ended_on_a_guess
+    assert total.mean_acceptance_length == total.tokens / total.steps
     assert total.undrafted <= total.histogram[0]
-    assert total.drafted_at[1] == total.rounds - total.undrafted
+    assert total.drafted_at[1] == total.steps - total.undrafted
 
 
 @pytest.mark.parametrize("cap", [1, 2, 3])

@@ -45,7 +45,7 @@ def same(seq: Sequence, wanted: Sequence) -> None:
 def test_plain_decoding_is_the_argmax_token_by_token() -> None:
     seq = plain(max_tokens=20)
     assert seq.output == continuation(TARGET, PROMPT, 20)
-    assert (seq.finish, seq.stats.rounds, seq.stats.undrafted) == ("length", 20, 20)
+    assert (seq.finish, seq.stats.steps, seq.stats.undrafted) == ("length", 20, 20)
 
 
 SCRIPTS = {
@@ -82,7 +82,7 @@ def test_r7_a_right_drafter_is_accepted_whole_for_every_length(draft_tokens: int
     seq = sequence(TARGET, PROMPT, max_tokens=1 + 3 * (draft_tokens + 1))
     finish([seq], TARGET, Scripted(TARGET), draft_tokens=draft_tokens)
     assert seq.stats.acceptance_rate == 1
-    assert seq.stats.rounds == 4  # the prefill, then three full rounds
+    assert seq.stats.steps == 4  # the prefill, then three full rounds
     assert seq.stats.histogram == {0: 1, draft_tokens: 3}
 
 

@@ -235,10 +235,10 @@ def test_a_prediction_for_the_long_run_is_the_closed_form():
 
 def test_host_work_and_prefill_are_spent_by_both():
     """Plain: 1 s + 10 (0.1 + 0.05) s. An exact draft of 4: 1 + 0.5 s, then 2 rounds of 0.1 + 0.02 + 0.08 s."""
-    found = predict([1.0] * 4, CostCurve((1,), (0.1,)), 0.02, round_host=0.08, plain_host=0.05, prefill=1.0,
+    found = predict([1.0] * 4, CostCurve((1,), (0.1,)), 0.02, step_host=0.08, plain_host=0.05, prefill=1.0,
                     draft_prefill=0.5, tokens=11)  # fmt: skip
     assert found.plain_seconds == pytest.approx(1 + 10 * 0.15)
-    assert found.rounds == 2
+    assert found.steps == 2
     assert found.seconds == pytest.approx({"prefill": 1.5, "draft": 0.04, "target": 0.2, "host": 0.16})
     assert found.speedup == pytest.approx(2.5 / 1.9)
 
@@ -264,7 +264,7 @@ def enumerate_seconds(left, rates, costs, draft, host):
 def test_short_texts_are_predicted_exactly(tokens):
     """The last rounds draft less: a text of 2 has a round without a draft behind the prefill."""
     rates = [0.7, 0.4, 0.3]
-    found = predict(rates, STEEP, 0.3, round_host=0.1, tokens=tokens, prefill=5.0)
+    found = predict(rates, STEEP, 0.3, step_host=0.1, tokens=tokens, prefill=5.0)
     assert found.total_seconds - 5.0 == pytest.approx(enumerate_seconds(tokens - 1, rates, STEEP, 0.3, 0.1))
     assert found.plain_seconds == pytest.approx(5.0 + 2.0 * (tokens - 1))
 
@@ -298,14 +298,14 @@ def test_predictions_from_counters_of_the_decoder_itself():
         depth = rng.choice((0, 2, 3))
         accepted = min(depth, rng.choice((0, 1, 1, 2, 3)))
         stats.count(range(1, depth + 1), accepted, accepted + 1)
-    drafted = [stats.drafted_at[d] / stats.rounds for d in sorted(stats.drafted_at)]
+    drafted = [stats.drafted_at[d] / stats.steps for d in sorted(stats.drafted_at)]
     found = predict(stats.position_rates, STEEP, 0.1, drafted=drafted)
     assert found.tau == pytest.approx(stats.mean_acceptance_length)
 
 
 @pytest.mark.parametrize("wrong", [
     {"position_rates": [1.2]}, {"drafted": [0.5]}, {"drafted": [0.5, 0.9]}, {"tokens": 0}, {"batch": 0},
-    {"draft_seconds": -1}, {"prefill": float("nan")}, {"round_host": -1}, {"draft_prefill": float("inf")},
+    {"draft_seconds": -1}, {"prefill": float("nan")}, {"step_host": -1}, {"draft_prefill": float("inf")},
 ])  # fmt: skip
 def test_predict_refuses_what_cannot_have_been_measured(wrong):
     with pytest.raises(ParameterError):

@@ -94,7 +94,7 @@ class LookupConformance:
             target = ToyTarget(128, order=1, seed=1, sharpness=0.0)
             llm = LLM(target, case.make(target, **options), draft_tokens=8)
             stats = llm.generate([1, 2, 3], SamplingParams(temperature=1.0, max_tokens=600, seed=1))[0].stats
-            rates.append(stats.proposed / stats.rounds)
+            rates.append(stats.proposed / stats.steps)
         assert rates[0] > 6
         assert rates[1] < 1
 

@@ -228,7 +228,7 @@ class TestAlwaysRight:
         done = llm.generate(PROMPTS, SamplingParams(max_tokens=33))
         assert [c.token_ids for c in done] == [Oracle(target).greedy(p, 33) for p in PROMPTS]
         assert all(c.stats.acceptance_rate == 1 and c.stats.drafter_faults == 0 for c in done)
-        assert done[0].stats.rounds == 1 + -(-32 // (k + 1))  # prefill, then k + 1 tokens a round
+        assert done[0].stats.steps == 1 + -(-32 // (k + 1))  # prefill, then k + 1 tokens a round
 
     @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
     @pytest.mark.parametrize(

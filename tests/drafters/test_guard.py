@@ -108,7 +108,7 @@ def test_a_drafter_that_fails_in_observe_keeps_its_right_guesses(caplog: pytest.
     with caplog.at_level(logging.WARNING, logger="slipstream"):
         assert finish([seq], target, guard) == wanted
     assert seq.stats.acceptance_rate == 1
-    assert seq.stats.drafter_faults == guard.faults == drafter.observed == seq.stats.rounds
+    assert seq.stats.drafter_faults == guard.faults == drafter.observed == seq.stats.steps
     assert len(caplog.records) == 1
     assert "observe is broken" in caplog.text
 

@@ -157,7 +157,7 @@ def test_cells_of_the_window_are_not_counted_as_guesses() -> None:
     options = {"from_text": False, "row_cost": 0.0}
     llm = LLM(target, "lookahead", draft_tokens=8, draft_options=options)
     stats = llm.generate([1, 2, 3], SamplingParams(temperature=1.0, max_tokens=40, seed=1))[0].stats
-    assert stats.proposed / stats.rounds < 4
+    assert stats.proposed / stats.steps < 4
 
 
 def test_it_rests_where_it_does_not_pay_each_time_longer() -> None:

@@ -77,7 +77,7 @@ def test_heads_that_know_the_text_are_always_right(options: dict[str, Any], draf
     ):
         assert done.token_ids == [(prompt[-1] + 1 + i) % V for i in range(25)]
         deep = min(draft_tokens, 3)
-        assert done.stats.rounds == 1 + -(-24 // (deep + 1))
+        assert done.stats.steps == 1 + -(-24 // (deep + 1))
         assert done.stats.drafter_faults == 0
 
 
@@ -87,7 +87,7 @@ def test_the_state_is_that_of_the_accepted_node_wherever_it_stands_in_the_tree(r
     llm = LLM(Counting(V), counting(knowing(rank=rank), tree="3,3,3"), draft_tokens=3)
     done = llm.generate([[3]], SamplingParams(max_tokens=25))[0]
     assert done.token_ids == [(4 + i) % V for i in range(25)]
-    assert done.stats.rounds == 1 + 6
+    assert done.stats.steps == 1 + 6
 
 
 def test_outputs_that_the_target_overwrites_do_no_harm() -> None:
@@ -275,7 +275,7 @@ def test_typical_acceptance_keeps_more_and_is_greedy_at_temperature_zero() -> No
 
     assert [d.token_ids for d in run("typical", 0.0)] == [d.token_ids for d in run("greedy", 0.0)]
     lossy, exact = run("typical", 1.0), run("rejection", 1.0)
-    assert sum(d.stats.rounds for d in lossy) < sum(d.stats.rounds for d in exact)
+    assert sum(d.stats.steps for d in lossy) < sum(d.stats.steps for d in exact)
     assert {d.lossless for d in lossy} == {False}
     assert {d.lossless for d in exact} == {True}
 

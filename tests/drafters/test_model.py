@@ -50,7 +50,7 @@ def test_R7_a_draft_model_equal_to_the_target_is_always_right_at_every_draft_len
     done = llm.generate(PROMPTS, params)
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
     assert all(c.stats.acceptance_rate == 1 for c in done)
-    assert done[0].stats.rounds == 1 + -(-40 // (k + 1))  # prefill, then k + 1 tokens a round
+    assert done[0].stats.steps == 1 + -(-40 // (k + 1))  # prefill, then k + 1 tokens a round
 
 
 def test_the_shadow_cache_survives_rollbacks_of_differing_depth_in_ragged_batches() -> None:
@@ -133,7 +133,7 @@ def test_with_a_window_the_model_reads_the_end_of_a_text_and_goes_on_past_its_co
     plain = LLM(ToyTarget(seed=1)).generate(prompts, params)
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
     assert sum(c.stats.drafter_faults for c in done) == 0
-    assert all(c.stats.rounds < 25 for c in done)  # it never stops drafting
+    assert all(c.stats.steps < 25 for c in done)  # it never stops drafting
     assert not guesses._shadows
 
 
@@ -440,7 +440,7 @@ def test_trees_raise_what_stands(tree: str) -> None:
         llm = LLM(ToyTarget(seed=1), drafter(ToyTarget(seed=1, sharpness=0.7), **options), draft_tokens=3)  # type: ignore[arg-type]
         done = llm.generate([[t] for t in range(8)], params)
         assert sum(c.stats.drafter_faults for c in done) == 0
-        accepted.append(sum(c.stats.accepted for c in done) / sum(c.stats.rounds for c in done))
+        accepted.append(sum(c.stats.accepted for c in done) / sum(c.stats.steps for c in done))
     assert accepted[1] > accepted[0]
 
 

@@ -67,10 +67,10 @@ def test_scripted(truth: Oracle, name: str, draft_tokens: int) -> None:
             stats = done.stats
             if name == "right":
                 assert stats.accepted == stats.proposed
-                assert stats.rounds == 1 + -(-(LENGTH - 1) // (draft_tokens + 1))  # prefill, then K + 1 a round
+                assert stats.steps == 1 + -(-(LENGTH - 1) // (draft_tokens + 1))  # prefill, then K + 1 a round
             if name == "wrong":
                 assert stats.accepted == 0
-                assert stats.rounds == LENGTH
+                assert stats.steps == LENGTH
             if name.startswith("wrong at"):
                 assert set(stats.histogram) <= set(range(min(int(name[-1]), draft_tokens) + 1))
 
@@ -139,7 +139,7 @@ def test_r07_a_target_that_drafts_for_itself_is_always_right(llama: Oracle, draf
     for prompt, completion in zip(LLAMA_PROMPTS, done, strict=True):
         assert completion.token_ids == llama.greedy(prompt, LENGTH)
         assert completion.stats.accepted == completion.stats.proposed > 0
-        assert completion.stats.rounds == 1 + -(-(LENGTH - 1) // (draft_tokens + 1))
+        assert completion.stats.steps == 1 + -(-(LENGTH - 1) // (draft_tokens + 1))
 
 
 @pytest.mark.parametrize("name", ["another model", "ngram tree", "tree"])

@@ -27,9 +27,9 @@ def test_figures_and_invariants(bench_result):
     for arm in bench_result.data["arms"]:
         f, stats = arm["overall"], arm["overall"]["stats"]
         assert set(arm["categories"]) == {"a", "b"}
-        assert sum(stats["histogram"]) == stats["rounds"]
+        assert sum(stats["histogram"]) == stats["steps"]
         assert sum(i * n for i, n in enumerate(stats["histogram"])) == stats["accepted"]
-        assert f["mean_acceptance_length"] == pytest.approx(stats["tokens"] / stats["rounds"])
+        assert f["mean_acceptance_length"] == pytest.approx(stats["tokens"] / stats["steps"])
         assert sum(c["stats"]["tokens"] for c in arm["categories"].values()) == stats["tokens"]
         assert sum(f["shares"].values()) == pytest.approx(1)
         e = f["speedup"]

@@ -23,7 +23,7 @@ from slipstream.targets.toy import ToyTarget
 FLAT = CostCurve((1, 64), (0.010, 0.011))
 GOOD = Measured(
     costs=FLAT, draft_tokens=4, position_rates=tuple(geometric_rates(0.8, 4)), drafted=(1.0,) * 4, draft_each=0.0005,
-    round_host=0.0001, plain_host=0.0001, prefill=0.01, tokens=64,
+    step_host=0.0001, plain_host=0.0001, prefill=0.01, tokens=64,
 )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ PLANTED = {
     "draft too expensive": {"draft_each": 0.010},
     "acceptance too low": {"position_rates": tuple(geometric_rates(0.05, 4))},
     "compute-bound target": {"costs": CostCurve((1, 2, 64), (0.010, 0.020, 0.64))},
-    "host overhead": {"round_host": 0.03},
+    "host overhead": {"step_host": 0.03},
 }
 
 

@@ -129,7 +129,7 @@ def test_figures_from_known_cells(llm):
     assert runs[0].speedup().value == 1
     assert runs[1].first_token_seconds() == pytest.approx(0.1)
     assert runs[1].seconds_per_later_token([0]) == pytest.approx(0.9 / 9)
-    assert runs[1].stats().rounds == 6
+    assert runs[1].stats().steps == 6
 
 
 def test_an_unfinished_round_does_not_count(llm):

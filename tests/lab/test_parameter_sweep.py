@@ -45,7 +45,7 @@ def test_predicted_tokens_a_round_are_exact_at_the_longest_draft(sweep_result):
     """Acceptance by position determines tau; only the ends of texts, where drafts are shorter, blur it."""
     longest = sweep_result.data["arms"][-1]
     stats, texts = longest["overall"]["stats"], 3 * longest["rounds"]
-    behind_the_first = (stats["tokens"] - texts) / (stats["rounds"] - texts)
+    behind_the_first = (stats["tokens"] - texts) / (stats["steps"] - texts)
     assert longest["predicted"]["mean_acceptance_length"] == pytest.approx(behind_the_first, rel=0.2)
 
 

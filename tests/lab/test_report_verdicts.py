@@ -56,7 +56,7 @@ def test_the_tables_say_what_was_found(results):
         ("tune", {"drafters": [], "raced": [], "choice": None, "configs": None}, "before any setting was confirmed"),
         (
             "verify",
-            {"control": None, "greedy": [], "coupled": [], "law": [], "verdict": "ok"},
+            {"control": None, "greedy": [], "coupled": [], "distribution": [], "verdict": "ok"},
             "0 of 0 texts identical",
         ),
     ],

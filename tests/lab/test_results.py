@@ -41,7 +41,7 @@ def test_another_version_is_refused_with_both_versions_named(tmp_path):
         ("{", "is not JSON"),
         ("[]", "not a result file"),
         ('{"format": "other"}', "not a result file"),
-        ('{"format": "slipstream-lab", "format_version": 1, "kind": "bench"}', "lacks settings, provenance"),
+        ('{"format": "slipstream-lab", "format_version": 2, "kind": "bench"}', "lacks settings, provenance"),
     ],
 )
 def test_what_is_no_result_is_refused(tmp_path, text, said):

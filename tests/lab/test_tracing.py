@@ -16,11 +16,11 @@ from slipstream.targets.toy import ToyTarget
 
 def test_the_record_adds_up(trace_result):
     data = trace_result.data
-    stats, tokens, rounds = data["stats"], data["tokens"], data["rounds"]
-    assert len(tokens) == stats["tokens"] == sum(r["tokens"] for r in rounds) == 40
-    assert len(rounds) == stats["rounds"]
-    assert sum(t["drafted"] for t in tokens) == stats["accepted"] == sum(r["accepted"] for r in rounds)
-    assert sum(r["drafted"] for r in rounds) == stats["proposed"]
+    stats, tokens, steps = data["stats"], data["tokens"], data["steps"]
+    assert len(tokens) == stats["tokens"] == sum(r["tokens"] for r in steps) == 40
+    assert len(steps) == stats["steps"]
+    assert sum(t["drafted"] for t in tokens) == stats["accepted"] == sum(r["accepted"] for r in steps)
+    assert sum(r["drafted"] for r in steps) == stats["proposed"]
     assert data["rolling"][-1]["overall"] == pytest.approx(stats["acceptance_rate"])
     assert len(data["pieces"]) == len(tokens)
 
@@ -56,7 +56,7 @@ def test_every_token_says_who_proposed_it_and_what_was_rejected(trace_result):
 def test_at_temperature_0_probabilities_are_the_softmax(tiny_llm):
     params = SamplingParams(max_tokens=12)
     found = trace(tiny_llm, Contender("ngram", "ngram", 4), [5, 6, 7, 5, 6, 7, 5, 6], params)
-    assert found.settings["law"] == "softmax"
+    assert found.settings["distribution"] == "softmax"
     for t in found.data["tokens"]:
         assert t["p"] == t["top"][0][1]  # greedy: the likeliest
         assert t["token"] == t["top"][0][0]
@@ -107,8 +107,8 @@ def test_parameters_with_a_history_are_traced_under_their_own_law(tiny_llm, cont
 
 
 def test_the_rolling_rate_forgets():
-    rounds = [StepRecord(0, 0, 0, 1), *[StepRecord(4, 4, 4, 5)] * 3, *[StepRecord(4, 4, 0, 1)] * 2]
-    points = rolling(rounds, window=2)
+    steps = [StepRecord(0, 0, 0, 1), *[StepRecord(4, 4, 4, 5)] * 3, *[StepRecord(4, 4, 0, 1)] * 2]
+    points = rolling(steps, window=2)
     assert [p["rate"] for p in points] == [1, 1, 1, 0.5, 0]
     assert [p["token"] for p in points] == [6, 11, 16, 17, 18]
     assert points[-1]["overall"] == pytest.approx(12 / 20)

@@ -27,7 +27,7 @@ from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
 
 PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two")], "0")
-SMALL = VerifyConfig(params=SamplingParams(max_tokens=24), samples=1000, batch=1000, law_prompts=1)
+SMALL = VerifyConfig(params=SamplingParams(max_tokens=24), samples=1000, batch=1000, distribution_prompts=1)
 
 
 def toy(drafter=None, rule="rejection", **target) -> LLM:
@@ -42,8 +42,8 @@ def test_lossless_rules_pass(rule):
     assert data["verdict"] == "ok"
     assert data["control"]["verdict"] == "identical"
     assert {row["verdict"] for row in (*data["greedy"], *data["coupled"])} == {"identical"}
-    assert [row["verdict"] for row in data["law"]] == ["no difference seen"]
-    assert 0 < data["law"][0]["smallest_bias"] < 0.2
+    assert [row["verdict"] for row in data["distribution"]] == ["no difference seen"]
+    assert 0 < data["distribution"][0]["smallest_bias"] < 0.2
     assert result.complete
     assert not result.warnings
 
@@ -81,9 +81,9 @@ class ArgmaxDrafter(RandomDrafter):
 
 @pytest.mark.parametrize("drafter", [LyingDrafter(5), ArgmaxDrafter(5)])
 def test_a_q_that_is_not_what_was_sampled_from_is_a_bug(drafter):
-    row = verify(toy(drafter), PROMPTS, VerifyConfig(checks=("law",), samples=1000, batch=1000, law_prompts=1)).data[
-        "law"
-    ][0]
+    row = verify(
+        toy(drafter), PROMPTS, VerifyConfig(checks=("distribution",), samples=1000, batch=1000, distribution_prompts=1)
+    ).data["distribution"][0]
     assert row["verdict"] == "BUG"
     assert row["second_p"] < row["level"]
     assert row["largest"][0]["expected"] != pytest.approx(row["largest"][0]["counted"], rel=0.1)
@@ -128,7 +128,9 @@ WRONG = {
 def test_wrong_rules_are_bugs(name):
     llm = toy(SkewedDrafter(5))
     llm._rule = WRONG[name]
-    found = verify(llm, PROMPTS, VerifyConfig(checks=("law",), samples=2000, batch=2000, law_prompts=1))
+    found = verify(
+        llm, PROMPTS, VerifyConfig(checks=("distribution",), samples=2000, batch=2000, distribution_prompts=1)
+    )
     assert found.data["verdict"] == "BUG"
     assert llm.rule.name == "planted"
 
@@ -136,7 +138,9 @@ def test_wrong_rules_are_bugs(name):
 def test_the_same_walk_with_the_right_rule_is_none():
     llm = toy(SkewedDrafter(5))
     llm._rule = wrong_rule(lambda p, q: p / q, residual)
-    found = verify(llm, PROMPTS, VerifyConfig(checks=("law",), samples=2000, batch=2000, law_prompts=1))
+    found = verify(
+        llm, PROMPTS, VerifyConfig(checks=("distribution",), samples=2000, batch=2000, distribution_prompts=1)
+    )
     assert found.data["verdict"] == "ok"
 
 
@@ -221,7 +225,7 @@ def test_penalties_and_filters_are_checked_too():
     params = SamplingParams(
         temperature=0.9, top_k=4, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, max_tokens=12
     )
-    config = VerifyConfig(params=params, samples=800, batch=800, law_prompts=1)
+    config = VerifyConfig(params=params, samples=800, batch=800, distribution_prompts=1)
     assert verify(toy(), PROMPTS, config).data["verdict"] == "ok"
 
 
@@ -267,8 +271,10 @@ def test_a_filter_that_rounding_moves_forbids_nothing():
 
 def test_a_point_mass_shows_nothing():
     llm = toy()
-    config = VerifyConfig(params=SamplingParams(temperature=1e-6), checks=("law",), samples=50, law_prompts=1)
-    row = verify(llm, PROMPTS, config).data["law"][0]
+    config = VerifyConfig(
+        params=SamplingParams(temperature=1e-6), checks=("distribution",), samples=50, distribution_prompts=1
+    )
+    row = verify(llm, PROMPTS, config).data["distribution"][0]
     assert (row["verdict"], row["smallest_bias"]) == ("nothing could be seen", None)
 
 
@@ -305,7 +311,7 @@ def test_interruption_keeps_what_was_checked(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         verify(toy(), PROMPTS, SMALL, tmp_path / "r.json", stop)
     kept = read(tmp_path / "r.json", "verify")
-    assert (kept.complete, kept.data["control"]["verdict"], kept.data["law"]) == (False, "identical", [])
+    assert (kept.complete, kept.data["control"]["verdict"], kept.data["distribution"]) == (False, "identical", [])
     assert len(kept.data["greedy"]) == 2
     json.dumps(kept.as_dict())
 

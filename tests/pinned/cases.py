@@ -179,7 +179,7 @@ def text_of(done: Completion) -> dict[str, Any]:
     }
 
 
-COURSE = ("drafted", "rounds", "proposed", "accepted", "undrafted", "histogram", "position_rates")
+COURSE = ("drafted", "steps", "proposed", "accepted", "undrafted", "histogram", "position_rates")
 
 
 def course_of(done: Completion) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def derived(done: Completion) -> dict[str, Any]:
         "tokens": len(done.token_ids),
         "drafter_faults": 0,
         "acceptance_rate": stats.accepted / stats.proposed if stats.proposed else None,
-        "mean_acceptance_length": len(done.token_ids) / stats.rounds,
+        "mean_acceptance_length": len(done.token_ids) / stats.steps,
     }
 
 

@@ -21,7 +21,7 @@ document.querySelectorAll(".trace").forEach((trace) => {
     add(panel, "p", `“${shown(fact.text)}”`, "said");
     const list = add(panel, "dl");
     const row = (name, value) => { add(list, "dt", name); return add(list, "dd", value); };
-    row("origin", `${fact.from}; ${fact.round}`);
+    row("origin", `${fact.from}; ${fact.step}`);
     row("probability", `p ${fact.p}` + (fact.q ? `, q ${fact.q}` : "") + `; entropy ${fact.entropy}`);
     const listed = (name, entries, show) => {
       if (!entries.length) return;
