@@ -174,7 +174,7 @@ def figures(found: dict[str, Result]) -> list[dict[str, Any]]:
         who = max(lengths, key=lambda n: lengths[n])
         row("EAGLE-3's mean acceptance length, greedy, code", 3.5, lengths[who], who)
     for temperature in dict.fromkeys(arm["temperature"] for arm in found["mix"].data["arms"]):
-        law = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+        sampling = "greedy" if temperature == 0 else f"temperature {temperature:g}"
         arms = arms_of(found["mix"], temperature)
         rivals = [name for name in arms if name in SINGLES]
         if HYBRID not in arms or not rivals:
@@ -182,7 +182,7 @@ def figures(found: dict[str, Result]) -> list[dict[str, Any]]:
         for kind, least in ((None, 1.1), *((kind, 1.0) for kind in arms[HYBRID]["categories"])):
             rival = max(rivals, key=lambda name, kind=kind, arms=arms: speed(arms[name], kind))  # type: ignore[misc]
             row(
-                f"hybrid ({HYBRID}) against the best single drafter ({rival}), {kind or 'the mix'}, {law}",
+                f"hybrid ({HYBRID}) against the best single drafter ({rival}), {kind or 'the mix'}, {sampling}",
                 least,
                 speed(arms[HYBRID], kind) / speed(arms[rival], kind),
             )
@@ -208,8 +208,8 @@ def markdown(found: dict[str, Result]) -> str:
         for temperature in dict.fromkeys(arm["temperature"] for arm in result.data["arms"]):
             own = list(arms_of(result, temperature).values())
             kinds = list(own[0]["categories"])
-            law = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-            lines += ["", f"### {RUNS[key]}, {law}", "", *table(own, kinds)]
+            sampling = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+            lines += ["", f"### {RUNS[key]}, {sampling}", "", *table(own, kinds)]
     machine = found["mix"].provenance["machine"]
     lines += [
         "",

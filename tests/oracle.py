@@ -12,7 +12,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.core.warp import warp
 
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 
 
 class Oracle:
@@ -32,7 +32,7 @@ class Oracle:
             self.target.release(seq.id)
         return self._known[key]
 
-    def law(self, prompt: Seq[int], output: Seq[int], params: SamplingParams, stop_ids: Iterable[int] = ()) -> Tensor:
+    def probs(self, prompt: Seq[int], output: Seq[int], params: SamplingParams, stop_ids: Iterable[int] = ()) -> Tensor:
         """[V], after warping."""
         return warp(self.logits([*prompt, *output])[None], params, prompt, [list(output)], frozenset(stop_ids))[0]
 
@@ -44,23 +44,23 @@ class Oracle:
         return text[len(prompt) :]
 
 
-def joint_law(
+def joint_distribution(
     oracle: Oracle,
     prompt: Seq[int],
     params: SamplingParams | Seq[SamplingParams],
     stop_ids: frozenset[int] = frozenset(),
     length: int = 3,
-) -> Law:
+) -> Distribution:
     """Probability of each possible beginning, `length` tokens or ended earlier by a stop id. `params` may differ from
     token to token."""
     each = [params] * length if isinstance(params, SamplingParams) else params
-    law: Law = {}
-    open_ends: Law = {(): 1.0}
+    probs: Distribution = {}
+    open_ends: Distribution = {(): 1.0}
     for now in each:
-        grown: Law = {}
+        grown: Distribution = {}
         for output, mass in open_ends.items():
-            for token, p in enumerate(oracle.law(prompt, output, now, stop_ids).tolist()):
+            for token, p in enumerate(oracle.probs(prompt, output, now, stop_ids).tolist()):
                 if p > 0:
-                    (law if token in stop_ids else grown)[(*output, token)] = mass * p
+                    (probs if token in stop_ids else grown)[(*output, token)] = mass * p
         open_ends = grown
-    return law | open_ends
+    return probs | open_ends

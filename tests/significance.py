@@ -14,16 +14,16 @@ seeds are fixed, so a test that passes once passes always. The mildest wrong rul
 
 
 def g_test(
-    samples: Iterable[Hashable] | Mapping[Hashable, int], law: Mapping[Hashable, float], floor: float = 5.0
+    samples: Iterable[Hashable] | Mapping[Hashable, int], probs: Mapping[Hashable, float], floor: float = 5.0
 ) -> float:
-    """p-value of the likelihood-ratio test that `samples`, or outcomes counted already, have the distribution `law`
+    """p-value of the likelihood-ratio test that `samples`, or outcomes counted already, have the distribution `probs`
     (G is asymptotically chi-squared). Outcomes expected fewer than `floor` times are put together in one cell; an
     impossible outcome gives 0."""
     counts = Counter(samples)
-    if any(not law.get(outcome, 0) for outcome in counts):
+    if any(not probs.get(outcome, 0) for outcome in counts):
         return 0.0
     n = sum(counts.values())
-    cells = [(counts[o], n * float(p)) for o, p in law.items() if n * float(p) >= floor]
+    cells = [(counts[o], n * float(p)) for o, p in probs.items() if n * float(p) >= floor]
     rest = (n - sum(found for found, _ in cells), n - sum(wanted for _, wanted in cells))
     if rest[1] >= 1e-9:
         cells.append(rest)
@@ -31,18 +31,18 @@ def g_test(
     return float(chi2.sf(max(g, 0.0), max(1, len(cells) - 1)))
 
 
-def assert_law(samples: Iterable[Hashable] | Mapping[Hashable, int], law: Mapping[Hashable, float]) -> None:
-    p_value = g_test(samples, law)
+def assert_distribution(samples: Iterable[Hashable] | Mapping[Hashable, int], probs: Mapping[Hashable, float]) -> None:
+    p_value = g_test(samples, probs)
     assert p_value >= LEVEL, f"the samples do not have that distribution: p-value {p_value:.1e} < {LEVEL:.0e}"
 
 
-def needed(law: Mapping[Hashable, float], other: Mapping[Hashable, float]) -> float:
-    """How many samples of `other` it takes until `g_test` against `law` is expected to fail: small if the test can
-    tell them apart. Expected G is 2 n KL(other, law) + degrees of freedom."""
-    if any(outcome not in law for outcome in other):
+def needed(probs: Mapping[Hashable, float], other: Mapping[Hashable, float]) -> float:
+    """How many samples of `other` it takes until `g_test` against `probs` is expected to fail: small if the test can
+    tell them apart. Expected G is 2 n KL(other, probs) + degrees of freedom."""
+    if any(outcome not in probs for outcome in other):
         return 0.0
-    divergence = sum(p * math.log(p / law[outcome]) for outcome, p in other.items())
-    freedom = len(law) - 1
+    divergence = sum(p * math.log(p / probs[outcome]) for outcome, p in other.items())
+    freedom = len(probs) - 1
     return math.inf if divergence < 1e-12 else (float(chi2.isf(LEVEL, freedom)) - freedom) / (2 * divergence)
 
 

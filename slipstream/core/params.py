@@ -10,7 +10,7 @@ To add a sampling parameter:
 3. Add a value to `CHANGED` in tests/core/test_sampling_parameters.py and values that must be refused to `REFUSED` in
    tests/core/test_params.py. The tests fail until both have an entry; then they compare mixed batches with each
    request alone. If the parameter acts on the distribution, also add it to the reference in tests/core/test_warp.py
-   and to the exact end-to-end test tests/end_to_end/test_law.py.
+   and to the exact end-to-end test tests/end_to_end/test_distribution.py.
 
 `LLM._resolved` holds the checks that depend on the model. Token ids are checked there for every parameter that is
 declared with `ids_in`.

@@ -1,4 +1,4 @@
-"""Proof by enumeration: the exact law of what the production code emits.
+"""Proof by enumeration: the exact distribution of what the production code emits.
 
 `ExactDice` stands in for `Dice`. Where production draws a number, it takes *one* possible answer, remembers the
 others as branches still to be run, and multiplies the weight of the run by the answer's probability. Running until
@@ -11,8 +11,8 @@ apart, float64 arithmetic on numbers of order one is good to 1e-13 here, and `ra
 true value has a denominator of at most D, it is the one found. It has: with p and q in n-ths, n <= 12, the largest
 denominators come from block verification's h = Z / (Z + 1 - w), where w is a product of at most 3 ratios a/b with
 b <= n, so that Z and w are multiples of 1/n^4 and h has a denominator of at most 2 n^4 = 41472; and from a fourth
-sibling drawn without replacement, at most n^4. Should the argument fail for some rule to come, laws that do not sum
-to 1 exactly, or a final law that is not p exactly, show it.
+sibling drawn without replacement, at most n^4. Should the argument fail for some rule to come, distributions that do
+not sum to 1 exactly, or a final distribution that is not p exactly, show it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Walk:
         self.answers, self.open = list[bool](), list[tuple[int, ...]]()
 
     def take(self, options: list[tuple[Any, Fraction]]) -> Any:
-        assert sum(w for _, w in options) == 1, f"not a law: {options}"
+        assert sum(w for _, w in options) == 1, f"not a distribution: {options}"
         options = [(value, w) for value, w in options if w > 0]
         turn = len(self.taken)
         choice = self.tape[turn] if turn < len(self.tape) else 0
@@ -86,12 +86,12 @@ class ExactDice(Dice):
         walk.answers.append(walk.take([(True, yes), (False, 1 - yes)]))
         return walk.answers[-1]
 
-    def choose(self, law: Tensor) -> Tensor:
-        assert law.shape[0] == len(self.rows)
-        return torch.tensor([walk.take(_options(row)) for walk, row in zip(self.walks, law.tolist(), strict=True)])
+    def choose(self, probs: Tensor) -> Tensor:
+        assert probs.shape[0] == len(self.rows)
+        return torch.tensor([walk.take(_options(row)) for walk, row in zip(self.walks, probs.tolist(), strict=True)])
 
-    def pick(self, law: Tensor, owner: Seq[int], depth: Seq[int]) -> Tensor:
-        rows = zip(owner, law.tolist(), strict=True)
+    def pick(self, probs: Tensor, owner: Seq[int], depth: Seq[int]) -> Tensor:
+        rows = zip(owner, probs.tolist(), strict=True)
         return torch.tensor([self.walks[b].take(_options(row)) for b, row in rows])
 
 
@@ -126,12 +126,12 @@ class Outcome:
 
 
 def pack(rows: Seq[Guesses]) -> tuple[Draft, Tensor]:
-    """The draft and the laws [B + N, V] that `verify` takes, for one sequence per entry."""
+    """The draft and the distributions [B + N, V] that `verify` takes, for one sequence per entry."""
     splits = [0]
     for row in rows:
         splits.append(splits[-1] + len(row.tokens))
     kinds = "".join(row.shape.kinds for row in rows)
-    q = [[float(x) for x in law] for row in rows for law in row.q]
+    q = [[float(x) for x in probs] for row in rows for probs in row.q]
     draft = Draft(
         tokens=torch.tensor([t for row in rows for t in row.tokens], dtype=torch.int64),
         parents=[parent for row in rows for parent in row.shape.parents],
@@ -140,7 +140,7 @@ def pack(rows: Seq[Guesses]) -> tuple[Draft, Tensor]:
         acceptable=[kind != "n" for kind in kinds] if "n" in kinds else None,
     )
     replace(draft, q=None).check([row.shape.height for row in rows], rows[0].world.vocab, 16)
-    distributions = [[float(x) for x in law] for row in rows for law in row.distributions()]
+    distributions = [[float(x) for x in probs] for row in rows for probs in row.distributions()]
     return draft, torch.tensor(distributions, dtype=torch.float64)
 
 
@@ -177,7 +177,7 @@ def outcomes_of(rule: Rule, world: World, shape: Shape, at_once: int = 4096) -> 
 
 
 def completed(world: World, outcomes: Iterable[Outcome], length: int) -> dict[Text, Fraction]:
-    """The law of the first `length` tokens: each outcome is continued by the target alone."""
+    """The distribution of the first `length` tokens: each outcome is continued by the target alone."""
     mass: dict[Text, Fraction] = defaultdict(Fraction)
     for outcome in outcomes:
         assert 1 <= len(outcome.tokens) <= length
@@ -195,13 +195,13 @@ def completed(world: World, outcomes: Iterable[Outcome], length: int) -> dict[Te
     return {text: weight for text, weight in mass.items() if weight}
 
 
-def target_law(world: World, length: int) -> dict[Text, Fraction]:
-    """The law of the first `length` tokens of plain decoding."""
+def target_distribution(world: World, length: int) -> dict[Text, Fraction]:
+    """The distribution of the first `length` tokens of plain decoding."""
     return completed(world, [Outcome((t,), 0, p) for t, p in enumerate(world.p(())) if p], length)
 
 
-def emitted_law(rule: Rule, world: World, shape: Shape, at_once: int = 4096) -> dict[Text, Fraction]:
-    """The law of the first height + 1 tokens when a step with that rule and shape comes first."""
+def emitted_distribution(rule: Rule, world: World, shape: Shape, at_once: int = 4096) -> dict[Text, Fraction]:
+    """The distribution of the first height + 1 tokens when a step with that rule and shape comes first."""
     return completed(world, outcomes_of(rule, world, shape, at_once), shape.height + 1)
 
 

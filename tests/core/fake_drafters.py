@@ -101,7 +101,7 @@ class Scripted:
 
 
 class Sampling(Scripted):
-    """Samples a chain from the target's law, disturbed by `noise` and warped by the request's parameters."""
+    """Samples a chain from the target's distribution, disturbed by `noise` and warped by the request's parameters."""
 
     name = "sampling"
 
@@ -118,9 +118,9 @@ class Sampling(Scripted):
                 text = [*seq.tokens, *chain]
                 rng = torch.Generator().manual_seed(random.Random(str(text[-2:])).randrange(2**31))
                 logits = self.target.logits(text) + self.noise * torch.randn(self.target.vocab_size, generator=rng)
-                law = warp(logits[None], seq.params, seq.tokens[: seq.prompt], [[*seq.output, *chain]], seq.stop_ids)
-                distributions.append(law[0])
-                chain.append(int(sample_draft_tokens(law, [seq], i)[0]))
+                probs = warp(logits[None], seq.params, seq.tokens[: seq.prompt], [[*seq.output, *chain]], seq.stop_ids)
+                distributions.append(probs[0])
+                chain.append(int(sample_draft_tokens(probs, [seq], i)[0]))
             chains.append(chain)
         return Draft.chains(chains, torch.stack(distributions) if distributions else None)
 

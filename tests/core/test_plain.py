@@ -202,7 +202,7 @@ def test_a_target_without_several_steps_takes_one_at_a_time():
     ],
     ids=str,
 )
-def test_one_request_with_a_law_of_its_own_has_the_whole_batch_go_step_by_step(engine, calls, one_by_one, params):
+def test_one_request_with_other_parameters_makes_the_whole_batch_decode_step_by_step(engine, calls, one_by_one, params):
     each = [greedy(12), greedy(12, **params)]
     found = engine.generate(PROMPTS[:2], each)
     assert not calls

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from slipstream.core.random import DRAFT, NOISE, VERIFY, Stream
-from tests.significance import LEVEL, assert_law
+from tests.significance import LEVEL, assert_distribution
 
 
 def test_a_number_depends_on_seed_purpose_position_and_index_alone() -> None:
@@ -76,10 +76,10 @@ def test_numbers_of_a_step_are_independent_of_each_other_and_of_the_draft() -> N
     }
     even = {(a, b): 1 / 16 for a in range(4) for b in range(4)}
     for several in pairs.values():
-        assert_law([(int(4 * a), int(4 * b)) for a, b in several], even)
+        assert_distribution([(int(4 * a), int(4 * b)) for a, b in several], even)
 
 
-def test_gumbel_noise_has_the_gumbel_law() -> None:
+def test_gumbel_noise_has_the_gumbel_distribution() -> None:
     assert stats.kstest(Stream(2).gumbel(9, 5000), "gumbel_r").pvalue >= LEVEL
     assert np.isfinite(Stream(2).gumbel(9, 5000)).all()
 

@@ -20,27 +20,27 @@ from tests.core.exact import (
     Outcome,
     completed,
     distance,
-    emitted_law,
+    emitted_distribution,
     explore,
     mean_accepted,
     outcomes_of,
-    target_law,
+    target_distribution,
     weighed,
 )
 from tests.core.fixed_dice import Fixed
-from tests.core.worlds import Guesses, Law, Shape, every_draft, law, random_world, steady
+from tests.core.worlds import Distribution, Guesses, Shape, every_draft, probs, random_world, steady
 
 REJECTION, BLOCK, COUPLED = RULES["rejection"], RULES["block"], RULES["coupled"]
-P, Q = law(7, 2, 1), law(5, 3, 2)
+P, Q = probs(7, 2, 1), probs(5, 3, 2)
 ONE = Shape.chain("s")
 
 
-def first_token(outcomes: list[Outcome], vocab: int) -> Law:
-    """The law of the first token emitted."""
+def first_token(outcomes: list[Outcome], vocab: int) -> Distribution:
+    """The distribution of the first token emitted."""
     return tuple(sum((o.weight for o in outcomes if o.tokens[0] == t), Fraction(0)) for t in range(vocab))
 
 
-def tv(a: Law, b: Law) -> Fraction:
+def tv(a: Distribution, b: Distribution) -> Fraction:
     return sum((abs(x - y) for x, y in zip(a, b, strict=True)), Fraction(0)) / 2
 
 
@@ -48,7 +48,7 @@ def accepted(outcomes: list[Outcome]) -> Fraction:
     return sum((o.accepted * o.weight for o in outcomes), Fraction(0))
 
 
-def thousandths(*values: int) -> Law:
+def thousandths(*values: int) -> Distribution:
     return tuple(Fraction(v, 1000) for v in values)
 
 
@@ -99,7 +99,7 @@ def test_rule_f_a_sampled_guess_must_not_be_dropped_for_its_own_low_q() -> None:
 
 
 def test_length_may_depend_on_the_guess_before() -> None:
-    """The lawful sibling of rule F: stop drafting *behind* a guess of low q, but keep that guess."""
+    """The correct version of rule F: stop drafting *behind* a guess of low q, but keep that guess."""
     for seed in range(10):
         world = random_world(seed, 3)
         drafts = []
@@ -116,7 +116,7 @@ def test_length_may_depend_on_the_guess_before() -> None:
             for made, found in zip(drafts, explore(rule, drafts), strict=True)
             for o in found
         ]
-        assert completed(world, outcomes, 3) == target_law(world, 3)
+        assert completed(world, outcomes, 3) == target_distribution(world, 3)
 
 
 def test_rule_g_accepting_with_p_and_removing_the_guess_is_exact_for_any_drafter() -> None:
@@ -130,9 +130,9 @@ def test_rule_g_accepting_with_p_and_removing_the_guess_is_exact_for_any_drafter
 
 def test_rule_a_is_wrong_for_a_deterministic_drafter_and_g_is_right() -> None:
     """At p(x) = 1/2 rule A emits x three times in four."""
-    half = steady(law(1, 1), law(1, 0))
-    assert first_token(outcomes_of(wrong.A, half, ONE, at_once=1), 2) == law(3, 1)
-    assert first_token(outcomes_of(REJECTION, half, Shape.chain("p")), 2) == law(1, 1)
+    half = steady(probs(1, 1), probs(1, 0))
+    assert first_token(outcomes_of(wrong.A, half, ONE, at_once=1), 2) == probs(3, 1)
+    assert first_token(outcomes_of(REJECTION, half, Shape.chain("p")), 2) == probs(1, 1)
 
 
 @pytest.mark.parametrize("rule", [wrong.A, wrong.B, wrong.C, wrong.D], ids=lambda rule: rule.name[0])
@@ -140,13 +140,13 @@ def test_wrong_rules_are_caught_on_random_languages(rule: Rule) -> None:
     caught = 0
     for seed in range(12):
         world = random_world(seed, 3)
-        caught += emitted_law(rule, world, Shape.chain("ss"), at_once=1) != target_law(world, 3)
+        caught += emitted_distribution(rule, world, Shape.chain("ss"), at_once=1) != target_distribution(world, 3)
     assert caught >= 10  # here and there p == q, where most mistakes do not show
 
 
 def test_q_must_be_filtered_as_the_guess_was() -> None:
     """top-k 2: the guess is drawn from the filtered q. With that q 7/9, 2/9; with the raw q .7222, .2778."""
-    p, q = law(7, 2, 0), law(5, 3, 0)
+    p, q = probs(7, 2, 0), probs(5, 3, 0)
     honest = outcomes_of(REJECTION, steady(p, q), ONE)
     assert first_token(honest, 3) == p == (Fraction(7, 9), Fraction(2, 9), 0)
     drafts = [replace(made, q=[Q]) for made in every_draft(steady(p, q), ONE)]
@@ -155,19 +155,19 @@ def test_q_must_be_filtered_as_the_guess_was() -> None:
 
 
 def test_filtering_q_otherwise_than_p_costs_acceptance_and_nothing_else() -> None:
-    for q in (law(5, 3, 2), law(5, 3, 0), law(1, 0, 0)):
-        outcomes = outcomes_of(REJECTION, steady(law(7, 2, 0), q), ONE)
-        assert first_token(outcomes, 3) == law(7, 2, 0)
-        assert accepted(outcomes) == acceptance_rate(law(7, 2, 0), q)
+    for q in (probs(5, 3, 2), probs(5, 3, 0), probs(1, 0, 0)):
+        outcomes = outcomes_of(REJECTION, steady(probs(7, 2, 0), q), ONE)
+        assert first_token(outcomes, 3) == probs(7, 2, 0)
+        assert accepted(outcomes) == acceptance_rate(probs(7, 2, 0), q)
 
 
 def test_a_shared_vocabulary_needs_a_renormalised_q() -> None:
     """p = (.5, .3, .2), the drafter knows two tokens, raw q = (.4, .4): unnormalised TV .117."""
-    p = law(5, 3, 2)
-    assert first_token(outcomes_of(REJECTION, steady(p, law(1, 1, 0)), ONE), 3) == p
+    p = probs(5, 3, 2)
+    assert first_token(outcomes_of(REJECTION, steady(p, probs(1, 1, 0)), ONE), 3) == p
     drafts = [
         replace(made, q=[(Fraction(2, 5), Fraction(2, 5), Fraction(0))])
-        for made in every_draft(steady(p, law(1, 1, 0)), ONE)
+        for made in every_draft(steady(p, probs(1, 1, 0)), ONE)
     ]
     raw = weighed(REJECTION, drafts)
     assert round(float(tv(first_token(raw, 3), p)), 3) == 0.117
@@ -175,7 +175,7 @@ def test_a_shared_vocabulary_needs_a_renormalised_q() -> None:
 
 # --- siblings: p = (.4, .3, .2, .1), q reversed, two guesses --------------------------------------------------------
 
-SLOPE = law(4, 3, 2, 1)
+SLOPE = probs(4, 3, 2, 1)
 PAIR = Shape((-1, -1), "ww")
 
 
@@ -239,7 +239,7 @@ def test_sampled_siblings_must_not_be_pruned_by_their_q() -> None:
     ],
 )
 def test_block_verification_accepts_what_its_paper_says(gamma: int, token: Fraction, block: Fraction) -> None:
-    p, q = law(1, 2), law(2, 1)
+    p, q = probs(1, 2), probs(2, 1)
     shape = Shape.chain("s" * gamma)
     assert mean_accepted(REJECTION, steady(p, q), shape) == token == expected_accepted(acceptance_rate(p, q), gamma)
     assert mean_accepted(BLOCK, steady(p, q), shape) == block == block_expected_accepted(p, q, gamma)
@@ -255,7 +255,7 @@ def test_block_never_accepts_fewer_than_rejection() -> None:
     assert more >= 10
 
 
-def test_rejection_accepts_one_guess_with_the_overlap_of_the_laws() -> None:
+def test_rejection_accepts_one_guess_with_the_overlap_of_the_distributions() -> None:
     for seed in range(30):
         world = random_world(seed, 4)
         assert mean_accepted(REJECTION, world, ONE) == acceptance_rate(world.p(()), world.q(()))
@@ -268,7 +268,7 @@ def test_a_draft_from_the_target_itself_is_always_accepted() -> None:
             world = random_world(seed, 3)
             world = replace(world, q=world.p)
             assert mean_accepted(rule, world, Shape.chain("sss")) == 3
-            assert distance(emitted_law(rule, world, Shape.chain("sss")), target_law(world, 4)) == 0
+            assert distance(emitted_distribution(rule, world, Shape.chain("sss")), target_distribution(world, 4)) == 0
 
 
 # --- edges of the arithmetic ----------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_a_certain_guess_always_stands(rule: str, u: float) -> None:
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_equal_laws_leave_no_empty_residual_behind(rule: str) -> None:
+def test_equal_distributions_leave_no_empty_residual_behind(rule: str) -> None:
     """p == q up to rounding: the residual has no mass, and the arithmetic must stay finite."""
     p = [0.1, 0.2, 0.7]
     q = [x * (1 + 1e-16) for x in p]
@@ -315,7 +315,7 @@ def test_equal_laws_leave_no_empty_residual_behind(rule: str) -> None:
         assert 0 <= verdict.next[0] < 3
 
 
-def test_greedy_refuses_a_law_that_is_not_a_point_mass() -> None:
+def test_greedy_refuses_a_distribution_that_is_not_a_point_mass() -> None:
     with pytest.raises(RuleError, match="not a point mass"):
         verify(Draft.chains([[0]]), rows([0.5, 0.5], [1.0, 0.0]), RULES["greedy"], Fixed(0.5))
 

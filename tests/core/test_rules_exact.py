@@ -1,7 +1,7 @@
-"""The promise: every lossless rule emits exactly the law of the target. Proven by enumeration with fractions.
+"""The promise: every lossless rule emits exactly the distribution of the target. Proven by enumeration with fractions.
 
 Each test draws tiny random languages, enumerates every draft and every random choice of the production `verify`, and
-compares the law of the first gamma + 1 tokens with the target's own: `==` on fractions, no tolerance.
+compares the distribution of the first gamma + 1 tokens with the target's own: `==` on fractions, no tolerance.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
 from slipstream.core.random import Stream
 from slipstream.core.rules import RULES, verify
-from tests.core.exact import Outcome, completed, emitted_law, explore, outcomes_of, pack, target_law
-from tests.core.worlds import Shape, World, every_draft, law, random_world, steady
+from tests.core.exact import Outcome, completed, emitted_distribution, explore, outcomes_of, pack, target_distribution
+from tests.core.worlds import Shape, World, every_draft, probs, random_world, steady
 
 LOSSLESS = [rule.name for rule in RULES.values() if rule.lossless]
 SAMPLED = [name for name in LOSSLESS if name != "greedy"]  # greedy is a rule for temperature 0 only
@@ -49,12 +49,12 @@ def cost(rule: str, vocab: int, nodes: int) -> int:
 
 
 def assert_lossless(rule: str, world: World, shape: Shape) -> None:
-    assert emitted_law(RULES[rule], world, shape) == target_law(world, shape.height + 1)
+    assert emitted_distribution(RULES[rule], world, shape) == target_distribution(world, shape.height + 1)
 
 
 @pytest.mark.parametrize("rule", SAMPLED)
 @pytest.mark.parametrize(("vocab", "gamma"), CHAINS)
-def test_a_chain_leaves_the_law_of_the_target_unchanged(rule: str, vocab: int, gamma: int) -> None:
+def test_a_chain_keeps_the_targets_distribution(rule: str, vocab: int, gamma: int) -> None:
     if cost(rule, vocab, gamma) > 10**4:
         pytest.skip("too many picks to enumerate; the test of every pick table covers this rule")
     for seed in range(12 if vocab < 4 or gamma < 4 else 4):
@@ -64,7 +64,7 @@ def test_a_chain_leaves_the_law_of_the_target_unchanged(rule: str, vocab: int, g
 
 @pytest.mark.parametrize("rule", [name for name in SAMPLED if name != "block"])
 @pytest.mark.parametrize(("parents", "kinds"), TREE_CASES)
-def test_a_tree_leaves_the_law_of_the_target_unchanged(rule: str, parents: tuple[int, ...], kinds: str) -> None:
+def test_a_tree_keeps_the_targets_distribution(rule: str, parents: tuple[int, ...], kinds: str) -> None:
     for vocab in (2, 3, 4):
         for seed in range(6 if vocab < 4 else 2):
             if cost(rule, vocab, len(kinds)) <= 2000:
@@ -84,8 +84,8 @@ def test_at_temperature_zero_every_rule_emits_the_argmax(rule: str) -> None:
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("at_once", [1, 5, 4096])
 def test_ragged_batch_mates_change_nothing(rule: str, at_once: int) -> None:
-    """Sequences with different shapes, different laws and no draft at all share the batches; each one's outcomes,
-    given its own random choices, are those that it has alone."""
+    """Sequences with different shapes, different distributions and no draft at all share the batches; each one's
+    outcomes, given its own random choices, are those that it has alone."""
     chains = [Shape.chain(kinds) for kinds in ("", "s", "sss", "p", "psp")]
     trees = [Shape((-1, -1, 0), "wws"), Shape((-1, -1, 0, 1), "ssnp"), Shape((-1, -1), "pp")]
     shapes = chains if rule == "block" else chains + trees
@@ -100,7 +100,7 @@ def test_ragged_batch_mates_change_nothing(rule: str, at_once: int) -> None:
     for i, (world, shape) in enumerate(zip(worlds, shapes, strict=True)):
         mine = [(drafts[j], found[k]) for k, j in enumerate(order) if owners[j] == i]
         outcomes = [Outcome(o.tokens, o.accepted, made.weight * o.weight) for made, own in mine for o in own]
-        assert completed(world, outcomes, shape.height + 1) == target_law(world, shape.height + 1)
+        assert completed(world, outcomes, shape.height + 1) == target_distribution(world, shape.height + 1)
 
 
 @pytest.mark.parametrize("rule", LOSSLESS)
@@ -132,7 +132,7 @@ def test_an_empty_draft_is_plain_decoding() -> None:
     for rule in SAMPLED:
         world = random_world(3, 4)
         outcomes = outcomes_of(RULES[rule], world, Shape.chain(""))
-        assert {o.tokens: o.weight for o in outcomes} == target_law(world, 1)
+        assert {o.tokens: o.weight for o in outcomes} == target_distribution(world, 1)
 
 
 class Picks(Dice):
@@ -141,7 +141,7 @@ class Picks(Dice):
     def __init__(self, table: dict[tuple[int, ...], int], texts: list[tuple[int, ...]]):
         self.table, self.texts = table, texts
 
-    def pick(self, law, owner, depth):
+    def pick(self, probs, owner, depth):
         assert list(depth) == [len(text) for text in self.texts], "noise belongs to the position of the token"
         assert list(owner) == [0] * len(depth)
         return torch.tensor([self.table[text] for text in self.texts])
@@ -160,10 +160,10 @@ class Picks(Dice):
 )
 def test_coupled_emits_the_picks_of_the_target_whatever_the_draft(vocab: int, shape: Shape) -> None:
     """For every table of picks and every draft, the run is the beginning of what the target would have picked alone.
-    Since *every* pair is tried, drafts that know the noise and conspire with it are among them. With picks of law p,
-    independent between positions (Gumbel-max, tested in test_dice), this is losslessness, and more."""
+    Since *every* pair is tried, drafts that know the noise and conspire with it are among them. With picks of
+    distribution p, independent between positions (Gumbel-max, tested in test_dice), this is losslessness, and more."""
     texts = [text for n in range(shape.height + 1) for text in product(range(vocab), repeat=n)]
-    uniform = steady(law(*[1] * vocab), law(*[1] * vocab))
+    uniform = steady(probs(*[1] * vocab), probs(*[1] * vocab))
     for values in product(range(vocab), repeat=len(texts)):
         table = dict(zip(texts, values, strict=True))
         plain: tuple[int, ...] = ()

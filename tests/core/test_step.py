@@ -19,7 +19,7 @@ from slipstream.core.step import budget, exact
 from slipstream.core.warp import warp
 from slipstream.targets.toy import ToyTarget
 from tests.core.fake_drafters import Bushy, Sampling, Scripted, continuation, decode, finish, rounds, sequence
-from tests.significance import LEVEL, assert_law, g_test
+from tests.significance import LEVEL, assert_distribution, g_test
 
 TARGET = ToyTarget(vocab=7, order=2, seed=3)
 PROMPT = [1, 2, 3]
@@ -210,16 +210,16 @@ def test_r14_a_forbidden_token_never_appears() -> None:
 # --- sampling -------------------------------------------------------------------------------------------------------
 
 
-def law_of(target: ToyTarget, params: SamplingParams, length: int) -> dict[tuple[int, ...], float]:
-    """The law of the first `length` tokens, written out."""
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+def distribution_of(target: ToyTarget, params: SamplingParams, length: int) -> dict[tuple[int, ...], float]:
+    """The distribution of the first `length` tokens, written out."""
+    probs: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
-        law = {
+        probs = {
             (*text, token): weight * p
-            for text, weight in law.items()
+            for text, weight in probs.items()
             for token, p in enumerate(warp(target.logits([*PROMPT, *text])[None], params)[0].tolist())
         }
-    return law
+    return probs
 
 
 SMALL = ToyTarget(vocab=5, order=2, seed=1, sharpness=1.0)
@@ -235,17 +235,17 @@ def samples(target: ToyTarget, drafter: Scripted, rule: str, n: int, **params: o
 
 @pytest.mark.parametrize("rule", [name for name in LOSSLESS if name != "greedy"])
 @pytest.mark.parametrize("drafter", [Sampling(SMALL, 1.0), Scripted(SMALL), Bushy(SMALL)], ids=lambda d: d.name)
-def test_r5_r6_r15_sampled_text_has_the_law_of_the_target(rule: str, drafter: Scripted) -> None:
+def test_r5_r6_r15_sampled_text_has_the_distribution_of_the_target(rule: str, drafter: Scripted) -> None:
     """Guesses sampled, argmax and in trees, at three settings: G-test on the first three tokens."""
     if rule == "block" and drafter.name == "bushy":
         pytest.skip("block takes chains only")
     for params in SETTINGS:
-        wanted = law_of(SMALL, SamplingParams(**params), 3)
-        assert_law(samples(SMALL, drafter, rule, 800, **params), wanted)
+        wanted = distribution_of(SMALL, SamplingParams(**params), 3)
+        assert_distribution(samples(SMALL, drafter, rule, 800, **params), wanted)
 
 
 def test_the_g_test_would_catch_the_mildest_wrong_rule() -> None:
-    """Negative control of the test above: guesses drawn from one law and judged by another."""
+    """Negative control of the test above: guesses drawn from one distribution and judged by another."""
 
     class Liar(Sampling):
         def propose(self, seqs, budget):
@@ -254,7 +254,7 @@ def test_the_g_test_would_catch_the_mildest_wrong_rule() -> None:
             return Draft(draft.tokens, draft.parents, draft.splits, q)
 
     found = samples(SMALL, Liar(SMALL, 1.0), "rejection", 2000, temperature=1.0)
-    assert g_test(found, law_of(SMALL, SamplingParams(temperature=1.0), 3)) < LEVEL
+    assert g_test(found, distribution_of(SMALL, SamplingParams(temperature=1.0), 3)) < LEVEL
 
 
 @pytest.mark.parametrize("rule", LOSSLESS)
@@ -298,7 +298,9 @@ def test_coupled_text_depends_on_target_and_seed_alone() -> None:
                 finish(seqs, TARGET, drafter, rule="coupled", draft_tokens=draft_tokens)
                 assert seqs[0].output == off.output
                 if isinstance(drafter, Sampling) and drafter.noise == 0:
-                    assert seqs[0].stats.acceptance_rate == 1, "a draft with the target's own law and noise is right"
+                    assert seqs[0].stats.acceptance_rate == 1, (
+                        "a draft with the target's own distribution and noise is right"
+                    )
 
 
 # --- log-probabilities, budget, accounts ----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from slipstream.core.rules import RULES, Decision, Rule
 from slipstream.core.trees import Tree, best_count, best_tree, expected_tokens, optimal_tree
 from slipstream.errors import ParameterError
 from tests.core.exact import mean_accepted, outcomes_of
-from tests.core.worlds import Shape, law, steady
+from tests.core.worlds import Shape, probs, steady
 
 TENTHS = (Fraction(5, 10), Fraction(2, 10), Fraction(1, 10))
 
@@ -101,7 +101,7 @@ def test_one_candidate_a_depth_is_the_chain_of_the_closed_form() -> None:
 def test_verification_accepts_what_the_tree_promises(nodes: int) -> None:
     """The production rule, enumerated: candidates whose ranks have these chances, as a tree of point masses."""
     tree = optimal_tree(TENTHS, nodes)
-    world = replace(steady(law(5, 2, 1, 2), law(5, 2, 1, 2)), fixed=lambda text, node: tree.ranks[node])
+    world = replace(steady(probs(5, 2, 1, 2), probs(5, 2, 1, 2)), fixed=lambda text, node: tree.ranks[node])
     found = mean_accepted(RULES["rejection"], world, Shape(tree.parents, "p" * nodes))
     assert 1 + found == expected_tokens(tree, TENTHS)
 
@@ -172,7 +172,7 @@ def test_what_is_no_tree_is_refused(make, says: str) -> None:
 
 # --- one level: p = (.4, .3, .2, .1), q reversed, two siblings --------------------------------------------------------
 
-SLOPE = law(4, 3, 2, 1)
+SLOPE = probs(4, 3, 2, 1)
 
 
 def k_seq(rho: Fraction) -> Rule:

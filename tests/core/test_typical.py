@@ -20,12 +20,12 @@ from slipstream.core.typical import DELTA, EPSILON, threshold
 from slipstream.drafters.scripted import ScriptedDrafter
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
-from tests.core.exact import emitted_law, outcomes_of, target_law
-from tests.core.worlds import Shape, law, random_world, steady
+from tests.core.exact import emitted_distribution, outcomes_of, target_distribution
+from tests.core.worlds import Shape, probs, random_world, steady
 
 TYPICAL = RULES["typical"]
 LOSSY = [rule for rule in RULES.values() if not rule.lossless]
-P = law(5, 3, 2)
+P = probs(5, 3, 2)
 
 
 def rows(*distributions: list[float]) -> torch.Tensor:
@@ -51,9 +51,9 @@ def test_the_threshold_is_the_smaller_of_epsilon_and_delta_times_exp_minus_entro
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(EPSILON, DELTA), (DELTA, EPSILON)])
-def test_any_draft_passes_where_the_law_is_flat_and_the_error_reaches_its_figure(epsilon: float, delta: float) -> None:
+def test_a_flat_distribution_accepts_any_draft_and_the_error_reaches_its_bound(epsilon: float, delta: float) -> None:
     """p = (.5, .3, .2): the least likely token is above the threshold, with the two constants either way round. A
-    drafter that always guesses it moves the law by a total variation of .8."""
+    drafter that always guesses it moves the distribution by a total variation of .8."""
     assert float(threshold(rows([0.5, 0.3, 0.2]), epsilon, delta)[0]) < 0.2
     world = replace(steady(P, P), fixed=lambda text, node: 2)
     outcomes = outcomes_of(TYPICAL, world, Shape.chain("p"))
@@ -79,7 +79,7 @@ def test_the_longest_path_stands_and_the_likeliest_of_several() -> None:
     assert verify(tree, distributions, TYPICAL, dice()).path == [[1, 3]]
 
 
-def test_the_token_behind_the_path_has_the_law_at_its_end() -> None:
+def test_the_token_behind_the_path_has_the_distribution_at_its_end() -> None:
     outcomes = outcomes_of(TYPICAL, replace(steady(P, P), fixed=lambda text, node: 1), Shape.chain("pp"))
     assert {o.tokens: o.weight for o in outcomes} == {(1, 1, t): p for t, p in enumerate(P)}
 
@@ -87,7 +87,7 @@ def test_the_token_behind_the_path_has_the_law_at_its_end() -> None:
 def test_an_empty_draft_is_plain_decoding() -> None:
     world = random_world(3, 4)
     outcomes = outcomes_of(TYPICAL, world, Shape.chain(""))
-    assert {o.tokens: o.weight for o in outcomes} == target_law(world, 1)
+    assert {o.tokens: o.weight for o in outcomes} == target_distribution(world, 1)
 
 
 def test_a_node_without_a_vote_never_stands() -> None:
@@ -125,7 +125,7 @@ def test_a_sequence_fares_the_same_alone_and_in_a_ragged_batch() -> None:
 def test_a_rule_that_is_called_lossy_is(rule: Rule) -> None:
     """The enumeration that proves the lossless rules catches every other one."""
     caught = sum(
-        emitted_law(rule, world, Shape.chain("ss"), at_once=1) != target_law(world, 3)
+        emitted_distribution(rule, world, Shape.chain("ss"), at_once=1) != target_distribution(world, 3)
         for world in (random_world(seed, 3) for seed in range(12))
     )
     assert caught >= 10

@@ -25,7 +25,7 @@ NEVER = -math.inf
 def reference(
     logits: Seq[float], params: SamplingParams, prompt: Seq[int] = (), output: Seq[int] = (), stop: Seq[int] = ()
 ) -> list[float]:
-    """The law of one row, a line of Python for a line of the specification."""
+    """The distribution of one row, a line of Python for a line of the specification."""
     x = list(logits)
     vocab = range(len(x))
     for token, bias in (params.logit_bias or {}).items():
@@ -45,27 +45,27 @@ def reference(
     if params.temperature == 0:
         return [float(t == x.index(max(x))) for t in vocab]
     x = [value / params.temperature for value in x]
-    law = [math.exp(value - max(x)) for value in x]
-    law = _norm(law)
-    ranked = sorted(vocab, key=lambda t: (-law[t], t))
+    probs = [math.exp(value - max(x)) for value in x]
+    probs = _norm(probs)
+    ranked = sorted(vocab, key=lambda t: (-probs[t], t))
     if params.top_k:
-        law = _keep(law, ranked[: params.top_k])
+        probs = _keep(probs, ranked[: params.top_k])
     kept, mass = [], 0.0
     for t in ranked:
         if mass >= params.top_p and params.top_p < 1:
             break
         kept.append(t)
-        mass += law[t]
-    law = _keep(law, kept)
-    return _keep(law, [t for t in vocab if law[t] >= params.min_p * max(law)])
+        mass += probs[t]
+    probs = _keep(probs, kept)
+    return _keep(probs, [t for t in vocab if probs[t] >= params.min_p * max(probs)])
 
 
-def _norm(law: Seq[float]) -> list[float]:
-    return [value / math.fsum(law) for value in law]
+def _norm(probs: Seq[float]) -> list[float]:
+    return [value / math.fsum(probs) for value in probs]
 
 
-def _keep(law: Seq[float], kept: Seq[int]) -> list[float]:
-    return _norm([value if t in kept else 0.0 for t, value in enumerate(law)])
+def _keep(probs: Seq[float], kept: Seq[int]) -> list[float]:
+    return _norm([value if t in kept else 0.0 for t, value in enumerate(probs)])
 
 
 def agree(found: torch.Tensor, wanted: Seq[float]) -> None:
@@ -124,7 +124,7 @@ def test_parameters_together_agree_with_the_reference() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_law_is_float64_whatever_the_logits_are(dtype: torch.dtype) -> None:
+def test_the_distribution_is_float64_whatever_the_logits_are(dtype: torch.dtype) -> None:
     logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(0)).to(dtype)
     params = SamplingParams(temperature=0.8, top_p=0.9, logit_bias={1: 0.5})
     before = logits.clone()
@@ -133,8 +133,8 @@ def test_the_law_is_float64_whatever_the_logits_are(dtype: torch.dtype) -> None:
     assert torch.equal(logits, before)
 
 
-def of(*law: float) -> torch.Tensor:
-    return torch.tensor([law], dtype=torch.float64).log()
+def of(*probs: float) -> torch.Tensor:
+    return torch.tensor([probs], dtype=torch.float64).log()
 
 
 def test_filters_apply_one_after_another() -> None:
@@ -153,16 +153,16 @@ def test_min_p_looks_at_what_top_k_and_top_p_left() -> None:
 
 def test_ties_in_top_k_go_to_the_smaller_ids() -> None:
     for vocab in (5, 1000):
-        law = warp(torch.zeros(1, vocab), SamplingParams(temperature=1.0, top_k=3))[0]
-        assert law.nonzero().flatten().tolist() == [0, 1, 2]
+        probs = warp(torch.zeros(1, vocab), SamplingParams(temperature=1.0, top_k=3))[0]
+        assert probs.nonzero().flatten().tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
     ("vocab", "top_p", "kept"), [(4, 0.5, 2), (8, 0.375, 3), (10, 0.7, 7), (10, 0.3, 3), (4, 1.0, 4)]
 )
 def test_ties_in_top_p_go_to_the_smaller_ids_and_the_mass_is_just_reached(vocab: int, top_p: float, kept: int) -> None:
-    law = warp(torch.zeros(1, vocab, dtype=torch.float64), SamplingParams(temperature=1.0, top_p=top_p))[0]
-    assert law.nonzero().flatten().tolist() == list(range(kept))
+    probs = warp(torch.zeros(1, vocab, dtype=torch.float64), SamplingParams(temperature=1.0, top_p=top_p))[0]
+    assert probs.nonzero().flatten().tolist() == list(range(kept))
 
 
 @pytest.mark.parametrize("vocab", [5, 1000, 40000])
@@ -170,14 +170,14 @@ def test_ties_in_top_p_go_to_the_smaller_ids_and_the_mass_is_just_reached(vocab:
 def test_temperature_zero_is_one_hot_at_the_first_maximum(vocab: int, dtype: torch.dtype) -> None:
     logits = torch.zeros(2, vocab, dtype=dtype)
     logits[1, [2, 4, vocab - 1]] = 3.0
-    law = warp(logits, SamplingParams())
-    assert law.argmax(-1).tolist() == [0, 2]
-    assert law.sum(-1).tolist() == [1, 1]
-    assert law.max() == 1
+    probs = warp(logits, SamplingParams())
+    assert probs.argmax(-1).tolist() == [0, 2]
+    assert probs.sum(-1).tolist() == [1, 1]
+    assert probs.max() == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_first_maxima_are_those_of_the_law_at_temperature_zero(dtype: torch.dtype) -> None:
+def test_first_maxima_are_those_of_the_distribution_at_temperature_zero(dtype: torch.dtype) -> None:
     """The short cut of greedy decoding: the same ids, ties included, and the same refusals, for every dtype."""
     logits = torch.randn(40, 11, generator=torch.Generator().manual_seed(0)).mul(3).round().to(dtype)  # full of ties
     wanted = warp(logits, SamplingParams()).argmax(-1).tolist()
@@ -190,13 +190,13 @@ def test_first_maxima_are_those_of_the_law_at_temperature_zero(dtype: torch.dtyp
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-12, 1e-300, 5e-324])
 def test_a_tiny_temperature_is_all_but_greedy_and_no_error(temperature: float) -> None:
-    law = warp(torch.tensor([[1.0, 30.0, -4.0]]), SamplingParams(temperature=temperature))
-    assert law.tolist() == [[0.0, 1.0, 0.0]]
+    probs = warp(torch.tensor([[1.0, 30.0, -4.0]]), SamplingParams(temperature=temperature))
+    assert probs.tolist() == [[0.0, 1.0, 0.0]]
 
 
 def test_a_temperature_of_more_than_zero_shares_ties() -> None:
-    law = warp(torch.tensor([[7.0, 7.0, -4.0]]), SamplingParams(temperature=1e-9))
-    assert law.tolist() == [[0.5, 0.5, 0.0]]
+    probs = warp(torch.tensor([[7.0, 7.0, -4.0]]), SamplingParams(temperature=1e-9))
+    assert probs.tolist() == [[0.5, 0.5, 0.0]]
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------
@@ -220,10 +220,10 @@ def test_a_row_without_a_possible_token_raises(temperature: float) -> None:
 
 
 def test_single_forbidden_tokens_are_fine() -> None:
-    law = warp(
+    probs = warp(
         torch.tensor([[NEVER, 0.0, NEVER, 0.0]]), SamplingParams(temperature=1.0, top_k=3, top_p=0.99, min_p=0.1)
     )
-    assert law.tolist() == [[0, 0.5, 0, 0.5]]
+    assert probs.tolist() == [[0, 0.5, 0, 0.5]]
 
 
 # --- single parameters ----------------------------------------------------------------------------------------------
@@ -231,8 +231,8 @@ def test_single_forbidden_tokens_are_fine() -> None:
 
 def test_r14_a_bias_of_minus_100_forbids_even_a_certain_token() -> None:
     logits = torch.tensor([[500.0, 0.0, 0.0]])
-    law = warp(logits, SamplingParams(temperature=1.0, logit_bias={0: -100}))
-    assert law[0].tolist() == pytest.approx([0, 0.5, 0.5])
+    probs = warp(logits, SamplingParams(temperature=1.0, logit_bias={0: -100}))
+    assert probs[0].tolist() == pytest.approx([0, 0.5, 0.5])
 
 
 def test_a_bias_outside_a_narrow_vocabulary_is_left_out() -> None:
@@ -242,8 +242,8 @@ def test_a_bias_outside_a_narrow_vocabulary_is_left_out() -> None:
 def test_min_tokens_holds_back_stop_ids_and_only_so_long() -> None:
     params = SamplingParams(min_tokens=2)
     logits = torch.tensor([[0.0, 1.0, 9.0]]).repeat(3, 1)
-    law = warp(logits, params, (), [[], [1], [1, 1]], stop_ids={2})
-    assert law.argmax(-1).tolist() == [1, 1, 2]
+    probs = warp(logits, params, (), [[], [1], [1, 1]], stop_ids={2})
+    assert probs.argmax(-1).tolist() == [1, 1, 2]
     assert warp(logits, params, (), [[], [1], [1, 1]], stop_ids=()).argmax(-1).tolist() == [2, 2, 2]
 
 
@@ -262,8 +262,8 @@ def test_bad_words_span_prompt_and_output(prompt: list[int], output: list[int]) 
     logits = torch.zeros(1, 10)
     logits[0, 2] = 9
     for words in (((3, 1, 2),), ((3, 1, 2), (8, 8, 8, 8, 8, 8))):
-        law = warp(logits, SamplingParams(bad_words=words), prompt, [output])
-        assert law.argmax(-1).item() == 0, f"{prompt} + {output} may not be continued by 2"
+        probs = warp(logits, SamplingParams(bad_words=words), prompt, [output])
+        assert probs.argmax(-1).item() == 0, f"{prompt} + {output} may not be continued by 2"
 
 
 @pytest.mark.parametrize("said", [[], [1], [3], [1, 3], [3, 1, 0], [3, 3]])
@@ -342,7 +342,7 @@ def test_equal_parameters_of_a_batch_give_what_each_gets_alone() -> None:
 
 
 def test_r15_two_temperatures_differ_as_the_target_does() -> None:
-    """Entropy of the law at a verified row, not only at the bonus token."""
+    """Entropy of the distribution at a verified row, not only at the bonus token."""
     logits = torch.tensor([[2.0, 1.0, 0.0]]).repeat(3, 1)
     entropies = []
     for temperature in (0.5, 2.0):

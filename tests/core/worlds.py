@@ -1,4 +1,4 @@
-"""Tiny languages with exact laws, and every draft that a drafter could make of them.
+"""Tiny languages with exact distributions, and every draft that a drafter could make of them.
 
 All probabilities are fractions with one small denominator, so that what verification computes from them in float64
 can be turned back into the fraction it stands for (see `tests.core.exact`).
@@ -13,50 +13,51 @@ from fractions import Fraction
 from itertools import pairwise
 
 Text = tuple[int, ...]
-Law = tuple[Fraction, ...]
+Distribution = tuple[Fraction, ...]
 
 
 @dataclass(frozen=True)
 class World:
-    """`p` and `q` give the target's and the drafter's law after a text (the tokens emitted since the step began)."""
+    """`p` and `q` give the target's and the drafter's distribution after a text (the tokens emitted since the step
+    began)."""
 
     vocab: int
-    p: Callable[[Text], Law]
-    q: Callable[[Text], Law]
+    p: Callable[[Text], Distribution]
+    q: Callable[[Text], Distribution]
     fixed: Callable[[Text, int], int] = lambda text, node: 0
     """Token of a deterministic guess: a function of the text before it and of the node, nothing else."""
 
 
-def law(*weights: int) -> Law:
-    """`law(7, 2, 1)` is (7/10, 2/10, 1/10)."""
+def probs(*weights: int) -> Distribution:
+    """`probs(7, 2, 1)` is (7/10, 2/10, 1/10)."""
     return tuple(Fraction(w, sum(weights)) for w in weights)
 
 
-def point(vocab: int, token: int) -> Law:
-    return law(*(int(t == token) for t in range(vocab)))
+def point(vocab: int, token: int) -> Distribution:
+    return probs(*(int(t == token) for t in range(vocab)))
 
 
-def steady(p: Law, q: Law) -> World:
-    """The same laws after every text; deterministic guesses are the argmax of q."""
+def steady(p: Distribution, q: Distribution) -> World:
+    """The same distributions after every text; deterministic guesses are the argmax of q."""
     return World(len(p), lambda _: p, lambda _: q, lambda text, node: q.index(max(q)))
 
 
 def random_world(seed: int, vocab: int, greedy: bool = False) -> World:
-    """Laws that differ after every text: with zeros, with p == q here and there, with point masses, all of one
+    """Distributions that differ after every text: with zeros, with p == q here and there, with point masses, all of one
     denominator in 4..12. greedy: p is a point mass everywhere, as at temperature 0."""
     n = random.Random(f"{seed}").randint(4, 12)
 
-    def draw(*key: object) -> Law:
+    def draw(*key: object) -> Distribution:
         rng = random.Random(f"{seed}/{vocab}/{key}")
         if rng.random() < 0.1:
             return point(vocab, rng.randrange(vocab))
         cuts = [0, *sorted(rng.randint(0, n) for _ in range(vocab - 1)), n]
         return tuple(Fraction(b - a, n) for a, b in pairwise(cuts))
 
-    def p(text: Text) -> Law:
+    def p(text: Text) -> Distribution:
         return point(vocab, random.Random(f"{seed}/top/{text}").randrange(vocab)) if greedy else draw("p", text)
 
-    def q(text: Text) -> Law:
+    def q(text: Text) -> Distribution:
         return p(text) if random.Random(f"{seed}/same/{text}").random() < 0.1 else draw("q", text)
 
     return World(vocab, p, q, lambda text, node: random.Random(f"{seed}/fixed/{text}/{node}").randrange(vocab))
@@ -87,20 +88,21 @@ class Shape:
 
 @dataclass
 class Guesses:
-    """One draft of one sequence: tokens, the law that each was drawn from, and the probability of the whole."""
+    """One draft of one sequence: tokens, the distribution that each was drawn from, and the probability of the
+    whole."""
 
     world: World
     shape: Shape
     tokens: list[int] = field(default_factory=list)
-    q: list[Law] = field(default_factory=list)
+    q: list[Distribution] = field(default_factory=list)
     weight: Fraction = Fraction(1)
 
     def text(self, node: int) -> Text:
         """The text that `node` ends; -1 is the empty one."""
         return () if node < 0 else (*self.text(self.shape.parents[node]), self.tokens[node])
 
-    def distributions(self) -> list[Law]:
-        """The target's law at the last pending token and at every node."""
+    def distributions(self) -> list[Distribution]:
+        """The target's distribution at the last pending token and at every node."""
         return [self.world.p(self.text(node)) for node in range(-1, len(self.tokens))]
 
 
@@ -112,7 +114,7 @@ def every_draft(world: World, shape: Shape) -> Iterator[Guesses]:
         if node == len(shape.parents):
             yield made
             return
-        own = _law_of(made, node)
+        own = _distribution_of(made, node)
         for token, chance in enumerate(own):
             if chance:
                 yield from grow(Guesses(world, shape, [*made.tokens, token], [*made.q, own], made.weight * chance))
@@ -120,7 +122,7 @@ def every_draft(world: World, shape: Shape) -> Iterator[Guesses]:
     yield from grow(Guesses(world, shape))
 
 
-def _law_of(made: Guesses, node: int) -> Law:
+def _distribution_of(made: Guesses, node: int) -> Distribution:
     world, shape = made.world, made.shape
     parent, kind = shape.parents[node], shape.kinds[node]
     text = made.text(parent)

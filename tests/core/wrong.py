@@ -19,16 +19,16 @@ Decide = Callable[[Tensor, Tensor, int], tuple[float | Tensor, Tensor]]
 
 
 def chain_rule(name: str, decide: Decide) -> Rule:
-    def walk(draft: Draft, law: Tensor, dice: Dice) -> Decision:
+    def walk(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
         assert draft.batch == 1
         assert draft.is_chain
         assert draft.q is not None
         for i, x in enumerate(draft.ids):
-            accept, otherwise = decide(law[i], draft.q[i], x)
+            accept, otherwise = decide(probs[i], draft.q[i], x)
             if dice.accept([float(accept)]) == [False]:
-                mass = otherwise if otherwise.sum() > 0 else law[i]
+                mass = otherwise if otherwise.sum() > 0 else probs[i]
                 return [list(range(i))], dice.choose((mass / mass.sum())[None]).tolist()
-        return [list(range(len(draft)))], dice.choose(law[len(draft)][None]).tolist()
+        return [list(range(len(draft)))], dice.choose(probs[len(draft)][None]).tolist()
 
     return Rule(name, False, walk)
 
@@ -43,13 +43,13 @@ C = chain_rule("C: accept with p/q, else sample p", lambda p, q, x: (p[x] / q[x]
 D = chain_rule("D: accept if p >= q, else the residual", lambda p, q, x: (float(p[x] >= q[x]), residual(p, q)))
 
 
-def frozen_p(draft: Draft, law: Tensor, dice: Dice) -> Decision:
+def frozen_p(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     """Siblings are tried one after another, but p is not updated after a rejection."""
     assert draft.q is not None
     for i, x in enumerate(draft.ids):
-        if dice.accept([float(law[0, x] / draft.q[i, x])]) == [True]:
-            return [[i]], dice.choose(law[i + 1][None]).tolist()
-    mass = residual(law[0], draft.q[-1])
+        if dice.accept([float(probs[0, x] / draft.q[i, x])]) == [True]:
+            return [[i]], dice.choose(probs[i + 1][None]).tolist()
+    mass = residual(probs[0], draft.q[-1])
     return [[]], dice.choose((mass / mass.sum())[None]).tolist()
 
 

@@ -27,7 +27,7 @@ from slipstream.drafters.guard import MAX_NODES, Guard
 from slipstream.drafters.none import NoDrafter
 from slipstream.llm import LLM
 from tests.end_to_end.sampling import sample
-from tests.oracle import Oracle, joint_law
+from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
 
 LENGTH = 20
@@ -58,7 +58,7 @@ class Recorder:
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         draft = self.drafter.propose(seqs, budget)
         draft.check(budget, self.vocab_size, MAX_NODES)
-        check_laws(draft, [seq.params.greedy for seq in seqs])
+        check_distributions(draft, [seq.params.greedy for seq in seqs])
         check_siblings(draft)
         for b, seq in enumerate(seqs):
             own = slice(draft.splits[b], draft.splits[b + 1])
@@ -73,14 +73,14 @@ class Recorder:
         self.drafter.release(seq_id)
 
 
-def check_laws(draft: Draft, greedy: Seq[bool]) -> None:
-    """Each row of q is a law under which its guess is possible."""
+def check_distributions(draft: Draft, greedy: Seq[bool]) -> None:
+    """Each row of q is a distribution under which its guess is possible."""
     if draft.q is None or not len(draft):
         return
-    assert draft.q.dtype == torch.float64, "q in another dtype than the target's law biases the ratio"
+    assert draft.q.dtype == torch.float64, "q in another dtype than the target's distribution biases the ratio"
     assert bool((draft.q >= 0).all())
     torch.testing.assert_close(draft.q.sum(-1), torch.ones(len(draft), dtype=torch.float64))
-    assert bool((draft.q.gather(1, draft.tokens[:, None]) > 0).all()), "a guess that its own law forbids"
+    assert bool((draft.q.gather(1, draft.tokens[:, None]) > 0).all()), "a guess that its own distribution forbids"
 
 
 def check_siblings(draft: Draft) -> None:
@@ -244,12 +244,12 @@ class Conformance:
         assert done[1].stats.proposed == 0
         assert [d.token_ids for d in done] == [d.token_ids for d in plain]
 
-    def test_sampled_text_has_the_targets_law(self, case: Case) -> None:
-        """G-test on the joint law of the first three tokens, n = 20000, fails at p < 1e-6."""
+    def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
+        """G-test on the joint distribution of the first three tokens, n = 20000, fails at p < 1e-6."""
         target, n = case.target(), 20_000
         prompt, params = [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
         seqs = sample(LLM(target, case.make(target), draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
-        p = g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(case.target()), prompt, params))
+        p = g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(case.target()), prompt, params))
         assert p >= LEVEL, f"p = {p:.1e}"
 
 

@@ -56,8 +56,8 @@ class MultiStepToy(ToyTarget):
 
 
 class ExitToy(MultiStepToy):
-    """Plays the target's early exit: its laws are those of the exit. It keeps nothing, as the real one's KV is the
-    target's own."""
+    """Plays the target's early exit: its distributions are those of the exit. It keeps nothing, as the real one's KV is
+    the target's own."""
 
     layers = 3
 

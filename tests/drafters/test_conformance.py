@@ -25,10 +25,12 @@ class TestVariants(Conformance):
     def case(self, request: pytest.FixtureRequest) -> Case:
         return Case(target, VARIANTS[request.param])
 
-    def test_sampled_text_has_the_targets_law(self, case: Case) -> None:
+    def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
         if case.make not in [VARIANTS[name] for name in SAMPLED]:
-            pytest.skip("tests/end_to_end/test_law.py tests the distribution of this one, under every parameter")
-        super().test_sampled_text_has_the_targets_law(case)
+            pytest.skip(
+                "tests/end_to_end/test_distribution.py tests the distribution of this one, under every parameter"
+            )
+        super().test_sampled_text_has_the_targets_distribution(case)
 
 
 class TestRemembering(Conformance):
@@ -57,5 +59,5 @@ class TestRemembering(Conformance):
             sizes.append(size(drafter))
         assert max(sizes[6:]) <= 1.3 * max(sizes[:6])
 
-    def test_sampled_text_has_the_targets_law(self, case: Case) -> None:
+    def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
         pytest.skip("drafts are point masses, wherever they were found: see TestRegistered")

@@ -40,7 +40,7 @@ from tests.drafters.conformance import Recorder
 from tests.end_to_end.sampling import sample
 from tests.heads.dense_eagle import Text, dense, true_batch
 from tests.heads.tiny_heads import config, eagle_drafter, head, knowing_head
-from tests.oracle import Oracle, joint_law
+from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
 
 V = 5
@@ -128,8 +128,8 @@ class TestGuesses:
         chances: dict[tuple[int, ...], float] = {(): 1.0}
         ids = ids_of(made)
         for path in [p for d in range(3) for p in itertools.product(ids, repeat=d)]:
-            law = torch.softmax(logits_by_hand(made, other, text, list(path)), -1).tolist()
-            chances |= {(*path, token): chances[path] * p for token, p in zip(ids, law, strict=True)}
+            probs = torch.softmax(logits_by_hand(made, other, text, list(path)), -1).tolist()
+            chances |= {(*path, token): chances[path] * p for token, p in zip(ids, probs, strict=True)}
         del chances[()]
         assert set(paths) == set(sorted(chances, key=lambda p: -chances[p])[:nodes])
 
@@ -164,8 +164,8 @@ class TestGuesses:
         path: tuple[int, ...] = ()
         product = 1.0
         for _ in range(3):
-            law = torch.softmax(logits_by_hand(made, other, seq.tokens, list(path)), -1)
-            best = law.topk(3)
+            probs = torch.softmax(logits_by_hand(made, other, seq.tokens, list(path)), -1)
+            best = probs.topk(3)
             for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True):
                 chances[(*path, ids_of(made)[i])] = product * p
             path, product = (*path, ids_of(made)[int(best.indices[0])]), product * float(best.values[0])
@@ -218,7 +218,7 @@ class TestGuesses:
 
 
 class TestAlwaysRight:
-    """R7: a head whose laws are the target's own."""
+    """R7: a head whose distributions are the target's own."""
 
     @pytest.mark.parametrize("k", range(1, 9))
     @pytest.mark.parametrize("runtime", [TorchEagle, NativeEagle], ids=["torch", "native"])
@@ -237,7 +237,8 @@ class TestAlwaysRight:
         ids=str,
     )
     def test_every_sampled_guess_stands_under_every_rule(self, rule: str, options: dict[str, float]) -> None:
-        """Bare softmaxes in one call, other laws token by token; under `coupled` both use the target's noise."""
+        """Bare softmaxes in one call, other distributions token by token; under `coupled` both use the target's
+        noise."""
         target = ToyTarget(V, order=1, seed=3)
         llm = LLM(target, EagleDrafter(TorchEagle(knowing_head(target)), V), draft_tokens=4, rule=rule)
         done = llm.generate(PROMPTS, SamplingParams(max_tokens=33, seed=5, **options))
@@ -254,8 +255,8 @@ class TestAlwaysRight:
             assert c.stats.drafter_faults == 0
 
 
-class TestLaws:
-    def test_q_of_a_chain_is_the_heads_law_at_every_guess(self) -> None:
+class TestDistributions:
+    def test_q_of_a_chain_is_the_heads_distribution_at_every_guess(self) -> None:
         target, other = toy(), toy()
         for options in ({"temperature": 0.7}, {"temperature": 1.5, "top_k": 2}):
             drafter = eagle_drafter(V, 3)
@@ -269,9 +270,9 @@ class TestLaws:
                 logits = logits / options["temperature"]
                 if "top_k" in options:
                     logits = logits.masked_fill(logits < logits.topk(2).values[-1], -torch.inf)
-                law = torch.zeros(V, dtype=torch.float64)
-                law[ids_of(made)] = torch.softmax(logits, -1)
-                torch.testing.assert_close(draft.q[i], law)
+                probs = torch.zeros(V, dtype=torch.float64)
+                probs[ids_of(made)] = torch.softmax(logits, -1)
+                torch.testing.assert_close(draft.q[i], probs)
 
     @pytest.mark.parametrize("top_k", [0, 3])
     @pytest.mark.parametrize("shape", ["tree", "comb"])
@@ -292,15 +293,15 @@ class TestLaws:
                 logits = logits_by_hand(made, other, seq.tokens, [draft.ids[i] for i in path])
                 if top_k:
                     logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
-                law = torch.zeros(V, dtype=torch.float64)
-                law[ids_of(made)] = torch.softmax(logits / 0.7, -1)
+                probs = torch.zeros(V, dtype=torch.float64)
+                probs[ids_of(made)] = torch.softmax(logits / 0.7, -1)
                 for node in nodes:
-                    torch.testing.assert_close(draft.q[node], law / law.sum())
-                    law[draft.ids[node]] = 0
+                    torch.testing.assert_close(draft.q[node], probs / probs.sum())
+                    probs[draft.ids[node]] = 0
 
     @pytest.mark.parametrize("shape", ["tree", "comb"])
-    def test_siblings_are_drawn_from_their_laws(self, shape: str) -> None:
-        """G-test on the first two children of the root, n = 4000, fails at p < 1e-6: a law that is 7 % off in
+    def test_siblings_are_drawn_from_their_distributions(self, shape: str) -> None:
+        """G-test on the first two children of the root, n = 4000, fails at p < 1e-6: a distribution that is 7 % off in
         total variation is found 98 times of 100."""
         target, n = toy(), 4_000
         drafter = eagle_drafter(V, 3, shape=shape, width=2, nodes=2)
@@ -310,7 +311,7 @@ class TestLaws:
         known = drafter.rows[seq]
         first = drafter.propose([seq], [1])
         assert first.q is not None
-        law = first.q[0].tolist()
+        probs = first.q[0].tolist()
         true = features(target, seq.tokens, drafter.taps)[:-1]
         seqs = []
         for i in range(n):
@@ -322,7 +323,10 @@ class TestLaws:
         draft = drafter.propose(seqs, [1] * n)
         pairs = Counter((draft.ids[i], draft.ids[i + 1]) for i in range(0, 2 * n, 2))
         wanted = {
-            (a, b): law[a] * law[b] / (1 - law[a]) for a in range(V) for b in range(V) if a != b and law[a] * law[b]
+            (a, b): probs[a] * probs[b] / (1 - probs[a])
+            for a in range(V)
+            for b in range(V)
+            if a != b and probs[a] * probs[b]
         }
         p = g_test(pairs, wanted)
         assert p >= LEVEL, f"p = {p:.1e}"
@@ -342,20 +346,20 @@ class TestLaws:
 
     @pytest.mark.parametrize("sampled", [True, False])
     @pytest.mark.parametrize("shape", ["tree", "comb"])
-    def test_text_from_trees_has_the_targets_law(self, shape: str, sampled: bool) -> None:
-        """G-test on the joint law of the first three tokens, n = 2000, fails at p < 1e-6."""
+    def test_text_from_trees_has_the_targets_distribution(self, shape: str, sampled: bool) -> None:
+        """G-test on the joint distribution of the first three tokens, n = 2000, fails at p < 1e-6."""
         target, n = ToyTarget(3, order=2, seed=2, sharpness=1.0), 2000
         prompt, params = [0, 1, 2], SamplingParams(temperature=1.0, max_tokens=4)
         made = config(3, 3, target=3)
         options = EagleDraftConfig(shape=shape, width=2, nodes=4, sampled=sampled)
         drafter = EagleDrafter(TorchEagle(head(made)), 3, options)
         seqs = sample(LLM(target, drafter, draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
-        p = g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(target), prompt, params))
+        p = g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target), prompt, params))
         assert p >= LEVEL, f"p = {p:.1e}"
 
     @pytest.mark.parametrize("shape", ["chain", "comb", "tree"])
     def test_what_a_sequence_draws_does_not_depend_on_its_company(self, shape: str) -> None:
-        """A cut law beside a bare softmax beside greedy: the three are drafted in different ways."""
+        """A cut distribution beside a bare softmax beside greedy: the three are drafted in different ways."""
         each = ({"temperature": 1.0, "top_k": 3}, {"temperature": 0.8}, {"temperature": 0.0})
 
         def proposed(members: list[int]) -> list[list[Any]]:
@@ -374,7 +378,7 @@ class TestLaws:
                     torch.testing.assert_close(torch.tensor(q), torch.tensor(own_q), rtol=1e-9, atol=1e-12)
 
     @pytest.mark.parametrize("shape", ["chain", "comb"])
-    def test_q_is_the_law_of_the_draw_in_float64_and_a_chain_ends_where_the_one_call_picked_another(
+    def test_q_is_the_float64_distribution_and_a_chain_ends_where_the_single_call_picked_another_token(
         self, shape: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The head runs in float32. Its second pick is made to fall on the other side of a near tie: what the draw in
@@ -433,8 +437,8 @@ class TestControl:
                 stands = 1.0
                 for i, token in enumerate(draft.ids):
                     assert stands >= 0.25
-                    law = torch.softmax(logits_by_hand(made, toy(), seq.tokens, draft.ids[:i]), -1)
-                    stands *= float(law[ids_of(made).index(token)])
+                    probs = torch.softmax(logits_by_hand(made, toy(), seq.tokens, draft.ids[:i]), -1)
+                    stands *= float(probs[ids_of(made).index(token)])
                 assert stands < 0.25 or len(draft) == 6
                 lengths.add(len(draft))
         assert len(lengths) > 1

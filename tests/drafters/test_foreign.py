@@ -19,7 +19,7 @@ from slipstream.core.target import TargetOut
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.hybrid import HybridConfig, HybridDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
-from tests.drafters.conformance import Case, check_laws
+from tests.drafters.conformance import Case, check_distributions
 from tests.drafters.makers import V, maker, target
 from tests.oracle import Oracle
 
@@ -27,8 +27,8 @@ LENGTH = 40
 
 
 class Stranger:
-    """Guesses a random tree, drawn from its own numbers: chains, branches, sampled laws or none, window nodes without a
-    vote. Half of the guesses are the target's own, so that paths of every length stand."""
+    """Guesses a random tree, drawn from its own numbers: chains, branches, sampled distributions or none, window nodes
+    without a vote. Half of the guesses are the target's own, so that paths of every length stand."""
 
     name = "stranger"
     taps: tuple[int, ...] = ()
@@ -52,7 +52,7 @@ class Stranger:
                 depths.append(1 if parent < 0 else depths[parent] + 1)
                 texts.append([*text, token])
             splits.append(start + len(depths))
-        # Laws of all guesses, or none: the greedy text does not depend on them, but members may look.
+        # Distributions of all guesses, or none: the greedy text does not depend on them, but members may look.
         distributions = torch.full((len(tokens), V), 1 / V, dtype=torch.float64) if self.rng.random() < 0.5 else None
         some = acceptable if self.rng.random() < 0.5 else None
         return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits, distributions, some)
@@ -76,7 +76,7 @@ class Usurper:
         if self.rng.random() < 0.8:
             draft = self.drafter.propose(seqs, budget)
             draft.check(budget, V, MAX_NODES)
-            check_laws(draft, [seq.params.greedy for seq in seqs])
+            check_distributions(draft, [seq.params.greedy for seq in seqs])
         if draft is not None and self.rng.random() < self.own:
             self.used += 1
             return draft

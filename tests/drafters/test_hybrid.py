@@ -24,7 +24,7 @@ from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
 from tests.drafters.conformance import LENGTH, Case, Conformance
 from tests.end_to_end.sampling import sample
-from tests.oracle import Oracle, joint_law
+from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
 
 V = 5
@@ -221,13 +221,13 @@ class TestMixedDrafts(Conformance):
     def case(self) -> Case:
         return Case(target, lambda _: MIXED())
 
-    def test_sampled_text_has_the_targets_law(self, case: Case) -> None:
-        """G-test on the joint law of the first three tokens, n = 10000, fails at p < 1e-6; both kinds of guesses stand
-        in it often."""
+    def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
+        """G-test on the joint distribution of the first three tokens, n = 10000, fails at p < 1e-6; both kinds of
+        guesses stand in it often."""
         n, prompt, params = 10_000, [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
         drafter = Mixing(MIXED())
         seqs = sample(LLM(target(), drafter, draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
-        p = g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(target()), prompt, params))
+        p = g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target()), prompt, params))
         assert p >= LEVEL, f"p = {p:.1e}"
         assert drafter.mixed > n / 2
 
@@ -245,12 +245,12 @@ class TestContinuedDrafts(Conformance):
     def case(self) -> Case:
         return Case(target, lambda _: self.stack())
 
-    def test_sampled_text_has_the_targets_law(self, case: Case) -> None:
+    def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
         """As above. Whether a draft goes on, and how, depends on what was drawn: on guesses that are verified."""
         n, prompt, params = 10_000, [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
         drafter = Mixing(self.stack())
         seqs = sample(LLM(target(), drafter, draft_tokens=3, max_batch=n), prompt, params, n, seed=7)
-        p = g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(target()), prompt, params))
+        p = g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target()), prompt, params))
         assert p >= LEVEL, f"p = {p:.1e}"
         assert drafter.mixed > n / 2
 

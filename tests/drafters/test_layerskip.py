@@ -63,8 +63,10 @@ class TestConformance(Conformance):
         # One decoder for all: every sequence has an id of its own.
         return Case(shared, lambda of: drafter(of, control=request.param))  # type: ignore[arg-type]
 
-    def test_sampled_text_has_the_targets_law(self, case: Case) -> None:
-        pytest.skip("test_conformance.py holds the drafter's law on a toy, tests/targets/test_early_exit.py the logits")
+    def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
+        pytest.skip(
+            "test_conformance.py holds the drafter's distribution on a toy, tests/targets/test_early_exit.py the logits"
+        )
 
 
 @pytest.mark.parametrize("executor", ["torch", "native"])
@@ -108,7 +110,7 @@ def test_the_KV_after_every_round_is_that_of_a_fresh_prefill(executor: str, temp
             of.release(fresh.id)
 
 
-def test_q_is_the_warped_law_of_the_exit() -> None:
+def test_q_is_the_warped_distribution_of_the_exit() -> None:
     of = target()
     params = SamplingParams(temperature=0.7, top_k=4, seed=3)
     seq = Sequence([1, 2, 3], params)

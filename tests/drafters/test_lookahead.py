@@ -141,7 +141,7 @@ def test_the_text_itself_fills_the_pool() -> None:
     assert drafter(window=1, ngram=3, from_text=False).propose([seq], [2]).ids[1:] == []
 
 
-def test_jacobi_n_grams_alone_are_right_where_the_law_sees_one_token() -> None:
+def test_jacobi_n_grams_alone_are_right_where_the_distribution_sees_one_token() -> None:
     """The window finds what the model says without having said it: no n-gram of the text is given."""
     target = ToyTarget(12, order=1, seed=4)
     options = {"from_text": False, "row_cost": 0.0, "window": 6}

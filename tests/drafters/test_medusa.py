@@ -1,4 +1,4 @@
-"""The Medusa drafter: which row the heads read, what each head's guess is about, shapes, laws and controls."""
+"""The Medusa drafter: which row the heads read, what each head's guess is about, shapes, distributions and controls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import Tiny
 from tests.end_to_end.sampling import sample
 from tests.heads.tiny_heads import medusa_drafter, tiny_heads
-from tests.oracle import Oracle, joint_law
+from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
 
 V = 7
@@ -191,7 +191,7 @@ def test_accuracies_nobody_measured_are_assumed() -> None:
     assert 4 <= len(drafter.propose(begun(drafter, [[1]]), [4])) <= 64
 
 
-# --- laws -------------------------------------------------------------------------------------------------------------
+# --- distributions ----------------------------------------------------------------------------------------------------
 
 
 def test_chosen_guesses_have_no_q_and_sampled_ones_have_theirs() -> None:
@@ -230,8 +230,8 @@ def test_penalties_reach_the_heads_with_the_guesses_made_so_far() -> None:
     ],
     ids=str,
 )
-def test_sampled_text_has_the_targets_law(rule: str, options: dict[str, Any]) -> None:
-    """G-test on the joint law of the first three tokens, n = 8000, fails at p < 1e-6."""
+def test_sampled_text_has_the_targets_distribution(rule: str, options: dict[str, Any]) -> None:
+    """G-test on the joint distribution of the first three tokens, n = 8000, fails at p < 1e-6."""
     target, n = ToyTarget(5, order=2, seed=8, sharpness=1.2), 8_000
     prompt, params = [0, 1, 2], SamplingParams(temperature=0.9, top_k=4, max_tokens=4)
     drafter = medusa_drafter(5, **options)
@@ -239,11 +239,11 @@ def test_sampled_text_has_the_targets_law(rule: str, options: dict[str, Any]) ->
     accepted, proposed = sum(s.stats.accepted for s in seqs), sum(s.stats.proposed for s in seqs)
     assert 0.03 * proposed < accepted < 0.97 * proposed
     assert not any(s.stats.drafter_faults for s in seqs)
-    p = g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(target), prompt, params))
+    p = g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target), prompt, params))
     assert p >= LEVEL, f"p = {p:.1e}"
 
 
-def test_power_a_first_choice_that_carries_a_law_as_its_q_is_caught() -> None:
+def test_power_a_first_choice_that_carries_a_distribution_as_its_q_is_caught() -> None:
     class Biased(MedusaDrafter):
         def propose(self, seqs: Any, budget: Any) -> Draft:
             draft = super().propose(seqs, budget)
@@ -253,7 +253,7 @@ def test_power_a_first_choice_that_carries_a_law_as_its_q_is_caught() -> None:
     prompt, params = [0, 1, 2], SamplingParams(temperature=0.9, top_k=4, max_tokens=4)
     drafter = Biased(tiny_heads(5, 5, 4, seed=5), 5, MedusaDraftConfig(mode="sampled"))
     seqs = sample(LLM(target, drafter, draft_tokens=2, max_batch=n), prompt, params, n, seed=11)
-    assert g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(target), prompt, params)) < LEVEL
+    assert g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target), prompt, params)) < LEVEL
 
 
 @pytest.mark.parametrize("options", [{"mode": "sampled"}, {"nodes": 6}, {"tree": "2,2,1", "control": "gain"}], ids=str)
@@ -288,13 +288,13 @@ class Sure(MedusaHeads):
 
     def __init__(self, *first: float):
         super().__init__(MedusaConfig(len(first), 1, V, V))
-        self.law = torch.full((len(first), V), 1e-6)
+        self.probs = torch.full((len(first), V), 1e-6)
         for k, p in enumerate(first):
-            self.law[k, 0], self.law[k, 1] = p, p / 2 if p < 0.6 else 1 - p
-            self.law[k, 2:] = (1 - self.law[k, :2].sum()) / (V - 2)
+            self.probs[k, 0], self.probs[k, 1] = p, p / 2 if p < 0.6 else 1 - p
+            self.probs[k, 2:] = (1 - self.probs[k, :2].sum()) / (V - 2)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.law.log().expand(len(hidden), -1, -1)
+        return self.probs.log().expand(len(hidden), -1, -1)
 
 
 def drafted(heads: MedusaHeads, **options: Any) -> list[tuple[int, ...]]:

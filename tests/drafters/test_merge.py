@@ -1,4 +1,4 @@
-"""Joining drafts: structure by hand, and the law of what is emitted by enumeration with fractions."""
+"""Joining drafts: structure by hand, and the distribution of what is emitted by enumeration with fractions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.merge import Part, merge
-from tests.core.exact import completed, pack, target_law, weighed
-from tests.core.worlds import Guesses, Shape, World, every_draft, law, point, random_world, steady
+from tests.core.exact import completed, pack, target_distribution, weighed
+from tests.core.worlds import Guesses, Shape, World, every_draft, point, probs, random_world, steady
 
 HOT, COLD = SamplingParams(temperature=1.0), SamplingParams()
 
@@ -24,7 +24,7 @@ def seqs(n: int = 1, params: SamplingParams = HOT) -> list[Sequence]:
 
 
 def chain(*tokens: int, q: float | None = None, vocab: int = 6) -> Draft:
-    """q: probability of each guess under its law, the rest spread evenly."""
+    """q: probability of each guess under its distribution, the rest spread evenly."""
     distributions = None
     if q is not None:
         distributions = torch.full((len(tokens), vocab), (1 - q) / (vocab - 1), dtype=torch.float64)
@@ -44,7 +44,7 @@ def test_equal_beginnings_are_shared_and_the_rest_branches_off() -> None:
     assert made.q is None
 
 
-def test_point_masses_beside_sampled_guesses_have_one_hot_laws() -> None:
+def test_point_masses_beside_sampled_guesses_have_one_hot_distributions() -> None:
     base = chain(1, 2, q=0.5)
     made = merge(seqs(), [[Part(chain(3, 2)), Part(base)]], 6)
     made.check([2], 6, 8)
@@ -63,7 +63,7 @@ def test_of_two_sampled_drafts_only_the_first_is_taken() -> None:
     assert nodes(cold) == [(1, -1), (2, -1)], "at temperature 0 nothing is drawn"
 
 
-def test_a_law_that_is_a_point_mass_counts_as_deterministic() -> None:
+def test_a_distribution_that_is_a_point_mass_counts_as_deterministic() -> None:
     drawn = Part(chain(1, q=0.9))
     for certain in (chain(2, q=1.0), chain(2)):
         assert nodes(merge(seqs(), [[Part(certain), drawn]], 6)) == [(1, -1), (2, -1)]
@@ -113,7 +113,7 @@ def test_nodes_without_a_vote_keep_it_that_way_and_are_not_shared() -> None:
     assert made.acceptable == [False, True, True, True]
 
 
-# --- the law ------------------------------------------------------------------------------------------------------
+# --- the distribution -------------------------------------------------------------------------------------------------
 
 
 def joined(made: Guesses, lookups: list[list[int]]) -> Guesses:
@@ -148,12 +148,12 @@ BASES = [
 def emitted(world: World, shape: Shape, lookups: list[list[int]]) -> None:
     drafts = [joined(made, lookups) for made in every_draft(world, shape)]
     length = 1 + max(draft.shape.height for draft in drafts)
-    assert completed(world, weighed(RULES["rejection"], drafts), length) == target_law(world, length)
+    assert completed(world, weighed(RULES["rejection"], drafts), length) == target_distribution(world, length)
 
 
 @pytest.mark.parametrize("shape", BASES, ids=str)
 @pytest.mark.parametrize("lookups", [[[0]], [[1, 0]], [[0, 1, 1]], [[0, 1], [1, 0]]], ids=str)
-def test_a_merged_draft_leaves_the_law_of_the_target_unchanged(shape: Shape, lookups: list[list[int]]) -> None:
+def test_a_merged_draft_keeps_the_targets_distribution(shape: Shape, lookups: list[list[int]]) -> None:
     """Whichever guesses were drawn: the lookup's path is shared as far as they agree with it, and hangs beside them
     from there on."""
     for vocab, seed in ((2, 1), (3, 2), (3, 3)):
@@ -162,9 +162,9 @@ def test_a_merged_draft_leaves_the_law_of_the_target_unchanged(shape: Shape, loo
 
 def test_control_two_drafts_drawn_with_one_number_are_not_lossless() -> None:
     """Why only one sampled draft is taken: two siblings picked by the same number know of each other, and the q of the
-    second is not its law given the first."""
-    world = steady(law(1, 1, 1), law(6, 1, 1))
-    first, second = law(6, 1, 1), law(1, 1, 6)
+    second is not its distribution given the first."""
+    world = steady(probs(1, 1, 1), probs(6, 1, 1))
+    first, second = probs(6, 1, 1), probs(1, 1, 6)
     shape, length = Shape((-1, -1), "ss"), 2
 
     def emit(pairs: dict[tuple[int, int], Fraction]) -> dict[tuple[int, ...], Fraction]:
@@ -172,7 +172,7 @@ def test_control_two_drafts_drawn_with_one_number_are_not_lossless() -> None:
         return completed(world, weighed(RULES["rejection"], drafts), length)
 
     apart = {(i, j): first[i] * second[j] for i in range(3) for j in range(3)}
-    assert emit(apart) == target_law(world, length)
+    assert emit(apart) == target_distribution(world, length)
     eighth = Fraction(1, 8)  # by inversion of one uniform: its eighths pick 0 0 0 0 0 0 1 2 and 0 1 2 2 2 2 2 2
     same = {(0, 0): eighth, (0, 1): eighth, (0, 2): 4 * eighth, (1, 2): eighth, (2, 2): eighth}
-    assert emit(same) != target_law(world, length)
+    assert emit(same) != target_distribution(world, length)

@@ -24,11 +24,11 @@ from slipstream.errors import ParameterError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import random_llama
-from tests.core.exact import completed, rational, target_law, weighed
-from tests.core.worlds import Guesses, Shape, law, point, steady
+from tests.core.exact import completed, rational, target_distribution, weighed
+from tests.core.worlds import Guesses, Shape, point, probs, steady
 from tests.drafters.fakes import MultiStepToy
 from tests.end_to_end.sampling import hurry
-from tests.oracle import Oracle, joint_law
+from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, g_test
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1]]
@@ -69,7 +69,7 @@ def test_a_request_draws_the_same_text_alone_and_in_a_batch() -> None:
     assert texts(1) == texts(3)
 
 
-def test_q_is_the_law_that_each_guess_was_sampled_from() -> None:
+def test_q_is_the_distribution_that_each_guess_was_sampled_from() -> None:
     model = ToyTarget(seed=2)
     seq = Sequence([1, 2], SamplingParams(temperature=0.7, top_k=3, seed=0))
     draft = drafter(model).propose([seq], [3])
@@ -124,7 +124,7 @@ def test_drafting_stops_at_the_draft_models_context_and_says_so_once(caplog: pyt
 
 @pytest.mark.parametrize("tree", [None, "topk"])
 def test_with_a_window_the_model_reads_the_end_of_a_text_and_goes_on_past_its_context(tree: str | None) -> None:
-    """The toy's law hangs on the last two tokens, so a model that holds as many is as right as ever."""
+    """The toy's distribution hangs on the last two tokens, so a model that holds as many is as right as ever."""
     params = SamplingParams(max_tokens=60)
     prompts = [[1, 2, 3, 4, 5, 6, 7, 0] * 5, [4]]
     model = ToyTarget(seed=1, context=24)
@@ -197,17 +197,18 @@ def proposed(model: ToyTarget, n: int, params: SamplingParams, k: int = 2, coupl
 
 
 @pytest.mark.parametrize("in_one_call", [True, False])
-def test_sampled_chains_have_the_law_of_the_model_in_one_call_and_token_by_token(in_one_call: bool) -> None:
-    """G-test on the joint law of two guesses, n = 20000, fails at p < 1e-6."""
+def test_sampled_chains_have_the_distribution_of_the_model_in_one_call_and_token_by_token(in_one_call: bool) -> None:
+    """G-test on the joint distribution of two guesses, n = 20000, fails at p < 1e-6."""
     model, params = MultiStepToy(seed=2), SamplingParams(temperature=0.8)
     model.in_one_call = in_one_call
-    law = joint_law(Oracle(ToyTarget(seed=2)), [1, 2], params, length=2)
-    assert g_test(proposed(model, 20_000, params), law) >= LEVEL
+    probs = joint_distribution(Oracle(ToyTarget(seed=2)), [1, 2], params, length=2)
+    assert g_test(proposed(model, 20_000, params), probs) >= LEVEL
     assert bool(model.asked) == in_one_call
 
 
 def test_a_pick_that_rounding_turned_round_ends_the_chain_with_the_right_token() -> None:
-    """Every third pick of the call is wrong. The first guess keeps its law, as does the second where there is one."""
+    """Every third pick of the call is wrong. The first guess keeps its distribution, as does the second where there is
+    one."""
     params, n = SamplingParams(temperature=0.8), 8000
     model, oracle = MultiStepToy(seed=2), Oracle(ToyTarget(seed=2))
     model.clumsy = 3
@@ -218,8 +219,8 @@ def test_a_pick_that_rounding_turned_round_ends_the_chain_with_the_right_token()
         if len(chain) == 2:
             both[chain] += count
     assert 0 < both.total() < n
-    assert g_test(first, joint_law(oracle, [1, 2], params, length=1)) >= LEVEL
-    assert g_test(both, joint_law(oracle, [1, 2], params, length=2)) >= LEVEL
+    assert g_test(first, joint_distribution(oracle, [1, 2], params, length=1)) >= LEVEL
+    assert g_test(both, joint_distribution(oracle, [1, 2], params, length=2)) >= LEVEL
 
 
 @pytest.mark.parametrize("coupled", [True, False])
@@ -230,7 +231,7 @@ def test_in_one_call_and_token_by_token_the_same_numbers_draw_the_same_tokens(co
     assert proposed(one_call, 300, params, 4, coupled=coupled) == proposed(stepwise, 300, params, 4, coupled=coupled)
 
 
-def test_under_the_rule_coupled_near_laws_agree() -> None:
+def test_under_the_rule_coupled_near_distributions_agree() -> None:
     params = SamplingParams(temperature=1.0, max_tokens=200, seed=3)
     llm = LLM(ToyTarget(seed=2), drafter(MultiStepToy(seed=2)), rule="coupled")
     assert llm.generate([[1, 2]], params)[0].stats.acceptance_rate == 1
@@ -257,8 +258,8 @@ def test_q_and_guess_of_each_sequence_are_its_own_whatever_its_company() -> None
         so_far = list(text)
         for i in draft.nodes(b):
             raw = ToyTarget(seed=2).logits(so_far)[None].float()  # as the call computes them
-            law = warp(raw, params, text, [so_far[3:]])[0]
-            torch.testing.assert_close(draft.q[i], law, rtol=1e-5, atol=1e-7)
+            probs = warp(raw, params, text, [so_far[3:]])[0]
+            torch.testing.assert_close(draft.q[i], probs, rtol=1e-5, atol=1e-7)
             so_far.append(draft.ids[i])
 
 
@@ -306,7 +307,7 @@ def test_a_topk_tree_is_the_likeliest_paths_of_the_model() -> None:
         heat = SamplingParams(temperature=temperature or 1.0)
         chances: dict[tuple[int, ...], float] = {}
         for length in (1, 2, 3):
-            chances |= joint_law(oracle, [1, 2], heat, length=length)
+            chances |= joint_distribution(oracle, [1, 2], heat, length=length)
         best = sorted(chances, key=lambda path: -chances[path])[:9]
         seq = Sequence([1, 2], SamplingParams(temperature=temperature, seed=1))
         draft = drafter(model, 5, tree="topk", width=25, nodes=9).propose([seq], [3])
@@ -328,9 +329,9 @@ def test_siblings_of_a_sampled_tree_come_from_what_the_elder_ones_left() -> None
             parent = draft.parents[node]
             elder = [draft.ids[i] for i in range(node) if draft.parents[i] == parent]
             path = [draft.ids[i] for i in draft.ancestors(0, parent)]
-            law = oracle.law([1, 2], path, params)
-            law[elder] = 0.0
-            torch.testing.assert_close(draft.q[node], law / law.sum())
+            probs = oracle.probs([1, 2], path, params)
+            probs[elder] = 0.0
+            torch.testing.assert_close(draft.q[node], probs / probs.sum())
 
 
 class Grid(Stream):
@@ -345,11 +346,11 @@ class Grid(Stream):
 
 
 class Steady(ToyTarget):
-    """The same law after every text."""
+    """The same distribution after every text."""
 
-    def __init__(self, law: tuple[Fraction, ...]):
-        super().__init__(vocab=len(law))
-        self._table[0] = np.log([float(x) for x in law])
+    def __init__(self, probs: tuple[Fraction, ...]):
+        super().__init__(vocab=len(probs))
+        self._table[0] = np.log([float(x) for x in probs])
 
     def _row(self, tokens: tuple[int, ...]) -> int:
         return 0
@@ -368,7 +369,7 @@ def test_what_stands_of_two_siblings_by_enumeration(
 ) -> None:
     """The published figures for p = (.4, .3, .2, .1), q reversed, k = 2: the drafter is given every uniform of a grid
     that is fine enough to give each of its draws its exact probability, and verification is enumerated."""
-    p = law(4, 3, 2, 1)
+    p = probs(4, 3, 2, 1)
     world, shape = steady(p, p[::-1]), Shape((-1,) * len(kinds), kinds)
     grid = list(product(*(range(n) for n in numbers)))
     seqs = [
@@ -390,7 +391,7 @@ def test_what_stands_of_two_siblings_by_enumeration(
         made.append(Guesses(world, shape, list(tokens), q, Fraction(count, len(grid))))
     outcomes = weighed(RULES["rejection"], made)
     assert round(sum((o.weight for o in outcomes if o.accepted), Fraction(0)), 4) == stands
-    assert completed(world, outcomes, 2) == target_law(world, 2)
+    assert completed(world, outcomes, 2) == target_distribution(world, 2)
 
 
 @pytest.mark.parametrize("tree", ["topk", "sampled"])
@@ -448,13 +449,13 @@ def test_a_path_is_not_continued_where_control_says_so() -> None:
     model = ToyTarget(seed=2, sharpness=1.0)
     seq = Sequence([1, 2], SamplingParams(temperature=1.0, seed=1))
     draft = drafter(model, tree="sampled", width=3, nodes=20, control="confidence", threshold=0.2).propose([seq], [6])
-    law = {-1: 1.0}
+    probs = {-1: 1.0}
     oracle = Oracle(ToyTarget(seed=2, sharpness=1.0))
     for node, parent in enumerate(draft.parents):
         path = [draft.ids[i] for i in draft.ancestors(0, parent)]
-        law[node] = law[parent] * float(oracle.law([1, 2], path, seq.params)[draft.ids[node]])
-        assert parent < 0 or law[parent] >= 0.2
-    assert min(law.values()) < 0.2  # the guess that fell short is kept
+        probs[node] = probs[parent] * float(oracle.probs([1, 2], path, seq.params)[draft.ids[node]])
+        assert parent < 0 or probs[parent] >= 0.2
+    assert min(probs.values()) < 0.2  # the guess that fell short is kept
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,9 @@ def test_a_full_tree_is_as_deep_as_the_budget_and_max_draft_allow() -> None:
                 assert max(made.depths) == min(depth, 6)
 
 
-def test_a_law_of_one_token_is_guessed_right_once_it_was_met() -> None:
-    """A greedy text of a first-order law is a loop: from its second round on every guess of the first rank stands."""
+def test_a_distribution_of_one_token_is_guessed_right_once_it_was_met() -> None:
+    """A greedy text of a first-order distribution is a loop: from its second round on every guess of the first rank
+    stands."""
     target = ToyTarget(16, order=1, seed=2)
     done = LLM(target, "recycling", draft_tokens=5).generate([1], SamplingParams(max_tokens=400))[0]
     assert done.token_ids == Oracle(ToyTarget(16, order=1, seed=2)).greedy([1], 400)

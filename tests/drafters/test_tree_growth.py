@@ -15,11 +15,11 @@ from slipstream.drafters.tree_growth import Tree, add_level, rerank
 CHANCES = (0.5, 0.2, 0.1)
 
 
-def grown(depth: int, nodes: int, width: int = 4**6, law: tuple[float, ...] = (*CHANCES, 0.2)) -> Tree:
-    """A tree whose every node has the same law over four candidates, the last of which leads nowhere."""
+def grown(depth: int, nodes: int, width: int = 4**6, probs: tuple[float, ...] = (*CHANCES, 0.2)) -> Tree:
+    """A tree whose every node has the same distribution over four candidates, the last of which leads nowhere."""
     tree = Tree(Sequence([0]), depth, width, nodes, drawn=False)
     while frontier := tree.frontier():
-        rows = torch.tensor([law] * len(frontier), dtype=torch.float64)
+        rows = torch.tensor([probs] * len(frontier), dtype=torch.float64)
         rows[:, len(CHANCES) :] = 0
         add_level([tree], [frontier], rows, torch.arange(4))
     return tree

@@ -23,7 +23,7 @@ from slipstream.drafters.scripted import RandomDrafter, Script, ScriptedDrafter,
 from slipstream.llm import LLM, Completion
 from slipstream.targets.toy import ToyTarget
 from tests.end_to_end.sampling import sample
-from tests.oracle import Oracle, joint_law
+from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
 
 V = 6
@@ -92,10 +92,10 @@ def test_r04_an_eos_that_only_the_draft_says_ends_nothing() -> None:
         SamplingParams(temperature=1.0, frequency_penalty=1.0, logit_bias={2: 2.0}, max_tokens=30),
     ],
 )
-def test_r05_q_is_the_law_that_was_drafted_from(params: SamplingParams) -> None:
+def test_r05_q_is_the_distribution_that_was_drafted_from(params: SamplingParams) -> None:
     """transformers 32867, 47932: the draft was sampled after one filter and reported after another (or none). Every
-    reported row must be the draft model's law after *this request's* filters and history; that the output then has
-    the target's law is tested in `test_law.py`, drafter by drafter."""
+    reported row must be the draft model's distribution after *this request's* filters and history; that the output then
+    has the target's distribution is tested in `test_distribution.py`, drafter by drafter."""
     model = ToyTarget(V, order=2, seed=9)
     drafter = ModelDrafter(model, V)
     seen: list[tuple[list[int], list[int], torch.Tensor]] = []
@@ -114,20 +114,20 @@ def test_r05_q_is_the_law_that_was_drafted_from(params: SamplingParams) -> None:
     for output, ids, q in seen:
         for i, token in enumerate(ids):
             so_far = [*output, *ids[:i]]
-            law = warp(model.logits([*PROMPT, *so_far])[None], params, PROMPT, [so_far])[0]
-            torch.testing.assert_close(q[i], law)
+            probs = warp(model.logits([*PROMPT, *so_far])[None], params, PROMPT, [so_far])[0]
+            torch.testing.assert_close(q[i], probs)
             assert q[i, token] > 0
 
 
-def test_r06_many_siblings_keep_the_law() -> None:
+def test_r06_many_siblings_keep_the_distribution() -> None:
     """EAGLE 50, 183: siblings with q = 1, removed one by one, and the doubts about them. Up to 4 point masses at one
-    place, two deep; sampled siblings are in `test_law.py`. G-test, n = 20000."""
+    place, two deep; sampled siblings are in `test_distribution.py`. G-test, n = 20000."""
     drafter = NgramDrafter(NgramConfig(branches=4, forks=2))
     params = SamplingParams(temperature=1.0, max_tokens=4)
     flat = target(sharpness=0.7)
     seqs = sample(LLM(flat, drafter, draft_tokens=2, max_batch=20_000), PROMPT, params, 20_000, seed=5)
     assert max(seq.stats.proposed for seq in seqs) >= 5
-    p = g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(flat), PROMPT, params))
+    p = g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(flat), PROMPT, params))
     assert p >= LEVEL, f"p = {p:.1e}"
 
 
@@ -185,7 +185,7 @@ def test_r14_a_forbidden_token_never_appears_even_if_drafted(temperature: float)
 
 def test_r15_temperature_reaches_verification() -> None:
     """sglang 39253: temperature was ignored in verification. Samples at two temperatures pass the G-test against
-    their own law and fail it against each other's. n = 5000."""
+    their own distribution and fail it against each other's. n = 5000."""
     distributions, counts = [], []
     for temperature in (0.5, 1.5):
         params = SamplingParams(temperature=temperature, max_tokens=4)
@@ -193,7 +193,7 @@ def test_r15_temperature_reaches_verification() -> None:
         seqs = sample(llm, PROMPT, params, 5000, seed=1)
         assert sum(seq.stats.accepted for seq in seqs) > 500
         counts.append(beginnings(seq.output for seq in seqs))
-        distributions.append(joint_law(TRUTH, PROMPT, params))
+        distributions.append(joint_distribution(TRUTH, PROMPT, params))
     for own, count in enumerate(counts):
         assert g_test(count, distributions[own]) >= LEVEL
         assert g_test(count, distributions[1 - own]) < LEVEL

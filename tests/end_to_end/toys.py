@@ -1,4 +1,4 @@
-"""Drafters that sample from a law which is near the target's but not equal to it, and rules that are wrong."""
+"""Drafters that sample from a distribution which is near the target's but not equal to it, and rules that are wrong."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.oracle import Oracle
 
 
 class ToyDrafter:
-    """Samples trees from the law of another small model.
+    """Samples trees from the distribution of another small model.
 
     widths       siblings at each depth: (1, 1, 1) is a chain of three, (3, 2) a tree of 3 + 6 nodes.
-    replacement  siblings are drawn independently from one law (SpecInfer, 2304.09781, section 4.3); otherwise each
-                 from what its elder siblings left over (Sequoia, 2402.12374, section 3.2).
-    argmax       wrong on purpose: take the likeliest token, yet report the law as if it had been sampled.
+    replacement  siblings are drawn independently from one distribution (SpecInfer, 2304.09781, section 4.3); otherwise
+                 each from what its elder siblings left over (Sequoia, 2402.12374, section 3.2).
+    argmax       wrong on purpose: take the likeliest token, yet report the distribution as if it had been sampled.
     """
 
     name = "toy"
@@ -33,7 +33,7 @@ class ToyDrafter:
 
     def __init__(self, oracle: Oracle, widths: Seq[int], replacement: bool = False, argmax: bool = False):
         self.oracle, self.widths, self.replacement, self.argmax = oracle, widths, replacement, argmax
-        self._laws: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
+        self._distributions: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
         self._params: list[SamplingParams] = []  # keeps them alive, so that their ids stay theirs
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
@@ -48,19 +48,19 @@ class ToyDrafter:
             for width in self.widths[:depth]:
                 below = []
                 for node, path in ends:
-                    law = self._law(seq, path)
+                    probs = self._distribution(seq, path)
                     for _ in range(width):
-                        if law[law > 0].sum() == 0:
+                        if probs[probs > 0].sum() == 0:
                             break  # fewer tokens are possible than siblings were wanted
-                        token = int(law.argmax()) if self.argmax else _invert(law, next(uniforms))
+                        token = int(probs.argmax()) if self.argmax else _invert(probs, next(uniforms))
                         below.append((len(tokens) - start, (*path, token)))
                         tokens.append(token)
                         parents.append(node)
-                        distributions.append(law)
+                        distributions.append(probs)
                         if not self.replacement:
-                            law = law.copy()
-                            law[token] = 0.0
-                            law /= law.sum() or 1.0
+                            probs = probs.copy()
+                            probs[token] = 0.0
+                            probs /= probs.sum() or 1.0
                 ends = below
             splits.append(len(tokens))
         q = torch.from_numpy(np.stack(distributions)) if distributions else None  # [N, V]
@@ -72,30 +72,31 @@ class ToyDrafter:
     def release(self, seq_id: int) -> None:
         pass
 
-    def _law(self, seq: Sequence, path: tuple[int, ...]) -> np.ndarray:
+    def _distribution(self, seq: Sequence, path: tuple[int, ...]) -> np.ndarray:
         """[V], by the request's own parameters, float64."""
         key = id(seq.params), (seq.prompt, *seq.tokens, *path)
-        if key not in self._laws:
+        if key not in self._distributions:
             self._params.append(seq.params)
             logits = self.oracle.logits([*seq.tokens, *path])[None]
             output = [*seq.output, *path]
-            self._laws[key] = warp(logits, seq.params, seq.tokens[: seq.prompt], [output], seq.stop_ids)[0].numpy()
-        return self._laws[key]
+            probs = warp(logits, seq.params, seq.tokens[: seq.prompt], [output], seq.stop_ids)[0]
+            self._distributions[key] = probs.numpy()
+        return self._distributions[key]
 
 
-def _invert(law: np.ndarray, u: float) -> int:
-    total = law.cumsum()
+def _invert(probs: np.ndarray, u: float) -> int:
+    total = probs.cumsum()
     return int((total / total[-1] <= u).sum())
 
 
-def _chains(draft: Draft, law: Tensor, dice: Dice, ratio: bool, residual: bool) -> Decision:
+def _chains(draft: Draft, probs: Tensor, dice: Dice, ratio: bool, residual: bool) -> Decision:
     """Chains, wrongly. ratio: accept with p/q rather than p; residual: on rejection draw from norm((p - q)+) rather
     than from p. Both True would be right."""
     B = draft.batch
     shift = torch.arange(B)
     start = torch.tensor(draft.splits[:B])
     length = torch.tensor(draft.splits[1:]) - start  # [B]
-    p, alive, accepted = law[start + shift], torch.ones(B, dtype=torch.bool), torch.zeros(B, dtype=torch.int64)
+    p, alive, accepted = probs[start + shift], torch.ones(B, dtype=torch.bool), torch.zeros(B, dtype=torch.int64)
     for i in range(int(length.max())):
         alive = alive & (i < length)
         node = torch.where(alive, start + i, 0)
@@ -106,17 +107,17 @@ def _chains(draft: Draft, law: Tensor, dice: Dice, ratio: bool, residual: bool) 
         left = (p - q).clamp(min=0)
         left = torch.where(left.sum(-1, keepdim=True) > 0, left / left.sum(-1, keepdim=True), p)
         fallen = left if residual else p
-        p = torch.where(stands[:, None], law[node + shift + 1], torch.where(alive[:, None], fallen, p))
+        p = torch.where(stands[:, None], probs[node + shift + 1], torch.where(alive[:, None], fallen, p))
         accepted += stands
         alive = stands
     return [list(range(n)) for n in accepted.tolist()], dice.choose(p).tolist()
 
 
 WRONG_RULES = (
-    Rule("wrong-a", False, lambda draft, law, dice: _chains(draft, law, dice, ratio=False, residual=False)),
-    Rule("wrong-c", False, lambda draft, law, dice: _chains(draft, law, dice, ratio=True, residual=False)),
+    Rule("wrong-a", False, lambda draft, probs, dice: _chains(draft, probs, dice, ratio=False, residual=False)),
+    Rule("wrong-c", False, lambda draft, probs, dice: _chains(draft, probs, dice, ratio=True, residual=False)),
 )
 """A: accept with p(x), on rejection draw from p. C: accept with min(1, p/q), on rejection draw from p."""
 
-RIGHT_TWIN = Rule("right-twin", True, lambda draft, law, dice: _chains(draft, law, dice, ratio=True, residual=True))
+RIGHT_TWIN = Rule("right-twin", True, lambda draft, probs, dice: _chains(draft, probs, dice, ratio=True, residual=True))
 """The same code with both choices right: shows that the wrong rules fail for what is wrong in them."""

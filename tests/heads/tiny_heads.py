@@ -65,8 +65,8 @@ def eagle_drafter(vocab: int = 5, version: int = 3, seed: int = 3, **options: An
 
 
 def knowing_head(target: ToyTarget, eps: float = 1e-12, head_dim: int = 0) -> EagleHead:
-    """A head of version 3 that is always right about a `ToyTarget` of order 1, whose law depends on the last token
-    alone: its logits are the target's own, at every step of a draft.
+    """A head of version 3 that is always right about a `ToyTarget` of order 1, whose distribution depends on the last
+    token alone: its logits are the target's own, at every step of a draft.
 
     Embeddings are one-hot beside a constant, from which queries and keys are made that see only their own place. The
     residual stream of a row is then the one-hot of its token: attention adds it and takes the last step's away.

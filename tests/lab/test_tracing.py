@@ -97,7 +97,7 @@ def test_what_a_lookup_adds_behind_a_chain_is_the_lookups():
     assert proposers(stack, draft)[:3] == ["chain", "ngram", "ngram"]
 
 
-def test_parameters_with_a_history_are_traced_under_their_own_law(tiny_llm, contenders):
+def test_parameters_with_a_history_are_traced_under_their_own_distribution(tiny_llm, contenders):
     params = SamplingParams(max_tokens=12, temperature=1.0, repetition_penalty=1.3, seed=2, ignore_eos=True)
     found = trace(tiny_llm, contenders[0], [5, 6, 7], params)
     tiny_llm.use(contenders[0].drafter)

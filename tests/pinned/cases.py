@@ -73,7 +73,7 @@ SAMPLED = {
         logit_bias={40: 2.0, 300: -100.0}, bad_words=["pass", [13, 13]], min_tokens=8, stop=["+ b"], max_tokens=24,
     ),
 }  # fmt: skip
-"""One request a prompt. Every field of `SamplingParams` that shapes a law occurs in one of them."""
+"""One request a prompt. Every field of `SamplingParams` that shapes a distribution occurs in one of them."""
 EDITED = {
     name: replace(params, seed=1, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0) for name, params in SAMPLED.items()
 }

@@ -87,7 +87,7 @@ TREE = [-1, -1, 0, 0, 1, 4, 2]  # two children of the pending token, of which th
 
 
 class Conformance:
-    def test_prefill_returns_the_law_after_the_last_token(self, case: Case) -> None:
+    def test_prefill_returns_the_distribution_after_the_last_token(self, case: Case) -> None:
         case.run([case.sequence(13)], Draft.empty(1))
 
     def test_a_prompt_of_one_token_is_enough(self, case: Case) -> None:

@@ -36,7 +36,7 @@ class TestToy(Conformance):
         assert torch.equal(out.hidden[-1][5:], out.logits)
 
 
-def test_the_law_depends_on_seed_and_last_tokens_only() -> None:
+def test_the_distribution_depends_on_seed_and_last_tokens_only() -> None:
     a, b = ToyTarget(order=2, seed=1), ToyTarget(order=2, seed=1)
     b.logits([7, 7])  # the order of asking must not matter
     assert torch.equal(a.logits([1, 2, 3]), b.logits([5, 2, 3]))
@@ -99,7 +99,7 @@ def test_it_is_fast_enough_for_statistical_tests() -> None:
     assert 64 * 4 * rounds / (time.perf_counter() - began) > 20_000
 
 
-def test_the_table_of_laws_grows_while_it_is_read() -> None:
+def test_the_table_of_distributions_grows_while_it_is_read() -> None:
     target = ToyTarget(vocab=80, order=1)
     first = target.logits([0])
     assert all(target.logits([i]).shape == (80,) for i in range(80))

@@ -82,7 +82,7 @@ def test_the_common_loss_is_the_loss_of_the_chains(head: EagleHead) -> None:
     states = [torch.randn(2, T - STEPS, D, generator=rng) for _ in range(STEPS)]
     head = head.float()
     known = torch.ones(2, T, dtype=torch.bool)
-    short = [x[:, :-1] for x in states]  # the common loss also needs the token behind the last law
+    short = [x[:, :-1] for x in states]  # the common loss also needs the token behind the last distribution
     expected = chain_losses(head, short, final @ table.T)
     own = Aims(final, table[head.target_ids], torch.zeros(2, T, dtype=torch.int64), known, 1)
     _, each = distribution_losses("kl", torch.stack(short), head.lm_head.weight[None], own, [1.0] * STEPS)

@@ -28,7 +28,7 @@ def setting(shared: bool) -> tuple[Tensor, Tensor, Aims]:
 
 
 def plain(kind: str, states: Tensor, weight: Tensor, aims: Aims) -> Tensor:
-    """The same by the definitions, all laws at once."""
+    """The same by the definitions, all distributions at once."""
     p = (aims.final @ aims.head.T).softmax(-1)
     total = torch.zeros((), dtype=torch.float64)
     for k in range(K):
@@ -66,7 +66,7 @@ def test_blocks_give_the_loss_and_the_gradients_of_the_definition(
         assert torch.allclose(a, b, atol=1e-12)
 
 
-def test_a_draft_with_the_targets_own_law_has_no_loss() -> None:
+def test_a_draft_with_the_targets_own_distribution_has_no_loss() -> None:
     _, _, aims = setting(shared=True)
     states = torch.stack([aims.final[:, 1 + k : 1 + k + N] for k in range(K)])
     for kind in ("kl", "reverse-kl", "tv"):
@@ -74,7 +74,7 @@ def test_a_draft_with_the_targets_own_law_has_no_loss() -> None:
         assert float(loss) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_exits_all_aim_at_the_same_law() -> None:
+def test_exits_all_aim_at_the_same_distribution() -> None:
     states, weight, aims = setting(shared=True)
     one = replace(aims, stride=0, ahead=2)
     loss, _ = distribution_losses("kl", states, weight, one, WEIGHTS)

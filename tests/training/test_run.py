@@ -312,7 +312,7 @@ def test_a_draft_goes_on_from_a_checkpoint(tiny_target: Path, tiny_data: Path, t
     config = small("draft", tiny_target, tiny_data, tmp_path)
     options = DraftOptions(start=str(tiny_target), depth=2)
     run = prepare(replace(config, options=options), say=quiet)
-    assert run.loop.evaluate()["loss"] == pytest.approx(0.0, abs=1e-3), "the target itself has its own laws"
+    assert run.loop.evaluate()["loss"] == pytest.approx(0.0, abs=1e-3), "the target itself has its own distributions"
     other = make_family("llama", tmp_path / "other")
     with pytest.raises(Exception, match="96 ids, the target 48"):
         prepare(replace(config, options=DraftOptions(start=str(other))), say=quiet)

@@ -57,8 +57,8 @@ def sums(x):  # type: ignore[no-untyped-def]
 
 
 @njit
-def distribution(logits, heat, law):  # type: ignore[no-untyped-def]
-    arithmetic.softmax(logits, heat, law)
+def distribution(logits, heat, probs):  # type: ignore[no-untyped-def]
+    arithmetic.softmax(logits, heat, probs)
 
 
 @njit
@@ -67,8 +67,8 @@ def softened(scores, scale):  # type: ignore[no-untyped-def]
 
 
 @njit
-def drawn_by(law, u, logits, heat, noise):  # type: ignore[no-untyped-def]
-    return arithmetic.first_above(law, u), arithmetic.first_maximum(logits, heat, noise)
+def drawn_by(probs, u, logits, heat, noise):  # type: ignore[no-untyped-def]
+    return arithmetic.first_above(probs, u), arithmetic.first_maximum(logits, heat, noise)
 
 
 @njit
@@ -205,14 +205,14 @@ def test_weights_of_attention_are_the_softmax(n: int) -> None:
 
 @pytest.mark.parametrize("heat", [1e-3, 1.0, 1.25, 1e30])
 def test_a_distribution_is_the_softmax_in_float64(heat: float) -> None:
-    logits, law = (rng.standard_normal(96) * 5).astype(np.float32), np.empty(90)
-    distribution(logits, heat, law)
+    logits, probs = (rng.standard_normal(96) * 5).astype(np.float32), np.empty(90)
+    distribution(logits, heat, probs)
     want = torch.softmax((torch.from_numpy(logits[:90]).double() - float(logits[:90].max())) * heat, -1)
-    assert torch.allclose(torch.from_numpy(law), want, rtol=1e-13, atol=1e-300)
+    assert torch.allclose(torch.from_numpy(probs), want, rtol=1e-13, atol=1e-300)
     logits[3] = -np.inf
-    distribution(logits, heat, law)
-    assert law[3] == 0
-    assert abs(law.sum() - 1) < 1e-12
+    distribution(logits, heat, probs)
+    assert probs[3] == 0
+    assert abs(probs.sum() - 1) < 1e-12
 
 
 NOTHING: Any = np.zeros(1, np.float32)
@@ -220,13 +220,13 @@ NOTHING: Any = np.zeros(1, np.float32)
 
 def test_the_first_id_whose_cumulative_probability_exceeds_u_as_the_host_finds_it() -> None:
     for _ in range(200):
-        law = rng.random(50) * (rng.random(50) < 0.4)
-        law[7] += 0.1
-        law /= law.sum()
+        probs = rng.random(50) * (rng.random(50) < 0.4)
+        probs[7] += 0.1
+        probs /= probs.sum()
         for u in (0.0, rng.random(), 1 - 2.0**-53):
-            found = drawn_by(law, u, NOTHING, 1.0, np.zeros(1))[0]
-            assert law[found] > 0
-            assert found == int(invert(torch.from_numpy(law)[None], torch.tensor([u], dtype=torch.float64)))
+            found = drawn_by(probs, u, NOTHING, 1.0, np.zeros(1))[0]
+            assert probs[found] > 0
+            assert found == int(invert(torch.from_numpy(probs)[None], torch.tensor([u], dtype=torch.float64)))
 
 
 def test_of_equal_scores_the_first_wins_and_minus_infinity_forbids() -> None:
@@ -240,7 +240,7 @@ def test_picks_are_those_of_the_host() -> None:
     logits = (rng.standard_normal((count, padded)) * 3).astype(np.float32)
     logits[:, vocab:] = 99
     heat, u, gumbel = np.array([0.3, 1.0, 4.0]), rng.random((2, count)), rng.gumbel(size=(2, count, vocab))
-    law = torch.softmax(torch.from_numpy(logits[:, :vocab]).double() * torch.from_numpy(heat)[:, None], -1)
+    expected = torch.softmax(torch.from_numpy(logits[:, :vocab]).double() * torch.from_numpy(heat)[:, None], -1)
     for kind in (MAXIMUM, UNIFORMS, NOISE):
         for j in (0, 1):
             probs, drawn = np.full((count, vocab + 4), 7.0), np.empty(count, np.int64)
@@ -249,9 +249,9 @@ def test_picks_are_those_of_the_host() -> None:
                 assert drawn.tolist() == logits[:, :vocab].argmax(-1).tolist()
                 assert (probs == 7).all()
                 continue
-            assert torch.allclose(torch.from_numpy(probs[:, :vocab]), law, rtol=1e-12)
+            assert torch.allclose(torch.from_numpy(probs[:, :vocab]), expected, rtol=1e-12)
             assert not probs[:, vocab:].any()
-            want = invert(law, torch.from_numpy(u[j])).tolist()
+            want = invert(expected, torch.from_numpy(u[j])).tolist()
             if kind == NOISE:
                 want = (logits[:, :vocab] * heat[:, None] + gumbel[j]).argmax(-1).tolist()
             assert drawn.tolist() == want

@@ -1,9 +1,9 @@
-"""End to end, the output has the target's law: every drafter, every sampling parameter, every lossless rule.
+"""End to end, the output has the target's distribution: every drafter, every sampling parameter, every lossless rule.
 
 Each cell draws n = 20000 texts through `LLM` and compares the joint frequencies of their first three tokens with the
-exact law, by enumeration, in a G-test; it fails at p < 1e-6. Three tokens take the prefill and at least one round
-whose guesses reach two deep, so every guess, correction and bonus token is judged given what came before it. Seeds
-are fixed. Covered are
+exact distribution, by enumeration, in a G-test; it fails at p < 1e-6. Three tokens take the prefill and at least one
+round whose guesses reach two deep, so every guess, correction and bonus token is judged given what came before it.
+Seeds are fixed. Covered are
 
     every drafter below x every parameter, under `rejection`: one request, EVERYTHING, sets all parameters at once, and
         `test_power_parameters` proves that dropping any one of them would be noticed; FILTERS sets those that need no
@@ -32,7 +32,7 @@ from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
 from tests.end_to_end.sampling import sample
 from tests.end_to_end.toys import RIGHT_TWIN, WRONG_RULES, ToyDrafter
-from tests.oracle import Oracle, joint_law
+from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test, needed
 
 N = 20_000
@@ -59,7 +59,7 @@ def toy_target() -> ToyTarget:
 
 
 def toy_draft() -> ToyTarget:
-    """Another law over the same vocabulary, seeing less of the text."""
+    """Another distribution over the same vocabulary, seeing less of the text."""
     return ToyTarget(V, order=1, seed=6, sharpness=0.8)
 
 
@@ -83,8 +83,8 @@ def cell(drafter: Drafter, params: SamplingParams, rule: str = "rejection") -> t
     """p-value, and the sequences."""
     llm = LLM(toy_target(), drafter, draft_tokens=3, rule=rule, max_batch=N)
     seqs = sample(llm, PROMPT, params, N, seed=2026)
-    law = joint_law(TARGET, PROMPT, params, frozenset({EOS}))
-    return g_test(beginnings(seq.output for seq in seqs), law), seqs
+    probs = joint_distribution(TARGET, PROMPT, params, frozenset({EOS}))
+    return g_test(beginnings(seq.output for seq in seqs), probs), seqs
 
 
 def passes(drafter: Drafter, params: SamplingParams, rule: str = "rejection") -> None:
@@ -102,7 +102,7 @@ def passes(drafter: Drafter, params: SamplingParams, rule: str = "rejection") ->
     + [(name, FILTERS) for name in ("none", "ngram tree", "draft model", "sampled tree")],
     ids=lambda value: value if isinstance(value, str) else "everything" if value is EVERYTHING else "filters",
 )
-def test_law_rejection(drafter: str, params: SamplingParams) -> None:
+def test_rejection_keeps_the_targets_distribution(drafter: str, params: SamplingParams) -> None:
     passes(DRAFTERS[drafter](), params)
 
 
@@ -117,7 +117,7 @@ def test_law_rejection(drafter: str, params: SamplingParams) -> None:
         ("coupled", "sampled tree, with replacement", PLAIN),
     ],
 )
-def test_law_other_rules(rule: str, drafter: str, params: SamplingParams) -> None:
+def test_other_rules_keep_the_targets_distribution(rule: str, drafter: str, params: SamplingParams) -> None:
     passes(DRAFTERS[drafter](), params, rule)
 
 
@@ -133,9 +133,9 @@ def test_power_parameters(params: SamplingParams, name: str) -> None:
     with far fewer samples than it draws."""
     default = 1.0 if name == "temperature" else getattr(SamplingParams(), name)
     without = replace(params, **{name: default})
-    law = joint_law(TARGET, PROMPT, params, frozenset({EOS}))
+    probs = joint_distribution(TARGET, PROMPT, params, frozenset({EOS}))
     for wrong in ([params, without, without], [without] * 3):
-        assert needed(law, joint_law(TARGET, PROMPT, wrong, frozenset({EOS}))) < N / 4
+        assert needed(probs, joint_distribution(TARGET, PROMPT, wrong, frozenset({EOS}))) < N / 4
 
 
 def control(monkeypatch: pytest.MonkeyPatch, drafter: Drafter, rule: Rule) -> float:
