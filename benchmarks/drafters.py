@@ -48,8 +48,8 @@ SURE = {"suffix": 6, "ngram": 4}
 
 @functools.cache
 def draft(quantize: str | None) -> Target:
-    """The draft model that ships. In int8 it guesses as well and is read faster; the text is the target's anyway. So
-    small, it is left to choose between its threads and one."""
+    """The draft model that ships. In int8 its draft tokens are as good and it is read faster; the text is the target's
+    anyway. It is so small that one thread may be faster than several, so it chooses."""
     return as_target(zoo.draft_dir(), threads=None if quantize else THREADS, quantize=quantize)
 
 

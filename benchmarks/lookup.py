@@ -7,8 +7,8 @@ the last step to the `Draft` and back, at growing lengths of history. No model r
     code    Python source of the interpreter's own library, cut into words and signs
 
 Reported are median and 95th percentile of the wall time that a step spends in the drafter, over `--steps` steps; the
-processor time of a step, the judging of its guesses included; what the store holds at that history (by `tracemalloc`,
-in a pass of its own); and the machine.
+processor time of a step, including verification of its draft tokens; what the store holds at that history (by
+`tracemalloc`, in a pass of its own); and the machine.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ STREAMS: dict[str, Callable[[int], list[int]]] = {"random": uniform, "code": cod
 
 
 def measure(name: str, stream: str, tokens: Seq[int], history: int, steps: int, draft_tokens: int) -> Cell:
-    """`steps` steps behind `history` tokens. The text is what the stream says: guesses stand as far as they agree."""
+    """`steps` steps behind `history` tokens. The text is what the stream says: draft tokens are accepted as far
+    as they agree."""
     drafter, seq = DRAFTERS[name](), Sequence(list(tokens[:history]))
     seq.kv_len = history - 1
     step(drafter, seq, tokens, draft_tokens)  # indexes the prompt
@@ -114,7 +115,7 @@ def step(drafter: Drafter, seq: Sequence, tokens: Seq[int], draft_tokens: int) -
 
 
 def judge(draft: Draft, text: Seq[int]) -> Verdict:
-    """The guesses that agree with the text, and the token behind them."""
+    """The draft tokens that agree with the text, and the token after them."""
     children, node, path = draft.children(0), -1, list[int]()
     while True:
         token = text[len(path)]
@@ -135,7 +136,7 @@ def table(cells: Seq[Cell]) -> str:
 def main(arguments: Seq[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lookup", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--steps", type=int, default=2000, help="measured steps of each cell")
-    parser.add_argument("--draft-tokens", type=int, default=8, help="most guesses a step")
+    parser.add_argument("--draft-tokens", type=int, default=8, help="most draft tokens a step")
     parser.add_argument("--history", type=int, nargs="+", default=HISTORY, help="tokens before the first step")
     parser.add_argument("--only", nargs="+", choices=DRAFTERS, default=list(DRAFTERS))
     options = parser.parse_args(arguments)

@@ -246,7 +246,7 @@ def test_a_draft_with_a_shorter_context_stops_drafting_there(tiny, tmp_path, llm
 
 
 def test_drafts_with_a_padded_vocabulary_fit(tiny, tmp_path, plain):
-    """The draft's output has 64 rows more than there are tokens: rows without a token are never guessed."""
+    """The draft's output has 64 rows more than there are tokens: rows without a token are never drafted."""
     from tests.checkpoints import make_tokenizer
 
     make_model(tmp_path, seed=3, vocab_size=384)

@@ -1,6 +1,6 @@
 """llama.cpp through llama-cpp-python: F32, F16, Q8_0, Q4_K_M, and F32 with its two kinds of draft.
 
-Its `draft_model` is a callable from ids to guessed ids. Prompt lookup ships with it; a draft model is a second `Llama`
+Its `draft_model` is a callable from ids to draft ids. Prompt lookup ships with it; a draft model is a second `Llama`
 that continues greedily, which the interface allows but no class of the package provides. llama.cpp's own speculation
 (of `llama-server`) is not reachable from Python, so this measures the bindings' loop. Runs in an environment of its own
 (`make peer-llamacpp`).
@@ -32,15 +32,15 @@ models: dict[str, llama_cpp.Llama] = {}
 
 
 class Continuation(LlamaDraftModel):
-    """Guesses the greedy continuation by another model, whose `generate` keeps the keys of the common beginning."""
+    """Drafts the greedy continuation by another model, whose `generate` keeps the keys of the common prefix."""
 
     def __init__(self, model: llama_cpp.Llama):
         self.model, self.num_pred_tokens = model, 0
 
     def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
         room = min(self.num_pred_tokens, self.model.n_ctx() - len(input_ids))
-        guesses = islice(self.model.generate(input_ids.tolist(), temp=0.0), max(0, room))
-        return np.fromiter(guesses, np.intc)
+        draft = islice(self.model.generate(input_ids.tolist(), temp=0.0), max(0, room))
+        return np.fromiter(draft, np.intc)
 
     def reset(self) -> None:
         self.model.reset()

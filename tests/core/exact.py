@@ -30,7 +30,7 @@ from torch import Tensor
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
 from slipstream.core.rules import Rule, verify
-from tests.core.worlds import Guesses, Shape, Text, World, every_draft
+from tests.core.worlds import Shape, Text, WeightedDraft, World, every_draft
 
 D = 10**5
 
@@ -68,9 +68,9 @@ class Walk:
 
 
 class ExactDice(Dice):
-    """rule, rows: to know which sequences still have a guess on trial (see `on_trial`)."""
+    """rule, rows: to know which sequences still have a draft token on trial (see `on_trial`)."""
 
-    def __init__(self, rule: Rule, rows: Seq[Guesses], tapes: Seq[tuple[int, ...]]):
+    def __init__(self, rule: Rule, rows: Seq[WeightedDraft], tapes: Seq[tuple[int, ...]]):
         self.rule, self.rows = rule, rows
         self.walks = [Walk(tape) for tape in tapes]
 
@@ -118,14 +118,14 @@ def on_trial(rule: Rule, shape: Shape, answers: Seq[bool]) -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run emitted: its tokens, how many of them were guesses, and its probability."""
+    """What one run emitted: its tokens, how many of them were draft tokens, and its probability."""
 
     tokens: Text
     accepted: int
     weight: Fraction
 
 
-def pack(rows: Seq[Guesses]) -> tuple[Draft, Tensor]:
+def pack(rows: Seq[WeightedDraft]) -> tuple[Draft, Tensor]:
     """The draft and the distributions [B + N, V] that `verify` takes, for one sequence per entry."""
     splits = [0]
     for row in rows:
@@ -144,7 +144,7 @@ def pack(rows: Seq[Guesses]) -> tuple[Draft, Tensor]:
     return draft, torch.tensor(distributions, dtype=torch.float64)
 
 
-def explore(rule: Rule, drafts: Seq[Guesses], at_once: int = 4096) -> list[list[Outcome]]:
+def explore(rule: Rule, drafts: Seq[WeightedDraft], at_once: int = 4096) -> list[list[Outcome]]:
     """Every outcome of verifying each of `drafts`, given that draft. They are verified in batches of `at_once`, so
     the runs of one draft have the runs of others, and of other shapes, for company."""
     outcomes: list[list[Outcome]] = [[] for _ in drafts]
@@ -162,7 +162,7 @@ def explore(rule: Rule, drafts: Seq[Guesses], at_once: int = 4096) -> list[list[
     return outcomes
 
 
-def weighed(rule: Rule, drafts: Seq[Guesses], at_once: int = 4096) -> list[Outcome]:
+def weighed(rule: Rule, drafts: Seq[WeightedDraft], at_once: int = 4096) -> list[Outcome]:
     """The outcomes of all `drafts` together, each with the probability of its draft and of the run after it."""
     return [
         replace(outcome, weight=made.weight * outcome.weight)
@@ -211,5 +211,5 @@ def distance(a: dict[Text, Fraction], b: dict[Text, Fraction]) -> Fraction:
 
 
 def mean_accepted(rule: Rule, world: World, shape: Shape) -> Fraction:
-    """Expected number of accepted guesses of one step."""
+    """Expected number of accepted draft tokens of one step."""
     return sum((o.accepted * o.weight for o in outcomes_of(rule, world, shape)), Fraction(0))

@@ -1,4 +1,4 @@
-"""Drafters whose guesses are known beforehand, and plain decoding written out a second time, as oracle."""
+"""Drafters whose draft tokens are known beforehand, and plain decoding written out a second time, as oracle."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def continuation(target: ToyTarget, tokens: Seq[int], n: int) -> list[int]:
 
 
 class Scripted:
-    """Guesses the target's argmax continuation, wrong from place `wrong_at(round)` on (None: right throughout)."""
+    """Drafts the target's argmax continuation, wrong from place `wrong_at(round)` on (None: right throughout)."""
 
     name = "scripted"
     taps: tuple[int, ...] = ()

@@ -1,5 +1,5 @@
-"""`Dice`, `invert` and `guess`: production's own random choices have the distributions that the proofs assume of
-them."""
+"""`Dice`, `invert` and `sample_draft_tokens`: random choices in production have the distributions that the proofs
+assume."""
 
 from __future__ import annotations
 
@@ -111,25 +111,25 @@ def test_invert_bears_rows_that_do_not_quite_sum_to_one() -> None:
         assert found.tolist() == [4]
 
 
-# --- guess ----------------------------------------------------------------------------------------------------------
+# --- sample_draft_tokens ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("coupled", [False, True])
 @pytest.mark.parametrize("depth", [0, 3])
-def test_a_guess_has_the_distribution_it_is_drawn_from(coupled: bool, depth: int) -> None:
+def test_a_draft_token_has_the_distribution_it_is_drawn_from(coupled: bool, depth: int) -> None:
     seqs = [Sequence([0, 0], stream=Stream(seed), coupled=coupled) for seed in range(N)]
     assert_distribution(sample_draft_tokens(probs(N), seqs, depth).tolist(), WANTED)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_drafting_and_verifying_together_keep_the_distribution(rule: str) -> None:
-    """The exact proof assumes that the guess is independent of what judges it; here with production's numbers, for
-    the first two tokens, a chain of two, and distributions that differ from position to position."""
+    """The exact proof assumes that the draft token is independent of what judges it; here with production's numbers,
+    for the first two tokens, a chain of two, and distributions that differ from position to position."""
     p = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.1, 0.8, 0.1]], dtype=torch.float64)
     q = torch.tensor([[0.2, 0.5, 0.3], [0.5, 0.4, 0.1]], dtype=torch.float64)
     seqs = [Sequence([0], SamplingParams(seed=seed)) for seed in range(N)]
-    guesses = torch.stack([sample_draft_tokens(q[i].repeat(N, 1), seqs, i) for i in range(2)], 1)  # [N, 2]
-    draft = Draft.chains(guesses.tolist(), q.repeat(N, 1))
+    drafted = torch.stack([sample_draft_tokens(q[i].repeat(N, 1), seqs, i) for i in range(2)], 1)  # [N, 2]
+    draft = Draft.chains(drafted.tolist(), q.repeat(N, 1))
     verdict = verify(draft, p.repeat(N, 1), RULES[rule], Dice([s.random for s in seqs], [1] * N, [2] * N))
     runs = [verdict.run(draft, b) for b in range(N)]
     assert_distribution([run[0] for run in runs], dict(enumerate(p[0].tolist())))
@@ -138,7 +138,7 @@ def test_drafting_and_verifying_together_keep_the_distribution(rule: str) -> Non
         assert_distribution([b for a, b in second if a == token], dict(enumerate(p[1].tolist())))
 
 
-def test_judging_a_guess_by_the_number_that_drew_it_is_caught() -> None:
+def test_verifying_a_draft_token_with_the_random_number_that_drew_it_is_caught() -> None:
     """Negative control of the test above, and of the purposes: one uniform used twice."""
     p, q = torch.tensor([[0.5, 0.5]]).double(), torch.tensor([[0.7, 0.3]]).double()
     u = torch.from_numpy(np.array([Stream(seed).uniforms(1, 1, 1)[0] for seed in range(N)]))

@@ -100,10 +100,10 @@ BAD: dict[str, dict] = {
     "q of integers": {"q": torch.tensor([[1, 0, 0, 0]] * 3)},
     "q in another precision than distributions have": {"q": q_rows(3).float()},
     "q that holds NaN": {"q": q_rows(3).index_fill(0, torch.tensor([1]), math.nan)},
-    "q with one NaN beside the guess": {"q": torch.tensor([[0.4, 0.3, 0.3, math.nan]] * 3, dtype=torch.float64)},
+    "q with one NaN beside the draft token": {"q": torch.tensor([[0.4, 0.3, 0.3, math.nan]] * 3, dtype=torch.float64)},
     "q that is negative": {"q": torch.tensor([[0.5, 0.5, 0.5, -0.5]] * 3, dtype=torch.float64)},
     "q that does not sum to one": {"q": q_rows(3) * 0.9},
-    "q that could not have drawn the guess": {"q": torch.tensor([[0.0, 0.5, 0.5, 0.0]] * 3, dtype=torch.float64)},
+    "q that could not have drawn the draft token": {"q": torch.tensor([[0.0, 0.5, 0.5, 0.0]] * 3, dtype=torch.float64)},
     "votes of another length": {"acceptable": (True, True)},
 }  # fmt: skip
 

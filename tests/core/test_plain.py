@@ -251,7 +251,7 @@ class Noting(NoDrafter):
         self.seen.append((seqs[0].id, len(seqs[0].tokens), list(verdict.next), len(draft)))
 
 
-def test_a_drafter_that_may_guess_is_asked_before_every_token(engine, calls):
+def test_a_drafter_that_may_propose_is_asked_before_every_token(engine, calls):
     engine.use(Noting())
     try:
         engine.generate(PROMPTS[:1], greedy(12))
@@ -320,7 +320,7 @@ def test_the_kv_is_that_of_a_fresh_prefill(engine, calls):
 
 
 def test_drafters_come_and_go_within_one_text(engine, one_by_one):
-    """Single steps, several, and guesses of a lookup, in turns."""
+    """Single decode steps, several in one call, and a lookup's draft tokens, alternating."""
     prompt = engine.tokenizer.encode("for name in names: for name in names:")
     wanted = one_by_one([prompt], greedy(60))[0].token_ids
     seq = engine.sequence(prompt, greedy(60))

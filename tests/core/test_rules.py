@@ -28,7 +28,7 @@ from tests.core.exact import (
     weighed,
 )
 from tests.core.fixed_dice import Fixed
-from tests.core.worlds import Distribution, Guesses, Shape, every_draft, probs, random_world, steady
+from tests.core.worlds import Distribution, Shape, WeightedDraft, every_draft, probs, random_world, steady
 
 REJECTION, BLOCK, COUPLED = RULES["rejection"], RULES["block"], RULES["coupled"]
 P, Q = probs(7, 2, 1), probs(5, 3, 2)
@@ -52,7 +52,7 @@ def thousandths(*values: int) -> Distribution:
     return tuple(Fraction(v, 1000) for v in values)
 
 
-# --- one guess: p = (.7, .2, .1), q = (.5, .3, .2) ------------------------------------------------------------------
+# --- one draft token: p = (.7, .2, .1), q = (.5, .3, .2) --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def thousandths(*values: int) -> Distribution:
     ],
     ids=lambda x: x.name if isinstance(x, Rule) else "",
 )
-def test_one_sampled_guess_gives_the_table(rule: Rule, output: tuple[int, ...], error: int, accept: int) -> None:
+def test_one_sampled_draft_token_gives_the_table(rule: Rule, output: tuple[int, ...], error: int, accept: int) -> None:
     outcomes = outcomes_of(rule, steady(P, Q), ONE, at_once=1)
     assert first_token(outcomes, 3) == thousandths(*output)
     assert tv(first_token(outcomes, 3), P) == Fraction(error, 1000)
@@ -76,9 +76,9 @@ def test_one_sampled_guess_gives_the_table(rule: Rule, output: tuple[int, ...], 
 
 
 @pytest.mark.parametrize("rule", [REJECTION, BLOCK], ids=["rejection", "block"])
-def test_rule_e_an_argmax_guess_must_not_carry_its_softmax_as_q(rule: Rule) -> None:
-    """The same production rule, fed a q that the guess was not drawn from: output 1 0 0."""
-    bad = Guesses(steady(P, Q), ONE, [0], [Q])
+def test_rule_e_an_argmax_draft_token_must_not_carry_its_softmax_as_q(rule: Rule) -> None:
+    """The same production rule, fed a q that the draft token was not drawn from: output 1 0 0."""
+    bad = WeightedDraft(steady(P, Q), ONE, [0], [Q])
     outcomes = explore(rule, [bad])[0]
     assert first_token(outcomes, 3) == thousandths(1000, 0, 0)
     assert accepted(outcomes) == 1
@@ -87,10 +87,10 @@ def test_rule_e_an_argmax_guess_must_not_carry_its_softmax_as_q(rule: Rule) -> N
     assert accepted(honest) == P[0]
 
 
-def test_rule_f_a_sampled_guess_must_not_be_dropped_for_its_own_low_q() -> None:
+def test_rule_f_a_sampled_draft_token_must_not_be_dropped_for_its_own_low_q() -> None:
     world = steady(P, Q)
     drafts = [
-        made if made.q[0][made.tokens[0]] >= Fraction(1, 4) else Guesses(world, Shape.chain(""), weight=made.weight)
+        made if made.q[0][made.tokens[0]] >= Fraction(1, 4) else replace(made, shape=Shape.chain(""), tokens=[], q=[])
         for made in every_draft(world, ONE)
     ]
     outcomes = weighed(REJECTION, drafts)
@@ -98,8 +98,8 @@ def test_rule_f_a_sampled_guess_must_not_be_dropped_for_its_own_low_q() -> None:
     assert tv(first_token(outcomes, 3), P) == Fraction(80, 1000)
 
 
-def test_length_may_depend_on_the_guess_before() -> None:
-    """The correct version of rule F: stop drafting *behind* a guess of low q, but keep that guess."""
+def test_length_may_depend_on_the_draft_token_before() -> None:
+    """The correct version of rule F: stop drafting *after* a draft token of low q, but keep that token."""
     for seed in range(10):
         world = random_world(seed, 3)
         drafts = []
@@ -119,10 +119,13 @@ def test_length_may_depend_on_the_guess_before() -> None:
         assert completed(world, outcomes, 3) == target_distribution(world, 3)
 
 
-def test_rule_g_accepting_with_p_and_removing_the_guess_is_exact_for_any_drafter() -> None:
-    """Guesses without q: accept with p(x), on rejection sample p without x. Exact although the guess was sampled."""
+def test_rule_g_accepting_with_p_and_removing_the_draft_token_is_exact_for_any_drafter() -> None:
+    """Draft tokens without q: accept with p(x), on rejection sample p without x. Exact although the draft token was
+    sampled."""
     world = steady(P, Q)
-    drafts = [Guesses(world, Shape.chain("p"), made.tokens, made.q, made.weight) for made in every_draft(world, ONE)]
+    drafts = [
+        WeightedDraft(world, Shape.chain("p"), made.tokens, made.q, made.weight) for made in every_draft(world, ONE)
+    ]
     outcomes = weighed(REJECTION, drafts)
     assert first_token(outcomes, 3) == P
     assert accepted(outcomes) == Fraction(430, 1000)
@@ -144,8 +147,8 @@ def test_wrong_rules_are_caught_on_random_languages(rule: Rule) -> None:
     assert caught >= 10  # here and there p == q, where most mistakes do not show
 
 
-def test_q_must_be_filtered_as_the_guess_was() -> None:
-    """top-k 2: the guess is drawn from the filtered q. With that q 7/9, 2/9; with the raw q .7222, .2778."""
+def test_q_must_be_filtered_as_the_draft_token_was() -> None:
+    """top-k 2: the draft token is drawn from the filtered q. With that q 7/9, 2/9; with the raw q .7222, .2778."""
     p, q = probs(7, 2, 0), probs(5, 3, 0)
     honest = outcomes_of(REJECTION, steady(p, q), ONE)
     assert first_token(honest, 3) == p == (Fraction(7, 9), Fraction(2, 9), 0)
@@ -173,7 +176,7 @@ def test_a_shared_vocabulary_needs_a_renormalised_q() -> None:
     assert round(float(tv(first_token(raw, 3), p)), 3) == 0.117
 
 
-# --- siblings: p = (.4, .3, .2, .1), q reversed, two guesses --------------------------------------------------------
+# --- siblings: p = (.4, .3, .2, .1), q reversed, two draft tokens -----------------------------------------------------
 
 SLOPE = probs(4, 3, 2, 1)
 PAIR = Shape((-1, -1), "ww")
@@ -221,7 +224,7 @@ def test_sampled_siblings_must_not_be_pruned_by_their_q() -> None:
     outcomes = []
     for made in every_draft(world, Shape((-1, -1), "ss")):
         best = max(made.tokens, key=lambda t: made.q[0][t])
-        pruned = Guesses(world, ONE, [best], [made.q[0]])
+        pruned = WeightedDraft(world, ONE, [best], [made.q[0]])
         outcomes += [replace(o, weight=o.weight * made.weight) for o in explore(REJECTION, [pruned])[0]]
     assert tv(first_token(outcomes, 4), SLOPE) > Fraction(1, 100)
 
@@ -255,7 +258,7 @@ def test_block_never_accepts_fewer_than_rejection() -> None:
     assert more >= 10
 
 
-def test_rejection_accepts_one_guess_with_the_overlap_of_the_distributions() -> None:
+def test_rejection_accepts_one_draft_token_with_the_overlap_of_the_distributions() -> None:
     for seed in range(30):
         world = random_world(seed, 4)
         assert mean_accepted(REJECTION, world, ONE) == acceptance_rate(world.p(()), world.q(()))
@@ -297,7 +300,7 @@ def test_u_of_zero_draws_no_impossible_token() -> None:
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("u", [0.0, 0.999999])
-def test_a_certain_guess_always_stands(rule: str, u: float) -> None:
+def test_a_certain_draft_token_is_always_accepted(rule: str, u: float) -> None:
     for q in (None, rows([0.0, 1.0])):
         verdict = verify(Draft.chains([[1]], q), rows([0.0, 1.0], [1.0, 0.0]), RULES[rule], Fixed(u))
         assert verdict.path == [[0]]

@@ -24,7 +24,7 @@ SAMPLED = [name for name in LOSSLESS if name != "greedy"]  # greedy is a rule fo
 
 CHAINS = [(vocab, gamma) for vocab in (2, 3, 4) for gamma in (1, 2, 3, 4)]
 
-#   parents            kinds of guesses
+#   parents            kinds of draft tokens
 TREES = [
     ((-1, -1), ["ss", "ww", "pp", "sp", "ps", "sw", "ws", "ns", "np"]),
     ((-1, -1, -1), ["sss", "www", "ppp", "spw", "wpw", "wnw"]),
@@ -44,7 +44,7 @@ def chain_kinds(gamma: int) -> list[str]:
 
 
 def cost(rule: str, vocab: int, nodes: int) -> int:
-    """`coupled` picks at every node before it looks at the guesses, so its branches multiply."""
+    """`coupled` picks at every node before it looks at the draft tokens, so its branches multiply."""
     return vocab ** (nodes + 1) * vocab**nodes if rule == "coupled" else 0
 
 

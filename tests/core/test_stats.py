@@ -47,19 +47,19 @@ def test_the_invariants_hold_whatever_happens(trees: bool) -> None:
         assert sum(s.histogram.values()) == s.steps
         assert sum(i * n for i, n in s.histogram.items()) == s.accepted == sum(seq.drafted)
         assert s.tokens == len(seq.output) == len(seq.drafted)
-        ended_on_a_guess = bool(seq.finish and seq.drafted[-1])
-        assert s.tokens == s.accepted + s.steps - ended_on_a_guess
+        ended_on_a_draft_token = bool(seq.finish and seq.drafted[-1])
+        assert s.tokens == s.accepted + s.steps - ended_on_a_draft_token
         assert s.accepted <= s.proposed
         assert s.mean_acceptance_length == s.tokens / s.steps
         assert sum(s.accepted_at.values()) == s.accepted
         assert all(s.accepted_at[d] <= s.drafted_at[d] for d in s.drafted_at)
         assert all(s.drafted_at[d] >= s.drafted_at[d + 1] for d in s.drafted_at)
-        ends.add((seq.finish, ended_on_a_guess))
+        ends.add((seq.finish, ended_on_a_draft_token))
     assert len(ends) >= 4
 
 
 def test_tau_is_one_plus_the_rates_by_position() -> None:
-    """Rounds of 3 guesses: (accepted 3, 0, 1, 3) give position rates 3/4, 2/4, 2/4, and tau 11/4."""
+    """Rounds of 3 draft tokens: (accepted 3, 0, 1, 3) give position rates 3/4, 2/4, 2/4, and tau 11/4."""
     seq = Sequence([0], SamplingParams(max_tokens=1000))
     for accepted in (3, 0, 1, 3):
         advance(seq, Draft.chains([[1, 2, 3]]), list(range(accepted)), 4)
@@ -89,7 +89,7 @@ def test_published_lengths_follow_from_published_position_rates(rates: tuple[flo
     assert total.mean_acceptance_length == pytest.approx(length, abs=0.0051)
 
 
-def test_guesses_behind_a_stop_are_not_counted() -> None:
+def test_draft_tokens_after_a_stop_are_not_counted() -> None:
     """[1, EOS, 2, 3] all accepted: nobody would have used what stands behind EOS."""
     seq = Sequence([0], SamplingParams(), frozenset({9}))
     advance(seq, Draft.chains([[1, 9, 2, 3]]), [0, 1, 2, 3], 4)
@@ -99,7 +99,7 @@ def test_guesses_behind_a_stop_are_not_counted() -> None:
     assert seq.drafted == [True, True]
 
 
-def test_guesses_behind_a_rejection_are_counted() -> None:
+def test_draft_tokens_after_a_rejection_are_counted() -> None:
     """They were verified, in vain; leaving them out would flatter the acceptance rate."""
     seq = Sequence([0], SamplingParams())
     advance(seq, Draft.chains([[1, 2, 3, 4]]), [], 5)
@@ -125,7 +125,7 @@ def test_plain_rounds_are_undrafted() -> None:
 
 
 def test_rounds_without_a_draft_are_counted_apart() -> None:
-    """They lower tau; the acceptance rate and the rates by position are those of the guesses that were made."""
+    """They lower tau; the acceptance rate and the rates by position are those of the draft tokens that were made."""
     drafted, both = SpecStats(), SpecStats()
     for accepted in (0, 1, 3):
         drafted.count([1, 2, 3], accepted, accepted + 1)
@@ -143,18 +143,18 @@ def test_rounds_without_a_draft_are_counted_apart() -> None:
 def test_the_invariants_hold_for_sums(trees: bool) -> None:
     sequences = [random_sequence(random.Random(seed), trees, cap=20) for seed in range(50)]
     total = sum((seq.stats for seq in sequences), SpecStats())
-    ended_on_a_guess = sum(bool(seq.finish and seq.drafted[-1]) for seq in sequences)
-    assert ended_on_a_guess
+    ended_on_a_draft_token = sum(bool(seq.finish and seq.drafted[-1]) for seq in sequences)
+    assert ended_on_a_draft_token
     assert sum(total.histogram.values()) == total.steps
     assert sum(i * n for i, n in total.histogram.items()) == total.accepted == sum(total.accepted_at.values())
-    assert total.tokens == total.accepted + total.steps - ended_on_a_guess
+    assert total.tokens == total.accepted + total.steps - ended_on_a_draft_token
     assert total.mean_acceptance_length == total.tokens / total.steps
     assert total.undrafted <= total.histogram[0]
     assert total.drafted_at[1] == total.steps - total.undrafted
 
 
 @pytest.mark.parametrize("cap", [1, 2, 3])
-def test_guesses_behind_the_last_token_are_not_counted(cap: int) -> None:
+def test_draft_tokens_after_the_last_token_are_not_counted(cap: int) -> None:
     """The length is a stop like any other: of [1, 2, 3] only what is output was proposed."""
     seq = Sequence([0], SamplingParams(max_tokens=cap))
     advance(seq, Draft.chains([[1, 2, 3]]), [0, 1, 2], 4)

@@ -89,8 +89,8 @@ def test_r7_a_right_drafter_is_accepted_whole_for_every_length(draft_tokens: int
 @pytest.mark.parametrize("wrong_at", range(4))
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_r8_a_rejection_at_any_place_is_followed_by_the_right_token(wrong_at: int, temperature: float) -> None:
-    """The token after the rejection comes from the row of the last accepted guess. Sampled: with a target so sharp
-    that its sample is its argmax."""
+    """The token after the rejection comes from the row of the last accepted draft token. Sampled: with a target so
+    sharp that its sample is its argmax."""
     target = ToyTarget(vocab=7, order=2, seed=3, sharpness=300.0)
     for draft_tokens in (wrong_at + 1, wrong_at + 3):
         seq = sequence(target, PROMPT, temperature=temperature, max_tokens=20)
@@ -180,7 +180,7 @@ def test_r13_parameters_with_a_memory_count_tokens_and_not_rounds(script: str, p
     seq = sequence(TARGET, PROMPT, max_tokens=24, **params)
 
     class Informed(Scripted):
-        """Guesses what this request will say, so that guesses stand although a penalty changed the text."""
+        """Drafts this request's own text, so draft tokens are accepted although a penalty changed the text."""
 
         def propose(self, seqs, budget):
             full = PROMPT + wanted.output
@@ -236,7 +236,7 @@ def samples(target: ToyTarget, drafter: Scripted, rule: str, n: int, **params: o
 @pytest.mark.parametrize("rule", [name for name in LOSSLESS if name != "greedy"])
 @pytest.mark.parametrize("drafter", [Sampling(SMALL, 1.0), Scripted(SMALL), Bushy(SMALL)], ids=lambda d: d.name)
 def test_r5_r6_r15_sampled_text_has_the_distribution_of_the_target(rule: str, drafter: Scripted) -> None:
-    """Guesses sampled, argmax and in trees, at three settings: G-test on the first three tokens."""
+    """Draft tokens sampled, argmax and in trees, at three settings: G-test on the first three tokens."""
     if rule == "block" and drafter.name == "bushy":
         pytest.skip("block takes chains only")
     for params in SETTINGS:
@@ -245,7 +245,7 @@ def test_r5_r6_r15_sampled_text_has_the_distribution_of_the_target(rule: str, dr
 
 
 def test_the_g_test_would_catch_the_mildest_wrong_rule() -> None:
-    """Negative control of the test above: guesses drawn from one distribution and judged by another."""
+    """Negative control of the test above: draft tokens drawn from one distribution and verified with another."""
 
     class Liar(Sampling):
         def propose(self, seqs, budget):
@@ -326,7 +326,7 @@ def test_any_number_of_alternatives_may_be_asked_for(logprobs: int) -> None:
     assert [len(entry.top) for entry in seq.logprobs] == [min(logprobs, 7)] * 4
 
 
-def test_the_budget_leaves_room_for_the_token_that_needs_no_guess() -> None:
+def test_the_budget_leaves_room_for_the_targets_own_token() -> None:
     seq = sequence(TARGET, PROMPT, max_tokens=6)
     assert budget(seq, 4) == 0, "nothing is drafted while the prompt is pending"
     seq.kv_len = 3
@@ -337,7 +337,7 @@ def test_the_budget_leaves_room_for_the_token_that_needs_no_guess() -> None:
 
 
 @pytest.mark.parametrize("own", [0, 2, 9])
-def test_a_request_may_ask_for_fewer_guesses(own: int) -> None:
+def test_a_request_may_ask_for_fewer_draft_tokens(own: int) -> None:
     seq = sequence(TARGET, PROMPT, max_tokens=20, draft_tokens=own)
     finish([seq], TARGET, Scripted(TARGET), draft_tokens=4)
     assert seq.output == continuation(TARGET, PROMPT, 20)

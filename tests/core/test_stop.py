@@ -44,7 +44,7 @@ def oracle(seq: Sequence, run: Seq[int]) -> tuple[list[int], str | None, int | s
 
 
 def halt(seq: Sequence, run: Seq[int]) -> tuple[Draft, Verdict]:
-    """`stop` on a verdict whose accepted guesses are all of `run` but its last token."""
+    """`stop` on a verdict whose accepted draft tokens are all of `run` but its last token."""
     draft = Draft.chains([list(run[:-1])])
     verdict = Verdict([list(range(len(run) - 1))], [run[-1]], [None], [False])
     return draft, stop([seq], draft, verdict)
@@ -168,7 +168,7 @@ def test_each_sequence_of_a_batch_stops_by_itself() -> None:
     assert verdict.cut == [True, True, False]
 
 
-def test_a_token_that_no_guess_made_can_end_the_text_too() -> None:
+def test_the_targets_own_token_can_end_the_text_too() -> None:
     seq = sequence(SamplingParams(), [9])
     draft, verdict = halt(seq, [9])
     assert verdict.run(draft, 0) == [9]

@@ -90,7 +90,7 @@ def test_no_draft_pays_when_alpha_is_at_most_c() -> None:
         assert guaranteed_speedup(alpha, c) <= 1
 
 
-def test_the_guaranteed_speedup_is_that_of_one_guess() -> None:
+def test_the_guaranteed_speedup_is_that_of_one_draft_token() -> None:
     for alpha, c in ((0.3, 0.1), (0.9, 0.02)):
         assert guaranteed_speedup(alpha, c) == pytest.approx(speedup(alpha, 1, c))
         assert guaranteed_speedup(alpha, c) > 1
@@ -169,8 +169,8 @@ def test_speedup_on_a_flat_curve_is_the_published_one():
 
 
 def test_the_best_length_is_found_behind_a_step_of_the_curve():
-    """Rows 2..4 cost the same, so one guess is a loss and three are a gain: a search that ends at the first fall would
-    say that nothing pays."""
+    """Rows 2..4 cost the same, so one draft token is a loss and three are a gain: a search that ends at the first
+    decrease would find no gain."""
     stairs = CostCurve((1, 2, 4, 5), (1.0, 1.9, 1.9, 4.0))
     assert speedup(0.8, 1, 0.0, stairs) < 1 < speedup(0.8, 3, 0.0, stairs)
     assert best_gamma(0.8, 0.0, costs=stairs) == 3
@@ -194,7 +194,7 @@ def test_break_even_is_where_speculation_starts_to_pay(gamma, c, costs, host):
     assert speedup(alpha - 1e-4, gamma, c, costs, host=host) < 1
 
 
-def test_break_even_of_one_guess_with_free_checking_is_c():
+def test_break_even_of_one_draft_token_with_free_checking_is_c():
     for c in (0.05, 0.5, 1.0):
         assert break_even(1, c) == pytest.approx(c)
     assert break_even(4, 0.0) == pytest.approx(0)

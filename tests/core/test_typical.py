@@ -53,7 +53,7 @@ def test_the_threshold_is_the_smaller_of_epsilon_and_delta_times_exp_minus_entro
 @pytest.mark.parametrize(("epsilon", "delta"), [(EPSILON, DELTA), (DELTA, EPSILON)])
 def test_a_flat_distribution_accepts_any_draft_and_the_error_reaches_its_bound(epsilon: float, delta: float) -> None:
     """p = (.5, .3, .2): the least likely token is above the threshold, with the two constants either way round. A
-    drafter that always guesses it moves the distribution by a total variation of .8."""
+    drafter that always proposes it moves the distribution by a total variation of .8."""
     assert float(threshold(rows([0.5, 0.3, 0.2]), epsilon, delta)[0]) < 0.2
     world = replace(steady(P, P), fixed=lambda text, node: 2)
     outcomes = outcomes_of(TYPICAL, world, Shape.chain("p"))

@@ -285,8 +285,9 @@ def test_a_node_sees_prompt_output_and_its_own_ancestors_only() -> None:
 
 
 @pytest.mark.parametrize(("penalty", "run"), [(1.5, [1, 15]), (0.7, [1, 1, 15])])
-def test_r13_penalties_count_the_guesses_before_a_row(penalty: float, run: list[int]) -> None:
-    """Logits 100 at token 1 and 99 at token 15 everywhere, three guesses of 1: each row must see those before it."""
+def test_r13_penalties_count_the_draft_tokens_before_a_row(penalty: float, run: list[int]) -> None:
+    """Logits 100 at token 1 and 99 at token 15 everywhere, three draft tokens of 1: each row must see those before
+    it."""
     logits = torch.zeros(4, 16)
     logits[:, 1], logits[:, 15] = 100, 99
     draft = Draft.chains([[1, 1, 1]])
@@ -302,7 +303,7 @@ def test_r13_min_tokens_counts_tokens_and_not_steps() -> None:
     assert distributions(logits, [seq], Draft.chains([[1, 1]])).argmax(-1).tolist() == [1, 1, 2]
 
 
-def test_bad_words_are_seen_across_pending_token_and_guesses() -> None:
+def test_bad_words_are_seen_across_pending_token_and_draft_tokens() -> None:
     seq = Sequence([4, 3], SamplingParams(bad_words=((3, 1, 2),)))
     logits = torch.zeros(3, 5)
     logits[:, 2] = 9

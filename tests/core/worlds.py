@@ -25,7 +25,7 @@ class World:
     p: Callable[[Text], Distribution]
     q: Callable[[Text], Distribution]
     fixed: Callable[[Text, int], int] = lambda text, node: 0
-    """Token of a deterministic guess: a function of the text before it and of the node, nothing else."""
+    """A deterministic draft token: depends only on the text before it and on the node."""
 
 
 def probs(*weights: int) -> Distribution:
@@ -38,7 +38,7 @@ def point(vocab: int, token: int) -> Distribution:
 
 
 def steady(p: Distribution, q: Distribution) -> World:
-    """The same distributions after every text; deterministic guesses are the argmax of q."""
+    """The same distributions after every text; deterministic draft tokens are the argmax of q."""
     return World(len(p), lambda _: p, lambda _: q, lambda text, node: q.index(max(q)))
 
 
@@ -65,7 +65,7 @@ def random_world(seed: int, vocab: int, greedy: bool = False) -> World:
 
 @dataclass(frozen=True)
 class Shape:
-    """A tree and how each of its guesses is made. One letter a node:
+    """A tree and how each of its draft tokens is made. One letter a node:
 
     s  sampled from q, whatever its siblings are         w  sampled from q without the earlier `w` siblings
     p  a point mass                                       n  a point mass without a vote
@@ -87,7 +87,7 @@ class Shape:
 
 
 @dataclass
-class Guesses:
+class WeightedDraft:
     """One draft of one sequence: tokens, the distribution that each was drawn from, and the probability of the
     whole."""
 
@@ -106,10 +106,10 @@ class Guesses:
         return [self.world.p(self.text(node)) for node in range(-1, len(self.tokens))]
 
 
-def every_draft(world: World, shape: Shape) -> Iterator[Guesses]:
+def every_draft(world: World, shape: Shape) -> Iterator[WeightedDraft]:
     """Every draft of that shape which has a positive probability."""
 
-    def grow(made: Guesses) -> Iterator[Guesses]:
+    def grow(made: WeightedDraft) -> Iterator[WeightedDraft]:
         node = len(made.tokens)
         if node == len(shape.parents):
             yield made
@@ -117,12 +117,13 @@ def every_draft(world: World, shape: Shape) -> Iterator[Guesses]:
         own = _distribution_of(made, node)
         for token, chance in enumerate(own):
             if chance:
-                yield from grow(Guesses(world, shape, [*made.tokens, token], [*made.q, own], made.weight * chance))
+                tokens, q = [*made.tokens, token], [*made.q, own]
+                yield from grow(WeightedDraft(world, shape, tokens, q, made.weight * chance))
 
-    yield from grow(Guesses(world, shape))
+    yield from grow(WeightedDraft(world, shape))
 
 
-def _distribution_of(made: Guesses, node: int) -> Distribution:
+def _distribution_of(made: WeightedDraft, node: int) -> Distribution:
     world, shape = made.world, made.shape
     parent, kind = shape.parents[node], shape.kinds[node]
     text = made.text(parent)
@@ -132,7 +133,7 @@ def _distribution_of(made: Guesses, node: int) -> Distribution:
     if kind == "w":
         gone = {made.tokens[i] for i in range(node) if shape.parents[i] == parent and shape.kinds[i] == "w"}
         rest = [0 if t in gone else x for t, x in enumerate(q)]
-        if not sum(rest):  # nothing is left to draw: such a drafter falls back on a deterministic guess
+        if not sum(rest):  # nothing is left to draw: such a drafter falls back on a deterministic draft token
             return point(world.vocab, world.fixed(text, node))
         q = tuple(Fraction(x) / sum(rest) for x in rest)
     return q

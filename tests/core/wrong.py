@@ -15,7 +15,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.rules import Decision, Rule
 
 Decide = Callable[[Tensor, Tensor, int], tuple[float | Tensor, Tensor]]
-"""p [V], q [V], guess -> probability of accepting it, and the mass [V] to draw from if it is rejected."""
+"""p [V], q [V], draft token -> probability of accepting it, and the mass [V] to draw from if it is rejected."""
 
 
 def chain_rule(name: str, decide: Decide) -> Rule:

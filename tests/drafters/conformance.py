@@ -74,13 +74,13 @@ class Recorder:
 
 
 def check_distributions(draft: Draft, greedy: Seq[bool]) -> None:
-    """Each row of q is a distribution under which its guess is possible."""
+    """Each row of q is a distribution under which its draft token is possible."""
     if draft.q is None or not len(draft):
         return
     assert draft.q.dtype == torch.float64, "q in another dtype than the target's distribution biases the ratio"
     assert bool((draft.q >= 0).all())
     torch.testing.assert_close(draft.q.sum(-1), torch.ones(len(draft), dtype=torch.float64))
-    assert bool((draft.q.gather(1, draft.tokens[:, None]) > 0).all()), "a guess that its own distribution forbids"
+    assert bool((draft.q.gather(1, draft.tokens[:, None]) > 0).all()), "a draft token that its own distribution forbids"
 
 
 def check_siblings(draft: Draft) -> None:

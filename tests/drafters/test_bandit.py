@@ -48,12 +48,12 @@ def planted(rate: float, salt: int = 0) -> Script:
 
 
 def linear(each: float) -> tuple[CostCurve, CostCurve]:
-    """Draft costs of so many plain steps for each guess."""
+    """Draft costs of so many plain steps for each draft token."""
     return (CostCurve((1, 2), (each, 2 * each)),) * 2
 
 
 class Priced:
-    """A scripted member that adds up what its drafting costs, and notes how deep it was asked to guess."""
+    """A scripted member that adds up what its drafting costs, and notes how deep it was asked to draft."""
 
     name = "priced"
     taps: tuple[int, ...] = ()
@@ -264,7 +264,7 @@ def test_a_lookup_and_a_neural_member_earn_more_than_either() -> None:
 
 
 def test_an_offer_is_cut_where_its_next_depth_no_longer_pays() -> None:
-    """Guesses stand to the second and never beyond."""
+    """The first two draft tokens are accepted, never more."""
     lookup = Finding(lambda seq, position, place: place < 2)
     drafter = bandit(lookup)
     toy, seq = target(), Sequence(list(PROMPT), SamplingParams(max_tokens=300))
@@ -278,7 +278,7 @@ def test_an_offer_is_cut_where_its_next_depth_no_longer_pays() -> None:
 
 def test_a_lookup_draft_becomes_a_branch_of_the_neural_draft_until_it_is_rejected() -> None:
     class Short(Finding):
-        """One guess, which differs from the neural member's."""
+        """One draft token, which differs from the neural member's."""
 
         def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
             return super().propose(seqs, [min(depth, 1) for depth in budget])
@@ -304,8 +304,8 @@ def test_a_lookup_draft_becomes_a_branch_of_the_neural_draft_until_it_is_rejecte
 
 
 def test_rows_of_a_tree_are_paid_for() -> None:
-    """A member whose guesses each bring a dozen siblings costs more rows, and is given up where a chain of the same
-    acceptance would pay."""
+    """A member whose draft tokens each bring a dozen siblings costs more rows, and is given up where a chain of the
+    same acceptance would pay."""
 
     class Bushy(Priced):
         def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
@@ -323,7 +323,7 @@ def test_rows_of_a_tree_are_paid_for() -> None:
     assert sum(1 for _, depth in tree.asked if depth) < sum(1 for _, depth in chain.asked if depth) / 3
 
 
-def test_a_member_that_has_no_guess_is_not_asked_for_ever() -> None:
+def test_a_member_that_proposes_nothing_is_not_asked_forever() -> None:
     silent = Priced(right, 0.2, length=1)  # knows nothing of the text behind the first token
     assert speed(bandit(silent), [silent], 200) > 0.95
 
@@ -348,9 +348,9 @@ def test_requests_are_independent_unless_experience_is_carried() -> None:
 
 
 @pytest.mark.parametrize("salt", [0, 2000, 7000])
-def test_chances_grow_rare_where_guesses_stand_and_do_not_pay(salt: int) -> None:
-    """Six guesses in ten stand, but a draft of any length costs three plain steps: about 2.4 tokens for 4.4 steps. A
-    round in which one or two guesses stood has not paid, and the next rest is twice as long all the same."""
+def test_chances_grow_rare_where_draft_tokens_stand_and_do_not_pay(salt: int) -> None:
+    """Six draft tokens in ten stand, but a draft of any length costs three plain steps: about 2.4 tokens for 4.4 steps.
+    A round in which one or two draft tokens stood has not paid, and the next rest is twice as long all the same."""
     curve, member = CostCurve((1, 8), (3.0, 3.1)), Priced(planted(0.6, salt), 0.0)
     speed(BanditDrafter([member], V, COSTS, [(curve, curve)]), [member], 600)
     assert len(member.asked) <= 14
@@ -369,8 +369,8 @@ def test_costs_of_a_batch_are_shared_costs() -> None:
 
 
 def test_the_choice_depends_on_the_past_alone() -> None:
-    """Two sequences whose past is the same and whose next guesses would differ are asked for the same depth: what is
-    drawn has no say in whether it is shown."""
+    """Two sequences whose past is the same and whose next draft tokens would differ are asked for the same depth: what
+    is drawn has no say in whether it is shown."""
     depths = []
     for script in (right, lambda seq, position, place: position < 100):
         member = Priced(script, 0.1)
@@ -380,9 +380,9 @@ def test_the_choice_depends_on_the_past_alone() -> None:
     assert len(depths[0]) > 5
 
 
-def test_sampled_guesses_are_judged_by_what_stood(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under `rejection` at temperature 1 the records hold the share of guesses that verification accepted, as long as
-    no streak is taken for a change of the text."""
+def test_sampled_draft_tokens_are_scored_by_what_was_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `rejection` at temperature 1 the records hold the share of draft tokens that verification accepted, as long
+    as no streak is taken for a change of the text."""
     monkeypatch.setattr("slipstream.drafters.bandit.RESTART_BELOW", 0.0)
     toy = ToyTarget(V, order=2, seed=3, sharpness=1.0)
     drafter = make_drafter(

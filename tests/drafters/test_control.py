@@ -8,7 +8,7 @@ from slipstream.errors import ParameterError
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_first_guess_is_always_drafted(kind: str) -> None:
+def test_the_first_draft_token_is_always_drafted(kind: str) -> None:
     assert Control(kind, threshold=0.99, draft_cost=100.0).more([])
 
 
@@ -23,13 +23,13 @@ def test_confidence_goes_on_while_the_chain_is_at_least_as_likely_as_the_thresho
     assert Control("confidence", threshold=0.0).more([0.0])
 
 
-def test_gain_stops_where_the_next_guess_earns_less_than_the_round_so_far() -> None:
-    """By hand, each guess costing 0.2 + 0.05 = 1/4 of a plain step.
+def test_gain_stops_where_the_next_draft_token_yields_less_than_the_step_so_far() -> None:
+    """By hand, each draft token costing 0.2 + 0.05 = 1/4 of a plain step.
 
-    One guess of chance 0.5: the round earns 1.5 tokens in 1.25 steps, 1.2 a step; the next would stand with
+    One draft token of chance 0.5: the round earns 1.5 tokens in 1.25 steps, 1.2 a step; the next would stand with
     0.5 * 0.5 = 0.25 and earn 0.25 / 0.25 = 1.0 < 1.2. With chance 0.6: 1.6 / 1.25 = 1.28 < 0.36 / 0.25 = 1.44.
-    Two guesses that stand with 0.8 and 0.4 (mean ratio sqrt(0.4) = 0.632): 2.2 / 1.5 = 1.467 > 0.253 / 0.25 = 1.012.
-    With 0.9 and 0.81: 2.71 / 1.5 = 1.807 < 0.729 / 0.25 = 2.916.
+    Two draft tokens with probabilities 0.8 and 0.4 (mean ratio sqrt(0.4) = 0.632):
+    2.2 / 1.5 = 1.467 > 0.253 / 0.25 = 1.012. With 0.9 and 0.81: 2.71 / 1.5 = 1.807 < 0.729 / 0.25 = 2.916.
     """
     control = Control("gain", draft_cost=0.2, row_cost=0.05)
     assert not control.more([0.5])
@@ -40,8 +40,9 @@ def test_gain_stops_where_the_next_guess_earns_less_than_the_round_so_far() -> N
 
 @pytest.mark.parametrize(("alpha", "c"), [(0.5, 0.02), (0.6, 0.05), (0.7, 0.1), (0.8, 0.05), (0.8, 0.1), (0.9, 0.1)])
 def test_gain_with_steady_chances_ends_at_the_best_draft_length(alpha: float, c: float) -> None:
-    """Where every guess stands with chance alpha, the speed-up rises as long as one more guess earns more than the
-    round so far: the rule stops at the optimum of Leviathan et al. (2211.17192, theorem 3.8)."""
+    """If every draft token is accepted with probability alpha, the speed-up rises as long as one more draft token
+    yields more per time than the step so far: the rule stops at the optimum of Leviathan et al. (2211.17192, theorem
+    3.8)."""
     control = Control("gain", draft_cost=c, row_cost=0.0)
     stands: list[float] = []
     while control.more(stands):
@@ -49,7 +50,7 @@ def test_gain_with_steady_chances_ends_at_the_best_draft_length(alpha: float, c:
     assert len(stands) == best_gamma(alpha, c)
 
 
-def test_guesses_without_cost_are_all_drafted() -> None:
+def test_free_draft_tokens_are_all_drafted() -> None:
     assert Control("gain", draft_cost=0.0, row_cost=0.0).more([0.01, 0.001])
 
 

@@ -22,7 +22,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Slow(RandomDrafter):
-    """Proposing n guesses takes 2 n, observing 1."""
+    """Proposing n draft tokens takes 2 n, observing 1."""
 
     def __init__(self, clock: Clock):
         super().__init__(8)

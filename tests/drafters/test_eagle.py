@@ -1,4 +1,4 @@
-"""The EAGLE drafter: what it guesses against a recomputation from the target's true features, always-right heads, its
+"""The EAGLE drafter: its draft tokens against a recomputation from the target's true features, always-right heads, its
 q, its limits, and how it is made."""
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def text_of(tokens: list[int], true: Tensor) -> Text:
     return text
 
 
-def logits_by_hand(made: EagleHead, target: Target, text: list[int], guesses: list[int]) -> Tensor:
-    """The head's logits behind a text and some guesses, everything recomputed: [draft_vocab]."""
+def logits_by_hand(made: EagleHead, target: Target, text: list[int], drafted: list[int]) -> Tensor:
+    """The head's logits after a text and some draft tokens, everything recomputed: [draft_vocab]."""
     known = features(target, text, made.config.taps)[:-1]
     hidden = made.fuse(list(known.split(made.config.target_hidden, -1)))
-    tokens = [*text[1:], *guesses]
+    tokens = [*text[1:], *drafted]
     while True:
         n = len(hidden)
         after, x = dense(made, tokens[:n], hidden, torch.ones(n, n).tril().bool(), list(range(n)))
@@ -88,7 +88,7 @@ def ids_of(made: EagleHead) -> list[int]:
     return list(range(V)) if made.config.version == 1 else made.target_ids.tolist()
 
 
-class TestGuesses:
+class TestDraftTokens:
     @pytest.mark.parametrize("version", [1, 3])
     def test_greedy_chains_are_what_true_features_give_at_every_round(self, version: int) -> None:
         """A wrong shift of tokens, a state left in the cache, a wrong norm or position: each shows here (R23)."""
@@ -102,11 +102,11 @@ class TestGuesses:
             texts = [[*t, list(s.tokens)] for t, s in zip(texts, seqs, strict=True)]
             step(seqs, target, recorder, RULES["rejection"], 0 if turn == 0 else 3)
         for seq, own in zip(seqs, texts, strict=True):
-            for text, (guesses, _, _) in zip(own[1:], recorder.proposed[seq.id][1:], strict=True):
-                assert len(guesses) == 3
-                for i, guess in enumerate(guesses):
-                    best = int(logits_by_hand(made, other, text, guesses[:i]).argmax())
-                    assert guess == ids_of(made)[best]
+            for text, (drafted, _, _) in zip(own[1:], recorder.proposed[seq.id][1:], strict=True):
+                assert len(drafted) == 3
+                for i, token in enumerate(drafted):
+                    best = int(logits_by_hand(made, other, text, drafted[:i]).argmax())
+                    assert token == ids_of(made)[best]
 
     def test_a_likeliest_tree_holds_the_greatest_path_products_of_all_paths(self) -> None:
         """Wide enough, growing level by level finds what a search through every path of the depth finds."""
@@ -118,13 +118,13 @@ class TestGuesses:
         for turn in range(4):
             text = list(seq.tokens)
             step([seq], target, recorder, RULES["rejection"], 0 if turn == 0 else 3)
-        guesses, parents, _ = recorder.proposed[seq.id][-1]
+        drafted, parents, _ = recorder.proposed[seq.id][-1]
         paths = []
         for i in range(nodes):
             path = [i]
             while parents[path[0]] >= 0:
                 path.insert(0, parents[path[0]])
-            paths.append(tuple(guesses[n] for n in path))
+            paths.append(tuple(drafted[n] for n in path))
         chances: dict[tuple[int, ...], float] = {(): 1.0}
         ids = ids_of(made)
         for path in [p for d in range(3) for p in itertools.product(ids, repeat=d)]:
@@ -183,7 +183,7 @@ class TestGuesses:
         assert drafter.rows[seq].begin > 0
         assert len(drafter.propose([seq], [3])) == 3
 
-    def test_a_long_prompt_in_pieces_gives_the_same_guesses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_long_prompt_in_pieces_gives_the_same_draft_tokens(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def first_draft() -> tuple[list[int], int]:
             target, drafter = toy(), eagle_drafter(V, 3)
             seq = Sequence([i * i % V for i in range(23)], SamplingParams(max_tokens=9))
@@ -222,7 +222,7 @@ class TestAlwaysRight:
 
     @pytest.mark.parametrize("k", range(1, 9))
     @pytest.mark.parametrize("runtime", [TorchEagle, NativeEagle], ids=["torch", "native"])
-    def test_every_greedy_guess_stands_at_every_draft_length(self, runtime: Any, k: int) -> None:
+    def test_every_greedy_draft_token_is_accepted_at_every_draft_length(self, runtime: Any, k: int) -> None:
         target = ToyTarget(V, order=1, seed=3)
         llm = LLM(target, EagleDrafter(runtime(knowing_head(target, 1e-9, head_dim=16)), V), draft_tokens=k)
         done = llm.generate(PROMPTS, SamplingParams(max_tokens=33))
@@ -236,7 +236,7 @@ class TestAlwaysRight:
         [{"temperature": 0.8}, {"temperature": 1.3, "top_k": 3}, {"temperature": 1.0, "presence_penalty": 0.5}],
         ids=str,
     )
-    def test_every_sampled_guess_stands_under_every_rule(self, rule: str, options: dict[str, float]) -> None:
+    def test_every_sampled_draft_token_is_accepted_under_every_rule(self, rule: str, options: dict[str, float]) -> None:
         """Bare softmaxes in one call, other distributions token by token; under `coupled` both use the target's
         noise."""
         target = ToyTarget(V, order=1, seed=3)
@@ -256,7 +256,7 @@ class TestAlwaysRight:
 
 
 class TestDistributions:
-    def test_q_of_a_chain_is_the_heads_distribution_at_every_guess(self) -> None:
+    def test_q_of_a_chain_is_the_heads_distribution_at_every_draft_token(self) -> None:
         target, other = toy(), toy()
         for options in ({"temperature": 0.7}, {"temperature": 1.5, "top_k": 2}):
             drafter = eagle_drafter(V, 3)
@@ -371,9 +371,9 @@ class TestDistributions:
 
         for i, together in enumerate(proposed([0, 1, 2])):
             (alone,) = proposed([i])
-            assert sum(len(guesses) for guesses, _, _ in alone) >= 7 * 3
-            for (guesses, parents, q), (own_guesses, own_parents, own_q) in zip(together, alone, strict=True):
-                assert (guesses, parents) == (own_guesses, own_parents)
+            assert sum(len(drafted) for drafted, _, _ in alone) >= 7 * 3
+            for (drafted, parents, q), (own_tokens, own_parents, own_q) in zip(together, alone, strict=True):
+                assert (drafted, parents) == (own_tokens, own_parents)
                 if each[i]["temperature"]:
                     torch.testing.assert_close(torch.tensor(q), torch.tensor(own_q), rtol=1e-9, atol=1e-12)
 
@@ -422,7 +422,7 @@ class TestDistributions:
 
 
 class TestControl:
-    def test_confidence_ends_a_chain_behind_the_guess_that_fell_short(self) -> None:
+    def test_confidence_ends_a_chain_after_the_draft_token_below_the_threshold(self) -> None:
         target = toy()
         lengths = set()
         for temperature, top_k in ((0.0, 0), (1.0, 0), (1.0, 4)):
@@ -502,7 +502,7 @@ class TestMaking:
             assert [c.token_ids for c in done] == [c.token_ids for c in plain]
             assert all(c.stats.drafter_faults == 0 and c.stats.proposed > 0 for c in done)
 
-    def test_both_executors_guess_the_same(self, tmp_path: Path) -> None:
+    def test_both_executors_draft_the_same_tokens(self, tmp_path: Path) -> None:
         save_eagle(head_for(3), tmp_path, torch.float64)
         proposed = []
         for executor, dtype in (("torch", "float64"), ("native", "float32")):
@@ -550,7 +550,7 @@ class TestMaking:
             make_eagle3(decoder, head=made)
         assert all(value in str(refused.value) for value in values)
 
-    def test_ids_that_the_target_lacks_are_never_guessed(self, decoder: Decoder) -> None:
+    def test_ids_that_the_target_lacks_are_never_drafted(self, decoder: Decoder) -> None:
         """Vocabularies padded to different widths: the head's last id has no logit in the target."""
         target = tiny_decoder(vocab_size=400)
         made = head(config(3, 402, target=24, draft_vocab=402, own_embedding=True, taps=(1, 2, 4)))

@@ -1,5 +1,5 @@
 """Every drafter of the registry as a member of a stack: the round goes on with a draft that another one made, or with
-its own among others' guesses. It must keep its state right by the tokens that came."""
+its own among others' draft tokens. It must keep its state right by the tokens that came."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LENGTH = 40
 
 
 class Stranger:
-    """Guesses a random tree, drawn from its own numbers: chains, branches, sampled distributions or none, window nodes
-    without a vote. Half of the guesses are the target's own, so that paths of every length stand."""
+    """Drafts a random tree: chains, branches, sampled distributions or none, window nodes that are not acceptable.
+    Half of the draft tokens are the target's own, so that paths of every length are accepted."""
 
     name = "stranger"
     taps: tuple[int, ...] = ()
@@ -52,7 +52,7 @@ class Stranger:
                 depths.append(1 if parent < 0 else depths[parent] + 1)
                 texts.append([*text, token])
             splits.append(start + len(depths))
-        # Distributions of all guesses, or none: the greedy text does not depend on them, but members may look.
+        # Distributions of all draft tokens, or none: the greedy text does not depend on them, but members may look.
         distributions = torch.full((len(tokens), V), 1 / V, dtype=torch.float64) if self.rng.random() < 0.5 else None
         some = acceptable if self.rng.random() < 0.5 else None
         return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits, distributions, some)
@@ -111,7 +111,7 @@ def test_copes_with_drafts_that_it_did_not_make(name: str, own: float) -> None:
 
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in ("hybrid", "bandit")])
 def test_gives_the_targets_text_as_a_member_of_a_stack(name: str) -> None:
-    """Beside a lookup that overrides it now and then and hangs guesses beside its own otherwise."""
+    """Combined with a lookup that sometimes overrides it, and otherwise adds its draft tokens as siblings."""
     for min_match in (2, 99):
         toy = target()
         members = [make_drafter("ngram", toy, row_cost=0.0), maker(name)(toy)]
@@ -130,9 +130,9 @@ def test_gives_the_targets_text_as_a_member_of_a_stack(name: str) -> None:
     "name", [name for name in ("model", "layerskip", "medusa", "eagle", "eagle3") if name in DRAFTERS]
 )
 def test_what_it_knows_of_a_text_does_not_depend_on_who_drafted_it(name: str) -> None:
-    """After rounds of strangers' drafts it guesses what it guesses after plain decoding of the same text: a head that
-    kept the features of a wrong node, or lost a token of its KV, would not."""
-    prompt, guesses = Case(target, maker(name)).prompts(3)[2], []
+    """After steps with other drafters' drafts it proposes the same tokens as after plain decoding of the same text. A
+    head that kept the features of a wrong node, or lost a token of its KV, would not."""
+    prompt, drafted = Case(target, maker(name)).prompts(3)[2], []
     for stranger in (True, False):
         toy = target()
         drafter = maker(name)(toy)
@@ -142,6 +142,6 @@ def test_what_it_knows_of_a_text_does_not_depend_on_who_drafted_it(name: str) ->
             most = min(4, LENGTH - 1 - len(seq.output))  # both end at the same text
             step([seq], toy, driver or drafter, RULES["rejection"], most if stranger else 0)
         made = drafter.propose([seq], [4])
-        guesses.append((seq.output, made.ids, list(made.parents)))
-    assert guesses[0] == guesses[1]
-    assert guesses[0][1], "it guessed something"
+        drafted.append((seq.output, made.ids, list(made.parents)))
+    assert drafted[0] == drafted[1]
+    assert drafted[0][1], "it proposed something"

@@ -90,7 +90,7 @@ def test_a_broken_draft_costs_speed_and_nothing_else(
     seqs, guard = requests(), Guard(Faulty(target, FAULTS[fault]), target)
     with caplog.at_level(logging.WARNING, logger="slipstream"):
         assert finish(seqs, target, guard) == wanted
-    drafting = 7  # of 9 rounds: not the prefill, and not the last token, which leaves no room for a guess
+    drafting = 7  # of 9 rounds: not the prefill, and not the last token, which leaves no room for a draft token
     assert guard.faults == drafting
     for seq in seqs:
         assert seq.stats.drafter_faults == drafting
@@ -100,7 +100,7 @@ def test_a_broken_draft_costs_speed_and_nothing_else(
     assert "the text is not affected" in caplog.text
 
 
-def test_a_drafter_that_fails_in_observe_keeps_its_right_guesses(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drafter_that_fails_in_observe_keeps_its_accepted_draft_tokens(caplog: pytest.LogCaptureFixture) -> None:
     target = ToyTarget(vocab=7, order=2, seed=3)
     wanted = finish([sequence(target, PROMPT, max_tokens=12)], target)
     seq, drafter = sequence(target, PROMPT, max_tokens=12), Faulty(target, fail, "observe")

@@ -99,7 +99,7 @@ def test_a_long_match_overrides_the_neural_draft_which_is_then_not_run() -> None
 def test_a_short_match_becomes_a_branch_of_the_neural_draft() -> None:
     lookup, neural = Found([1, 2, 3], {2: 1}), Fixed([1, 4], q=0.6)
     made = hybrid(lookup, neural, branch_tokens=1).propose([Sequence([0, 0], SamplingParams(temperature=1.0))], [3])
-    assert made.ids == [1, 4, 2], "the first guess is shared, one more is added"
+    assert made.ids == [1, 4, 2], "the first draft token is shared, one more is added"
     assert list(made.parents) == [-1, 0, 0]
     assert made.q is not None
     assert made.q[2].tolist() == [0, 0, 1, 0, 0]
@@ -213,7 +213,7 @@ def test_taps_are_those_of_all_members_each_once() -> None:
 MIXED: Callable[[], HybridDrafter] = lambda: HybridDrafter(  # noqa: E731
     [NgramDrafter(NgramConfig(row_cost=0.0)), ModelDrafter(other(), V)], V, HybridConfig(min_match=99, branch_tokens=3)
 )
-"""Never overrides, so that every draft with a match mixes sampled guesses and point masses."""
+"""Never overrides, so that every draft with a match mixes sampled draft tokens and point masses."""
 
 
 class TestMixedDrafts(Conformance):
@@ -223,7 +223,7 @@ class TestMixedDrafts(Conformance):
 
     def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
         """G-test on the joint distribution of the first three tokens, n = 10000, fails at p < 1e-6; both kinds of
-        guesses stand in it often."""
+        draft tokens are often accepted."""
         n, prompt, params = 10_000, [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
         drafter = Mixing(MIXED())
         seqs = sample(LLM(target(), drafter, draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
@@ -233,7 +233,7 @@ class TestMixedDrafts(Conformance):
 
 
 class TestContinuedDrafts(Conformance):
-    """A neural guess, and behind it what the lookup knows of it."""
+    """A draft token of the model, continued by the lookup."""
 
     @staticmethod
     def stack() -> HybridDrafter:
@@ -246,7 +246,7 @@ class TestContinuedDrafts(Conformance):
         return Case(target, lambda _: self.stack())
 
     def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
-        """As above. Whether a draft goes on, and how, depends on what was drawn: on guesses that are verified."""
+        """As above. Whether a draft goes on, and how, depends on what was drawn: on draft tokens that are verified."""
         n, prompt, params = 10_000, [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
         drafter = Mixing(self.stack())
         seqs = sample(LLM(target(), drafter, draft_tokens=3, max_batch=n), prompt, params, n, seed=7)
@@ -274,7 +274,7 @@ def test_what_follows_the_chains_of_a_batch_is_one_draft(monkeypatch: pytest.Mon
 
 
 class Mixing:
-    """Counts the sequences whose draft has point masses beside sampled guesses."""
+    """Counts the sequences whose draft has point masses beside sampled draft tokens."""
 
     def __init__(self, drafter: HybridDrafter):
         self.drafter, self.name, self.taps, self.mixed = drafter, drafter.name, drafter.taps, 0

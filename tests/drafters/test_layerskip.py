@@ -71,7 +71,7 @@ class TestConformance(Conformance):
 
 @pytest.mark.parametrize("executor", ["torch", "native"])
 @pytest.mark.parametrize("chunk", [512, 4])
-def test_greedy_text_is_that_of_plain_decoding_and_guesses_stand(executor: str, chunk: int) -> None:
+def test_greedy_text_equals_plain_decoding_and_draft_tokens_are_accepted(executor: str, chunk: int) -> None:
     of = target(executor=executor, chunk=chunk)
     params = SamplingParams(max_tokens=30)
     prompts = [*PROMPTS, [3] * 11]
@@ -163,7 +163,7 @@ def test_a_target_that_was_not_trained_for_it_is_warned_about_once(caplog: pytes
     plain = LLM(of).generate(prompts, params)
     with caplog.at_level(logging.WARNING, logger="slipstream"):
         done = LLM(of, drafter(of, 3)).generate(prompts, params)
-        LLM(of, drafter(of, 3)).generate(prompts[:1], params)  # too few guesses to know
+        LLM(of, drafter(of, 3)).generate(prompts[:1], params)  # too few draft tokens to know
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
     told = [r.message for r in caplog.records if "layerskip will be slower" in r.message]
     assert len(told) == 1

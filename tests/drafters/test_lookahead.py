@@ -46,7 +46,7 @@ def test_a_cell_sees_level_0_up_to_its_column_then_its_own_column() -> None:
         for i in range(W):
             seen = [made.ids[node] for node in made.ancestors(0, level * W + i)]
             assert seen == [*range(i + 1), *(10 * above + i for above in range(1, level + 1))]
-            assert made.depths[level * W + i] == level + i + 1, "the place of the token that the cell guesses"
+            assert made.depths[level * W + i] == level + i + 1, "the position of the token that the cell drafts"
 
 
 def told(made: LookaheadDrafter, seq: Sequence, draft: Draft, path: list[int], following: int, says: dict) -> None:
@@ -68,7 +68,7 @@ def test_a_full_window_makes_n_grams_and_keeps_its_place() -> None:
     assert [state.pool.tails(t) for t in (1, 2, 3, 4)] == [[(4, 11)], [(5, 12)], [(6, 13)], []]
 
 
-def test_where_guesses_stood_columns_go_on_the_left() -> None:
+def test_after_accepted_draft_tokens_columns_are_dropped_on_the_left() -> None:
     made, seq = drafter(window=3, ngram=3, from_text=False), Sequence([9])
     made.propose([seq], [1])
     made._states[seq.id].pool.add([9, 20, 21])
@@ -111,7 +111,7 @@ def test_no_cell_lies_deeper_than_the_budget() -> None:
         assert len(draft) == 3 * max(0, min(4, depth - 2))
 
 
-def test_guesses_that_begin_alike_are_one_branch_and_the_latest_stands_first() -> None:
+def test_n_grams_with_a_common_prefix_share_a_branch_and_the_latest_comes_first() -> None:
     made, seq = drafter(window=1, ngram=4, guesses=3, from_text=False), Sequence([5])
     made.propose([seq], [1])
     pool = made._states[seq.id].pool
@@ -152,7 +152,7 @@ def test_jacobi_n_grams_alone_are_right_where_the_distribution_sees_one_token() 
     assert done.stats.mean_acceptance_length > 2
 
 
-def test_cells_of_the_window_are_not_counted_as_guesses() -> None:
+def test_cells_of_the_window_are_not_counted_as_draft_tokens() -> None:
     target = ToyTarget(64, order=1, seed=1, sharpness=0.1)
     options = {"from_text": False, "row_cost": 0.0}
     llm = LLM(target, "lookahead", draft_tokens=8, draft_options=options)

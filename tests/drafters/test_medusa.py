@@ -1,4 +1,5 @@
-"""The Medusa drafter: which row the heads read, what each head's guess is about, shapes, distributions and controls."""
+"""The Medusa drafter: which row the heads read, what each head's draft token is about, shapes, distributions and
+controls."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class Counting(ToyTarget):
 
 
 def knowing(heads: int = 3, rank: int = 0) -> MedusaHeads:
-    """Heads for `Counting` whose candidate of that rank is right: head k at token t guesses t + 2 + k."""
+    """Heads for `Counting` whose candidate of that rank is right: head k at token t proposes t + 2 + k."""
     made = MedusaHeads(MedusaConfig(heads, 1, V, V)).double().requires_grad_(False)
     for k in range(heads):
         for t in range(V):  # the hidden state of token t - 1 is the one-hot of t
@@ -62,7 +63,7 @@ def counting(heads: MedusaHeads, **options: Any) -> MedusaDrafter:
     return MedusaDrafter(heads, V, MedusaDraftConfig(**options))
 
 
-# --- the row that is read and the place that is guessed ---------------------------------------------------------------
+# --- the row that is read and the position that is drafted ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def counting(heads: MedusaHeads, **options: Any) -> MedusaDrafter:
 )
 @pytest.mark.parametrize("draft_tokens", [1, 2, 3, 8])
 def test_heads_that_know_the_text_are_always_right(options: dict[str, Any], draft_tokens: int) -> None:
-    """Off by one row or one place, and not one guess would stand."""
+    """Off by one row or one place, and not one draft token would be accepted."""
     llm = LLM(Counting(V), counting(knowing(), **options), draft_tokens=draft_tokens, max_batch=2)
     for prompt, done in zip(
         [[3], [0, 4, 1]], llm.generate([[3], [0, 4, 1]], SamplingParams(max_tokens=25)), strict=True
@@ -161,7 +162,7 @@ def test_each_node_is_the_candidate_that_the_shape_names() -> None:
     assert drafter.propose([seq], [2]).ids == draft.ids[:3]
 
 
-def test_a_truncated_vocabulary_guesses_target_ids() -> None:
+def test_a_truncated_vocabulary_proposes_target_ids() -> None:
     for mode in ("tree", "chain", "sampled"):
         heads = tiny_heads(V, V, draft_vocab=3)
         drafter = MedusaDrafter(heads, V, MedusaDraftConfig(mode=mode))
@@ -194,7 +195,7 @@ def test_accuracies_nobody_measured_are_assumed() -> None:
 # --- distributions ----------------------------------------------------------------------------------------------------
 
 
-def test_chosen_guesses_have_no_q_and_sampled_ones_have_theirs() -> None:
+def test_chosen_draft_tokens_have_no_q_and_sampled_ones_have_theirs() -> None:
     params = {"temperature": 0.8, "top_k": 4, "seed": 3}
     for options in ({"mode": "chain"}, {"tree": "2,1"}, {"nodes": 5}):
         drafter = medusa_drafter(V, **options)
@@ -210,7 +211,7 @@ def test_chosen_guesses_have_no_q_and_sampled_ones_have_theirs() -> None:
     assert medusa_drafter(V, mode="sampled").propose(begun(drafter, [[1]]), [3]).q is None
 
 
-def test_penalties_reach_the_heads_with_the_guesses_made_so_far() -> None:
+def test_penalties_reach_the_heads_with_the_draft_tokens_made_so_far() -> None:
     drafter = medusa_drafter(V, mode="sampled")
     (seq,) = begun(drafter, [[1, 2]], temperature=1.0, frequency_penalty=1.5, seed=2)
     draft = drafter.propose([seq], [4])
@@ -304,7 +305,7 @@ def drafted(heads: MedusaHeads, **options: Any) -> list[tuple[int, ...]]:
     return [tuple(draft.ids[i] for i in draft.ancestors(0, n)) for n in range(len(draft))]
 
 
-def test_confidence_ends_a_draft_behind_the_guess_that_fell_short() -> None:
+def test_confidence_ends_a_draft_after_the_draft_token_below_the_threshold() -> None:
     for mode in ("chain", "tree"):
         options = {"mode": mode} | ({"tree": "1,1,1,1"} if mode == "tree" else {})
         assert len(drafted(Sure(0.9, 0.5, 0.5, 0.5), control="confidence", threshold=0.4, **options)) == 3
@@ -364,7 +365,7 @@ def test_both_executors_propose_the_same(tiny: Tiny, head: Path) -> None:
     assert proposed[0] == proposed[1]
 
 
-def test_heads_that_borrow_the_targets_lm_head_guess_as_it_does(tiny: Tiny, tmp_path: Path) -> None:
+def test_heads_that_share_the_targets_lm_head_draft_as_with_their_own(tiny: Tiny, tmp_path: Path) -> None:
     """Untrained heads are the identity, so each says what the target says next."""
     save_medusa(MedusaHeads(MedusaConfig(2, 1, 48, 320, own_lm_head=False)), tmp_path)
     target = Decoder.load(tiny.target, "torch", torch.float64, "cpu")

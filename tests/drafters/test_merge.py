@@ -14,7 +14,7 @@ from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.merge import Part, merge
 from tests.core.exact import completed, pack, target_distribution, weighed
-from tests.core.worlds import Guesses, Shape, World, every_draft, point, probs, random_world, steady
+from tests.core.worlds import Shape, WeightedDraft, World, every_draft, point, probs, random_world, steady
 
 HOT, COLD = SamplingParams(temperature=1.0), SamplingParams()
 
@@ -24,7 +24,7 @@ def seqs(n: int = 1, params: SamplingParams = HOT) -> list[Sequence]:
 
 
 def chain(*tokens: int, q: float | None = None, vocab: int = 6) -> Draft:
-    """q: probability of each guess under its distribution, the rest spread evenly."""
+    """q: probability of each draft token under its distribution, the rest spread evenly."""
     distributions = None
     if q is not None:
         distributions = torch.full((len(tokens), vocab), (1 - q) / (vocab - 1), dtype=torch.float64)
@@ -33,7 +33,7 @@ def chain(*tokens: int, q: float | None = None, vocab: int = 6) -> Draft:
 
 
 def nodes(draft: Draft, b: int = 0) -> list[tuple[int, int]]:
-    """(token, parent) of each guess."""
+    """(token, parent) of each draft token."""
     return [(draft.ids[i], draft.parents[i]) for i in draft.nodes(b)]
 
 
@@ -44,7 +44,7 @@ def test_equal_beginnings_are_shared_and_the_rest_branches_off() -> None:
     assert made.q is None
 
 
-def test_point_masses_beside_sampled_guesses_have_one_hot_distributions() -> None:
+def test_point_masses_merged_with_sampled_draft_tokens_have_one_hot_distributions() -> None:
     base = chain(1, 2, q=0.5)
     made = merge(seqs(), [[Part(chain(3, 2)), Part(base)]], 6)
     made.check([2], 6, 8)
@@ -116,7 +116,7 @@ def test_nodes_without_a_vote_keep_it_that_way_and_are_not_shared() -> None:
 # --- the distribution -------------------------------------------------------------------------------------------------
 
 
-def joined(made: Guesses, lookups: list[list[int]]) -> Guesses:
+def joined(made: WeightedDraft, lookups: list[list[int]]) -> WeightedDraft:
     """What production makes of a sampled draft and the chains of lookups, as the enumeration takes it."""
     world = made.world
     draft, _ = pack([made])
@@ -128,7 +128,7 @@ def joined(made: Guesses, lookups: list[list[int]]) -> Guesses:
     assert merged.ids[:base] == made.tokens
     kinds = made.shape.kinds + "p" * (len(merged) - base)
     q = [*made.q, *(point(world.vocab, token) for token in merged.ids[base:])]
-    again = Guesses(world, Shape(tuple(merged.parents), kinds), merged.ids, q, made.weight)
+    again = WeightedDraft(world, Shape(tuple(merged.parents), kinds), merged.ids, q, made.weight)
     packed, _ = pack([again])
     assert merged.q is not None
     if packed.q is not None:
@@ -154,8 +154,8 @@ def emitted(world: World, shape: Shape, lookups: list[list[int]]) -> None:
 @pytest.mark.parametrize("shape", BASES, ids=str)
 @pytest.mark.parametrize("lookups", [[[0]], [[1, 0]], [[0, 1, 1]], [[0, 1], [1, 0]]], ids=str)
 def test_a_merged_draft_keeps_the_targets_distribution(shape: Shape, lookups: list[list[int]]) -> None:
-    """Whichever guesses were drawn: the lookup's path is shared as far as they agree with it, and hangs beside them
-    from there on."""
+    """For all draft tokens that can be drawn: the lookup's path is shared as far as they agree with it, and branches
+    off from there."""
     for vocab, seed in ((2, 1), (3, 2), (3, 3)):
         emitted(random_world(seed, vocab), shape, lookups)
 
@@ -168,7 +168,7 @@ def test_control_two_drafts_drawn_with_one_number_are_not_lossless() -> None:
     shape, length = Shape((-1, -1), "ss"), 2
 
     def emit(pairs: dict[tuple[int, int], Fraction]) -> dict[tuple[int, ...], Fraction]:
-        drafts = [Guesses(world, shape, [*pair], [first, second], weight) for pair, weight in pairs.items()]
+        drafts = [WeightedDraft(world, shape, [*pair], [first, second], weight) for pair, weight in pairs.items()]
         return completed(world, weighed(RULES["rejection"], drafts), length)
 
     apart = {(i, j): first[i] * second[j] for i in range(3) for j in range(3)}

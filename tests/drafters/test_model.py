@@ -25,7 +25,7 @@ from slipstream.targets.decoder import Decoder
 from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import random_llama
 from tests.core.exact import completed, rational, target_distribution, weighed
-from tests.core.worlds import Guesses, Shape, point, probs, steady
+from tests.core.worlds import Shape, WeightedDraft, point, probs, steady
 from tests.drafters.fakes import MultiStepToy
 from tests.end_to_end.sampling import hurry
 from tests.oracle import Oracle, joint_distribution
@@ -69,7 +69,7 @@ def test_a_request_draws_the_same_text_alone_and_in_a_batch() -> None:
     assert texts(1) == texts(3)
 
 
-def test_q_is_the_distribution_that_each_guess_was_sampled_from() -> None:
+def test_q_is_the_distribution_that_each_draft_token_was_sampled_from() -> None:
     model = ToyTarget(seed=2)
     seq = Sequence([1, 2], SamplingParams(temperature=0.7, top_k=3, seed=0))
     draft = drafter(model).propose([seq], [3])
@@ -83,7 +83,7 @@ def test_q_is_the_distribution_that_each_guess_was_sampled_from() -> None:
         text.append(token)
 
 
-def test_confidence_keeps_the_guess_that_made_it_fall() -> None:
+def test_confidence_keeps_the_draft_token_that_crossed_the_threshold() -> None:
     model = ToyTarget(seed=2, sharpness=1.0)
     for seed in range(20):
         seq = Sequence([1, 2], SamplingParams(temperature=1.0, seed=seed))
@@ -128,26 +128,26 @@ def test_with_a_window_the_model_reads_the_end_of_a_text_and_goes_on_past_its_co
     params = SamplingParams(max_tokens=60)
     prompts = [[1, 2, 3, 4, 5, 6, 7, 0] * 5, [4]]
     model = ToyTarget(seed=1, context=24)
-    guesses = drafter(model, window=6, tree=tree)
-    done = LLM(ToyTarget(seed=1), guesses, draft_tokens=4).generate(prompts, params)
+    limited = drafter(model, window=6, tree=tree)
+    done = LLM(ToyTarget(seed=1), limited, draft_tokens=4).generate(prompts, params)
     plain = LLM(ToyTarget(seed=1)).generate(prompts, params)
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
     assert sum(c.stats.drafter_faults for c in done) == 0
     assert all(c.stats.steps < 25 for c in done)  # it never stops drafting
-    assert not guesses._shadows
+    assert not limited._shadows
 
 
 def test_a_window_begins_anew_where_as_many_tokens_have_come_from_elsewhere() -> None:
-    guesses = drafter(ToyTarget(seed=1), window=6)
+    limited = drafter(ToyTarget(seed=1), window=6)
     seq = Sequence(list(range(8)) * 3, SamplingParams())
-    guesses.propose([seq], [2])
-    assert guesses._shadows[seq.id].begin == 18
+    limited.propose([seq], [2])
+    assert limited._shadows[seq.id].begin == 18
     seq.tokens += [1, 2, 3]  # three and the last, which is always pending
-    guesses.propose([seq], [2])
-    assert guesses._shadows[seq.id].begin == 18
+    limited.propose([seq], [2])
+    assert limited._shadows[seq.id].begin == 18
     seq.tokens += list(range(8))
-    guesses.propose([seq], [2])
-    assert guesses._shadows[seq.id].begin == len(seq.tokens) - 6
+    limited.propose([seq], [2])
+    assert limited._shadows[seq.id].begin == len(seq.tokens) - 6
 
 
 def test_a_window_as_wide_as_the_context_is_refused() -> None:
@@ -198,7 +198,7 @@ def proposed(model: ToyTarget, n: int, params: SamplingParams, k: int = 2, coupl
 
 @pytest.mark.parametrize("in_one_call", [True, False])
 def test_sampled_chains_have_the_distribution_of_the_model_in_one_call_and_token_by_token(in_one_call: bool) -> None:
-    """G-test on the joint distribution of two guesses, n = 20000, fails at p < 1e-6."""
+    """G-test on the joint distribution of two draft tokens, n = 20000, fails at p < 1e-6."""
     model, params = MultiStepToy(seed=2), SamplingParams(temperature=0.8)
     model.in_one_call = in_one_call
     probs = joint_distribution(Oracle(ToyTarget(seed=2)), [1, 2], params, length=2)
@@ -207,8 +207,8 @@ def test_sampled_chains_have_the_distribution_of_the_model_in_one_call_and_token
 
 
 def test_a_pick_that_rounding_turned_round_ends_the_chain_with_the_right_token() -> None:
-    """Every third pick of the call is wrong. The first guess keeps its distribution, as does the second where there is
-    one."""
+    """Every third pick of the call is wrong. The first draft token keeps its distribution, as does the second where
+    there is one."""
     params, n = SamplingParams(temperature=0.8), 8000
     model, oracle = MultiStepToy(seed=2), Oracle(ToyTarget(seed=2))
     model.clumsy = 3
@@ -237,7 +237,7 @@ def test_under_the_rule_coupled_near_distributions_agree() -> None:
     assert llm.generate([[1, 2]], params)[0].stats.acceptance_rate == 1
 
 
-def test_q_and_guess_of_each_sequence_are_its_own_whatever_its_company() -> None:
+def test_q_and_draft_tokens_of_a_sequence_are_the_same_for_any_batch() -> None:
     """Temperatures, filters and greedy requests in one batch: one call for those that can, steps for the others."""
     each = [
         SamplingParams(temperature=0.5, seed=1),
@@ -388,7 +388,7 @@ def test_what_stands_of_two_siblings_by_enumeration(
         q = [point(4, t) for t in tokens]
         if draft.q is not None:
             q = [tuple(rational(x) for x in draft.q[i].tolist()) for i in rows[tokens]]
-        made.append(Guesses(world, shape, list(tokens), q, Fraction(count, len(grid))))
+        made.append(WeightedDraft(world, shape, list(tokens), q, Fraction(count, len(grid))))
     outcomes = weighed(RULES["rejection"], made)
     assert round(sum((o.weight for o in outcomes if o.accepted), Fraction(0)), 4) == stands
     assert completed(world, outcomes, 2) == target_distribution(world, 2)
@@ -455,7 +455,7 @@ def test_a_path_is_not_continued_where_control_says_so() -> None:
         path = [draft.ids[i] for i in draft.ancestors(0, parent)]
         probs[node] = probs[parent] * float(oracle.probs([1, 2], path, seq.params)[draft.ids[node]])
         assert parent < 0 or probs[parent] >= 0.2
-    assert min(probs.values()) < 0.2  # the guess that fell short is kept
+    assert min(probs.values()) < 0.2  # the draft token that crossed the threshold is kept
 
 
 @pytest.mark.parametrize(

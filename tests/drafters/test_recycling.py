@@ -49,7 +49,7 @@ def logits(*best: list[int]) -> TargetOut:
     return TargetOut(out)
 
 
-def test_every_row_that_ran_is_learnt_fallen_guesses_included_and_the_text_has_the_last_word() -> None:
+def test_every_row_is_learnt_even_of_rejected_draft_tokens_and_the_text_is_learnt_last() -> None:
     """THE is pending, CAT stands, DOG and a second THE below it fall: rows of all four tokens are written; THE ran
     twice, and keeps what was likely where it stood in the text."""
     drafter = RecyclingDrafter(V, RecyclingConfig(candidates=2))
@@ -69,7 +69,7 @@ def test_every_row_that_ran_is_learnt_fallen_guesses_included_and_the_text_has_t
 
 
 def test_requests_share_a_matrix_if_asked_to() -> None:
-    for shared, guesses in ((False, []), (True, [CAT])):
+    for shared, drafted in ((False, []), (True, [CAT])):
         drafter = RecyclingDrafter(V, RecyclingConfig(nodes=1, shared=shared))
         one = Sequence([THE])
         drafter.propose([one], [1])
@@ -77,7 +77,7 @@ def test_requests_share_a_matrix_if_asked_to() -> None:
         one.advance(verdict, Draft.empty(1), 0)
         drafter.observe([one], Draft.empty(1), logits([CAT, DOG]), verdict)
         drafter.release(one.id)
-        assert drafter.propose([Sequence([THE])], [1]).ids == guesses
+        assert drafter.propose([Sequence([THE])], [1]).ids == drafted
 
 
 def test_the_tree_follows_what_is_counted() -> None:
@@ -119,9 +119,9 @@ def test_a_full_tree_is_as_deep_as_the_budget_and_max_draft_allow() -> None:
                 assert max(made.depths) == min(depth, 6)
 
 
-def test_a_distribution_of_one_token_is_guessed_right_once_it_was_met() -> None:
-    """A greedy text of a first-order distribution is a loop: from its second round on every guess of the first rank
-    stands."""
+def test_a_text_that_depends_on_one_token_is_drafted_right_once_it_was_seen() -> None:
+    """A greedy text of a first-order distribution is a loop: from its second pass on every draft token of the first
+    rank is accepted."""
     target = ToyTarget(16, order=1, seed=2)
     done = LLM(target, "recycling", draft_tokens=5).generate([1], SamplingParams(max_tokens=400))[0]
     assert done.token_ids == Oracle(ToyTarget(16, order=1, seed=2)).greedy([1], 400)

@@ -1,4 +1,4 @@
-"""Replay: a recording is read or refused by line, and its guesses stand at the set rate."""
+"""Replay: a recording is read or refused by line, and its draft tokens are accepted at the set rate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def target() -> ToyTarget:
 
 
 def test_a_recording_is_replayed_at_its_rate(tmp_path: Path) -> None:
-    """Of 1500 positions, the share of guesses that stood among those judged, within 5 standard deviations."""
+    """Of 1500 positions, the share of accepted draft tokens among those verified, within 5 standard deviations."""
     text = Oracle(target()).greedy(PROMPT, 1500)
     path = tmp_path / "recorded.jsonl"
     path.write_text(json.dumps({"prompt": PROMPT, "continuation": text}) + "\n\n")
@@ -36,11 +36,11 @@ def test_a_recording_is_replayed_at_its_rate(tmp_path: Path) -> None:
         assert abs(done.stats.accepted / judged - rate) <= 5 * (rate * (1 - rate) / judged) ** 0.5 + 2e-3
 
 
-def test_a_mapping_does_as_well_and_unknown_prompts_are_not_guessed_for() -> None:
+def test_a_mapping_works_too_and_nothing_is_drafted_for_unknown_prompts() -> None:
     text = Oracle(target()).greedy(PROMPT, 9)
     drafter = make_drafter("replay", target(), continuations={tuple(PROMPT): text}, rate=1.0)
     done = LLM(target(), drafter, draft_tokens=8).generate([PROMPT, [3, 2, 1]], SamplingParams(max_tokens=9))
-    assert done[0].stats.accepted == 7, "the prefill says the first token, the last needs no guess"
+    assert done[0].stats.accepted == 7, "the prefill yields the first token, the last needs no draft token"
     assert done[1].stats.proposed == 0
 
 

@@ -32,7 +32,7 @@ def test_each_script_says_what_it_is_told() -> None:
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.8, 1.0])
 @pytest.mark.parametrize("draft_tokens", [1, 4])
 def test_replay_reaches_its_rate(rate: float, draft_tokens: int) -> None:
-    """Of 1500 positions, the share guessed right among those whose predecessor in the draft was; within 5 standard
+    """Of 1500 positions, the share drafted right among those whose predecessor in the draft was; within 5 standard
     deviations of the rate."""
     target = ToyTarget(V, order=3, seed=1)
     text = Oracle(ToyTarget(V, order=3, seed=1)).greedy(PROMPT, 1500)
@@ -49,7 +49,7 @@ def test_replay_refuses_rates_that_are_none() -> None:
         replay(1.2)
 
 
-def test_random_guesses_are_right_once_in_v() -> None:
+def test_random_draft_tokens_are_right_once_in_v() -> None:
     for sampled in (True, False):
         llm = LLM(ToyTarget(8, seed=2), RandomDrafter(8, sampled), draft_tokens=1)
         prompts = [[i % 8, i // 8] for i in range(40)]

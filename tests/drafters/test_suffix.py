@@ -1,4 +1,4 @@
-"""The suffix tree and its drafter: what is counted, matched, guessed, remembered and forgotten."""
+"""The suffix tree and its drafter: what is counted, matched, drafted, remembered and forgotten."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_spec_offset_is_added_to_the_length_of_a_draft() -> None:
             assert ids == text[20 : 20 + wanted]
 
 
-def test_guesses_end_where_the_frequencies_do_not_bear() -> None:
+def test_a_draft_ends_where_the_frequencies_are_too_low() -> None:
     """a is followed by b 3 of 4 times, b by c 2 of 3 times: 3/4, then 1/2."""
     text = [A, B, C, Y, A, B, C, Z, A, B, D, X, A, W, 9, A]
     assert chain(text, 2, min_prob=0.45) == [B, C]

@@ -2,8 +2,8 @@
 
 Each cell draws n = 20000 texts through `LLM` and compares the joint frequencies of their first three tokens with the
 exact distribution, by enumeration, in a G-test; it fails at p < 1e-6. Three tokens take the prefill and at least one
-round whose guesses reach two deep, so every guess, correction and bonus token is judged given what came before it.
-Seeds are fixed. Covered are
+round whose draft tokens reach two deep, so every draft token, correction and bonus token is judged given what came
+before it. Seeds are fixed. Covered are
 
     every drafter below x every parameter, under `rejection`: one request, EVERYTHING, sets all parameters at once, and
         `test_power_parameters` proves that dropping any one of them would be noticed; FILTERS sets those that need no
@@ -92,7 +92,9 @@ def passes(drafter: Drafter, params: SamplingParams, rule: str = "rejection") ->
     accepted, proposed = sum(s.stats.accepted for s in seqs), sum(s.stats.proposed for s in seqs)
     assert not any(seq.stats.drafter_faults for seq in seqs)
     if not isinstance(drafter, NoDrafter):
-        assert 0.03 * proposed < accepted < 0.97 * proposed, f"too one-sided: {accepted} of {proposed} guesses stood"
+        assert 0.03 * proposed < accepted < 0.97 * proposed, (
+            f"too one-sided: {accepted} of {proposed} draft tokens accepted"
+        )
     assert p >= LEVEL, f"p = {p:.1e}"
 
 

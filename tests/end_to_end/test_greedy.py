@@ -131,7 +131,7 @@ def test_llama_scripted(llama: Oracle, name: str, draft_tokens: int) -> None:
 @pytest.mark.parametrize("draft_tokens", range(1, 9))
 def test_r07_a_target_that_drafts_for_itself_is_always_right(llama: Oracle, draft_tokens: int) -> None:
     """R7 (vLLM 9730: KV corrupted by the bonus token for K > 1, so acceptance fell with K): the draft model is the
-    target itself, so every guess stands, for every K, and the drafter's cache must be right each round for that."""
+    target itself, so every draft token is accepted, for every K, if the drafter's cache is right in each step."""
     drafter = ModelDrafter(Decoder(llama.target.executor), llama.target.vocab_size)  # type: ignore[attr-defined]
     done = LLM(llama.target, drafter, draft_tokens=draft_tokens).generate(
         LLAMA_PROMPTS, SamplingParams(max_tokens=LENGTH, ignore_eos=True)

@@ -133,8 +133,8 @@ def test_r06_many_siblings_keep_the_distribution() -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_r08_rejection_at_every_place_of_the_draft(k: int) -> None:
-    """OpenVINO GenAI 4190: a rejection was handled one round late, and a rejected last guess crashed. Sampled: under
-    `coupled` the text is known beforehand, so a scripted drafter can be wrong at each place of it."""
+    """OpenVINO GenAI 4190: a rejection was handled one step late, and a rejected last draft token crashed. Sampled:
+    under `coupled` the text is known beforehand, so a scripted drafter can be wrong at each place of it."""
     params = SamplingParams(temperature=1.0, max_tokens=30, seed=11)
     text = one(None, params, rule="coupled").token_ids
     for j in range(k):
@@ -147,9 +147,10 @@ def test_r08_rejection_at_every_place_of_the_draft(k: int) -> None:
 
 @pytest.mark.parametrize("how", [right, wrong, wrong_at(1)], ids=["right", "wrong", "wrong at 1"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_r13_penalties_see_every_token_and_no_rejected_guess(how: Script, temperature: float) -> None:
-    """sglang 33643: one token a round was counted; vmlx-swift 357: rejected guesses were. The text under penalties,
-    bad words and min_tokens equals that of plain decoding, whatever share of the guesses stands."""
+def test_r13_penalties_see_every_token_and_no_rejected_draft_token(how: Script, temperature: float) -> None:
+    """sglang 33643: one token per step was counted; vmlx-swift 357: rejected draft tokens were. The text under
+    penalties, bad words and min_tokens equals that of plain decoding, whatever share of the draft tokens is
+    accepted."""
     params = SamplingParams(
         temperature=temperature,
         repetition_penalty=1.3,
@@ -236,7 +237,7 @@ def test_r18_logprobs_equal_those_of_the_target_alone(how: Script, temperature: 
 
 
 class _Placeholders:
-    """A drafter whose guesses are still placeholders every other round."""
+    """A drafter whose draft tokens are still placeholders every other step."""
 
     name = "placeholders"
     taps: tuple[int, ...] = ()

@@ -44,7 +44,7 @@ class ToyDrafter:
         for seq, depth in zip(seqs, budget, strict=True):
             start = len(tokens)
             uniforms = iter(seq.random.uniforms(DRAFT, len(seq.tokens), 32).tolist())
-            ends: list[tuple[int, tuple[int, ...]]] = [(-1, ())]  # (node, guesses down to it)
+            ends: list[tuple[int, tuple[int, ...]]] = [(-1, ())]  # (node, draft tokens down to it)
             for width in self.widths[:depth]:
                 below = []
                 for node, path in ends:

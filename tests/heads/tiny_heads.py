@@ -57,7 +57,7 @@ def head(config: EagleConfig, seed: int = 0, spread: float = 0.6, embedding: Ten
 
 
 def eagle_drafter(vocab: int = 5, version: int = 3, seed: int = 3, **options: Any) -> EagleDrafter:
-    """A drafter with a random head for a `ToyTarget` of `vocab` ids; that of version 3 guesses all ids but one."""
+    """A drafter with a random head for a `ToyTarget` of `vocab` ids; that of version 3 can draft all ids but one."""
     made = config(version, vocab, target=vocab, draft_vocab=vocab if version == 1 else vocab - 1)
     if version == 1:  # the target's hidden state is its row of logits
         made = config(version, vocab, width=vocab, target=vocab)

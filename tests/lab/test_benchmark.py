@@ -98,7 +98,7 @@ def test_a_wrong_text_is_a_bug_and_a_warning(tiny_llm, contenders, prompt_set, m
 
 
 class Faulty:
-    """Draws no guess, or fails."""
+    """Proposes nothing, or fails."""
 
     name, taps = "faulty", ()
 

@@ -183,7 +183,7 @@ def test_a_drafter_that_sleeps_is_too_expensive():
     assert found["speedup"] < 1
 
 
-def test_a_drafter_that_guesses_blindly_has_low_acceptance():
+def test_a_drafter_that_drafts_at_random_has_low_acceptance():
     """Of 256 tokens it hits one by chance, and four rows more cost as much as a pass: no noise makes that worth it."""
     target = Slow(vocab=256)
     target.row = 0.0005
@@ -233,12 +233,12 @@ def test_a_good_drafter_is_left_alone_and_everything_is_kept(tmp_path):
 
 
 def test_room_is_counted_apart_from_drafts():
-    """The last rounds of a text have no room for deep guesses: that is no fault of the drafter's."""
+    """The last steps of a text have no room for deep draft tokens; that does not lower the drafter's rates."""
     target, tally = ToyTarget(vocab=16), Tally()
     llm = LLM(target, Counting(oracle(target), tally), draft_tokens=4)
     from slipstream.core.params import SamplingParams
 
-    llm.generate([[1, 2]], SamplingParams(max_tokens=8))  # 1 by the prefill, 5, then 2 with room for one guess
+    llm.generate([[1, 2]], SamplingParams(max_tokens=8))  # 1 by the prefill, 5, then 2 with room for one draft token
     assert dict(tally.able) == dict(tally.drafted) == {1: 2, 2: 1, 3: 1, 4: 1}
     assert tally.share(4) == 1
     assert tally.share(5) == 0

@@ -151,7 +151,7 @@ def test_mistakes_are_answered(tmp_path, shelf):
         suggest(str(shelf / "broken"))
 
 
-def test_a_misspelt_name_is_guessed(monkeypatch):
+def test_a_misspelt_name_gets_a_suggestion(monkeypatch):
     def offline(*args, **kwargs):
         raise OSError("offline")
 

@@ -45,10 +45,10 @@ def test_every_token_says_who_proposed_it_and_what_was_rejected(trace_result):
         assert t["top"][0][1] >= t["top"][-1][1]
     lost = [(t, g) for t in tokens for g in t["rejected"]]
     assert lost
-    for token, guess in lost:
+    for token, rejected in lost:
         assert token["by"] == "target"
-        assert guess["q"] > 0
-        assert guess["token"] != token["token"]  # the residual holds none of it: p - q cannot be drawn there again
+        assert rejected["q"] > 0
+        assert rejected["token"] != token["token"]  # the residual holds none of it: p - q cannot be drawn there again
     used = {t["token"] for t in tokens} | {g["token"] for _, g in lost}
     assert set(map(str, used)) <= set(trace_result.data["vocabulary"])
 

@@ -64,7 +64,7 @@ PROMPTS: dict[str, str] = {
 """Of differing lengths; the one named "chat" goes through the chat template, and its greedy text ends by itself."""
 
 GREEDY = {name: SamplingParams(max_tokens=n, seed=1) for name, n in (("code", 28), ("short", 20), ("chat", 60))}
-"""With a seed: greedy texts need none, but two drafters draw some of their guesses."""
+"""With a seed: greedy texts need none, but two drafters draw some of their draft tokens."""
 SAMPLED = {
     "code": SamplingParams(temperature=0.8, top_p=0.9, top_k=40, min_p=0.02, max_tokens=16),
     "short": SamplingParams(temperature=0.8, max_tokens=16),

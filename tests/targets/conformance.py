@@ -56,7 +56,7 @@ class Case:
         return out.logits.clone()
 
     def keep(self, seqs: Seq[Sequence], draft: Draft, path: Seq[Seq[int]]) -> None:
-        """Commit `path`, and let each sequence go on with its accepted guesses and one random token."""
+        """Commit `path`, and let each sequence go on with its accepted draft tokens and one random token."""
         self.target.commit(seqs, path)
         for b, seq in enumerate(seqs):
             run = [draft.ids[draft.splits[b] + i] for i in path[b]]

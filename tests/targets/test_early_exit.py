@@ -63,7 +63,7 @@ class Spy:
 
 
 def step_by_step(target: Decoder, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> None:
-    """Run ahead what drafting these chains would run: all but the last guess of each."""
+    """Compute with the early exit what drafting these chains would compute: all but the last draft token of each."""
     for n in range(max(map(len, chains))):
         rows = [b for b, chain in enumerate(chains) if len(chain) > n]
         target.run_first_layers([seqs[b] for b in rows], [chains[b][:n] for b in rows], EXIT)

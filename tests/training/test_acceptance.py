@@ -68,25 +68,26 @@ def test_simulated_acceptance_length_is_what_decoding_measures(
             assert simulated == pytest.approx(measured, rel=0.01)  # no chance is left: only rounding
 
 
-def test_rounds_are_counted_as_decoding_counts_them() -> None:
-    """A worked example: five new tokens behind a prompt of two, two guesses a round."""
+def test_steps_are_counted_as_decoding_counts_them() -> None:
+    """A worked example: five new tokens after a prompt of two, two draft tokens a step."""
     text = Written([9, 9, 1, 2, 3, 4, 5], prompt=2, limit=7)
-    # Prefill writes token 2. From there both guesses stand: 3, 4 and the target's own 5; then 6 needs no guess.
+    # Prefill yields token 2. From there both draft tokens are accepted: 3, 4 and the target's own 5; then 6 needs no
+    # draft token.
     chance = torch.zeros(7, 2)
     chance[2] = torch.tensor([1.0, 1.0])
     assert expected_steps(chance, text) == 3.0
-    # Guesses of the round behind token 3 never matter, since it is never the last known one.
+    # Draft tokens of the step after token 3 never matter, since it is never the last known one.
     chance[3] = torch.tensor([1.0, 1.0])
     assert expected_steps(chance, text) == 3.0
-    # With a first guess that stands half the time: 1 + (half: 3 -> 6, with both of 3's guesses standing) ...
+    # If the first draft token is accepted half the time: 1 + (half: 3 -> 6, both draft tokens after 3 accepted) ...
     chance[2] = torch.tensor([0.5, 1.0])
-    # 2 -> 5 (both stand) -> 6, or 2 -> 3 -> 6 (both of 3's stand): two rounds after prefill either way.
+    # 2 -> 5 (both accepted) -> 6, or 2 -> 3 -> 6 (both after 3 accepted): two steps after prefill either way.
     assert expected_steps(chance, text) == 3.0
     chance[3] = torch.tensor([0.5, 0.0])  # now 3 -> 5 -> 6 half the time, 3 -> 4 -> ... the other half
     assert expected_steps(chance, text) == pytest.approx(1 + 1 + 0.5 * (1 + 1) + 0.5 * (1 - 0.0) + 0.5 * 0.5)
 
 
-def test_a_text_that_ended_early_has_no_rounds_behind_its_end() -> None:
+def test_a_text_that_ended_early_has_no_steps_after_its_end() -> None:
     ended = Written([9, 9, 1, 2, 0], prompt=2, limit=50)
     chance = torch.ones(5, 8)
     assert expected_steps(chance, ended) == 2.0  # prefill, and one step whose draft tokens reach the end

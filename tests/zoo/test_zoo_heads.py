@@ -1,5 +1,5 @@
-"""The heads that ship with the embedded target still guess as well as on the day they were put there (R23): a changed
-norm, shift or tap does not crash, it halves the acceptance."""
+"""The heads that ship with the embedded target still draft as well as on the day they were added (R23): a
+changed norm, shift or tap does not crash, it halves the acceptance."""
 
 from __future__ import annotations
 
