@@ -88,10 +88,10 @@ class Session:
         who, total = self.contenders[key], dict.fromkeys(self.contenders[key].lengths, 0.0)
         prompts = spare[who.prompts]
         for length in who.lengths:
-            for turn, prompt in enumerate([prompts[0], *prompts]):  # the first one warms up
+            for index, prompt in enumerate([prompts[0], *prompts]):  # the first one warms up
                 self.advance(f"{who.label}: choosing a draft length")
                 reply = self.generate(key, prompt, length)
-                total[length] += reply["seconds"] / prompt.tokens if reply and turn else 0.0
+                total[length] += reply["seconds"] / prompt.tokens if reply and index else 0.0
         if who.lengths:
             self.tuning[key] = {length: seconds / len(prompts) for length, seconds in total.items()}
             self.chosen[key] = min(total, key=lambda length: total[length])
@@ -111,14 +111,14 @@ class Session:
             self.generate(key, spare[who.prompts][0], self.chosen[key])
             self.cells[key] = [[] for _ in prompts[who.prompts]]
         lasted = 0.0  # seconds of the round before
-        for turn in range(rounds):
+        for index in range(rounds):
             began = monotonic()
-            if turn and began + lasted > deadline:
+            if index and began + lasted > deadline:
                 break
             for number in range(max(map(len, prompts.values()))):
                 for key in order:
                     if number < len(self.cells[key]):
-                        self.advance(f"round {turn + 1} of {rounds}: {self.contenders[key].label}")
+                        self.advance(f"round {index + 1} of {rounds}: {self.contenders[key].label}")
                         self._cell(key, number, prompts[self.contenders[key].prompts][number])
                 order = [*order[1:], order[0]]
             lasted = monotonic() - began

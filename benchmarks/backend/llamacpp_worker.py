@@ -65,10 +65,10 @@ def forwards(rows: int, past: int, most: int, repeats: int, warmups: int, limit:
     The batch is made outside the clock. With `past` 0 it is a prompt, which overwrites the cache: no further rows can
     be timed after it."""
     batch, seconds = _batch(past, rows, past == 0), []
-    for turn in range(warmups + repeats):
+    for index in range(warmups + repeats):
         start = time.perf_counter()
         _run(past, rows, batch)
-        if turn >= warmups:
+        if index >= warmups:
             seconds.append(time.perf_counter() - start)
         if sum(seconds) > limit:
             break

@@ -153,13 +153,13 @@ class Session:
         for name in workers:
             if f"{key} {name}" not in self.skipped:
                 series[name] = {str(rows): [] for rows in group.passes[name]}
-        order, deadline, turn, lasted = list(workers), monotonic() + seconds, 0, 0.0
-        while series and (turn < FEWEST_ROUNDS or monotonic() + lasted < deadline):
+        order, deadline, index, lasted = list(workers), monotonic() + seconds, 0, 0.0
+        while series and (index < FEWEST_ROUNDS or monotonic() + lasted < deadline):
             began = monotonic()
             for name, rows in _turns(group, order):
                 if name not in series:
                     continue
-                self.say(f"{group.label}, round {turn + 1}: {self.contenders[name].label}, {pass_label(rows)}")
+                self.say(f"{group.label}, round {index + 1}: {self.contenders[name].label}, {pass_label(rows)}")
                 estimate = typical[name, rows]
                 repeats = max(1, min(200, round(REQUEST_SECONDS / max(estimate, 1e-6))))
                 took = self._time(key, workers, name, rows, repeats, 0 if estimate > SLOW else 2)
@@ -167,7 +167,7 @@ class Session:
                     series[name][str(rows)].append(took)
                     typical[name, rows] = min(estimate, took)
             order = [*order[1:], order[0]]
-            turn, lasted = turn + 1, monotonic() - began
+            index, lasted = index + 1, monotonic() - began
 
     def _time(
         self, key: str, workers: dict[str, Worker], name: str, rows: int, repeats: int, warmups: int
@@ -194,9 +194,9 @@ class Session:
         found = self.first_uses.setdefault(worker, [])
         paths = {role: str(self.checkpoint(role, worker)) for role in ("target", "draft")}
         try:
-            for turn in range(cold):
+            for index in range(cold):
                 with tempfile.TemporaryDirectory() as cache:
-                    for which in range(1 + (cached if turn == cold - 1 else 0)):
+                    for which in range(1 + (cached if index == cold - 1 else 0)):
                         self.say(f"first use, {'from disk' if which else 'empty cache'} ({worker})")
                         environment = {"NUMBA_CACHE_DIR": cache, "XDG_CACHE_HOME": cache}
                         process = self.places[worker].start(worker, environment)

@@ -60,13 +60,13 @@ def forwards(rows: int, past: int, most: int, repeats: int, warmups: int, limit:
     prompt = past == 0
     select = [rows - 1] if prompt else range(rows)
     seconds = []
-    for turn in range(warmups + repeats):
+    for index in range(warmups + repeats):
         start = time.perf_counter()
         _forward(PROMPT if prompt else CONTEXT, past, rows, select, rows if prompt else past + most)
         took = time.perf_counter() - start
         if prompt:
             loaded[0].executor.release(PROMPT)
-        if turn >= warmups:
+        if index >= warmups:
             seconds.append(took)
         if sum(seconds) > limit:
             break

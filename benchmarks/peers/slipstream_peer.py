@@ -100,10 +100,10 @@ def rows(name: str, past: int, counts: Seq[int], repeats: int) -> dict[str, Any]
         return time.perf_counter() - start
 
     forward(0, past, [past - 1])
-    for turn in range(repeats + 5):  # the first five warm up
+    for index in range(repeats + 5):  # the first five warm up
         for which, count in enumerate(counts):
             took = forward(past, count, range(count))
-            if turn >= 5:
+            if index >= 5:
                 seconds[which].append(took)
     executor.release(-1)
     return {"seconds": seconds}

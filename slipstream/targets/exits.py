@@ -100,13 +100,13 @@ def _seconds(target: EarlyExit) -> tuple[float, float, float]:
     kinds: list[tuple[tuple[int, int] | None, Draft]] = [((0, 1), one), (None, one), (None, several)]
     times: list[list[float]] = [[] for _ in kinds]
     try:
-        for turn in range(REPEATS + 1):
+        for index in range(REPEATS + 1):
             for (layers, draft), spent in zip(kinds, times, strict=True):
                 began = perf_counter()
                 target.run([seq], draft, layers=layers)
                 if target.device.type == "cuda":
                     torch.cuda.synchronize(target.device)
-                if turn:  # the first turn binds buffers and packs weights
+                if index:  # the first repetition binds buffers and packs weights
                     spent.append(perf_counter() - began)
     finally:
         target.release(seq.id)

@@ -47,11 +47,11 @@ def measure_costs(
         target.commit([seq], [[]])
         seq.kv_len = past
         times: dict[int, list[float]] = {n: [] for n in rows}
-        for turn in range(repeats + 1):
+        for index in range(repeats + 1):
             for n in rows:
                 _forward(target, seq, 1)
                 seconds = _plain(target, seq) if plain and n == 1 else _forward(target, seq, n)
-                if turn:  # the first turn binds buffers and packs weights
+                if index:  # the first repetition binds buffers and packs weights
                     times[n].append(seconds)
         return CostCurve.monotone(rows, [statistics.median(times[n]) for n in rows])
     finally:

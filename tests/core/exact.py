@@ -58,9 +58,9 @@ class Walk:
     def take(self, options: list[tuple[Any, Fraction]]) -> Any:
         assert sum(w for _, w in options) == 1, f"not a distribution: {options}"
         options = [(value, w) for value, w in options if w > 0]
-        turn = len(self.taken)
-        choice = self.tape[turn] if turn < len(self.tape) else 0
-        if turn >= len(self.tape):
+        index = len(self.taken)
+        choice = self.tape[index] if index < len(self.tape) else 0
+        if index >= len(self.tape):
             self.open += [(*self.taken, other) for other in range(1, len(options))]
         self.taken.append(choice)
         self.weight *= options[choice][1]

@@ -38,7 +38,7 @@ def sequence(target: ToyTarget, prompt: Seq[int] = (1, 2, 3), seed: int | None =
     )
 
 
-def rounds(
+def run_steps(
     seqs: Seq[Sequence], target: Target, drafter: Drafter | None = None, rule: str = "rejection", draft_tokens: int = 4
 ) -> Iterator[Verdict]:
     """Step until every sequence has ended, checking the invariant of the KV at every boundary."""
@@ -57,7 +57,7 @@ def rounds(
 
 def finish(seqs: Seq[Sequence], target: Target, drafter: Drafter | None = None, **how: object) -> list[list[int]]:
     """Run to the end; the outputs."""
-    for _ in rounds(seqs, target, drafter, **how):  # type: ignore[arg-type]
+    for _ in run_steps(seqs, target, drafter, **how):  # type: ignore[arg-type]
         pass
     return [seq.output for seq in seqs]
 
@@ -71,17 +71,17 @@ def continuation(target: ToyTarget, tokens: Seq[int], n: int) -> list[int]:
 
 
 class Scripted:
-    """Drafts the target's argmax continuation, wrong from place `wrong_at(round)` on (None: right throughout)."""
+    """Drafts the target's argmax continuation, wrong from place `wrong_at(step)` on (None: right throughout)."""
 
     name = "scripted"
     taps: tuple[int, ...] = ()
 
     def __init__(self, target: ToyTarget, wrong_at: Callable[[int], int | None] = lambda _: None):
-        self.target, self.wrong_at, self.round = target, wrong_at, 0
+        self.target, self.wrong_at, self.steps = target, wrong_at, 0
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        at = self.wrong_at(self.round)
-        self.round += 1
+        at = self.wrong_at(self.steps)
+        self.steps += 1
         chains = [
             self.spoil(continuation(self.target, seq.tokens, depth) if depth else [], at)
             for seq, depth in zip(seqs, budget, strict=True)

@@ -296,7 +296,7 @@ def test_a_call_that_is_not_finite_is_left_to_single_steps(engine, one_by_one, m
 # --- what is left behind --------------------------------------------------------------------------------------------
 
 
-def rounds(engine: LLM, seqs: list[Sequence]) -> Iterator[list[Sequence]]:
+def run_steps(engine: LLM, seqs: list[Sequence]) -> Iterator[list[Sequence]]:
     for batch in engine.decode(seqs):
         for seq in batch:
             assert seq.kv_len == len(seq.tokens) - len(seq.pending)
@@ -306,7 +306,7 @@ def rounds(engine: LLM, seqs: list[Sequence]) -> Iterator[list[Sequence]]:
 
 def test_the_kv_is_that_of_a_fresh_prefill(engine, calls):
     seqs = [engine.sequence(prompt, greedy(40)) for prompt in PROMPTS]
-    steps = rounds(engine, seqs)
+    steps = run_steps(engine, seqs)
     for _ in range(4):
         next(steps)
     kept = [engine.target.executor.kv(seq.id, seq.kv_len) for seq in seqs]
@@ -368,7 +368,7 @@ def test_the_first_token_comes_by_itself_and_the_rest_in_order(engine, calls):
     assert [chunk.completion is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
 
 
-def test_every_token_counts_as_a_round_of_plain_decoding(engine, calls):
+def test_every_token_counts_as_a_step_of_plain_decoding(engine, calls):
     for done in engine.generate(PROMPTS, [greedy(10 + b) for b in range(4)]):
         stats, n = done.stats, len(done.token_ids)
         assert (stats.steps, stats.tokens, stats.undrafted, stats.histogram) == (n, n, n, {0: n})

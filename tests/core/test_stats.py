@@ -17,7 +17,7 @@ from slipstream.core.theory import expected_length
 
 
 def advance(seq: Sequence, draft: Draft, path: list[int], following: int) -> None:
-    """One round of a single sequence, stops included."""
+    """One step of a single sequence, stops included."""
     verdict = stop([seq], draft, Verdict([path], [following], [None], [False]))
     seq.advance(verdict, draft, 0)
 
@@ -59,7 +59,7 @@ def test_the_invariants_hold_whatever_happens(trees: bool) -> None:
 
 
 def test_tau_is_one_plus_the_rates_by_position() -> None:
-    """Rounds of 3 draft tokens: (accepted 3, 0, 1, 3) give position rates 3/4, 2/4, 2/4, and tau 11/4."""
+    """Steps of 3 draft tokens: (accepted 3, 0, 1, 3) give position rates 3/4, 2/4, 2/4, and tau 11/4."""
     seq = Sequence([0], SamplingParams(max_tokens=1000))
     for accepted in (3, 0, 1, 3):
         advance(seq, Draft.chains([[1, 2, 3]]), list(range(accepted)), 4)
@@ -78,7 +78,7 @@ def test_tau_is_one_plus_the_rates_by_position() -> None:
     ],
 )
 def test_published_lengths_follow_from_published_position_rates(rates: tuple[float, ...], length: float) -> None:
-    """10 000 rounds with exactly these rates by position, counted by production, have the published length."""
+    """10 000 steps with exactly these rates by position, counted by production, have the published length."""
     n = 10_000
     reached = [n, *(round(rate * n) for rate in rates), 0]
     total = SpecStats()
@@ -116,7 +116,7 @@ def test_every_node_of_a_tree_is_proposed_and_depths_count_once() -> None:
     assert seq.drafted == [True, True, False]
 
 
-def test_plain_rounds_are_undrafted() -> None:
+def test_plain_steps_are_undrafted() -> None:
     stats = SpecStats()
     stats.count([], 0, 1)
     stats.count([1], 1, 2)
@@ -124,7 +124,7 @@ def test_plain_rounds_are_undrafted() -> None:
     assert stats.mean_acceptance_length == 1.5
 
 
-def test_rounds_without_a_draft_are_counted_apart() -> None:
+def test_steps_without_a_draft_are_counted_apart() -> None:
     """They lower tau; the acceptance rate and the rates by position are those of the draft tokens that were made."""
     drafted, both = SpecStats(), SpecStats()
     for accepted in (0, 1, 3):

@@ -18,7 +18,7 @@ from slipstream.core.stats import PHASES
 from slipstream.core.step import budget, exact
 from slipstream.core.warp import warp
 from slipstream.targets.toy import ToyTarget
-from tests.core.fake_drafters import Bushy, Sampling, Scripted, continuation, decode, finish, rounds, sequence
+from tests.core.fake_drafters import Bushy, Sampling, Scripted, continuation, decode, finish, run_steps, sequence
 from tests.significance import LEVEL, assert_distribution, g_test
 
 TARGET = ToyTarget(vocab=7, order=2, seed=3)
@@ -82,7 +82,7 @@ def test_r7_a_right_drafter_is_accepted_whole_for_every_length(draft_tokens: int
     seq = sequence(TARGET, PROMPT, max_tokens=1 + 3 * (draft_tokens + 1))
     finish([seq], TARGET, Scripted(TARGET), draft_tokens=draft_tokens)
     assert seq.stats.acceptance_rate == 1
-    assert seq.stats.steps == 4  # the prefill, then three full rounds
+    assert seq.stats.steps == 4  # the prefill, then three full steps
     assert seq.stats.histogram == {0: 1, draft_tokens: 3}
 
 
@@ -117,7 +117,7 @@ def test_r1_eos_ends_the_text_at_every_position_of_a_run(script: str) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_r2_stop_string_and_cap_in_one_round_agree_with_plain_decoding(script: str) -> None:
+def test_r2_stop_string_and_cap_in_one_step_agree_with_plain_decoding(script: str) -> None:
     text = decode(continuation(TARGET, PROMPT, 14))
     for at, cap in product(range(1, 10), (3, 5, 9)):
         params: dict = {"stop": (text[at : at + 2], "zz"), "max_tokens": cap, "logprobs": 1}
@@ -175,7 +175,7 @@ def test_the_end_of_the_context_is_reached_and_never_passed() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_r13_parameters_with_a_memory_count_tokens_and_not_rounds(script: str, params: dict) -> None:
+def test_r13_parameters_with_a_memory_count_tokens_and_not_steps(script: str, params: dict) -> None:
     wanted = plain(max_tokens=24, **params)
     seq = sequence(TARGET, PROMPT, max_tokens=24, **params)
 
@@ -185,7 +185,7 @@ def test_r13_parameters_with_a_memory_count_tokens_and_not_rounds(script: str, p
         def propose(self, seqs, budget):
             full = PROMPT + wanted.output
             chains = [full[len(s.tokens) : len(s.tokens) + d] for s, d in zip(seqs, budget, strict=True)]
-            at, self.round = self.wrong_at(self.round), self.round + 1
+            at, self.steps = self.wrong_at(self.steps), self.steps + 1
             return Draft.chains([self.spoil(chain, at) for chain in chains])
 
     finish([seq], TARGET, Informed(TARGET, SCRIPTS[script]))
@@ -354,7 +354,7 @@ def test_greedy_stands_in_only_where_it_decides_the_same() -> None:
 
 def test_time_is_accounted_to_its_phase_and_shared_in_a_batch() -> None:
     seqs = [sequence(TARGET, PROMPT, max_tokens=6) for _ in range(3)]
-    for _ in rounds(seqs, TARGET, Scripted(TARGET)):
+    for _ in run_steps(seqs, TARGET, Scripted(TARGET)):
         pass
     for seq in seqs:
         assert set(seq.stats.seconds) == set(PHASES)

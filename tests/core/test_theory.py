@@ -154,7 +154,7 @@ def test_length_is_one_plus_the_rates_by_position(rates: tuple[float, ...], leng
 STEEP = CostCurve((1, 4, 8, 16), (2.0, 2.2, 2.6, 4.8))
 
 
-def test_a_round_costs_its_drafting_its_checking_and_its_extra_work():
+def test_a_step_costs_its_drafting_its_checking_and_its_extra_work():
     assert step_cost(4, 0.1) == pytest.approx(1.4)
     assert step_cost(7, 0.1, STEEP, host=0.05) == pytest.approx(0.7 + 1.3 + 0.05)
     assert step_cost(3, 0.0, STEEP, batch=4) == pytest.approx(4.8 / 2.2)
@@ -200,7 +200,7 @@ def test_break_even_of_one_draft_token_with_free_checking_is_c():
     assert break_even(4, 0.0) == pytest.approx(0)
 
 
-def test_nothing_breaks_even_where_a_round_costs_more_than_it_can_yield():
+def test_nothing_breaks_even_where_a_step_costs_more_than_it_can_yield():
     assert break_even(4, 1.2) is None
     assert break_even(1, 0.5, CostCurve((1, 2), (1.0, 3.0))) is None
     assert break_even(4, 1.0) == pytest.approx(1)  # only an exact draft does
@@ -234,7 +234,7 @@ def test_a_prediction_for_the_long_run_is_the_closed_form():
 
 
 def test_host_work_and_prefill_are_spent_by_both():
-    """Plain: 1 s + 10 (0.1 + 0.05) s. An exact draft of 4: 1 + 0.5 s, then 2 rounds of 0.1 + 0.02 + 0.08 s."""
+    """Plain: 1 s + 10 (0.1 + 0.05) s. An exact draft of 4: 1 + 0.5 s, then 2 steps of 0.1 + 0.02 + 0.08 s."""
     found = predict([1.0] * 4, CostCurve((1,), (0.1,)), 0.02, step_host=0.08, plain_host=0.05, prefill=1.0,
                     draft_prefill=0.5, tokens=11)  # fmt: skip
     assert found.plain_seconds == pytest.approx(1 + 10 * 0.15)
@@ -249,7 +249,7 @@ def test_prefill_dilutes_the_speedup():
 
 
 def enumerate_seconds(left, rates, costs, draft, host):
-    """Expected seconds of the last `left` tokens, round by round."""
+    """Expected seconds of the last `left` tokens, step by step."""
     if left == 0:
         return 0.0
     room = min(len(rates), left - 1)
@@ -262,7 +262,7 @@ def enumerate_seconds(left, rates, costs, draft, host):
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 9])
 def test_short_texts_are_predicted_exactly(tokens):
-    """The last rounds draft less: a text of 2 has a round without a draft behind the prefill."""
+    """The last steps draft less: a text of 2 has a step without a draft behind the prefill."""
     rates = [0.7, 0.4, 0.3]
     found = predict(rates, STEEP, 0.3, step_host=0.1, tokens=tokens, prefill=5.0)
     assert found.total_seconds - 5.0 == pytest.approx(enumerate_seconds(tokens - 1, rates, STEEP, 0.3, 0.1))
@@ -276,8 +276,8 @@ def test_long_texts_approach_the_long_run():
     assert gaps[2] < 0.002 * long_run
 
 
-def test_rounds_that_draft_nothing_are_counted_at_their_own_cost():
-    """Half of the rounds find no n-gram: tau = 1 + .5 (.8 + .6), and the target checks 1 or 3 rows."""
+def test_steps_that_draft_nothing_are_counted_at_their_own_cost():
+    """Half of the steps find no n-gram: tau = 1 + .5 (.8 + .6), and the target checks 1 or 3 rows."""
     found = predict([0.8, 0.6], STEEP, 0.1, drafted=[0.5, 0.5])
     assert found.tau == pytest.approx(1.7)
     assert found.seconds["target"] == pytest.approx(0.5 * STEEP(1) + 0.5 * STEEP(3))
@@ -292,7 +292,7 @@ def test_batches_check_all_their_rows_at_once():
 
 
 def test_predictions_from_counters_of_the_decoder_itself():
-    """A thousand rounds counted by production: what was measured comes back."""
+    """A thousand steps counted by production: what was measured comes back."""
     stats, rng = SpecStats(), random.Random(0)
     for _ in range(1000):
         depth = rng.choice((0, 2, 3))

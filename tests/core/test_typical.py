@@ -52,7 +52,7 @@ def test_the_threshold_is_the_smaller_of_epsilon_and_delta_times_exp_minus_entro
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(EPSILON, DELTA), (DELTA, EPSILON)])
 def test_a_flat_distribution_accepts_any_draft_and_the_error_reaches_its_bound(epsilon: float, delta: float) -> None:
-    """p = (.5, .3, .2): the least likely token is above the threshold, with the two constants either way round. A
+    """p = (.5, .3, .2): the least likely token is above the threshold, for either order of the two constants. A
     drafter that always proposes it moves the distribution by a total variation of .8."""
     assert float(threshold(rows([0.5, 0.3, 0.2]), epsilon, delta)[0]) < 0.2
     world = replace(steady(P, P), fixed=lambda text, node: 2)
@@ -136,10 +136,10 @@ def test_at_temperature_zero_it_is_greedy() -> None:
     generator = torch.Generator().manual_seed(0)
     seqs = [Sequence([1, 2], SamplingParams(seed=b)) for b in range(3)]
     stood = 0
-    for turn in range(50):
+    for index in range(50):
         tokens = torch.randint(3, (7,), generator=generator)
         tokens[1] = (tokens[0] + 1) % 3  # siblings differ
-        acceptable = [True] * 7 if turn % 2 else [True, True, False, True, True, True, True]
+        acceptable = [True] * 7 if index % 2 else [True, True, False, True, True, True, True]
         draft = Draft(tokens, [-1, -1, 0, 1, -1, 0, 1], [0, 4, 4, 7], acceptable=acceptable)
         logits = torch.randint(3, (10, 3), generator=generator).float()  # ties abound
         lossy, greedy = (decide(seqs, draft, logits, RULES[name]) for name in ("typical", "greedy"))

@@ -49,7 +49,7 @@ class Case:
 
 
 class Recorder:
-    """Passes everything on, checks every draft, and notes what was proposed for each sequence, round by round."""
+    """Passes everything on, checks every draft, and notes what was proposed for each sequence, step by step."""
 
     def __init__(self, drafter: Drafter, vocab_size: int):
         self.drafter, self.name, self.taps, self.vocab_size = drafter, drafter.name, drafter.taps, vocab_size
@@ -138,7 +138,7 @@ class Conformance:
         assert all(isinstance(tap, int) for tap in drafter.taps)
 
     def test_keeps_to_every_budget_with_well_formed_drafts(self, case: Case) -> None:
-        """Budgets that differ from sequence to sequence and from round to round, 0 among them; `Recorder` checks."""
+        """Budgets that differ from sequence to sequence and from step to step, 0 among them; `Recorder` checks."""
         rng = random.Random(1)
         for temperature in (0.0, 1.0):
             target = case.target()
@@ -153,13 +153,13 @@ class Conformance:
                 _settle(target, recorder, seqs, draft, rng)
 
     def test_a_draft_that_is_thrown_away_does_no_harm(self, case: Case) -> None:
-        """A round may go on without the draft that was made for it; the drafter sees an empty one in `observe`."""
+        """A step may go on without the draft that was made for it; the drafter sees an empty one in `observe`."""
         target, rng = case.target(), random.Random(2)
         recorder = Recorder(case.make(target), target.vocab_size)
         seqs = [Sequence(prompt, SamplingParams(temperature=1.0, max_tokens=200, seed=2)) for prompt in case.prompts(3)]
-        for turn in range(10):
+        for index in range(10):
             draft = recorder.propose(seqs, [4 if seq.kv_len else 0 for seq in seqs])
-            _settle(target, recorder, seqs, Draft.empty(3) if turn % 2 else draft, rng)
+            _settle(target, recorder, seqs, Draft.empty(3) if index % 2 else draft, rng)
 
     def test_says_the_same_twice(self, case: Case) -> None:
         for temperature in (0.0, 1.0):
@@ -175,20 +175,20 @@ class Conformance:
             prompts = case.prompts(7)
             params = [SamplingParams(temperature=temperature, max_tokens=6 + 3 * i, seed=i) for i in range(7)]
             waiting = [Sequence(prompt, p) for prompt, p in zip(prompts, params, strict=True)]
-            seqs, active, turn = list(waiting), list[Sequence](), 0
+            seqs, active, index = list(waiting), list[Sequence](), 0
             while waiting or active:
-                if waiting and turn % 2 == 0:
-                    active.insert(turn % (len(active) + 1), waiting.pop())
+                if waiting and index % 2 == 0:
+                    active.insert(index % (len(active) + 1), waiting.pop())
                 step(active, target, recorder, RULES["rejection"], 4)
                 for seq in [s for s in active if s.finish]:
                     active.remove(seq)
                     recorder.release(seq.id)
                     target.release(seq.id)
-                turn += 1
+                index += 1
             for seq, prompt, p in zip(seqs, prompts, params, strict=True):
-                rounds, text = alone(case, prompt, p, 4)
+                steps, text = alone(case, prompt, p, 4)
                 assert seq.output == text
-                for mine, theirs in zip(recorder.proposed[seq.id], rounds, strict=True):
+                for mine, theirs in zip(recorder.proposed[seq.id], steps, strict=True):
                     assert mine[:2] == theirs[:2]
 
     def test_releases_everything(self, case: Case) -> None:
@@ -254,7 +254,7 @@ class Conformance:
 
 
 def _settle(target: Target, drafter: Drafter, seqs: Seq[Sequence], draft: Draft, rng: random.Random) -> None:
-    """One round whose verdict is drawn at random: some path of the draft, then some token."""
+    """One step whose verdict is drawn at random: some path of the draft, then some token."""
     out = target.run(seqs, draft, drafter.taps)
     paths = []
     for b in range(len(seqs)):

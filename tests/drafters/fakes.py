@@ -16,7 +16,7 @@ from slipstream.targets.toy import ToyTarget
 
 class MultiStepToy(ToyTarget):
     """Decodes several steps in one call (unless `in_one_call` is False), in float32 as a graph does. `asked` keeps the
-    numbers of steps; every `clumsy`-th pick is wrong, as where rounding turned a near tie round."""
+    numbers of steps; every `clumsy`-th pick is wrong, as after rounding that reversed a near tie."""
 
     in_one_call = True
     steps_per_call, max_pending = 1, 512

@@ -105,8 +105,8 @@ def test_old_steps_fade() -> None:
 
 def test_a_streak_too_unlikely_to_be_chance_begins_the_record_anew() -> None:
     stats = DepthStats(4, 0.5, 2.0, fade=1.0)
-    for turn in range(49):
-        stats.learn(turn % 10 != 9, rejected=turn % 10 == 9)  # nine in ten stand
+    for index in range(49):
+        stats.learn(index % 10 != 9, rejected=index % 10 == 9)  # nine in ten stand
     believed = stats.acceptance_by_depth(1)[0]
     assert believed == pytest.approx(0.9, abs=0.02)
     misses = 0

@@ -197,7 +197,7 @@ def test_probes_of_a_useless_member_grow_rare() -> None:
 
 
 def test_it_follows_a_text_that_changes() -> None:
-    """Right in the first and the last third, wrong between: off within some rounds, and on again."""
+    """Right in the first and the last third, wrong between: off within some steps, and on again."""
 
     def thirds(seq: Sequence, position: int, place: int) -> bool:
         return not 300 <= position < 600
@@ -207,8 +207,8 @@ def test_it_follows_a_text_that_changes() -> None:
     deep = {third: [d for p, d in member.asked if 300 * third + 40 <= p < 300 * (third + 1)] for third in range(3)}
     assert sum(deep[0]) / len(deep[0]) > 6
     assert len(deep[1]) < 20, "it is hardly asked"
-    wrong_rounds = [d for p, d in member.asked if 300 <= p < 600]
-    assert sum(wrong_rounds) * (0.1 + ROW) < 0.1 * 300, "the change costs less than 10 % of the plain time"
+    wrong_steps = [d for p, d in member.asked if 300 <= p < 600]
+    assert sum(wrong_steps) * (0.1 + ROW) < 0.1 * 300, "the change costs less than 10 % of the plain time"
     later = [d for p, d in member.asked if p >= 720]
     assert sum(later) / len(later) > 4
 
@@ -330,7 +330,7 @@ def test_a_member_that_proposes_nothing_is_not_asked_forever() -> None:
 
 def test_requests_are_independent_unless_experience_is_carried() -> None:
     def first_chance(carry: float, script: Script) -> tuple[int, int]:
-        """Of the third request: tokens before the member's first round, and the depth that it is asked for."""
+        """Of the third request: tokens before the member's first step, and the depth that it is asked for."""
         member = Priced(script, 0.1)
         llm = LLM(target(), bandit(member, carry=carry), draft_tokens=BUDGET)
         for _ in range(2):
@@ -350,7 +350,7 @@ def test_requests_are_independent_unless_experience_is_carried() -> None:
 @pytest.mark.parametrize("salt", [0, 2000, 7000])
 def test_chances_grow_rare_where_draft_tokens_stand_and_do_not_pay(salt: int) -> None:
     """Six draft tokens in ten stand, but a draft of any length costs three plain steps: about 2.4 tokens for 4.4 steps.
-    A round in which one or two draft tokens stood has not paid, and the next rest is twice as long all the same."""
+    A step in which one or two draft tokens stood has not paid, and the next rest is twice as long all the same."""
     curve, member = CostCurve((1, 8), (3.0, 3.1)), Priced(planted(0.6, salt), 0.0)
     speed(BanditDrafter([member], V, COSTS, [(curve, curve)]), [member], 600)
     assert len(member.asked) <= 14

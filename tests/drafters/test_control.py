@@ -26,7 +26,7 @@ def test_confidence_goes_on_while_the_chain_is_at_least_as_likely_as_the_thresho
 def test_gain_stops_where_the_next_draft_token_yields_less_than_the_step_so_far() -> None:
     """By hand, each draft token costing 0.2 + 0.05 = 1/4 of a plain step.
 
-    One draft token of chance 0.5: the round earns 1.5 tokens in 1.25 steps, 1.2 a step; the next would stand with
+    One draft token of chance 0.5: the step earns 1.5 tokens in 1.25 steps, 1.2 a step; the next would stand with
     0.5 * 0.5 = 0.25 and earn 0.25 / 0.25 = 1.0 < 1.2. With chance 0.6: 1.6 / 1.25 = 1.28 < 0.36 / 0.25 = 1.44.
     Two draft tokens with probabilities 0.8 and 0.4 (mean ratio sqrt(0.4) = 0.632):
     2.2 / 1.5 = 1.467 > 0.253 / 0.25 = 1.012. With 0.9 and 0.81: 2.71 / 1.5 = 1.807 < 0.729 / 0.25 = 2.916.

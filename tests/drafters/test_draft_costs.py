@@ -55,9 +55,9 @@ def test_what_the_target_takes_beyond_its_curve_counts_where_the_curve_is_known(
     assert curve.seconds == pytest.approx((3.0 + 0.5, 7.0 + 1.5))
 
 
-def test_rounds_that_follow_one_another_do_not_pay_for_a_change_of_the_number_of_rows(clock: Clock) -> None:
+def test_steps_that_follow_one_another_do_not_pay_for_a_change_of_the_number_of_rows(clock: Clock) -> None:
     """The toy charges 10 and 1 a row, and 5 where their number changes: the curve has these 5, a bandit adds or takes
-    them off as its rounds come."""
+    them off in its own steps."""
     costs = CostCurve((1, 2, 4), (11.0, 17.0, 19.0))
     assert costs.jump() * costs(1) == 5
     curve = measure_draft_costs(Preparing(clock, vocab=8), Slow(clock), (1, 3), costs=costs)
@@ -86,13 +86,13 @@ def test_draft_costs_keep_the_pace_of_the_curve_however_fast_the_machine_was_mea
     monkeypatch.setattr("slipstream.core.step_clock.perf_counter", clock)
 
     class Changing(Slow):
-        rounds = 0
+        steps = 0
 
         def observe(self, *args: object) -> None:
             super().observe(*args)
-            if self.rounds % 6 == 0:  # behind the prompt, then behind each turn of two plain rounds and four others
-                self.clock.pace = (1.0, 3.0, 1.5)[self.rounds // 6 % 3]  # type: ignore[attr-defined]
-            self.rounds += 1
+            if self.steps % 6 == 0:  # after the prompt, then after every two plain steps and four others
+                self.clock.pace = (1.0, 3.0, 1.5)[self.steps // 6 % 3]  # type: ignore[attr-defined]
+            self.steps += 1
 
     for speed in (1.0, 2.5):
         costs = CostCurve((1, 2), (11.0 * speed, 12.0 * speed))

@@ -90,7 +90,7 @@ def ids_of(made: EagleHead) -> list[int]:
 
 class TestDraftTokens:
     @pytest.mark.parametrize("version", [1, 3])
-    def test_greedy_chains_are_what_true_features_give_at_every_round(self, version: int) -> None:
+    def test_greedy_chains_are_what_true_features_give_at_every_step(self, version: int) -> None:
         """A wrong shift of tokens, a state left in the cache, a wrong norm or position: each shows here (R23)."""
         target, other = toy(), toy()
         drafter = eagle_drafter(V, version)
@@ -98,9 +98,9 @@ class TestDraftTokens:
         recorder = Recorder(drafter, V)
         seqs = [Sequence(p, SamplingParams(max_tokens=14)) for p in PROMPTS]
         texts: list[list[list[int]]] = [[] for _ in seqs]
-        for turn in range(4):
+        for index in range(4):
             texts = [[*t, list(s.tokens)] for t, s in zip(texts, seqs, strict=True)]
-            step(seqs, target, recorder, RULES["rejection"], 0 if turn == 0 else 3)
+            step(seqs, target, recorder, RULES["rejection"], 0 if index == 0 else 3)
         for seq, own in zip(seqs, texts, strict=True):
             for text, (drafted, _, _) in zip(own[1:], recorder.proposed[seq.id][1:], strict=True):
                 assert len(drafted) == 3
@@ -115,9 +115,9 @@ class TestDraftTokens:
         made = drafter.runtime.head
         recorder = Recorder(drafter, V)
         seq = Sequence([1, 2, 3, 0], SamplingParams(max_tokens=14))
-        for turn in range(4):
+        for index in range(4):
             text = list(seq.tokens)
-            step([seq], target, recorder, RULES["rejection"], 0 if turn == 0 else 3)
+            step([seq], target, recorder, RULES["rejection"], 0 if index == 0 else 3)
         drafted, parents, _ = recorder.proposed[seq.id][-1]
         paths = []
         for i in range(nodes):
@@ -140,8 +140,8 @@ class TestDraftTokens:
         drafter = eagle_drafter(V, 3, shape=shape, width=3, nodes=9)
         made, strayed = drafter.runtime.head, 0
         seqs = [Sequence(p, SamplingParams(max_tokens=40, temperature=1.0, seed=i)) for i, p in enumerate(PROMPTS)]
-        for turn in range(9):
-            verdict = step(seqs, target, drafter, RULES["rejection"], 3 if turn else 0)
+        for index in range(9):
+            verdict = step(seqs, target, drafter, RULES["rejection"], 3 if index else 0)
             strayed += sum(path != list(range(len(path))) for path in verdict.path)
             for seq in seqs:
                 rows, true = drafter.rows[seq], features(other, seq.tokens, drafter.taps)[:-1]
@@ -228,7 +228,7 @@ class TestAlwaysRight:
         done = llm.generate(PROMPTS, SamplingParams(max_tokens=33))
         assert [c.token_ids for c in done] == [Oracle(target).greedy(p, 33) for p in PROMPTS]
         assert all(c.stats.acceptance_rate == 1 and c.stats.drafter_faults == 0 for c in done)
-        assert done[0].stats.steps == 1 + -(-32 // (k + 1))  # prefill, then k + 1 tokens a round
+        assert done[0].stats.steps == 1 + -(-32 // (k + 1))  # prefill, then k + 1 tokens a step
 
     @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
     @pytest.mark.parametrize(
@@ -365,8 +365,8 @@ class TestDistributions:
         def proposed(members: list[int]) -> list[list[Any]]:
             target, recorder = toy(), Recorder(eagle_drafter(V, 3, shape=shape, width=3, nodes=9), V)
             seqs = [Sequence(PROMPTS[i], SamplingParams(max_tokens=40, seed=7 + i, **each[i])) for i in members]
-            for turn in range(8):
-                step(seqs, target, recorder, RULES["rejection"], 3 if turn else 0)
+            for index in range(8):
+                step(seqs, target, recorder, RULES["rejection"], 3 if index else 0)
             return [recorder.proposed[seq.id] for seq in seqs]
 
         for i, together in enumerate(proposed([0, 1, 2])):
@@ -510,8 +510,8 @@ class TestMaking:
                 target = tiny_decoder(executor, dtype)
                 recorder = Recorder(make_drafter("eagle3", target, head=tmp_path, **options), 40)
                 seqs = [Sequence(p, SamplingParams(max_tokens=20)) for p in ([1, 2, 3, 4], [7, 8])]
-                for turn in range(5):
-                    step(seqs, target, recorder, RULES["rejection"], 3 if turn else 0)
+                for index in range(5):
+                    step(seqs, target, recorder, RULES["rejection"], 3 if index else 0)
                 proposed.append([[r[:2] for r in recorder.proposed[seq.id]] for seq in seqs])
         assert proposed[0] == proposed[2]
         assert proposed[1] == proposed[3]

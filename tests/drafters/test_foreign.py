@@ -1,4 +1,4 @@
-"""Every drafter of the registry as a member of a stack: the round goes on with a draft that another one made, or with
+"""Every drafter of the registry as a member of a stack: the step goes on with a draft that another one made, or with
 its own among others' draft tokens. It must keep its state right by the tokens that came."""
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ FAULTS: dict[str, Callable[[Draft], object]] = {
 def test_a_broken_draft_costs_speed_and_nothing_else(
     fault: str, temperature: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also sampled: a plain round draws the same numbers as plain decoding, so the very text is the same."""
+    """Also sampled: a plain step draws the same numbers as plain decoding, so the very text is the same."""
     target = ToyTarget(vocab=7, order=2, seed=3)
 
     def requests() -> list[Sequence]:
@@ -90,7 +90,7 @@ def test_a_broken_draft_costs_speed_and_nothing_else(
     seqs, guard = requests(), Guard(Faulty(target, FAULTS[fault]), target)
     with caplog.at_level(logging.WARNING, logger="slipstream"):
         assert finish(seqs, target, guard) == wanted
-    drafting = 7  # of 9 rounds: not the prefill, and not the last token, which leaves no room for a draft token
+    drafting = 7  # of 9 steps: not the prefill, and not the last token, which leaves no room for a draft token
     assert guard.faults == drafting
     for seq in seqs:
         assert seq.stats.drafter_faults == drafting
@@ -146,7 +146,7 @@ def test_a_fault_passes_and_drafting_goes_on() -> None:
     class Once(Scripted):
         def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
             draft = super().propose(seqs, budget)
-            return fail(draft) if self.round == 2 else draft
+            return fail(draft) if self.steps == 2 else draft
 
     wanted = finish([sequence(target, PROMPT, max_tokens=20)], target)
     seq = sequence(target, PROMPT, max_tokens=20)

@@ -85,14 +85,14 @@ def test_greedy_text_equals_plain_decoding_and_draft_tokens_are_accepted(executo
 
 @pytest.mark.parametrize("executor", ["torch", "native"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_KV_after_every_round_is_that_of_a_fresh_prefill(executor: str, temperature: float) -> None:
+def test_the_KV_after_every_step_is_that_of_a_fresh_prefill(executor: str, temperature: float) -> None:
     """Random verdicts, thrown-away drafts, ragged budgets, some sequences not drafted for."""
     of, rng = target(executor=executor), random.Random(1)
     mine = drafter(of)
     seqs = [Sequence(p, SamplingParams(temperature=temperature, max_tokens=200, seed=1)) for p in PROMPTS]
-    for turn in range(10):
+    for index in range(10):
         draft = mine.propose(seqs, [rng.randrange(5) if seq.kv_len else 0 for seq in seqs])
-        if turn % 4 == 3:
+        if index % 4 == 3:
             draft = Draft.empty(len(seqs))
         out = of.run(seqs, draft, mine.taps)
         kept = [rng.randint(0, draft.splits[b + 1] - draft.splits[b]) for b in range(len(seqs))]

@@ -50,7 +50,7 @@ def test_a_cell_sees_level_0_up_to_its_column_then_its_own_column() -> None:
 
 
 def told(made: LookaheadDrafter, seq: Sequence, draft: Draft, path: list[int], following: int, says: dict) -> None:
-    """One round in which the target says says[node] behind each node."""
+    """One step in which the target says says[node] behind each node."""
     logits = torch.zeros(len(draft) + 1, 100, dtype=torch.float64)
     for node, token in says.items():
         logits[1 + node, token] = 1.0
@@ -82,7 +82,7 @@ def test_after_accepted_draft_tokens_columns_are_dropped_on_the_left() -> None:
 
 
 def test_the_window_fills_level_by_level() -> None:
-    """A new level stands one place further than the window's own, so at first a column goes every round."""
+    """A new level stands one place further than the window's own, so at first a column goes every step."""
     made, seq = drafter(window=3, ngram=4, from_text=False), Sequence([9])
     draft = window_of(made, seq, [[1, 2, 3]])
     told(made, seq, draft, [], 9, {0: 11, 1: 12, 2: 13})
@@ -92,7 +92,7 @@ def test_the_window_fills_level_by_level() -> None:
 
 
 def test_without_its_rows_the_window_only_moves() -> None:
-    """The round went on with another draft: nothing was said about the window, which is moved when next asked for."""
+    """The step verified another draft, so the window learned nothing. It is moved at the next proposal."""
     made, seq = drafter(window=3, ngram=3, from_text=False), Sequence([9])
     window_of(made, seq, [[1, 2, 3], [4, 5, 6]])
     told(made, seq, Draft.empty(1), [], 50, {})

@@ -118,7 +118,7 @@ def test_a_state_that_is_not_of_the_text_as_it_stands_is_not_used() -> None:
     seq = Sequence([1, 2], SamplingParams(max_tokens=20))
     step([seq], target, drafter, RULES["greedy"], 3)
     assert len(drafter.propose([seq], [3])) == 3
-    seq.tokens.append(5)  # a round that the drafter did not see
+    seq.tokens.append(5)  # a step that the drafter did not see
     assert len(drafter.propose([seq], [3])) == 0
     seq.tokens.pop()
     drafter.release(seq.id)

@@ -50,7 +50,7 @@ def test_R7_a_draft_model_equal_to_the_target_is_always_right_at_every_draft_len
     done = llm.generate(PROMPTS, params)
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
     assert all(c.stats.acceptance_rate == 1 for c in done)
-    assert done[0].stats.steps == 1 + -(-40 // (k + 1))  # prefill, then k + 1 tokens a round
+    assert done[0].stats.steps == 1 + -(-40 // (k + 1))  # prefill, then k + 1 tokens a step
 
 
 def test_the_shadow_cache_survives_rollbacks_of_differing_depth_in_ragged_batches() -> None:
@@ -206,7 +206,7 @@ def test_sampled_chains_have_the_distribution_of_the_model_in_one_call_and_token
     assert bool(model.asked) == in_one_call
 
 
-def test_a_pick_that_rounding_turned_round_ends_the_chain_with_the_right_token() -> None:
+def test_a_pick_that_rounding_changed_ends_the_chain_with_the_right_token() -> None:
     """Every third pick of the call is wrong. The first draft token keeps its distribution, as does the second where
     there is one."""
     params, n = SamplingParams(temperature=0.8), 8000
@@ -406,9 +406,9 @@ def test_the_KV_of_the_draft_model_is_that_of_a_fresh_prefill_after_every_tree(t
     world = ToyTarget(vocab=12)
     seqs = [Sequence(text, SamplingParams(temperature=temperature, seed=i)) for i, text in enumerate(PROMPTS)]
     depths = set[int]()
-    for turn in range(12):
+    for index in range(12):
         draft = mine.propose(seqs, [rng.randrange(5) if seq.kv_len else 0 for seq in seqs])
-        draft = Draft.empty(3) if turn % 5 == 4 else draft
+        draft = Draft.empty(3) if index % 5 == 4 else draft
         out = world.run(seqs, draft)
         paths = []
         for b in range(3):

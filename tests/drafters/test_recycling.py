@@ -85,15 +85,15 @@ def test_the_tree_follows_what_is_counted() -> None:
     shrinks to nothing, and grows again when the first is right."""
     shape = Shape(RecyclingConfig(nodes=8, max_draft=4))
 
-    def rounds(rank: int | None, n: int) -> Tree:
+    def after_steps(rank: int | None, n: int) -> Tree:
         for _ in range(n):
             shape.learn(rank)
             shape.plan(4)
         return shape._tree
 
-    assert rounds(1, 300).paths[:3] == ((1,), (1, 1), (1, 1, 1))
-    assert len(rounds(None, 600)) == 0
-    assert rounds(0, 200).paths[:2] == ((0,), (0, 0))
+    assert after_steps(1, 300).paths[:3] == ((1,), (1, 1), (1, 1, 1))
+    assert len(after_steps(None, 600)) == 0
+    assert after_steps(0, 200).paths[:2] == ((0,), (0, 0))
 
 
 def test_without_a_row_cost_the_tree_stays() -> None:

@@ -138,8 +138,8 @@ def test_a_match_shorter_than_min_match_is_not_used() -> None:
 @pytest.mark.parametrize("depth", [2, 3])
 def test_a_loop_is_followed_whatever_the_depth_of_the_tree(period: int, depth: int) -> None:
     loop = list(range(period))
-    for rounds in (1, 2, 20):
-        text = [9, *loop * rounds, *loop[:1]]
+    for repeats in (1, 2, 20):
+        text = [9, *loop * repeats, *loop[:1]]
         assert chain(text, 7, max_depth=depth) == [loop[(1 + i) % period] for i in range(7)]
 
 

@@ -2,8 +2,8 @@
 
 Each cell draws n = 20000 texts through `LLM` and compares the joint frequencies of their first three tokens with the
 exact distribution, by enumeration, in a G-test; it fails at p < 1e-6. Three tokens take the prefill and at least one
-round whose draft tokens reach two deep, so every draft token, correction and bonus token is judged given what came
-before it. Seeds are fixed. Covered are
+step whose draft tokens reach two deep, so every draft, resampled and bonus token is tested given the tokens before it.
+Seeds are fixed. Covered are
 
     every drafter below x every parameter, under `rejection`: one request, EVERYTHING, sets all parameters at once, and
         `test_power_parameters` proves that dropping any one of them would be noticed; FILTERS sets those that need no

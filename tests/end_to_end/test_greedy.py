@@ -67,7 +67,7 @@ def test_scripted(truth: Oracle, name: str, draft_tokens: int) -> None:
             stats = done.stats
             if name == "right":
                 assert stats.accepted == stats.proposed
-                assert stats.steps == 1 + -(-(LENGTH - 1) // (draft_tokens + 1))  # prefill, then K + 1 a round
+                assert stats.steps == 1 + -(-(LENGTH - 1) // (draft_tokens + 1))  # prefill, then K + 1 a step
             if name == "wrong":
                 assert stats.accepted == 0
                 assert stats.steps == LENGTH

@@ -54,7 +54,7 @@ def test_r01_eos_inside_an_accepted_run_ends_the_text(at: int) -> None:
 
 
 @pytest.mark.parametrize("cap", range(1, 12))
-def test_r02_stop_and_cap_in_one_round(cap: int) -> None:
+def test_r02_stop_and_cap_in_one_step(cap: int) -> None:
     """sglang 31599: a stop inside an accepted run was hidden by the length cap, and what lay behind it was kept."""
     stop = GREEDY[5]
     first = GREEDY.index(stop) + 1
@@ -243,12 +243,12 @@ class _Placeholders:
     taps: tuple[int, ...] = ()
 
     def __init__(self) -> None:
-        self.rounds = 0
+        self.steps = 0
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        self.rounds += 1
+        self.steps += 1
         done = len(seqs[0].tokens) - len(PROMPT)
-        row = [-1, -1, -1] if self.rounds % 2 else GREEDY[done : done + 3]
+        row = [-1, -1, -1] if self.steps % 2 else GREEDY[done : done + 3]
         return Draft.chains([row[:most] for most in budget])
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
@@ -270,7 +270,7 @@ class _Watched(ToyTarget):
 
 def test_r19_placeholders_never_reach_the_model() -> None:
     """vLLM 46899, 40768: drafts of -1 reached the model after a gap in scheduling. Here the guard stops them, plain
-    decoding goes on for that round, and the next good draft is used again."""
+    decoding goes on for that step, and the next good draft is used again."""
     watched = _Watched(V, order=4, seed=3)
     watched.ids = set()
     done = LLM(watched, _Placeholders()).generate(PROMPT, SamplingParams(max_tokens=20))[0]

@@ -41,7 +41,7 @@ def case(family: str, executor: str, decoder: Get, reference: Ref) -> Iterator[C
 
 
 class TestDecoder(Conformance):
-    def test_KV_after_each_round_equals_a_fresh_prefill(self, case: Case) -> None:
+    def test_KV_after_each_step_equals_a_fresh_prefill(self, case: Case) -> None:
         target = case.target
         assert isinstance(target, Decoder)
         seq = case.prefilled(5)

@@ -90,7 +90,7 @@ def test_the_exit_is_the_first_layers_with_norm_and_head(case: Case) -> None:
     case.same(early, whole)
 
 
-def test_rounds_that_resume_equal_the_oracle_and_leave_the_KV_of_a_prefill(
+def test_steps_that_resume_equal_the_oracle_and_leave_the_KV_of_a_prefill(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ragged depths, one sequence that was not drafted for, rollbacks of differing depth, one after another."""
