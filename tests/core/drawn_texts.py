@@ -1,4 +1,4 @@
-"""Speculative decoding by chance: texts drawn draft token by draft token, to check the closed forms against."""
+"""Simulated speculative decoding: texts drawn draft token by draft token, to check the closed forms against."""
 
 from __future__ import annotations
 

@@ -5,13 +5,13 @@ others as branches still to be run, and multiplies the weight of the run by the 
 no branch is left gives every outcome of `verify` with its probability. A run is replayed from its beginning by its
 tape, the list of answers to give, so the code under test needs no hook for it.
 
-Probabilities are float64 when production computes them; each is turned back into the fraction it stands for by
+Probabilities are float64 when production computes them; each is converted back to the fraction it represents by
 `rational`. Why that is the right one: two different fractions with denominators up to D lie at least 1/D^2 = 1e-10
 apart, float64 arithmetic on numbers of order one is good to 1e-13 here, and `rational` insists on 1e-12. So if the
 true value has a denominator of at most D, it is the one found. It has: with p and q in n-ths, n <= 12, the largest
 denominators come from block verification's h = Z / (Z + 1 - w), where w is a product of at most 3 ratios a/b with
 b <= n, so that Z and w are multiples of 1/n^4 and h has a denominator of at most 2 n^4 = 41472; and from a fourth
-sibling drawn without replacement, at most n^4. Should the argument fail for some rule to come, distributions that do
+sibling drawn without replacement, at most n^4. If the argument fails for a future rule, distributions that do
 not sum to 1 exactly, or a final distribution that is not p exactly, show it.
 """
 
@@ -37,14 +37,14 @@ D = 10**5
 
 @cache
 def rational(x: float) -> Fraction:
-    """The fraction with a denominator of at most D that the float64 `x` stands for."""
+    """The fraction with a denominator of at most D that the float64 `x` represents."""
     found = Fraction(x).limit_denominator(D)
     assert abs(found - Fraction(x)) < Fraction(1, 10**12), f"{x!r} is no fraction with a denominator up to {D}"
     return found
 
 
 def chance(x: float) -> Fraction:
-    """Probability that `Dice.accept` says yes: 1 above 1, 0 for NaN and below 0."""
+    """Probability that `Dice.accept` returns True: 1 above 1, 0 for NaN and below 0."""
     return Fraction(0) if not x > 0 else Fraction(1) if x >= 1 else rational(x)
 
 
@@ -68,7 +68,7 @@ class Walk:
 
 
 class ExactDice(Dice):
-    """rule, rows: to know which sequences still have a draft token on trial (see `on_trial`)."""
+    """rule, rows: to know for which sequences the next answer can matter (see `on_trial`)."""
 
     def __init__(self, rule: Rule, rows: Seq[WeightedDraft], tapes: Seq[tuple[int, ...]]):
         self.rule, self.rows = rule, rows
@@ -81,7 +81,7 @@ class ExactDice(Dice):
     def _accept(self, b: int, x: float) -> bool:
         walk = self.walks[b]
         if not on_trial(self.rule, self.rows[b].shape, walk.answers):
-            return True  # nobody may listen; the answer that would do most harm
+            return True  # the answer must not matter; this one would do most harm
         yes = chance(x)
         walk.answers.append(walk.take([(True, yes), (False, 1 - yes)]))
         return walk.answers[-1]
@@ -100,8 +100,8 @@ def _options(row: list[float]) -> list[tuple[int, Fraction]]:
 
 
 def on_trial(rule: Rule, shape: Shape, answers: Seq[bool]) -> bool:
-    """Whether the next answer can matter to a sequence that has received `answers`. In a batch the rules walk in
-    lockstep and ask for sequences that are through, too; branching there would change nothing and cost a lot."""
+    """Whether the next answer can matter to a sequence that has received `answers`. In a batch the rules proceed
+    in lockstep and also ask for sequences that are finished; branching there would change nothing and cost a lot."""
     if rule.name == "block":
         return len(answers) < len(shape.parents)
     if rule.name != "rejection":
@@ -146,7 +146,7 @@ def pack(rows: Seq[WeightedDraft]) -> tuple[Draft, Tensor]:
 
 def explore(rule: Rule, drafts: Seq[WeightedDraft], at_once: int = 4096) -> list[list[Outcome]]:
     """Every outcome of verifying each of `drafts`, given that draft. They are verified in batches of `at_once`, so
-    the runs of one draft have the runs of others, and of other shapes, for company."""
+    a batch mixes runs of several drafts and shapes."""
     outcomes: list[list[Outcome]] = [[] for _ in drafts]
     todo: list[tuple[int, tuple[int, ...]]] = [(i, ()) for i in range(len(drafts))]
     while todo:

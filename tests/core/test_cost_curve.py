@@ -36,7 +36,7 @@ def test_dips_of_noise_are_levelled_by_their_mean() -> None:
     rising = (1.0, 1.0, 1.5)
     assert CostCurve.monotone((1, 2, 4), rising).seconds == rising
     one_outlier = CostCurve.monotone((1, 2, 4, 8, 16), (1.0, 9.0, 1.2, 1.3, 1.4))
-    assert one_outlier(16) < 9.0, "a single bad measurement does not lift everything behind it to its height"
+    assert one_outlier(16) < 9.0, "a single bad measurement does not raise everything after it to its height"
 
 
 @pytest.mark.parametrize("rows", [(), (2, 4), (1, 1), (1, 4, 2)])

@@ -1,4 +1,4 @@
-"""The short cut of greedy decoding decides as the dense distribution does."""
+"""The short cut of greedy decoding decides the same as the full distribution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.errors import TargetError
 
 
 @pytest.mark.parametrize("rule", ["greedy", "rejection", "coupled"])
-def test_greedy_decisions_need_no_dense_distribution(rule: str) -> None:
+def test_greedy_decisions_equal_those_of_the_full_distribution(rule: str) -> None:
     generator = torch.Generator().manual_seed(0)
     seqs = [Sequence([1, 2], SamplingParams(seed=b)) for b in range(3)]
     for _ in range(50):

@@ -32,7 +32,7 @@ def probs(rows: int = 1) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.01, 0.3, 1.0])
-def test_accept_says_yes_with_the_given_probability(probability: float) -> None:
+def test_accept_returns_true_with_the_given_probability(probability: float) -> None:
     dice = many(count=2)
     for _ in range(2):
         assert_distribution(dice.accept([probability] * N), {True: probability, False: 1 - probability})
@@ -47,11 +47,11 @@ def test_accept_is_certain_above_one_and_impossible_at_zero_and_nan() -> None:
     assert Zero([], [], []).accept(probability) == [False, False, False, True, True, True]
 
 
-def test_choose_has_the_distribution() -> None:
+def test_choose_samples_the_distribution() -> None:
     assert_distribution(many().choose(probs(N)).tolist(), WANTED)
 
 
-def test_pick_has_the_distribution() -> None:
+def test_pick_samples_the_distribution() -> None:
     """Gumbel-max: argmax(log p + noise) is a sample of p."""
     picks = many().pick(probs(N), range(N), [0] * N)
     assert_distribution(picks.tolist(), WANTED)
@@ -80,9 +80,9 @@ def test_picks_of_one_position_share_their_noise() -> None:
 def test_accept_and_choose_use_different_numbers() -> None:
     """Sampling after a rejection must not depend on the number that rejected."""
     dice = many(count=1)
-    stood = dice.accept([0.5] * N)
+    accepted = dice.accept([0.5] * N)
     chosen = dice.choose(probs(N))
-    assert_distribution([t for t, yes in zip(chosen.tolist(), stood, strict=True) if not yes], WANTED)
+    assert_distribution([t for t, yes in zip(chosen.tolist(), accepted, strict=True) if not yes], WANTED)
 
 
 # --- invert ---------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_invert_never_returns_an_impossible_token(u: float) -> None:
     assert bool((mass.gather(1, found[:, None]) > 0).all())
 
 
-def test_invert_bears_rows_that_do_not_quite_sum_to_one() -> None:
+def test_invert_accepts_rows_that_do_not_quite_sum_to_one() -> None:
     for factor in (1 - 1e-9, 1 + 1e-9):
         found = invert(probs() * factor, torch.tensor([1 - 2**-53], dtype=torch.float64))
         assert found.tolist() == [4]
@@ -123,8 +123,8 @@ def test_a_draft_token_has_the_distribution_it_is_drawn_from(coupled: bool, dept
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_drafting_and_verifying_together_keep_the_distribution(rule: str) -> None:
-    """The exact proof assumes that the draft token is independent of what judges it; here with production's numbers,
-    for the first two tokens, a chain of two, and distributions that differ from position to position."""
+    """The exact proof assumes that the draft token is independent of the numbers that verify it. Here with production's
+    numbers, for the first two tokens, a chain of two, and distributions that differ from position to position."""
     p = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.1, 0.8, 0.1]], dtype=torch.float64)
     q = torch.tensor([[0.2, 0.5, 0.3], [0.5, 0.4, 0.1]], dtype=torch.float64)
     seqs = [Sequence([0], SamplingParams(seed=seed)) for seed in range(N)]
@@ -143,6 +143,6 @@ def test_verifying_a_draft_token_with_the_random_number_that_drew_it_is_caught()
     p, q = torch.tensor([[0.5, 0.5]]).double(), torch.tensor([[0.7, 0.3]]).double()
     u = torch.from_numpy(np.array([Stream(seed).uniforms(1, 1, 1)[0] for seed in range(N)]))
     x = invert(q.repeat(N, 1), u)
-    stands = u < (p / q)[0][x]
-    out = torch.where(stands, x, 1)
+    accepted = u < (p / q)[0][x]
+    out = torch.where(accepted, x, 1)
     assert g_test(out.tolist(), {0: 0.5, 1: 0.5}) < 1e-6

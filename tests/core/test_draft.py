@@ -1,4 +1,4 @@
-"""`Draft` and `Verdict`: the worked example, and everything that is no draft is refused."""
+"""`Draft` and `Verdict`: the worked example; invalid drafts are refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_draft_of_ids_that_the_host_knows_is_the_same_draft() -> None:
     assert Draft.of([], [], [0, 0, 0]) is Draft.empty(2, "cpu")
 
 
-def test_nodes_without_a_vote_have_no_place_among_the_children() -> None:
+def test_nodes_that_are_not_acceptable_are_not_listed_as_children() -> None:
     draft = replace(EXAMPLE, acceptable=[False, True, True, True, False])
     assert draft.children(0) == {-1: [1], 0: [2, 3]}
 
@@ -90,7 +90,7 @@ BAD: dict[str, dict] = {
     "splits that do not end at N": {"splits": (0, 2, 2)},
     "splits that fall": {"splits": (0, 4, 3)},
     "splits for another batch": {"splits": (0, 1, 2, 3)},
-    "an id beyond the vocabulary": {"tokens": torch.tensor([0, 1, 4])},
+    "an id outside the vocabulary": {"tokens": torch.tensor([0, 1, 4])},
     "a negative id": {"tokens": torch.tensor([0, -1, 2])},
     "too few tokens": {"tokens": torch.tensor([0, 1])},
     "tokens of two dimensions": {"tokens": torch.tensor([[0, 1, 2]])},
@@ -100,21 +100,21 @@ BAD: dict[str, dict] = {
     "q of integers": {"q": torch.tensor([[1, 0, 0, 0]] * 3)},
     "q in another precision than distributions have": {"q": q_rows(3).float()},
     "q that holds NaN": {"q": q_rows(3).index_fill(0, torch.tensor([1]), math.nan)},
-    "q with one NaN beside the draft token": {"q": torch.tensor([[0.4, 0.3, 0.3, math.nan]] * 3, dtype=torch.float64)},
+    "q with one NaN": {"q": torch.tensor([[0.4, 0.3, 0.3, math.nan]] * 3, dtype=torch.float64)},
     "q that is negative": {"q": torch.tensor([[0.5, 0.5, 0.5, -0.5]] * 3, dtype=torch.float64)},
     "q that does not sum to one": {"q": q_rows(3) * 0.9},
     "q that could not have drawn the draft token": {"q": torch.tensor([[0.0, 0.5, 0.5, 0.0]] * 3, dtype=torch.float64)},
-    "votes of another length": {"acceptable": (True, True)},
+    "acceptable of another length": {"acceptable": (True, True)},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_what_is_no_draft_is_refused(fault: str) -> None:
+def test_an_invalid_draft_is_refused(fault: str) -> None:
     with pytest.raises(DraftError):
         replace(GOOD, **BAD[fault]).check([2, 1], 4, 256)
 
 
-def test_a_draft_beyond_its_budget_is_refused() -> None:
+def test_a_draft_that_exceeds_its_budget_is_refused() -> None:
     with pytest.raises(DraftError, match="deeper"):
         GOOD.check([1, 1], 4, 256)
     with pytest.raises(DraftError, match="deeper"):

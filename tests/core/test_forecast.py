@@ -42,20 +42,20 @@ def test_a_forecast_is_the_long_run_of_a_prediction_from_measurements() -> None:
     assert found.tau == pytest.approx(expected.tau)
 
 
-def test_no_length_is_chosen_where_none_pays() -> None:
+def test_no_length_is_chosen_if_none_is_faster() -> None:
     found = forecast(Rates.constant(0.3), StepCosts(0.5))
     assert (found.draft_tokens, found.speedup, found.step_cost) == (0, 1.0, 1.0)
     assert found.break_even == pytest.approx(0.5)
 
 
-def test_break_even_is_of_the_length_asked_for_or_of_any() -> None:
+def test_break_even_is_for_the_given_length_or_for_the_best() -> None:
     rates = Rates.constant(0.8)
     assert forecast(rates, FREE, 4).break_even == break_even(4, 0.05)
     assert forecast(rates, FREE).break_even == pytest.approx(0.05)
     assert forecast(rates, StepCosts(2.0)).break_even is None
 
 
-def test_the_assumptions_are_said_in_one_line() -> None:
+def test_the_assumptions_are_stated_in_one_line() -> None:
     costs = StepCosts(0.128, CostCurve.flat(0.01), batch=16, host=0.02, basis="measured here")
     said = forecast(Rates.constant(0.775, "published"), costs, 5).assumptions
     assert said == (
@@ -87,7 +87,7 @@ def test_impossible_rates_and_lengths_are_refused() -> None:
 # --- trees ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_best_tree_is_the_best_of_all_shapes_that_were_looked_at() -> None:
+def test_the_best_tree_is_the_best_of_all_shapes() -> None:
     acceptance = (0.6, 0.15, 0.05)
     tree, gain = best_tree(acceptance, STEEP, most=15)
     assert gain == pytest.approx(tree_speedup(tree, acceptance, STEEP))
@@ -103,7 +103,7 @@ def test_the_best_tree_of_one_choice_is_the_best_chain() -> None:
     assert gain == pytest.approx(best.speedup)
 
 
-def test_no_tree_pays_where_draft_tokens_are_expensive() -> None:
+def test_no_tree_is_faster_if_draft_tokens_are_expensive() -> None:
     assert best_tree((0.3, 0.1), StepCosts(2.0)) == (Tree((), ()), 1.0)
 
 
@@ -112,7 +112,7 @@ def test_no_tree_pays_where_draft_tokens_are_expensive() -> None:
 
 @pytest.mark.parametrize("costs", [FREE, STEEP])
 @pytest.mark.parametrize("rates", [geometric_rates(0.8, 6), geometric_rates(0.3, 2), MEASURED])
-def test_drawn_chains_meet_the_exact_expectation(rates: list[float], costs: StepCosts) -> None:
+def test_simulated_chains_agree_with_the_exact_expectation(rates: list[float], costs: StepCosts) -> None:
     """`predict` of a text one token longer, whose first token is the prefill's: short last steps included."""
     drawn = draw_chains(rates, costs, tokens=64, texts=3000)
     curve = costs.target or CostCurve((1,), (1.0,))
@@ -122,18 +122,18 @@ def test_drawn_chains_meet_the_exact_expectation(rates: list[float], costs: Step
 
 
 @pytest.mark.parametrize("costs", [FREE, STEEP])
-def test_long_drawn_texts_meet_the_forecast(costs: StepCosts) -> None:
+def test_long_simulated_texts_agree_with_the_forecast(costs: StepCosts) -> None:
     rates = Rates.constant(0.7, longest=4)
     drawn = draw_chains(rates.by_position, costs, tokens=4000, texts=300)
     assert drawn.speedup.value == pytest.approx(forecast(rates, costs, 4).speedup, rel=0.005)
 
 
-def test_an_exact_drafter_and_a_hopeless_one() -> None:
+def test_a_drafter_that_is_always_right_and_one_that_is_never_right() -> None:
     assert draw_chains([1.0] * 4, StepCosts(0.0), tokens=100, texts=5).speedup.value == pytest.approx(100 / 20)
     assert draw_chains([0.0, 0.0], FREE, tokens=50, texts=5).speedup.value < 1
 
 
-def test_a_tree_that_is_a_chain_is_drawn_as_one() -> None:
+def test_a_tree_that_is_a_chain_is_simulated_as_one() -> None:
     chain = Tree((-1, 0, 1), (0, 0, 0))
     for tokens in (3, 64):
         a = draw_trees(chain, (0.6,), STEEP, tokens=tokens, texts=3000)
@@ -144,7 +144,7 @@ def test_a_tree_that_is_a_chain_is_drawn_as_one() -> None:
 @pytest.mark.parametrize(
     ("nodes", "tokens"), [(1, 1), (2, 1.5), (3, 1.75), (4, 1.95), (6, 2.175), (8, 2.375), (12, 2.5875), (16, 2.75875)]
 )
-def test_drawn_trees_meet_the_published_optimal_ones(nodes: int, tokens: float) -> None:
+def test_simulated_trees_agree_with_the_published_optimal_ones(nodes: int, tokens: float) -> None:
     """Sequoia's recursion with child acceptance (.5, .2, .1); its count of nodes includes the root."""
     acceptance = (0.5, 0.2, 0.1)
     tree = optimal_tree(acceptance, nodes - 1)
@@ -153,7 +153,7 @@ def test_drawn_trees_meet_the_published_optimal_ones(nodes: int, tokens: float) 
     assert drawn.tau.value == pytest.approx(tokens, rel=0.01)
 
 
-def test_trees_whose_acceptance_depends_on_the_depth_are_drawn_right() -> None:
+def test_trees_whose_acceptance_depends_on_the_depth_are_simulated_correctly() -> None:
     acceptance = ((0.6, 0.2), (0.3, 0.3), (0.0,))
     tree = optimal_tree(acceptance, 6)
     drawn = draw_trees(tree, acceptance, FREE, tokens=2000, texts=200)

@@ -1,4 +1,4 @@
-"""`SamplingParams`: every field is honoured or refused, by name."""
+"""`SamplingParams`: every field is applied or refused by name."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_single_stop_string_is_a_tuple_of_one() -> None:
     assert SamplingParams(stop="ab").stop == ("ab",)
 
 
-def test_a_single_bad_word_is_one_word_and_not_its_letters() -> None:
+def test_a_single_bad_word_is_not_split_into_letters() -> None:
     assert SamplingParams(bad_words="foo").bad_words == ("foo",)
 
 
@@ -104,6 +104,6 @@ def test_lists_are_stored_as_tuples_so_that_later_changes_do_not_reach_a_request
     {"repetition_penalty": 1.1}, {"frequency_penalty": 0.1}, {"presence_penalty": -0.1}, {"bad_words": ((1,),)},
     {"min_tokens": 1},
 ], ids=str)  # fmt: skip
-def test_what_needs_the_history_says_so(field: dict) -> None:
+def test_parameters_that_need_the_history_are_declared(field: dict) -> None:
     assert SamplingParams(**field).needs_history
     assert not SamplingParams(temperature=1.0, top_k=3, top_p=0.9, min_p=0.1, logit_bias={1: 1.0}).needs_history

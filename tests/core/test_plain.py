@@ -32,7 +32,7 @@ STEPS = 8
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """Of the shapes that the native kernels take."""
+    """With shapes that the native kernels support."""
     folder = tmp_path_factory.mktemp("pair")
     made = Tiny(folder / "target", folder / "draft")
     for path, noise in ((made.target, 0.0), (made.draft, 0.05)):
@@ -110,7 +110,7 @@ def test_sampled_texts_are_those_of_one_step_at_a_time(engine, calls, one_by_one
     assert STEPS in calls
 
 
-def test_greedy_texts_beside_sampled_ones_are_their_own(engine, calls):
+def test_greedy_texts_do_not_depend_on_sampled_ones_in_the_batch(engine, calls):
     alone = engine.generate(PROMPTS[0], greedy(20))[0].token_ids
     params = [greedy(20), greedy(20, temperature=1.0, seed=3)]
     assert engine.generate(PROMPTS[:2], params)[0].token_ids == alone
@@ -118,7 +118,7 @@ def test_greedy_texts_beside_sampled_ones_are_their_own(engine, calls):
 
 
 @pytest.mark.parametrize("edit", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"logit_bias": {3: 1.0}}])
-def test_what_edits_the_distribution_takes_one_step_at_a_time(engine, calls, edit):
+def test_requests_that_edit_the_distribution_take_one_step_at_a_time(engine, calls, edit):
     engine.generate(PROMPTS[0], greedy(20, temperature=1.0, seed=1, **edit))
     assert not calls
 
@@ -160,7 +160,7 @@ def test_the_end_of_the_context_is_reached_and_never_passed(engine, calls, one_b
     same(found, one_by_one(prompt, greedy(100)))
 
 
-def test_a_batch_of_texts_that_end_apart_loses_no_token(engine, calls, one_by_one):
+def test_a_batch_whose_texts_end_at_different_steps_loses_no_token(engine, calls, one_by_one):
     """Other lengths, a stop within a call, and more prompts than fit at once."""
     texts = [c.token_ids for c in engine.generate(PROMPTS, greedy())]
     params = [greedy(stop_token_ids=(texts[0][4],)), greedy(25), greedy(9), greedy(stop_token_ids=(texts[3][11],))]
@@ -188,7 +188,7 @@ def test_a_target_without_several_steps_takes_one_at_a_time():
     assert len(list(llm.decode([llm.sequence([1, 2, 3], greedy(9))]))) == 9
 
 
-# --- when it is not to be had ---------------------------------------------------------------------------------------
+# --- requests that need one step at a time ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,7 @@ def test_one_request_with_other_parameters_makes_the_whole_batch_decode_step_by_
 
 @pytest.mark.parametrize("name", CHANGED)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_request_beside_one_that_differs_in_one_parameter_takes_the_steps_of_single_ones(
-    engine, one_by_one, temperature, name
-):
+def test_a_batch_whose_requests_differ_in_one_parameter_decodes_step_by_step(engine, one_by_one, temperature, name):
     base = greedy(12, temperature=temperature, seed=3)
     each = [base, replace(base, **{name: CHANGED[name]})]
     found = engine.generate([PROMPTS[0]] * 2, each)
@@ -231,7 +229,7 @@ def test_a_prompt_that_waits_and_a_lossy_rule_go_step_by_step(engine):
 
 
 class Noting(NoDrafter):
-    """Never proposes, but does not say so; notes what it is shown."""
+    """Never proposes, but does not declare it; records what it observes."""
 
     name = "noting"
 
@@ -261,7 +259,7 @@ def test_a_drafter_that_may_propose_is_asked_before_every_token(engine, calls):
     assert not calls
 
 
-def test_a_drafter_that_reads_hidden_states_is_given_them(engine, calls):
+def test_a_drafter_that_reads_hidden_states_gets_them(engine, calls):
     engine.use(Noting(taps=(1,)))
     try:
         engine.generate(PROMPTS[:1], greedy(12, draft_tokens=0))
@@ -270,7 +268,7 @@ def test_a_drafter_that_reads_hidden_states_is_given_them(engine, calls):
     assert not calls
 
 
-def test_without_a_budget_a_drafter_is_shown_each_token_as_in_a_step_of_its_own(engine, calls, one_by_one):
+def test_without_a_budget_a_drafter_observes_each_token_as_in_single_steps(engine, calls, one_by_one):
     shown = []
     for generate in (engine.generate, one_by_one):
         engine.use(Noting())
@@ -283,8 +281,8 @@ def test_without_a_budget_a_drafter_is_shown_each_token_as_in_a_step_of_its_own(
     assert calls
 
 
-def test_a_call_that_is_not_finite_is_left_to_single_steps(engine, one_by_one, monkeypatch):
-    """They say which sequence it is, and never come to what lies behind a stop."""
+def test_a_call_with_logits_that_are_not_finite_falls_back_to_single_steps(engine, one_by_one, monkeypatch):
+    """Errors name the sequence. Tokens after a stop cause none."""
 
     def fails(*_):
         raise TargetError("not finite")
@@ -293,7 +291,7 @@ def test_a_call_that_is_not_finite_is_left_to_single_steps(engine, one_by_one, m
     same(engine.generate(PROMPTS[:1], greedy()), one_by_one(PROMPTS[:1], greedy()))
 
 
-# --- what is left behind --------------------------------------------------------------------------------------------
+# --- state after a run ------------------------------------------------------------------------------------------------
 
 
 def run_steps(engine: LLM, seqs: list[Sequence]) -> Iterator[list[Sequence]]:
@@ -319,7 +317,7 @@ def test_the_kv_is_that_of_a_fresh_prefill(engine, calls):
         engine.target.release(fresh.id)
 
 
-def test_drafters_come_and_go_within_one_text(engine, one_by_one):
+def test_drafters_can_change_within_one_text(engine, one_by_one):
     """Single decode steps, several in one call, and a lookup's draft tokens, alternating."""
     prompt = engine.tokenizer.encode("for name in names: for name in names:")
     wanted = one_by_one([prompt], greedy(60))[0].token_ids
@@ -352,10 +350,10 @@ def test_drafters_change_between_requests(engine, one_by_one, pair):
         assert [c.token_ids for c in found] == [c.token_ids for c in wanted]
 
 
-# --- streams and accounts -------------------------------------------------------------------------------------------
+# --- streams and counters ---------------------------------------------------------------------------------------------
 
 
-def test_the_first_token_comes_by_itself_and_the_rest_in_order(engine, calls):
+def test_the_first_token_is_streamed_alone_and_the_rest_in_order(engine, calls):
     done = engine.generate(PROMPTS[0], greedy(20))[0]
     calls.clear()
     chunks = list(engine.stream(PROMPTS[0], greedy(20)))
@@ -380,7 +378,7 @@ def test_every_token_counts_as_a_step_of_plain_decoding(engine, calls):
 
 @pytest.mark.parametrize(("params", "draft", "verify"), [({}, 0, 1), ({"logprobs": 1}, STEPS, STEPS)], ids=str)
 def test_all_the_time_is_accounted_for_and_shared_equally(engine, monkeypatch, params, draft, verify):
-    """Where log-probabilities are asked for, steps are taken one by one, and a drafter observes each."""
+    """With log-probabilities, decoding goes step by step, and a drafter observes each step."""
     now = iter(range(10**6))
     monkeypatch.setattr("slipstream.core.step_clock.perf_counter", lambda: float(next(now)))
     seqs = [engine.sequence(prompt, greedy(**params)) for prompt in PROMPTS[:2]]

@@ -1,4 +1,4 @@
-"""Streams: addressed by (seed, purpose, position, index), uniform, independent, and nobody else's business."""
+"""Streams: addressed by (seed, purpose, position, index), uniform, independent, without global state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.significance import LEVEL, assert_distribution
 
 
 def test_a_number_depends_on_seed_purpose_position_and_index_alone() -> None:
-    """Not on what was asked before, in which order, or how many were asked for at once (R16)."""
+    """Not on earlier requests for numbers, their order, or how many were drawn at once (R16)."""
     stream = Stream(7)
     wanted = {(purpose, i): stream.uniforms(purpose, i, 6) for purpose in (VERIFY, DRAFT, NOISE) for i in range(9)}
     again = Stream(7)
@@ -41,7 +41,7 @@ def test_r16_unseeded_streams_differ() -> None:
     assert len({Stream().seed for _ in range(50)}) == 50
 
 
-def test_nothing_global_is_touched() -> None:
+def test_no_global_random_state_is_changed() -> None:
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)

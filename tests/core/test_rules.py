@@ -60,7 +60,7 @@ def thousandths(*values: int) -> Distribution:
     [
         (REJECTION, (700, 200, 100), 0, 800),
         (BLOCK, (700, 200, 100), 0, 800),
-        (COUPLED, (700, 200, 100), 0, 430),  # sample and compare: sum p q, with noise of its own on either side
+        (COUPLED, (700, 200, 100), 0, 430),  # sample and compare: sum p q, with independent noise on either side
         (wrong.A, (749, 174, 77), 49, 430),
         (wrong.B, (920, 60, 20), 220, 430),
         (wrong.C, (640, 240, 120), 60, 800),
@@ -144,7 +144,7 @@ def test_wrong_rules_are_caught_on_random_languages(rule: Rule) -> None:
     for seed in range(12):
         world = random_world(seed, 3)
         caught += emitted_distribution(rule, world, Shape.chain("ss"), at_once=1) != target_distribution(world, 3)
-    assert caught >= 10  # here and there p == q, where most mistakes do not show
+    assert caught >= 10  # p == q in some places, where most faults have no effect
 
 
 def test_q_must_be_filtered_as_the_draft_token_was() -> None:
@@ -157,7 +157,7 @@ def test_q_must_be_filtered_as_the_draft_token_was() -> None:
     assert first_token(raw, 3) == (Fraction(13, 18), Fraction(5, 18), 0)
 
 
-def test_filtering_q_otherwise_than_p_costs_acceptance_and_nothing_else() -> None:
+def test_other_filters_for_q_than_for_p_only_lower_acceptance() -> None:
     for q in (probs(5, 3, 2), probs(5, 3, 0), probs(1, 0, 0)):
         outcomes = outcomes_of(REJECTION, steady(probs(7, 2, 0), q), ONE)
         assert first_token(outcomes, 3) == probs(7, 2, 0)
@@ -188,7 +188,7 @@ PAIR = Shape((-1, -1), "ww")
         (Shape.chain("s"), Fraction(60, 100)),
         (Shape((-1, -1), "ss"), Fraction(72, 100)),  # SpecInfer: independent siblings
         (PAIR, Fraction(7643, 10000)),  # without replacement, q renormalised
-        (Shape((-1, -1), "pp"), Fraction(10, 100)),  # a point mass twice: the second time in vain
+        (Shape((-1, -1), "pp"), Fraction(10, 100)),  # the same point mass twice: the second adds nothing
     ],
     ids=["chain", "specinfer", "without replacement", "duplicate point mass"],
 )
@@ -199,7 +199,7 @@ def test_siblings_are_accepted_at_the_published_rate(shape: Shape, share: Fracti
 
 
 def test_deterministic_siblings_are_accepted_with_the_mass_they_cover() -> None:
-    """EAGLE's and Medusa's top-k children: one of them stands with probability sum p(children)."""
+    """EAGLE's and Medusa's top-k children: one of them is accepted with probability sum p(children)."""
     world = replace(steady(SLOPE, SLOPE), fixed=lambda text, node: node)
     outcomes = outcomes_of(REJECTION, world, Shape((-1, -1, -1), "ppp"))
     assert first_token(outcomes, 4) == SLOPE
@@ -241,7 +241,7 @@ def test_sampled_siblings_must_not_be_pruned_by_their_q() -> None:
         (4, Fraction(130, 81), Fraction(166, 81)),
     ],
 )
-def test_block_verification_accepts_what_its_paper_says(gamma: int, token: Fraction, block: Fraction) -> None:
+def test_block_verification_accepts_the_published_number(gamma: int, token: Fraction, block: Fraction) -> None:
     p, q = probs(1, 2), probs(2, 1)
     shape = Shape.chain("s" * gamma)
     assert mean_accepted(REJECTION, steady(p, q), shape) == token == expected_accepted(acceptance_rate(p, q), gamma)
@@ -293,7 +293,7 @@ def test_an_impossible_token_is_never_accepted(rule: str, u: float) -> None:
 
 
 def test_u_of_zero_draws_no_impossible_token() -> None:
-    """Of what is left after the rejection, only token 2 is possible."""
+    """In the residual only token 2 is possible."""
     verdict = verify(Draft.chains([[0]], rows([1.0, 0, 0])), rows([0.0, 0, 1], [1, 0, 0]), REJECTION, Fixed(0.0))
     assert verdict.run(Draft.chains([[0]]), 0) == [2]
 
@@ -308,7 +308,7 @@ def test_a_certain_draft_token_is_always_accepted(rule: str, u: float) -> None:
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_equal_distributions_leave_no_empty_residual_behind(rule: str) -> None:
+def test_equal_distributions_leave_no_empty_residual(rule: str) -> None:
     """p == q up to rounding: the residual has no mass, and the arithmetic must stay finite."""
     p = [0.1, 0.2, 0.7]
     q = [x * (1 + 1e-16) for x in p]

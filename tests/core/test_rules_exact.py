@@ -33,7 +33,7 @@ TREES = [
     ((-1, 0, 0), ["sss", "sww", "spp", "pww", "nww"]),
     ((-1, 0, 0, 1), ["ssss", "swws", "pppp", "swwn"]),
     ((-1, -1, 0, 0), ["wwww", "ppww", "wwpp"]),
-    ((-1, 0, -1, 1), ["wswp", "ssss"]),  # the nodes of one branch need not stand together
+    ((-1, 0, -1, 1), ["wswp", "ssss"]),  # the nodes of one branch need not be adjacent
     ((-1, -1, -1, -1), ["wwww", "ssss", "pppp"]),
 ]
 TREE_CASES = [(parents, kinds) for parents, several in TREES for kinds in several]
@@ -83,7 +83,7 @@ def test_at_temperature_zero_every_rule_emits_the_argmax(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("at_once", [1, 5, 4096])
-def test_ragged_batch_mates_change_nothing(rule: str, at_once: int) -> None:
+def test_other_sequences_of_a_ragged_batch_change_nothing(rule: str, at_once: int) -> None:
     """Sequences with different shapes, different distributions and no draft at all share the batches; each one's
     outcomes, given its own random choices, are those that it has alone."""
     chains = [Shape.chain(kinds) for kinds in ("", "s", "sss", "p", "psp")]
@@ -95,7 +95,7 @@ def test_ragged_batch_mates_change_nothing(rule: str, at_once: int) -> None:
         for made in every_draft(world, shape):
             owners.append(i)
             drafts.append(made)
-    order = sorted(range(len(drafts)), key=lambda i: (i * 7919) % len(drafts))  # mates of every kind
+    order = sorted(range(len(drafts)), key=lambda i: (i * 7919) % len(drafts))  # batches mix all kinds
     found = explore(RULES[rule], [drafts[i] for i in order], at_once)
     for i, (world, shape) in enumerate(zip(worlds, shapes, strict=True)):
         mine = [(drafts[j], found[k]) for k, j in enumerate(order) if owners[j] == i]
@@ -104,8 +104,8 @@ def test_ragged_batch_mates_change_nothing(rule: str, at_once: int) -> None:
 
 
 @pytest.mark.parametrize("rule", LOSSLESS)
-def test_with_production_dice_a_sequence_fares_the_same_alone_and_in_a_batch(rule: str) -> None:
-    """The other half of the batch promise: production numbers are addressed by (seed, position) alone."""
+def test_with_production_dice_a_sequence_gets_the_same_result_alone_and_in_a_batch(rule: str) -> None:
+    """Production random numbers are addressed by (seed, position) alone."""
     shapes = [Shape.chain("ss"), Shape.chain(""), Shape.chain("s"), Shape.chain("ssss")]
     if rule != "block":
         shapes += [Shape((-1, -1, 0, 1), "wwss"), Shape((-1, -1, -1), "wwp")]
@@ -136,7 +136,7 @@ def test_an_empty_draft_is_plain_decoding() -> None:
 
 
 class Picks(Dice):
-    """The shared noise by its effect: a table that says which token the target picks after each text."""
+    """Replaces the shared noise: a table with the token that the target picks after each text."""
 
     def __init__(self, table: dict[tuple[int, ...], int], texts: list[tuple[int, ...]]):
         self.table, self.texts = table, texts
@@ -158,10 +158,10 @@ class Picks(Dice):
     ],
     ids=str,
 )
-def test_coupled_emits_the_picks_of_the_target_whatever_the_draft(vocab: int, shape: Shape) -> None:
-    """For every table of picks and every draft, the run is the beginning of what the target would have picked alone.
-    Since *every* pair is tried, drafts that know the noise and conspire with it are among them. With picks of
-    distribution p, independent between positions (Gumbel-max, tested in test_dice), this is losslessness, and more."""
+def test_coupled_emits_the_targets_picks_for_any_draft(vocab: int, shape: Shape) -> None:
+    """For every table of picks and every draft, the output is a prefix of what the target would have picked alone.
+    *Every* pair is tried, so drafts that depend on the noise are included. If the picks have distribution p and are
+    independent between positions (Gumbel-max, tested in test_dice), losslessness follows."""
     texts = [text for n in range(shape.height + 1) for text in product(range(vocab), repeat=n)]
     uniform = steady(probs(*[1] * vocab), probs(*[1] * vocab))
     for values in product(range(vocab), repeat=len(texts)):
@@ -184,7 +184,7 @@ def test_coupled_emits_the_picks_of_the_target_whatever_the_draft(vocab: int, sh
             assert verdict.accepted(0) == len(run) - 1
 
 
-def test_coupled_accepts_a_whole_draft_that_is_right() -> None:
+def test_coupled_accepts_a_correct_draft_completely() -> None:
     table = {(): 1, (1,): 0, (1, 0): 2}
     draft = Draft.chains([[1, 0]])
     verdict = verify(draft, torch.full((3, 3), 1 / 3), RULES["coupled"], Picks(table, [(), (1,), (1, 0)]))

@@ -1,5 +1,4 @@
-"""Every sampling parameter, one by one: its declaration says what it does, and in a mixed batch each request gets what
-it gets alone.
+"""Each sampling parameter: its declaration is correct, and in a mixed batch each request gets the same result as alone.
 
 A batch is warped at once where the keys of its requests are equal. A parameter missing in the key would silently be
 taken from the first request of the batch, so everything here runs over the fields of `SamplingParams` themselves.
@@ -60,7 +59,7 @@ def test_every_parameter_has_a_value_to_test_it_with() -> None:
 
 
 class Letters:
-    """A tokenizer of one letter a token."""
+    """A tokenizer with one letter per token."""
 
     chat_template = None
 
@@ -80,7 +79,7 @@ def engine(drafter: str) -> LLM:
 
 
 def visible(completion: Completion) -> tuple[object, ...]:
-    """Everything but the clock."""
+    """Everything but the times."""
     counts = {name: count for name, count in completion.stats.as_dict().items() if "second" not in name}
     return replace(completion, stats=None), counts  # type: ignore[type-var]
 
@@ -133,7 +132,7 @@ def test_a_mixed_batch_is_warped_bit_for_bit_as_each_request_alone(temperature, 
         assert torch.equal(found, torch.cat(alone))
 
 
-# --- what is derived from the declarations, held against what `warp` does -------------------------------------------
+# --- what is derived from the declarations, compared with `warp` ------------------------------------------------------
 
 R = 12
 PROMPT = [1, 2, 3, 1]
@@ -142,7 +141,7 @@ OTHER_OUTPUTS = [random.Random(r).choices(range(V), k=r + 10) for r in range(R)]
 
 
 def warped(params: SamplingParams, outputs: Seq[Seq[int]] = OUTPUTS) -> torch.Tensor:
-    """float64 [R, V]: each row has an output of its own behind it."""
+    """float64 [R, V]: each row follows an output of its own."""
     return warp(logits(R), params, PROMPT, outputs, stop_ids=(EOS, 0, 3))
 
 
@@ -154,7 +153,7 @@ def test_the_batch_key_holds_a_parameter_exactly_if_the_distribution_depends_on_
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_needs_history_says_whether_earlier_tokens_change_the_distribution(name) -> None:
+def test_needs_history_tells_whether_earlier_tokens_change_the_distribution(name) -> None:
     params = pair(name, 0.8)[1]
     changes = not torch.equal(warped(params), warped(params, OTHER_OUTPUTS))
     assert params.needs_history == replace(params, temperature=0.0).needs_history == changes
@@ -164,14 +163,14 @@ def test_needs_history_says_whether_earlier_tokens_change_the_distribution(name)
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_argmax_only_says_whether_the_argmax_of_the_bare_logits_is_taken(temperature, name) -> None:
+def test_argmax_only_tells_whether_the_argmax_of_the_raw_logits_is_taken(temperature, name) -> None:
     params = pair(name, temperature)[1]
     argmax = torch.zeros(R, V, dtype=torch.float64).scatter_(1, logits(R).argmax(-1, keepdim=True), 1.0)
     assert params.argmax_only == torch.equal(warped(params), argmax)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_temperature_only_says_whether_the_distribution_is_a_softmax_of_the_bare_logits(name) -> None:
+def test_temperature_only_tells_whether_the_distribution_is_a_softmax_of_the_raw_logits(name) -> None:
     params = pair(name, 0.8)[1]
     assert params.temperature_only == torch.equal(warped(params), torch.softmax(logits(R) / params.temperature, -1))
     greedy = replace(params, temperature=0.0)
@@ -198,7 +197,7 @@ def test_every_parameter_is_described_in_the_docstring(name) -> None:
 
 
 def with_a_field(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`core/params.py` imported anew, with one line more at the end of the fields."""
+    """`core/params.py` imported again, with one line more at the end of the fields."""
     source = Path(params_module.__file__).read_text(encoding="utf-8")
     before, after = source.split("    def __post_init__", 1)
     file = folder / "params_with_a_field.py"

@@ -39,7 +39,7 @@ def random_sequence(rng: random.Random, trees: bool, cap: int = 10**6) -> Sequen
 
 
 @pytest.mark.parametrize("trees", [False, True])
-def test_the_invariants_hold_whatever_happens(trees: bool) -> None:
+def test_the_invariants_hold_for_every_kind_of_step(trees: bool) -> None:
     ends = set()
     for seed in range(200):
         seq = random_sequence(random.Random(seed), trees, cap=random.Random(seed).choice((5, 20, 10**6)))
@@ -90,7 +90,7 @@ def test_published_lengths_follow_from_published_position_rates(rates: tuple[flo
 
 
 def test_draft_tokens_after_a_stop_are_not_counted() -> None:
-    """[1, EOS, 2, 3] all accepted: nobody would have used what stands behind EOS."""
+    """[1, EOS, 2, 3], all accepted: tokens after EOS are not part of the text."""
     seq = Sequence([0], SamplingParams(), frozenset({9}))
     advance(seq, Draft.chains([[1, 9, 2, 3]]), [0, 1, 2, 3], 4)
     assert seq.output == [1, 9]
@@ -100,7 +100,7 @@ def test_draft_tokens_after_a_stop_are_not_counted() -> None:
 
 
 def test_draft_tokens_after_a_rejection_are_counted() -> None:
-    """They were verified, in vain; leaving them out would flatter the acceptance rate."""
+    """They were verified, too; without them the acceptance rate would look better than it is."""
     seq = Sequence([0], SamplingParams())
     advance(seq, Draft.chains([[1, 2, 3, 4]]), [], 5)
     assert (seq.stats.proposed, seq.stats.accepted, seq.stats.tokens) == (4, 0, 1)
@@ -124,8 +124,8 @@ def test_plain_steps_are_undrafted() -> None:
     assert stats.mean_acceptance_length == 1.5
 
 
-def test_steps_without_a_draft_are_counted_apart() -> None:
-    """They lower tau; the acceptance rate and the rates by position are those of the draft tokens that were made."""
+def test_steps_without_a_draft_are_counted_separately() -> None:
+    """They lower tau; the acceptance rate and the rates by position count only the steps that drafted."""
     drafted, both = SpecStats(), SpecStats()
     for accepted in (0, 1, 3):
         drafted.count([1, 2, 3], accepted, accepted + 1)
@@ -155,7 +155,7 @@ def test_the_invariants_hold_for_sums(trees: bool) -> None:
 
 @pytest.mark.parametrize("cap", [1, 2, 3])
 def test_draft_tokens_after_the_last_token_are_not_counted(cap: int) -> None:
-    """The length is a stop like any other: of [1, 2, 3] only what is output was proposed."""
+    """The length is a stop like any other: of [1, 2, 3], only the tokens in the output count as proposed."""
     seq = Sequence([0], SamplingParams(max_tokens=cap))
     advance(seq, Draft.chains([[1, 2, 3]]), [0, 1, 2], 4)
     assert (seq.stats.proposed, seq.stats.accepted, seq.stats.tokens) == (cap, cap, cap)
@@ -170,7 +170,7 @@ def test_nothing_counted_gives_no_rates() -> None:
     assert stats.position_rates == []
 
 
-def test_adding_up_is_counting_together() -> None:
+def test_adding_up_equals_counting_together() -> None:
     a, b, both = SpecStats(), SpecStats(), SpecStats()
     for one, depths, accepted in ((a, [1, 2], 2), (a, [], 0), (b, [1, 2, 3], 1)):
         for stats in (one, both):
@@ -183,7 +183,7 @@ def test_adding_up_is_counting_together() -> None:
     assert total.tokens_per_second == 6 / 3.0
 
 
-def test_adding_up_leaves_the_parts_alone() -> None:
+def test_adding_up_does_not_change_the_parts() -> None:
     a, b = SpecStats(), SpecStats()
     a.count([1], 1, 2)
     b.count([1], 0, 1)

@@ -1,4 +1,4 @@
-"""`step` on a toy target: whatever the drafter does, the output is that of plain decoding.
+"""`step` on a toy target: for any drafter, the output is that of plain decoding.
 
 The toy target checks at every run that its KV holds exactly the sequence, so each test here also tests rollback.
 """
@@ -53,7 +53,7 @@ SCRIPTS = {
     "wrong": lambda _: 0,
     "wrong at 1": lambda _: 1,
     "wrong at the last": lambda _: 3,
-    "in turn": lambda i: (3, 0, None, 2, 1)[i % 5],  # R9: rollbacks of differing depth, one after another
+    "alternating": lambda i: (3, 0, None, 2, 1)[i % 5],  # R9: rollbacks of differing depth, one after another
 }
 
 
@@ -78,7 +78,7 @@ def test_trees_with_duplicates_leave_the_text_unchanged(rule: str) -> None:
 
 
 @pytest.mark.parametrize("draft_tokens", [1, 2, 3, 5, 8])
-def test_r7_a_right_drafter_is_accepted_whole_for_every_length(draft_tokens: int) -> None:
+def test_r7_a_correct_draft_is_accepted_completely_for_every_length(draft_tokens: int) -> None:
     seq = sequence(TARGET, PROMPT, max_tokens=1 + 3 * (draft_tokens + 1))
     finish([seq], TARGET, Scripted(TARGET), draft_tokens=draft_tokens)
     assert seq.stats.acceptance_rate == 1
@@ -175,7 +175,7 @@ def test_the_end_of_the_context_is_reached_and_never_passed() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_r13_parameters_with_a_memory_count_tokens_and_not_steps(script: str, params: dict) -> None:
+def test_r13_parameters_that_need_history_count_tokens_and_not_steps(script: str, params: dict) -> None:
     wanted = plain(max_tokens=24, **params)
     seq = sequence(TARGET, PROMPT, max_tokens=24, **params)
 
@@ -259,7 +259,7 @@ def test_the_g_test_would_catch_the_mildest_wrong_rule() -> None:
 
 @pytest.mark.parametrize("rule", LOSSLESS)
 def test_r16_a_seed_gives_one_text_alone_and_in_a_batch(rule: str) -> None:
-    """Mates of other lengths, seeds and temperatures, in another order; and a second call gives the same (R20)."""
+    """With other lengths, seeds and temperatures in the batch, in another order; a second call gives the same (R20)."""
     temperatures = [0.0] * 4 if rule == "greedy" else [1.0, 0.0, 0.7, 1.5]
 
     def requests() -> list[Sequence]:
@@ -279,7 +279,7 @@ def test_r16_requests_without_a_seed_differ() -> None:
     assert len({tuple(output) for output in outputs}) == 8
 
 
-def test_greedy_requests_are_untouched_by_sampled_mates() -> None:
+def test_greedy_requests_do_not_depend_on_sampled_ones_in_the_batch() -> None:
     wanted = plain(max_tokens=20)
     seqs = [sequence(TARGET, PROMPT, i, temperature=float(i % 2), max_tokens=20) for i in range(4)]
     finish(seqs, TARGET, Sampling(TARGET))
@@ -287,7 +287,7 @@ def test_greedy_requests_are_untouched_by_sampled_mates() -> None:
 
 
 def test_coupled_text_depends_on_target_and_seed_alone() -> None:
-    """Same seed, same text: whatever the drafter, the draft length and the batch, and with speculation off."""
+    """Same seed, same text: for any drafter, draft length and batch, and with speculation off."""
     for seed in range(5):
         params: dict = {"temperature": 1.0, "max_tokens": 16}
         off = sequence(TARGET, PROMPT, seed, **params)
@@ -303,7 +303,7 @@ def test_coupled_text_depends_on_target_and_seed_alone() -> None:
                     )
 
 
-# --- log-probabilities, budget, accounts ----------------------------------------------------------------------------
+# --- log-probabilities, budget, times ---------------------------------------------------------------------------------
 
 
 def test_r18_logprobs_are_those_of_the_target_alone() -> None:
@@ -344,7 +344,7 @@ def test_a_request_may_ask_for_fewer_draft_tokens(own: int) -> None:
     assert max(seq.stats.histogram) == min(own, 4)
 
 
-def test_greedy_stands_in_only_where_it_decides_the_same() -> None:
+def test_the_greedy_rule_replaces_others_only_where_it_decides_the_same() -> None:
     cold, warm = sequence(TARGET), sequence(TARGET, temperature=1.0)
     lossy = Rule("lossy", False, RULES["rejection"].decide)
     assert exact(RULES["block"], [cold, cold]) is RULES["greedy"]
@@ -352,7 +352,7 @@ def test_greedy_stands_in_only_where_it_decides_the_same() -> None:
     assert exact(lossy, [cold]) is lossy
 
 
-def test_time_is_accounted_to_its_phase_and_shared_in_a_batch() -> None:
+def test_time_is_counted_by_phase_and_shared_in_a_batch() -> None:
     seqs = [sequence(TARGET, PROMPT, max_tokens=6) for _ in range(3)]
     for _ in run_steps(seqs, TARGET, Scripted(TARGET)):
         pass

@@ -32,7 +32,7 @@ def oracle(seq: Sequence, run: Seq[int]) -> tuple[list[int], str | None, int | s
         if token in seq.stop_ids:
             return kept, "stop", token
         if len(seq.output) + len(kept) >= seq.params.min_tokens:
-            # a stop string counts when this very token completed it; the earliest one cuts the text
+            # a stop string counts if this token completed it; the earliest one cuts the text
             found = [(after.find(s.encode(), max(0, len(before) - len(s.encode()) + 1)), s) for s in seq.params.stop]
             if any(at >= 0 for at, _ in found):
                 return kept, "stop", min((at, s) for at, s in found if at >= 0)[1]
@@ -92,7 +92,7 @@ def test_r2_a_stop_before_the_cap_wins_and_drops_what_follows() -> None:
     assert verdict.finish == ["stop"]
 
 
-def test_eos_behind_eight_tokens_gives_nine() -> None:
+def test_eos_after_eight_tokens_gives_nine() -> None:
     seq = sequence(SamplingParams(max_tokens=10), [99])
     seq.tokens += [1] * 8
     draft, verdict = halt(seq, [99, 3, 3])
@@ -132,7 +132,7 @@ def test_the_end_of_the_context_is_a_length() -> None:
     assert verdict.finish == ["length"]
 
 
-def test_a_run_that_meets_nothing_is_left_alone() -> None:
+def test_a_run_without_a_stop_is_not_changed() -> None:
     _, verdict = halt(sequence(SamplingParams()), [1, 2, 3])
     assert (verdict.path, verdict.next, verdict.finish, verdict.cut) == ([[0, 1]], [3], [None], [False])
 

@@ -84,7 +84,7 @@ def test_best_gamma_and_its_speedup(c: float) -> None:
         assert speedup(alpha, gamma, c) == max(speedup(alpha, g, c) for g in range(100))
 
 
-def test_no_draft_pays_when_alpha_is_at_most_c() -> None:
+def test_no_draft_is_faster_if_alpha_is_at_most_c() -> None:
     for alpha, c in ((0.1, 0.1), (0.2, 0.5), (0.0, 0.1)):
         assert best_gamma(alpha, c) == 0
         assert guaranteed_speedup(alpha, c) <= 1
@@ -149,12 +149,12 @@ def test_length_is_one_plus_the_rates_by_position(rates: tuple[float, ...], leng
     assert expected_length(rates) == pytest.approx(length, abs=0.0051)
 
 
-# --- costs of checking ---------------------------------------------------------------------------------------------
+# --- costs of verification --------------------------------------------------------------------------------------------
 
 STEEP = CostCurve((1, 4, 8, 16), (2.0, 2.2, 2.6, 4.8))
 
 
-def test_a_step_costs_its_drafting_its_checking_and_its_extra_work():
+def test_a_step_costs_drafting_verification_and_host_work():
     assert step_cost(4, 0.1) == pytest.approx(1.4)
     assert step_cost(7, 0.1, STEEP, host=0.05) == pytest.approx(0.7 + 1.3 + 0.05)
     assert step_cost(3, 0.0, STEEP, batch=4) == pytest.approx(4.8 / 2.2)
@@ -168,7 +168,7 @@ def test_speedup_on_a_flat_curve_is_the_published_one():
         assert speedup(0.8, gamma, 0.05, STEEP) < speedup(0.8, gamma, 0.05)
 
 
-def test_the_best_length_is_found_behind_a_step_of_the_curve():
+def test_the_best_length_is_found_after_a_jump_of_the_curve():
     """Rows 2..4 cost the same, so one draft token is a loss and three are a gain: a search that ends at the first
     decrease would find no gain."""
     stairs = CostCurve((1, 2, 4, 5), (1.0, 1.9, 1.9, 4.0))
@@ -187,14 +187,14 @@ def test_the_best_length_for_measured_rates_is_the_best_of_all():
 @pytest.mark.parametrize(("gamma", "c", "costs", "host"), [
     (1, 0.3, None, 0.0), (4, 0.05, None, 0.0), (8, 0.1, STEEP, 0.0), (3, 0.2, STEEP, 0.3),
 ])  # fmt: skip
-def test_break_even_is_where_speculation_starts_to_pay(gamma, c, costs, host):
+def test_break_even_is_where_speculation_becomes_faster(gamma, c, costs, host):
     alpha = break_even(gamma, c, costs, host=host)
     assert speedup(alpha, gamma, c, costs, host=host) == pytest.approx(1)
     assert speedup(alpha + 1e-4, gamma, c, costs, host=host) > 1
     assert speedup(alpha - 1e-4, gamma, c, costs, host=host) < 1
 
 
-def test_break_even_of_one_draft_token_with_free_checking_is_c():
+def test_break_even_of_one_draft_token_with_free_verification_is_c():
     for c in (0.05, 0.5, 1.0):
         assert break_even(1, c) == pytest.approx(c)
     assert break_even(4, 0.0) == pytest.approx(0)
@@ -209,12 +209,12 @@ def test_nothing_breaks_even_where_a_step_costs_more_than_it_can_yield():
 @pytest.mark.parametrize("wrong", [
     {"gamma": 0}, {"gamma": 1.5}, {"c": -0.1}, {"c": float("nan")}, {"host": float("inf")},
 ])  # fmt: skip
-def test_break_even_refuses_what_is_no_cost(wrong):
+def test_break_even_refuses_invalid_costs(wrong):
     with pytest.raises(ParameterError):
         break_even(**{"gamma": 4, "c": 0.1} | wrong)
 
 
-def test_rates_of_an_alpha_and_rates_that_cannot_be():
+def test_rates_of_an_alpha_and_impossible_rates():
     assert geometric_rates(0.5, 3) == [0.5, 0.25, 0.125]
     check_rates([1.0, 0.5, 0.5, 0.0])
     for wrong in ([], [1.1], [-0.1], [0.5, 0.6], [float("nan")]):
@@ -233,7 +233,7 @@ def test_a_prediction_for_the_long_run_is_the_closed_form():
     assert predict(geometric_rates(0.8, 4), STEEP, 0.4).speedup == pytest.approx(speedup(0.8, 4, 0.05, STEEP))
 
 
-def test_host_work_and_prefill_are_spent_by_both():
+def test_host_work_and_prefill_count_for_both():
     """Plain: 1 s + 10 (0.1 + 0.05) s. An exact draft of 4: 1 + 0.5 s, then 2 steps of 0.1 + 0.02 + 0.08 s."""
     found = predict([1.0] * 4, CostCurve((1,), (0.1,)), 0.02, step_host=0.08, plain_host=0.05, prefill=1.0,
                     draft_prefill=0.5, tokens=11)  # fmt: skip
@@ -262,7 +262,7 @@ def enumerate_seconds(left, rates, costs, draft, host):
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 9])
 def test_short_texts_are_predicted_exactly(tokens):
-    """The last steps draft less: a text of 2 has a step without a draft behind the prefill."""
+    """The last steps draft less: a text of 2 has a step without a draft after the prefill."""
     rates = [0.7, 0.4, 0.3]
     found = predict(rates, STEEP, 0.3, step_host=0.1, tokens=tokens, prefill=5.0)
     assert found.total_seconds - 5.0 == pytest.approx(enumerate_seconds(tokens - 1, rates, STEEP, 0.3, 0.1))
@@ -277,7 +277,7 @@ def test_long_texts_approach_the_long_run():
 
 
 def test_steps_that_draft_nothing_are_counted_at_their_own_cost():
-    """Half of the steps find no n-gram: tau = 1 + .5 (.8 + .6), and the target checks 1 or 3 rows."""
+    """Half of the steps find no n-gram: tau = 1 + .5 (.8 + .6), and the target verifies 1 or 3 rows."""
     found = predict([0.8, 0.6], STEEP, 0.1, drafted=[0.5, 0.5])
     assert found.tau == pytest.approx(1.7)
     assert found.seconds["target"] == pytest.approx(0.5 * STEEP(1) + 0.5 * STEEP(3))
@@ -286,13 +286,13 @@ def test_steps_that_draft_nothing_are_counted_at_their_own_cost():
     )
 
 
-def test_batches_check_all_their_rows_at_once():
+def test_batches_verify_all_their_rows_at_once():
     found = predict([0.5], STEEP, 0.0, batch=4)
     assert found.speedup == pytest.approx(1.5 * STEEP(4) / STEEP(8))
 
 
 def test_predictions_from_counters_of_the_decoder_itself():
-    """A thousand steps counted by production: what was measured comes back."""
+    """A thousand steps counted by production: the prediction equals the measurement."""
     stats, rng = SpecStats(), random.Random(0)
     for _ in range(1000):
         depth = rng.choice((0, 2, 3))
@@ -307,6 +307,6 @@ def test_predictions_from_counters_of_the_decoder_itself():
     {"position_rates": [1.2]}, {"drafted": [0.5]}, {"drafted": [0.5, 0.9]}, {"tokens": 0}, {"batch": 0},
     {"draft_seconds": -1}, {"prefill": float("nan")}, {"step_host": -1}, {"draft_prefill": float("inf")},
 ])  # fmt: skip
-def test_predict_refuses_what_cannot_have_been_measured(wrong):
+def test_predict_refuses_impossible_measurements(wrong):
     with pytest.raises(ParameterError):
         predict(**{"position_rates": [0.8, 0.6], "costs": STEEP, "draft_seconds": 0.1} | wrong)

@@ -22,7 +22,7 @@ def three_threads():
     torch.set_num_threads(before)
 
 
-def test_fewer_inside_and_as_before_behind_an_error_too():
+def test_fewer_threads_inside_and_as_before_after_an_error_too():
     def fails():
         with host_threads(1):
             assert torch.get_num_threads() == 1
@@ -39,7 +39,7 @@ def test_fewer_inside_and_as_before_behind_an_error_too():
 
 
 @pytest.mark.parametrize("count", [None, 3, 8])
-def test_never_more_than_there_were(count):
+def test_never_more_threads_than_before(count):
     with host_threads(count):
         assert torch.get_num_threads() == 3
 
@@ -54,7 +54,7 @@ class Watching(ToyTarget):
         return super().run(seqs, draft, taps)
 
 
-def test_a_step_keeps_to_what_its_target_asks_for():
+def test_a_step_uses_the_number_of_threads_that_its_target_asks_for():
     target = Watching(vocab=8)
     LLM(target, NoDrafter()).generate([[1, 2]], SamplingParams(max_tokens=2))
     assert target.seen == 1

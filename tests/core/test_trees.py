@@ -70,7 +70,7 @@ def test_best_first_equals_the_dynamic_programme_at_every_depth(seed: int) -> No
             assert expected_tokens(tree, rows) == sequoia(rows[:depth], n + 1)
 
 
-def test_nodes_stand_in_the_order_of_their_chances_so_that_every_beginning_is_optimal() -> None:
+def test_nodes_are_ordered_by_path_probability_so_that_every_prefix_is_optimal() -> None:
     whole = optimal_tree(TENTHS, 40)
     chances = whole.chances(TENTHS)
     assert chances == sorted(chances, reverse=True)
@@ -86,19 +86,19 @@ def test_a_depth_limit_binds_and_none_means_unlimited() -> None:
     assert optimal_tree((0.9, 0.05), 100, depth=0) == Tree((), ())
 
 
-def test_nothing_is_drafted_that_cannot_stand() -> None:
+def test_nothing_is_drafted_that_cannot_be_accepted() -> None:
     assert optimal_tree(((0.5, 0.0), (0.0,)), 10) == Tree((-1,), (0,))
     assert optimal_tree((), 10) == Tree((), ())
 
 
-def test_one_candidate_a_depth_is_the_chain_of_the_closed_form() -> None:
+def test_one_candidate_per_depth_is_the_chain_of_the_closed_form() -> None:
     tree = optimal_tree((Fraction(4, 5),), 5)
     assert tree.parents == (-1, 0, 1, 2, 3)
     assert expected_tokens(tree, (Fraction(4, 5),)) == theory.expected_tokens(Fraction(4, 5), 5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("nodes", [3, 6, 8])
-def test_verification_accepts_what_the_tree_promises(nodes: int) -> None:
+def test_verification_accepts_the_predicted_number_of_tokens(nodes: int) -> None:
     """The production rule, enumerated: candidates whose ranks have these chances, as a tree of point masses."""
     tree = optimal_tree(TENTHS, nodes)
     world = replace(steady(probs(5, 2, 1, 2), probs(5, 2, 1, 2)), fixed=lambda text, node: tree.ranks[node])
@@ -109,7 +109,7 @@ def test_verification_accepts_what_the_tree_promises(nodes: int) -> None:
 # --- its size ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_best_count_has_the_most_tokens_a_unit_of_time() -> None:
+def test_the_best_count_has_the_most_tokens_per_time() -> None:
     rng = random.Random(1)
     for _ in range(30):
         chances = sorted((rng.random() for _ in range(12)), reverse=True)
@@ -120,7 +120,7 @@ def test_the_best_count_has_the_most_tokens_a_unit_of_time() -> None:
         assert rates[best_count(chances, costs)] == pytest.approx(max(rates))
 
 
-def test_free_rows_are_all_taken_and_dear_ones_are_not() -> None:
+def test_free_rows_are_all_used_and_expensive_ones_are_not() -> None:
     assert len(best_tree(TENTHS, CostCurve.flat(0.0), most=30)) == 30
     assert len(best_tree(TENTHS, CostCurve.flat(0.6), most=30)) == 0
     assert len(best_tree(TENTHS, CostCurve.flat(0.4), most=30)) == 1
@@ -143,7 +143,7 @@ def test_a_full_tree_holds_every_combination() -> None:
     assert len(Tree.full(())) == 0
 
 
-def test_a_cut_tree_keeps_what_is_shallow() -> None:
+def test_a_cut_tree_keeps_the_shallow_nodes() -> None:
     tree = Tree.of_paths([[0], [0, 0], [0, 0, 0], [1], [1, 0]])
     assert tree.cut(3) is tree
     assert set(tree.cut(2).paths) == {(0,), (0, 0), (1,), (1, 0)}
@@ -165,7 +165,7 @@ def test_a_cut_tree_keeps_what_is_shallow() -> None:
         (lambda: Tree((-1,), ()), "1 parents and 0 ranks"),
     ],
 )
-def test_what_is_no_tree_is_refused(make, says: str) -> None:
+def test_an_invalid_tree_is_refused(make, says: str) -> None:
     with pytest.raises(ParameterError, match=says):
         make()
 
@@ -177,7 +177,7 @@ SLOPE = probs(4, 3, 2, 1)
 
 def k_seq(rho: Fraction) -> Rule:
     """SpecTr's k-SEQ (2310.15141, algorithm 3): independent siblings, each accepted with min(1, p / (rho q)), and
-    norm((p - rho q)+) if none is. A rule of this test, to place ours beside it."""
+    norm((p - rho q)+) if none is. Only for comparison with our rules."""
 
     def decide(draft: Draft, distributions: torch.Tensor, dice: Dice) -> Decision:
         assert draft.q is not None

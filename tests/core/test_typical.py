@@ -1,4 +1,4 @@
-"""Typical acceptance: lossy, labelled so, and by how much; greedy at temperature 0."""
+"""Typical acceptance: lossy, by how much, and labelled as lossy; greedy at temperature 0."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_threshold_is_the_smaller_of_epsilon_and_delta_times_exp_minus_entro
     assert threshold(p, epsilon=0.3, delta=0.09).tolist() == pytest.approx([0.09 * math.exp(-entropy), 0.03, 0.09])
     assert round(float(threshold(p, epsilon=0.3, delta=0.09)[0]), 3) == 0.032
     flat = torch.full((1, 100), 0.01, dtype=torch.float64)
-    assert float(threshold(flat)[0]) == pytest.approx(0.003)  # where nothing is likely, little is asked for
+    assert float(threshold(flat)[0]) == pytest.approx(0.003)  # a flat distribution has a low threshold
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(EPSILON, DELTA), (DELTA, EPSILON)])
@@ -65,21 +65,21 @@ def test_a_flat_distribution_accepts_any_draft_and_the_error_reaches_its_bound(e
 # --- what it decides --------------------------------------------------------------------------------------------------
 
 
-def test_the_longest_path_stands_and_the_likeliest_of_several() -> None:
+def test_the_longest_path_is_accepted_and_among_equals_the_most_probable() -> None:
     #        0 ── 2 ── 4
     #  root ─┤    └── 5
     #        1 ── 3
     tree = Draft(torch.tensor([0, 1, 0, 1, 1, 2]), (-1, -1, 0, 1, 2, 2), (0, 6))
     p = [0.6, 0.38, 0.02]
     distributions = rows(p, p, p, [0.1, 0.3, 0.6], p, p, p)
-    assert verify(tree, distributions, TYPICAL, dice()).path == [[0, 2, 5]]  # .6 beats .3 behind node 2
-    distributions[3] = torch.tensor([0.98, 0.01, 0.01])  # nothing behind node 2 passes: two paths of length two remain
+    assert verify(tree, distributions, TYPICAL, dice()).path == [[0, 2, 5]]  # .6 beats .3 below node 2
+    distributions[3] = torch.tensor([0.98, 0.01, 0.01])  # nothing below node 2 passes: two paths of length two remain
     assert verify(tree, distributions, TYPICAL, dice()).path == [[0, 2]]
     distributions[0] = torch.tensor([0.08, 0.9, 0.02])  # node 0 no longer passes, and with it all below
     assert verify(tree, distributions, TYPICAL, dice()).path == [[1, 3]]
 
 
-def test_the_token_behind_the_path_has_the_distribution_at_its_end() -> None:
+def test_the_token_after_the_path_has_the_distribution_at_its_end() -> None:
     outcomes = outcomes_of(TYPICAL, replace(steady(P, P), fixed=lambda text, node: 1), Shape.chain("pp"))
     assert {o.tokens: o.weight for o in outcomes} == {(1, 1, t): p for t, p in enumerate(P)}
 
@@ -90,13 +90,13 @@ def test_an_empty_draft_is_plain_decoding() -> None:
     assert {o.tokens: o.weight for o in outcomes} == target_distribution(world, 1)
 
 
-def test_a_node_without_a_vote_never_stands() -> None:
+def test_a_node_that_is_not_acceptable_is_never_accepted() -> None:
     tree = Draft(torch.tensor([0, 1, 1]), (-1, -1, 0), (0, 3), acceptable=[False, True, True])
     p = [0.6, 0.4]
     assert verify(tree, rows(p, p, p, p), TYPICAL, dice()).path == [[1]]
 
 
-def test_a_sequence_fares_the_same_alone_and_in_a_ragged_batch() -> None:
+def test_a_sequence_gets_the_same_result_alone_and_in_a_ragged_batch() -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = [(), (-1,), (-1, -1, 0, 0, 1), (-1, 0, 1), (-1, -1)]
     drafts = [torch.randint(4, (len(s),), generator=generator) for s in shapes]
@@ -118,11 +118,11 @@ def test_a_sequence_fares_the_same_alone_and_in_a_ragged_batch() -> None:
     assert any(together.path)
 
 
-# --- what it is worth -------------------------------------------------------------------------------------------------
+# --- lossy, and greedy at temperature 0 -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", LOSSY, ids=lambda rule: rule.name)
-def test_a_rule_that_is_called_lossy_is(rule: Rule) -> None:
+def test_a_rule_that_is_called_lossy_is_lossy(rule: Rule) -> None:
     """The enumeration that proves the lossless rules catches every other one."""
     caught = sum(
         emitted_distribution(rule, world, Shape.chain("ss"), at_once=1) != target_distribution(world, 3)
@@ -135,7 +135,7 @@ def test_a_rule_that_is_called_lossy_is(rule: Rule) -> None:
 def test_at_temperature_zero_it_is_greedy() -> None:
     generator = torch.Generator().manual_seed(0)
     seqs = [Sequence([1, 2], SamplingParams(seed=b)) for b in range(3)]
-    stood = 0
+    accepted = 0
     for index in range(50):
         tokens = torch.randint(3, (7,), generator=generator)
         tokens[1] = (tokens[0] + 1) % 3  # siblings differ
@@ -144,8 +144,8 @@ def test_at_temperature_zero_it_is_greedy() -> None:
         logits = torch.randint(3, (10, 3), generator=generator).float()  # ties abound
         lossy, greedy = (decide(seqs, draft, logits, RULES[name]) for name in ("typical", "greedy"))
         assert [lossy.run(draft, b) for b in range(3)] == [greedy.run(draft, b) for b in range(3)]
-        stood += sum(map(len, lossy.path))
-    assert stood > 20
+        accepted += sum(map(len, lossy.path))
+    assert accepted > 20
 
 
 def test_it_is_labelled_lossy_wherever_it_shows() -> None:

@@ -1,4 +1,4 @@
-"""`warp` against a slow reference, parameter by parameter and all together; histories of nodes; refusals."""
+"""`warp` against a slow reference, for each parameter and all together; histories of nodes; refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEVER = -math.inf
 def reference(
     logits: Seq[float], params: SamplingParams, prompt: Seq[int] = (), output: Seq[int] = (), stop: Seq[int] = ()
 ) -> list[float]:
-    """The distribution of one row, a line of Python for a line of the specification."""
+    """The distribution of one row: each line of Python is a line of the specification."""
     x = list(logits)
     vocab = range(len(x))
     for token, bias in (params.logit_bias or {}).items():
@@ -124,7 +124,7 @@ def test_parameters_together_agree_with_the_reference() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_distribution_is_float64_whatever_the_logits_are(dtype: torch.dtype) -> None:
+def test_the_distribution_is_float64_for_logits_of_any_dtype(dtype: torch.dtype) -> None:
     logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(0)).to(dtype)
     params = SamplingParams(temperature=0.8, top_p=0.9, logit_bias={1: 0.5})
     before = logits.clone()
@@ -189,12 +189,12 @@ def test_first_maxima_are_those_of_the_distribution_at_temperature_zero(dtype: t
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-12, 1e-300, 5e-324])
-def test_a_tiny_temperature_is_all_but_greedy_and_no_error(temperature: float) -> None:
+def test_a_tiny_temperature_is_nearly_greedy_and_no_error(temperature: float) -> None:
     probs = warp(torch.tensor([[1.0, 30.0, -4.0]]), SamplingParams(temperature=temperature))
     assert probs.tolist() == [[0.0, 1.0, 0.0]]
 
 
-def test_a_temperature_of_more_than_zero_shares_ties() -> None:
+def test_a_positive_temperature_gives_ties_equal_probability() -> None:
     probs = warp(torch.tensor([[7.0, 7.0, -4.0]]), SamplingParams(temperature=1e-9))
     assert probs.tolist() == [[0.5, 0.5, 0.0]]
 
@@ -274,7 +274,7 @@ def test_bad_words_forbid_nothing_elsewhere(said: list[int]) -> None:
     assert warp(logits, SamplingParams(bad_words=((3, 1, 2),)), [], [said]).argmax(-1).item() == 2
 
 
-# --- every node sees its own past -----------------------------------------------------------------------------------
+# --- every node has its own history -----------------------------------------------------------------------------------
 
 
 def test_a_node_sees_prompt_output_and_its_own_ancestors_only() -> None:
@@ -342,7 +342,7 @@ def test_equal_parameters_of_a_batch_give_what_each_gets_alone() -> None:
     assert torch.equal(found, torch.cat([warp(logits[i : i + 1], seqs[0].params) for i in range(6)]))
 
 
-def test_r15_two_temperatures_differ_as_the_target_does() -> None:
+def test_r15_two_temperatures_give_the_targets_two_entropies() -> None:
     """Entropy of the distribution at a verified row, not only at the bonus token."""
     logits = torch.tensor([[2.0, 1.0, 0.0]]).repeat(3, 1)
     entropies = []

@@ -1,7 +1,7 @@
 """Tiny languages with exact distributions, and every draft that a drafter could make of them.
 
 All probabilities are fractions with one small denominator, so that what verification computes from them in float64
-can be turned back into the fraction it stands for (see `tests.core.exact`).
+can be converted back to the fraction it represents (see `tests.core.exact`).
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def random_world(seed: int, vocab: int, greedy: bool = False) -> World:
 class Shape:
     """A tree and how each of its draft tokens is made. One letter a node:
 
-    s  sampled from q, whatever its siblings are         w  sampled from q without the earlier `w` siblings
-    p  a point mass                                       n  a point mass without a vote
+    s  sampled from q, independent of its siblings      w  sampled from q without the earlier `w` siblings
+    p  a point mass                                     n  a point mass that is not acceptable
     """
 
     parents: tuple[int, ...]

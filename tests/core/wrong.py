@@ -1,7 +1,6 @@
 """Rules that look right and are not: the negative controls of the proofs. For one chain (B = 1) each.
 
-Were one of these accepted by the enumeration, the enumeration would be worth nothing. Letters as in the table of
-`test_rules.py`.
+The enumeration must find all of them wrong. Letters as in the table of `test_rules.py`.
 """
 
 from __future__ import annotations
