@@ -1,6 +1,6 @@
-"""What every `Drafter` promises, as tests. `test_conformance.py` runs them on every drafter of the registry; a new
-drafter is picked up by its line there, and needs a line in `makers.MAKERS` only if it cannot be made from a target
-alone. What drafters without a model promise beyond that is in `lookup_conformance.py`.
+"""What every `Drafter` promises, as tests. `test_conformance.py` runs them on every drafter of the registry. A new
+drafter is found in the registry, and needs a line in `makers.MAKERS` only if it cannot be made from a target alone.
+Further promises of drafters without a model are in `lookup_conformance.py`.
 
 A drafter outside the registry can be put through the same tests: subclass `Conformance` and provide the fixture
 `case`.
@@ -49,7 +49,7 @@ class Case:
 
 
 class Recorder:
-    """Passes everything on, checks every draft, and notes what was proposed for each sequence, step by step."""
+    """Passes everything on, checks every draft, and records what was proposed for each sequence in each step."""
 
     def __init__(self, drafter: Drafter, vocab_size: int):
         self.drafter, self.name, self.taps, self.vocab_size = drafter, drafter.name, drafter.taps, vocab_size
@@ -80,11 +80,13 @@ def check_distributions(draft: Draft, greedy: Seq[bool]) -> None:
     assert draft.q.dtype == torch.float64, "q in another dtype than the target's distribution biases the ratio"
     assert bool((draft.q >= 0).all())
     torch.testing.assert_close(draft.q.sum(-1), torch.ones(len(draft), dtype=torch.float64))
-    assert bool((draft.q.gather(1, draft.tokens[:, None]) > 0).all()), "a draft token that its own distribution forbids"
+    assert bool((draft.q.gather(1, draft.tokens[:, None]) > 0).all()), (
+        "a draft token with probability 0 in its own distribution"
+    )
 
 
 def check_siblings(draft: Draft) -> None:
-    """Where every draft token is a point mass, a second equal child of one node could never be accepted."""
+    """If every draft token is a point mass, a second equal child of one node can never be accepted."""
     if draft.q is not None:
         return
     for b in range(draft.batch):
@@ -95,10 +97,10 @@ def check_siblings(draft: Draft) -> None:
 
 
 def size(thing: object, seen: dict[int, object] | None = None) -> int:
-    """How many values `thing` holds, all the way down, tensors and arrays by their elements."""
+    """How many values `thing` holds, recursively; tensors and arrays count by elements."""
     if isinstance(thing, (str, bytes, int, float, type(None))):
-        return 1  # even if counted before: small integers are one object wherever they stand
-    seen = {} if seen is None else seen  # what was counted stays alive, so that no id comes twice
+        return 1  # even if counted before: equal small integers are one object
+    seen = {} if seen is None else seen  # keeps counted objects alive, so that no id is reused
     if id(thing) in seen:
         return 0
     seen[id(thing)] = thing
@@ -119,7 +121,7 @@ def size(thing: object, seen: dict[int, object] | None = None) -> int:
 
 
 def alone(case: Case, prompt: Seq[int], params: SamplingParams, draft_tokens: int) -> tuple[list, list[int]]:
-    """What is proposed for one sequence by itself, and its text."""
+    """What is proposed for a sequence without others in the batch, and its text."""
     target = case.target()
     recorder = Recorder(case.make(target), target.vocab_size)
     seq = Sequence(list(prompt), params)
@@ -137,7 +139,7 @@ class Conformance:
         assert drafter.name
         assert all(isinstance(tap, int) for tap in drafter.taps)
 
-    def test_keeps_to_every_budget_with_well_formed_drafts(self, case: Case) -> None:
+    def test_drafts_are_well_formed_and_within_every_budget(self, case: Case) -> None:
         """Budgets that differ from sequence to sequence and from step to step, 0 among them; `Recorder` checks."""
         rng = random.Random(1)
         for temperature in (0.0, 1.0):
@@ -152,8 +154,8 @@ class Conformance:
                     assert most > 0 or draft.splits[b] == draft.splits[b + 1]
                 _settle(target, recorder, seqs, draft, rng)
 
-    def test_a_draft_that_is_thrown_away_does_no_harm(self, case: Case) -> None:
-        """A step may go on without the draft that was made for it; the drafter sees an empty one in `observe`."""
+    def test_a_draft_that_is_not_used_does_no_harm(self, case: Case) -> None:
+        """A step may run without the draft that was proposed for it; the drafter sees an empty one in `observe`."""
         target, rng = case.target(), random.Random(2)
         recorder = Recorder(case.make(target), target.vocab_size)
         seqs = [Sequence(prompt, SamplingParams(temperature=1.0, max_tokens=200, seed=2)) for prompt in case.prompts(3)]
@@ -161,14 +163,14 @@ class Conformance:
             draft = recorder.propose(seqs, [4 if seq.kv_len else 0 for seq in seqs])
             _settle(target, recorder, seqs, Draft.empty(3) if index % 2 else draft, rng)
 
-    def test_says_the_same_twice(self, case: Case) -> None:
+    def test_proposes_the_same_twice(self, case: Case) -> None:
         for temperature in (0.0, 1.0):
             params = SamplingParams(temperature=temperature, max_tokens=LENGTH, seed=3)
             for prompt in case.prompts(3):
                 assert alone(case, prompt, params, 4) == alone(case, prompt, params, 4)
 
-    def test_does_not_depend_on_batch_mates(self, case: Case) -> None:
-        """Sequences join and leave one by one; each is drafted for exactly as if it were alone."""
+    def test_does_not_depend_on_other_sequences_of_the_batch(self, case: Case) -> None:
+        """Sequences join and leave one by one; each gets exactly the drafts that it gets alone."""
         for temperature in (0.0, 1.0):
             target = case.target()
             recorder = Recorder(case.make(target), target.vocab_size)
@@ -203,8 +205,8 @@ class Conformance:
         assert sizes[1] == sizes[2]
         drafter.release(10**9)  # unknown ids are ignored
 
-    def test_starts_afresh_in_the_middle_of_a_sequence(self, case: Case) -> None:
-        """After `release` (preemption, or a fault) the sequence goes on and is drafted for again."""
+    def test_can_start_in_the_middle_of_a_sequence(self, case: Case) -> None:
+        """After `release` (preemption, or a fault) the sequence goes on, with drafts."""
         target = case.target()
         recorder = Recorder(case.make(target), target.vocab_size)
         truth = Oracle(case.target())
@@ -226,8 +228,8 @@ class Conformance:
             assert [d.token_ids for d in done] == [truth.greedy(prompt, LENGTH) for prompt in prompts]
             assert guard.faults == 0
 
-    def test_every_output_length_up_to_and_beyond_the_draft_length(self, case: Case) -> None:
-        """Exactly as long as asked for, from 1 to two more than the draft length (transformers issue 46993: prompt
+    def test_every_output_length_up_to_two_more_than_the_draft_length(self, case: Case) -> None:
+        """Exactly max_tokens long, from 1 to two more than the draft length (transformers issue 46993: prompt
         lookup overran max_new_tokens)."""
         target, prompt = case.target(), [0, 1, 2, 0, 1, 2, 0]
         llm, text = LLM(target, case.make(target), draft_tokens=7), Oracle(case.target()).greedy(prompt, 9)

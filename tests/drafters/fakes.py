@@ -1,4 +1,4 @@
-"""Toy targets that can do what only some decoders can: several steps in one call, and leaving early."""
+"""Toy targets with optional capabilities: several steps in one call, and early exit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from slipstream.targets.toy import ToyTarget
 
 
 class MultiStepToy(ToyTarget):
-    """Decodes several steps in one call (unless `in_one_call` is False), in float32 as a graph does. `asked` keeps the
-    numbers of steps; every `clumsy`-th pick is wrong, as after rounding that reversed a near tie."""
+    """Decodes several steps in one call (unless `in_one_call` is False), in float32 as a graph does. `asked` records
+    the numbers of steps; every `clumsy`-th pick is wrong, as after rounding that reversed a near tie."""
 
     in_one_call = True
     steps_per_call, max_pending = 1, 512
@@ -56,8 +56,8 @@ class MultiStepToy(ToyTarget):
 
 
 class ExitToy(MultiStepToy):
-    """Plays the target's early exit: its distributions are those of the exit. It keeps nothing, as the real one's KV is
-    the target's own."""
+    """Fakes the target's early exit: its distributions are those of the exit. It keeps no KV of its own, like the real
+    one."""
 
     layers = 3
 

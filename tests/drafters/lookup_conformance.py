@@ -1,8 +1,7 @@
-"""What drafters that find their draft tokens without a model promise, as tests. `test_lookups.py` runs them on those of
-the registry.
+"""What drafters without a model promise, as tests. `test_lookups.py` runs them on those of the registry.
 
-`LookupConformance` holds for each of them, `CopyingConformance` for those that continue a match in the text
-(`Lookup`): it asks for the same draft from the same text whatever the data structure below is.
+`LookupConformance` is for all of them, `CopyingConformance` for those that continue a match in the text (`Lookup`): it
+expects the same draft from the same text for every data structure.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ NO_MATCH = ([1, 2, 3, 4], [7])
 
 @dataclass(frozen=True)
 class LookupCase:
-    """name: in the registry; eager: options that switch off whatever keeps drafts short."""
+    """name: in the registry; eager: options that switch off everything that shortens drafts."""
 
     name: str
     eager: dict[str, Any] = field(default_factory=lambda: {"row_cost": 0.0})
@@ -69,16 +68,16 @@ class LookupConformance:
     """Provide a fixture `case: LookupCase`."""
 
     @pytest.mark.parametrize("text", NO_MATCH, ids=str)
-    def test_nothing_is_proposed_where_nothing_is_known(self, case: LookupCase, text: list[int]) -> None:
+    def test_nothing_is_proposed_without_a_match(self, case: LookupCase, text: list[int]) -> None:
         made = case.draft(text)
         assert not any(made.acceptable if made.acceptable is not None else made.ids)
 
-    def test_draft_tokens_lie_where_the_target_wants_them(self, case: LookupCase) -> None:
+    def test_draft_tokens_are_on_the_targets_device(self, case: LookupCase) -> None:
         target = ToyTarget()
         target.device = torch.device("meta")
         assert case.make(target).propose([Sequence([1, 2, 1])], [2]).tokens.device == target.device
 
-    def test_a_sequence_that_is_not_drafted_for_costs_no_memory(self, case: LookupCase) -> None:
+    def test_a_sequence_without_drafts_costs_no_memory(self, case: LookupCase) -> None:
         target = ToyTarget()
         drafter = case.make(target)
         before, seq = size(drafter), Sequence([1, 2, 1, 2])
@@ -87,7 +86,7 @@ class LookupConformance:
         drafter.observe([seq], Draft.empty(1), TargetOut(torch.zeros(1, 8)), Verdict([[]], [1], [None], [False]))
         assert size(drafter) == before
 
-    def test_few_tokens_are_proposed_where_they_are_never_right(self, case: LookupCase) -> None:
+    def test_few_tokens_are_proposed_if_they_are_always_rejected(self, case: LookupCase) -> None:
         """Every draft token for a uniform distribution over 128 tokens is rejected with probability 127/128."""
         rates = []
         for options in (case.eager, {}):
@@ -99,14 +98,14 @@ class LookupConformance:
         assert rates[1] < 1
 
     def test_a_loop_is_proposed_and_accepted(self, case: LookupCase) -> None:
-        """A target that sees one token ends in a loop at temperature 0."""
+        """At temperature 0, a target that depends on one token ends in a loop."""
         target = ToyTarget(8, order=1, seed=1, sharpness=0.1)
         llm = LLM(target, case.make(target), draft_tokens=8)
         stats = llm.generate([1, 2, 3], SamplingParams(max_tokens=300))[0].stats
         assert stats.mean_acceptance_length is not None
         assert stats.mean_acceptance_length > 3.5
 
-    def test_a_step_reads_what_is_new_and_not_the_whole_text(self, case: LookupCase) -> None:
+    def test_a_step_reads_only_the_new_tokens(self, case: LookupCase) -> None:
         rng, reads = random.Random(2), []
         for length in (1000, 30_000):
             drafter, seq = case.make(ToyTarget(64)), Sequence([0])
@@ -135,7 +134,7 @@ class CopyingConformance:
     def test_of_equal_matches_the_latest_wins(self, case: LookupCase) -> None:
         assert case.chain([1, 5, 1, 6, 1], 1) == [6]
 
-    def test_a_match_of_one_token_is_copied_on(self, case: LookupCase) -> None:
+    def test_a_match_of_one_token_is_continued(self, case: LookupCase) -> None:
         assert case.chain([1, 2, 3, 9, 3], 2) == [9, 3]
 
     def test_a_match_is_copied_up_to_the_budget_and_to_max_draft(self, case: LookupCase) -> None:
@@ -146,7 +145,7 @@ class CopyingConformance:
 
     @pytest.mark.parametrize("period", [1, 2, 3, 5])
     @pytest.mark.parametrize("times", [1, 2, 20])
-    def test_a_loop_is_followed_round_and_round(self, case: LookupCase, period: int, times: int) -> None:
+    def test_a_loop_is_followed_for_any_number_of_repeats(self, case: LookupCase, period: int, times: int) -> None:
         loop = list(range(period))
         assert case.chain([9, *loop * times, *loop[:1]], 7) == [loop[(1 + i) % period] for i in range(7)]
 
@@ -157,8 +156,8 @@ class CopyingConformance:
         assert stats.acceptance_rate is not None
         assert stats.acceptance_rate > 0.9
 
-    def test_a_sequence_that_joins_late_is_drafted_for_as_if_it_had_been_there(self, case: LookupCase) -> None:
-        """Tokens that came one by one, with a draft asked for at each or not, or all at once."""
+    def test_a_sequence_that_joins_late_gets_the_same_drafts(self, case: LookupCase) -> None:
+        """Tokens that were added one by one, with or without a draft at each, or all at once."""
         rng = random.Random(3)
         text = [rng.randrange(6) for _ in range(300)]
         early, seq = case.make(**case.eager), Sequence(text[:1])
@@ -175,18 +174,18 @@ class CopyingConformance:
         assert lookup.match_length(seq.id) == 3
         assert lookup.match_length(10**9) == 0
 
-    def test_knows_what_follows_the_text_and_then_the_draft_of_another(self, case: LookupCase) -> None:
+    def test_continues_the_text_and_another_drafters_draft(self, case: LookupCase) -> None:
         lookup, seq = case.make(), Sequence([9, 1, 2, 3, 4, 5, 8, 1])
         lookup.propose([seq], [2])
         assert lookup.continue_from(seq, [2, 3], 2) == ([4, 5], 3)
         assert lookup.continue_from(seq, [7, 3], 2) == ([4, 5], 1), "a match within the other's draft"
         assert lookup.continue_from(seq, [6], 2)[0] == []
-        assert lookup.propose([seq], [1]).ids == [2], "nothing of it was learnt"
+        assert lookup.propose([seq], [1]).ids == [2], "it was not learnt"
 
     @pytest.mark.parametrize("repeats", [True, False])
-    def test_judges_its_own_proposals_whoever_was_verified(self, case: LookupCase, repeats: bool) -> None:
-        """Each step goes on with a foreign draft that is accepted whole. What the lookup had proposed instead counts as
-        right where the text came to say the same, and as wrong where it did not."""
+    def test_scores_its_own_proposals_even_if_others_were_verified(self, case: LookupCase, repeats: bool) -> None:
+        """Each step verifies another drafter's draft, which is accepted completely. The lookup's own proposal counts as
+        right where it agrees with the text, and as wrong elsewhere."""
         rng, lookup, lengths = random.Random(4), case.make(row_cost=0.5), []
         text = [i % 6 if repeats else rng.randrange(32) for i in range(2000)]
         seq = Sequence(text[:12], SamplingParams(max_tokens=2000))

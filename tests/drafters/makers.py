@@ -99,10 +99,10 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "scripted": scripted,
     "random": lambda target: RandomDrafter(V, sampled=True),
 }
-"""Other settings of registered drafters, and the measuring instruments that the other tests rely on."""
+"""Other settings of registered drafters, and the scripted drafters that the other tests use."""
 
 REMEMBERING: dict[str, Callable[[Target], Drafter]] = {
     "suffix": lambda target: make_drafter("suffix", target, across=True, past_tokens=64),
     "recycling": lambda target: make_drafter("recycling", target, shared=True),
 }
-"""Settings that keep something of one request for the next ones."""
+"""Settings that keep something from one request for the next."""

@@ -13,8 +13,8 @@ PIECE = 1 << 17
 
 
 def stream() -> Iterator[list[int]]:
-    """A million tokens and a few, in pieces of `PIECE`, of two kinds in turn: like source text (frequent tokens, idioms
-    that come again, passages copied from further up), and uniform over 8192."""
+    """A million tokens and a few, in pieces of `PIECE`, alternately like source text (frequent tokens, repeated
+    idioms, passages copied from earlier text) and uniform over 8192."""
     rng = np.random.default_rng(1)
     idioms = [rng.integers(0, 400, size).tolist() for size in rng.integers(3, 12, 200)]
     for number in range(MILLION // PIECE):
@@ -39,7 +39,7 @@ def stream() -> Iterator[list[int]]:
 
 def held(thing: object, besides: object = None) -> int:
     """Bytes of `thing` and of everything that only it holds: what the garbage collector finds from there, and the
-    integers and tuples in it, shared ones once. `besides` and what is found through it alone are not counted."""
+    integers and tuples in it, shared ones once. `besides` and what only it holds are not counted."""
     seen = {id(besides)}
     todo, size = [thing], 0
     while todo:

@@ -12,7 +12,7 @@ def test_accepted_prefix_counts_draft_tokens_that_agree_with_the_text() -> None:
     assert accepted_prefix(draft, 1, [1, 2, 3, 7]) == (3, False)
     assert accepted_prefix(draft, 1, [1, 2, 7]) == (2, True)
     assert accepted_prefix(draft, 1, [7]) == (0, True)
-    assert accepted_prefix(draft, 1, [1, 2]) == (2, False), "the text ended before the third was judged"
+    assert accepted_prefix(draft, 1, [1, 2]) == (2, False), "the text ended before the third was compared"
     assert accepted_prefix(Draft.empty(2), 1, [1]) == (0, False)
 
 
@@ -24,7 +24,7 @@ def test_in_a_tree_any_branch_may_be_accepted_but_no_node_that_is_not_acceptable
     assert accepted_prefix(silent, 0, [1]) == (0, True)
 
 
-def test_a_lookups_draft_is_judged_once() -> None:
+def test_a_lookups_draft_is_scored_once() -> None:
     match_stats = MatchLengthStats(0.05, longest=4)
     match_stats.remember(3, Draft.chains([[1, 2, 3]]), 0)
     match_stats.judge([1, 2, 9])
@@ -38,14 +38,14 @@ def test_a_lookups_draft_is_judged_once() -> None:
     )
 
 
-def test_a_longer_match_is_trusted_deeper_before_anything_is_known() -> None:
+def test_a_longer_match_has_longer_drafts_before_anything_is_learnt() -> None:
     """0.75^10 and 0.8^13 are the last powers of at least 0.05; (2 + 3) / (2 + 4) allows for 16."""
     match_stats = MatchLengthStats(0.05, longest=16)
     assert [match_stats.depth(match) for match in (0, 1, 2)] == [10, 13, 16]
     assert match_stats.depth(16) == match_stats.depth(40) > match_stats.depth(8) > 16
 
 
-def test_drafting_stops_where_drafts_are_never_right_and_resumes_where_they_are() -> None:
+def test_drafting_stops_when_drafts_are_always_rejected_and_resumes_when_they_are_accepted() -> None:
     match_stats = MatchLengthStats(row_cost=0.05, longest=3)
     full, longer = match_stats.depth(2), match_stats.depth(3)
     assert full >= 8
@@ -59,7 +59,7 @@ def test_drafting_stops_where_drafts_are_never_right_and_resumes_where_they_are(
         if depth:
             tries += 1
             match_stats.learn(2, depth, 0)
-    assert 0 < tries < 60, "it goes on trying, but not every time"
+    assert 0 < tries < 60, "it keeps trying, but not in every step"
     assert match_stats.depth(3) == longer, "another length of match has its own record"
     for _ in range(200):
         match_stats.learn(2, 4, 4)
@@ -80,14 +80,14 @@ def test_depth_stats_begin_with_their_prior_and_learn_by_hand_computed_shares() 
     assert fourth / third == pytest.approx(0.6)
 
 
-def test_a_step_that_was_not_judged_changes_nothing() -> None:
+def test_a_step_without_a_comparison_changes_nothing() -> None:
     stats = DepthStats(4, 0.5, 2.0, 1.0)
     stats.learn(0, rejected=False)
     assert stats.rate == 0.5
     assert stats.streak == 0
 
 
-def test_depths_beyond_the_last_share_its_record() -> None:
+def test_depths_after_the_last_share_its_record() -> None:
     stats = DepthStats(deepest=2, prior=0.5, weight=1.0, fade=1.0)
     stats.learn(4, rejected=True)
     assert stats.judged == [1, 4]
@@ -103,10 +103,10 @@ def test_old_steps_fade() -> None:
     assert stats.accepted == [0.5]
 
 
-def test_a_streak_too_unlikely_to_be_chance_begins_the_record_anew() -> None:
+def test_a_streak_too_unlikely_to_be_chance_resets_the_record() -> None:
     stats = DepthStats(4, 0.5, 2.0, fade=1.0)
     for index in range(49):
-        stats.learn(index % 10 != 9, rejected=index % 10 == 9)  # nine in ten stand
+        stats.learn(index % 10 != 9, rejected=index % 10 == 9)  # nine in ten are accepted
     believed = stats.acceptance_by_depth(1)[0]
     assert believed == pytest.approx(0.9, abs=0.02)
     misses = 0
@@ -122,4 +122,4 @@ def test_a_streak_too_unlikely_to_be_chance_begins_the_record_anew() -> None:
     assert low < 0.1
     stats.learn(1, rejected=False)
     stats.learn(1, rejected=False)
-    assert stats.acceptance_by_depth(1)[0] > 0.6, "and the other way round"
+    assert stats.acceptance_by_depth(1)[0] > 0.6, "and vice versa"

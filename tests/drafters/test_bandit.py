@@ -1,5 +1,5 @@
-"""The bandit against planted acceptance rates and fixed costs: what it earns, what it gives up where nothing helps, and
-that it follows a text that changes. Costs are counted, not timed; seeds are fixed."""
+"""The bandit with known acceptance rates and fixed costs: its speed, its loss where no drafter helps, and how it adapts
+to a text that changes. Costs are counted, not timed; seeds are fixed."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def truth(n: int) -> list[int]:
 
 
 def planted(rate: float, salt: int = 0) -> Script:
-    """Right with that chance at each position, independently; `salt` keeps members apart."""
+    """Right with that probability at each position, independently; another `salt` gives other positions."""
     return lambda seq, position, place: bool(seq.random.uniforms(DRAFT, position + salt, 1)[0] < rate)
 
 
 def linear(each: float) -> tuple[CostCurve, CostCurve]:
-    """Draft costs of so many plain steps for each draft token."""
+    """Draft costs of `each` decode steps per draft token."""
     return (CostCurve((1, 2), (each, 2 * each)),) * 2
 
 
 class Priced:
-    """A scripted member that adds up what its drafting costs, and notes how deep it was asked to draft."""
+    """A scripted member that adds up its drafting costs and records the draft lengths it was asked for."""
 
     name = "priced"
     taps: tuple[int, ...] = ()
@@ -117,16 +117,16 @@ def bandit(*members: Priced, **options: object) -> BanditDrafter:
 
 
 def speed(drafter: Drafter, members: Seq[Priced], tokens: int, seed: int = 0) -> float:
-    """Tokens in the time of a plain step, drafting and verifying at the set costs."""
+    """Tokens per time of a decode step, with the given costs of drafting and verification."""
     toy, spent = target(), 0.0
     seq = Sequence(list(PROMPT), SamplingParams(max_tokens=tokens, seed=seed))
     step([seq], toy, drafter, RULES["greedy"], 0)
-    begun = len(seq.tokens)
+    start = len(seq.tokens)
     while not seq.finish:
         before = seq.stats.proposed
         step([seq], toy, drafter, RULES["greedy"], BUDGET)
         spent += COSTS(1 + seq.stats.proposed - before)
-    return (len(seq.tokens) - begun) / (spent + sum(m.spent for m in members))
+    return (len(seq.tokens) - start) / (spent + sum(m.spent for m in members))
 
 
 def mean_speed(make: Callable[[], tuple[Drafter, list[Priced]]], tokens: int, seeds: int = 6) -> float:
@@ -139,19 +139,19 @@ def best_fixed(rates: Seq[float], each: Seq[float], tokens: int) -> float:
     best = 1.0
     for i, (rate, cost) in enumerate(zip(rates, each, strict=True)):
 
-        def worth(k: int, rate: float = rate, cost: float = cost) -> float:
+        def expected_speed(k: int, rate: float = rate, cost: float = cost) -> float:
             return expected_tokens(rate, k) / (COSTS(1 + k) + cost * k)
 
         def make(i: int = i, rate: float = rate, cost: float = cost) -> tuple[Drafter, list[Priced]]:
             member = Priced(planted(rate, 5000 * i), cost)
-            return Always(member, max(range(1, BUDGET + 1), key=worth)), [member]
+            return Always(member, max(range(1, BUDGET + 1), key=expected_speed)), [member]
 
         best = max(best, mean_speed(make, tokens))
     return best
 
 
 def regret(rates: Seq[float], each: Seq[float], tokens: int) -> float:
-    """Share of the best fixed speed that the bandit falls short by."""
+    """By which share the bandit is slower than the best fixed choice."""
 
     def make() -> tuple[Drafter, list[Priced]]:
         members = [Priced(planted(r, 5000 * i), c) for i, (r, c) in enumerate(zip(rates, each, strict=True))]
@@ -163,7 +163,7 @@ def regret(rates: Seq[float], each: Seq[float], tokens: int) -> float:
 @pytest.mark.parametrize(
     ("rate", "each"), [(0.0, 0.1), (0.0, 0.3), (0.3, 0.1), (0.5, 0.1), (0.7, 0.1), (0.8, 0.05), (0.9, 0.1), (0.6, 0.3)]
 )
-def test_one_member_earns_nearly_what_its_best_length_earns(rate: float, each: float) -> None:
+def test_one_member_is_nearly_as_fast_as_at_its_best_length(rate: float, each: float) -> None:
     assert regret([rate], [each], 256) < 0.05
 
 
@@ -179,14 +179,14 @@ def test_of_two_members_the_better_one_is_found_at_their_costs(
 
 @pytest.mark.parametrize(("members", "tokens", "most"), [(1, 64, 0.05), (1, 1000, 0.01), (2, 256, 0.03)])
 @pytest.mark.parametrize("each", [0.05, 0.25])
-def test_where_nothing_helps_it_costs_a_few_percent_at_most(
+def test_if_no_drafter_helps_it_loses_a_few_percent_at_most(
     members: int, tokens: int, most: float, each: float
 ) -> None:
     drafters = [Priced(wrong, each) for _ in range(members)]
     assert speed(bandit(*drafters), drafters, tokens) > 1 - most
 
 
-def test_probes_of_a_useless_member_grow_rare() -> None:
+def test_a_useless_member_is_tried_ever_less_often() -> None:
     member = Priced(wrong, 0.1)
     speed(bandit(member), [member], 1000)
     at = [position for position, depth in member.asked if depth]
@@ -196,7 +196,7 @@ def test_probes_of_a_useless_member_grow_rare() -> None:
     assert all(depth <= 1 for _, depth in member.asked[-5:]), "a probe is short"
 
 
-def test_it_follows_a_text_that_changes() -> None:
+def test_it_adapts_to_a_text_that_changes() -> None:
     """Right in the first and the last third, wrong between: off within some steps, and on again."""
 
     def thirds(seq: Sequence, position: int, place: int) -> bool:
@@ -221,9 +221,9 @@ def test_it_switches_between_members_when_the_text_does() -> None:
     assert earned > 1.5 * speed(bandit(alone), [alone], 800)
 
 
-def test_lookups_are_judged_though_never_verified() -> None:
-    """A match that is always wrong is tried a few times and then left alone, while one that is right is used; both are
-    told apart by their length only."""
+def test_lookups_are_scored_even_if_never_verified() -> None:
+    """A match that is always wrong is tried a few times and then ignored, while one that is right is used. They differ
+    only in length."""
     lookup = Finding(
         lambda seq, position, place: position % 2 == 0 or place > 0, lambda position: 8 if position % 2 == 0 else 1
     )
@@ -239,7 +239,7 @@ def test_lookups_are_judged_though_never_verified() -> None:
     assert used[1] == 0
 
 
-def test_a_lookup_and_a_neural_member_earn_more_than_either() -> None:
+def test_a_lookup_with_a_neural_member_is_faster_than_either() -> None:
     """The lookup is right in stretches, the neural member evenly: the mix of prompts that a hybrid is for."""
 
     def stretches(seq: Sequence, position: int, place: int) -> bool:
@@ -263,7 +263,7 @@ def test_a_lookup_and_a_neural_member_earn_more_than_either() -> None:
     assert mean_speed(both, 480) > 1.1 * max(singles)
 
 
-def test_an_offer_is_cut_where_its_next_depth_no_longer_pays() -> None:
+def test_a_draft_is_cut_where_the_next_depth_would_be_slower() -> None:
     """The first two draft tokens are accepted, never more."""
     lookup = Finding(lambda seq, position, place: place < 2)
     drafter = bandit(lookup)
@@ -303,9 +303,9 @@ def test_a_lookup_draft_becomes_a_branch_of_the_neural_draft_until_it_is_rejecte
     assert set(roots()[:-1]) == {1}
 
 
-def test_rows_of_a_tree_are_paid_for() -> None:
-    """A member whose draft tokens each bring a dozen siblings costs more rows, and is given up where a chain of the
-    same acceptance would pay."""
+def test_the_cost_of_a_trees_rows_is_counted() -> None:
+    """A member that adds a dozen siblings to each draft token costs more rows, and is dropped where a chain of the same
+    acceptance would be faster."""
 
     class Bushy(Priced):
         def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
@@ -324,13 +324,13 @@ def test_rows_of_a_tree_are_paid_for() -> None:
 
 
 def test_a_member_that_proposes_nothing_is_not_asked_forever() -> None:
-    silent = Priced(right, 0.2, length=1)  # knows nothing of the text behind the first token
+    silent = Priced(right, 0.2, length=1)  # proposes nothing after the first token
     assert speed(bandit(silent), [silent], 200) > 0.95
 
 
 def test_requests_are_independent_unless_experience_is_carried() -> None:
     def first_chance(carry: float, script: Script) -> tuple[int, int]:
-        """Of the third request: tokens before the member's first step, and the depth that it is asked for."""
+        """Of the third request: tokens before the member's first step, and the depth of that step."""
         member = Priced(script, 0.1)
         llm = LLM(target(), bandit(member, carry=carry), draft_tokens=BUDGET)
         for _ in range(2):
@@ -342,22 +342,22 @@ def test_requests_are_independent_unless_experience_is_carried() -> None:
     at, depth = first_chance(0.0, right)
     assert first_chance(0.0, wrong) == (at, depth)
     later, shallow = first_chance(30.0, wrong)
-    assert later > at + 10, "it waits as long as it had come to wait"
+    assert later > at + 10, "it keeps the waiting time it had reached"
     assert shallow < depth
     assert first_chance(30.0, right)[1] > depth
 
 
 @pytest.mark.parametrize("salt", [0, 2000, 7000])
-def test_chances_grow_rare_where_draft_tokens_stand_and_do_not_pay(salt: int) -> None:
-    """Six draft tokens in ten stand, but a draft of any length costs three plain steps: about 2.4 tokens for 4.4 steps.
-    A step in which one or two draft tokens stood has not paid, and the next rest is twice as long all the same."""
+def test_a_member_with_good_acceptance_that_is_too_slow_is_tried_ever_less_often(salt: int) -> None:
+    """Six draft tokens in ten are accepted, but every draft costs three decode steps: about 2.4 tokens for 4.4 steps. A
+    step that accepted one or two draft tokens was too slow, and the next pause is twice as long."""
     curve, member = CostCurve((1, 8), (3.0, 3.1)), Priced(planted(0.6, salt), 0.0)
     speed(BanditDrafter([member], V, COSTS, [(curve, curve)]), [member], 600)
     assert len(member.asked) <= 14
 
 
-def test_costs_of_a_batch_are_shared_costs() -> None:
-    """Where rows are dear beside many sequences, what pays for one does not pay for eight."""
+def test_costs_of_a_batch_are_shared() -> None:
+    """If rows are expensive in a large batch, a draft that is faster for one sequence is slower for eight."""
     curve = CostCurve((1, 8, 64), (1.0, 1.1, 8.8))
     asked = []
     for batch in (1, 8):
@@ -368,9 +368,9 @@ def test_costs_of_a_batch_are_shared_costs() -> None:
     assert asked[1] < asked[0] / 4
 
 
-def test_the_choice_depends_on_the_past_alone() -> None:
-    """Two sequences whose past is the same and whose next draft tokens would differ are asked for the same depth: what
-    is drawn has no say in whether it is shown."""
+def test_the_choice_depends_only_on_earlier_steps() -> None:
+    """Two sequences with the same history, whose next draft tokens would differ, get the same depth: the draft length
+    must not depend on the tokens drawn."""
     depths = []
     for script in (right, lambda seq, position, place: position < 100):
         member = Priced(script, 0.1)
@@ -381,8 +381,8 @@ def test_the_choice_depends_on_the_past_alone() -> None:
 
 
 def test_sampled_draft_tokens_are_scored_by_what_was_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under `rejection` at temperature 1 the records hold the share of draft tokens that verification accepted, as long
-    as no streak is taken for a change of the text."""
+    """Under `rejection` at temperature 1 the records hold the share of draft tokens that verification accepted, unless
+    a streak is mistaken for a change of the text."""
     monkeypatch.setattr("slipstream.drafters.bandit.RESTART_BELOW", 0.0)
     toy = ToyTarget(V, order=2, seed=3, sharpness=1.0)
     drafter = make_drafter(

@@ -42,7 +42,7 @@ def head(tiny: Tiny, tmp_path: Path) -> Path:
 
 
 def drafter(llm: LLM) -> Any:
-    """The drafter in use, untyped: members and configurations are looked at."""
+    """The drafter in use, untyped: the tests read members and configurations."""
     return llm.drafter
 
 
@@ -67,7 +67,7 @@ class TestOnTheCommandLine:
             (("none", "ngram"), None, ([None, "ngram"], {})),
         ],
     )
-    def test_each_named_drafter_gets_the_draft_that_it_reads(self, names, draft, expected) -> None:
+    def test_each_named_drafter_gets_the_checkpoint_that_it_reads(self, names, draft, expected) -> None:
         assert asked(names, draft) == expected
 
     def test_the_drafter_in_use_where_several_or_none_are_named(self) -> None:
@@ -152,11 +152,11 @@ class TestInPython:
         with pytest.raises(ParameterError, match="'model' was asked for without a draft model"):
             llm.use("model")
 
-    def test_a_path_that_leads_nowhere_says_so(self, llm: LLM) -> None:
+    def test_a_path_that_does_not_exist_is_named(self, llm: LLM) -> None:
         with pytest.raises(LoadError, match="no/such/draft"):
             llm.use("no/such/draft")
 
-    def test_an_object_that_is_no_drafter_yet_is_told_what_it_lacks(self, llm: LLM) -> None:
+    def test_an_incomplete_drafter_object_is_refused_with_what_it_lacks(self, llm: LLM) -> None:
         class Half:
             name = "half"
 
@@ -172,7 +172,7 @@ class TestInPython:
             llm.use(thing)
 
 
-def test_every_checkpoint_that_is_read_is_known_beforehand() -> None:
+def test_every_checkpoint_to_be_read_is_known_in_advance() -> None:
     """Results record which files a draft model or head was read from."""
     assert checkpoints_of("d", {}) == ["d"]
     assert checkpoints_of("ngram", {"max_ngram": 2}) == []
@@ -181,7 +181,7 @@ def test_every_checkpoint_that_is_read_is_known_beforehand() -> None:
     assert checkpoints_of("hybrid", {"model": ToyTarget(V)}) == []
 
 
-def test_embedded_stands_for_what_the_drafter_reads_where_it_is_written_down_for_other_programs() -> None:
+def test_embedded_is_replaced_by_the_real_checkpoint_in_settings_for_other_programs() -> None:
     assert embedded_role("suffix+model") == "draft"
     assert embedded_role("suffix+eagle3") == "eagle3"
     for name, folder in (("eagle3", "eagle3"), ("model", "draft")):
@@ -190,8 +190,8 @@ def test_embedded_stands_for_what_the_drafter_reads_where_it_is_written_down_for
         assert found["slipstream"]["draft"] == "embedded"
 
 
-def test_what_a_user_writes_is_all_that_the_command_line_decides() -> None:
-    """`ModelOptions` has no list of drafters of its own: every answer is the one of `asked`."""
+def test_the_command_line_has_no_list_of_drafters_of_its_own() -> None:
+    """`ModelOptions` answers everything through `asked`."""
     for names, draft in ((None, None), ("ngram", None), ("suffix,model", "d"), ("medusa", "h"), ("bandit", "d")):
         options = ModelOptions(target="mine", drafter=names, draft=draft)
         assert options.speculation == asked(tuple(names.split(",")) if names else (), draft)

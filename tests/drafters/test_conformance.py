@@ -1,4 +1,4 @@
-"""Every drafter of the registry, and the measuring instruments, through the suite of `conformance.py`."""
+"""The suite of `conformance.py` for every drafter of the registry and for the scripted ones."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class TestVariants(Conformance):
 
 
 class TestRemembering(Conformance):
-    """Settings under which drafts depend on earlier requests. Texts do not, and neither does the size in the end."""
+    """Settings under which drafts depend on earlier requests. Texts do not, nor does the final size."""
 
     @pytest.fixture(params=REMEMBERING)
     def case(self, request: pytest.FixtureRequest) -> Case:
         return Case(target, REMEMBERING[request.param])
 
-    def test_does_not_depend_on_batch_mates(self, case: Case) -> None:
-        """The same request twice: the second time it is drafted for from its first token on, with the same text."""
+    def test_does_not_depend_on_other_sequences_of_the_batch(self, case: Case) -> None:
+        """The same request twice: the second time it gets drafts from its first token on, and the same text."""
         made = case.target()
         llm = LLM(made, case.make(made), draft_tokens=4)
         prompt, params = [0, 1], SamplingParams(max_tokens=LENGTH)

@@ -49,15 +49,15 @@ def test_draft_costs_are_those_of_proposing_and_observing(clock: Clock, temperat
     assert len(drafter.released) == 1
 
 
-def test_what_the_target_takes_beyond_its_curve_counts_where_the_curve_is_known(clock: Clock) -> None:
-    """The toy charges 10 and 1 a row, the curve says 10.5 and 0.5: so a row is dearer than on the curve."""
+def test_target_time_above_the_cost_curve_counts_as_draft_cost(clock: Clock) -> None:
+    """The toy takes 10 and 1 per row, the curve has 10.5 and 0.5: a row costs more than on the curve."""
     curve = measure_draft_costs(Charging(clock, vocab=8), Slow(clock), (1, 3), costs=CostCurve((1, 2), (11.0, 11.5)))
     assert curve.seconds == pytest.approx((3.0 + 0.5, 7.0 + 1.5))
 
 
-def test_steps_that_follow_one_another_do_not_pay_for_a_change_of_the_number_of_rows(clock: Clock) -> None:
-    """The toy charges 10 and 1 a row, and 5 where their number changes: the curve has these 5, a bandit adds or takes
-    them off in its own steps."""
+def test_consecutive_steps_do_not_include_the_cost_of_changing_the_number_of_rows(clock: Clock) -> None:
+    """The toy takes 10 and 1 per row, and 5 more if the number of rows changes. The curve includes these 5; a bandit
+    adds or subtracts them for its own steps."""
     costs = CostCurve((1, 2, 4), (11.0, 17.0, 19.0))
     assert costs.jump() * costs(1) == 5
     curve = measure_draft_costs(Preparing(clock, vocab=8), Slow(clock), (1, 3), costs=costs)
@@ -65,7 +65,7 @@ def test_steps_that_follow_one_another_do_not_pay_for_a_change_of_the_number_of_
 
 
 class Uneven(Clock):
-    """Of a machine that is faster at times: what is charged takes `pace` times as long."""
+    """The clock of a machine whose speed varies: everything takes `pace` times as long."""
 
     def __init__(self) -> None:
         self.pace, self._now = 1.0, 0.0
@@ -79,7 +79,7 @@ class Uneven(Clock):
         self._now += self.pace * (then - self._now)
 
 
-def test_draft_costs_keep_the_pace_of_the_curve_however_fast_the_machine_was_meanwhile(
+def test_draft_costs_are_scaled_to_the_curve_if_the_machines_speed_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Uneven()

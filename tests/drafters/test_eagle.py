@@ -91,7 +91,7 @@ def ids_of(made: EagleHead) -> list[int]:
 class TestDraftTokens:
     @pytest.mark.parametrize("version", [1, 3])
     def test_greedy_chains_are_what_true_features_give_at_every_step(self, version: int) -> None:
-        """A wrong shift of tokens, a state left in the cache, a wrong norm or position: each shows here (R23)."""
+        """A wrong token shift, a stale state in the cache, a wrong norm or position: each fails here (R23)."""
         target, other = toy(), toy()
         drafter = eagle_drafter(V, version)
         made = drafter.runtime.head
@@ -108,8 +108,8 @@ class TestDraftTokens:
                     best = int(logits_by_hand(made, other, text, drafted[:i]).argmax())
                     assert token == ids_of(made)[best]
 
-    def test_a_likeliest_tree_holds_the_greatest_path_products_of_all_paths(self) -> None:
-        """Wide enough, growing level by level finds what a search through every path of the depth finds."""
+    def test_a_topk_tree_holds_the_most_probable_of_all_paths(self) -> None:
+        """If the tree is wide enough, growing it level by level finds the same paths as an exhaustive search."""
         target, other, nodes = toy(), toy(), 9
         drafter = eagle_drafter(V, 3, shape="tree", width=25, nodes=nodes)
         made = drafter.runtime.head
@@ -134,8 +134,8 @@ class TestDraftTokens:
         assert set(paths) == set(sorted(chances, key=lambda p: -chances[p])[:nodes])
 
     @pytest.mark.parametrize("shape", ["chain", "comb", "tree"])
-    def test_the_cache_holds_a_recomputation_from_true_features_whatever_path_stood(self, shape: str) -> None:
-        """R23, with siblings accepted that are not the eldest."""
+    def test_the_cache_equals_a_recomputation_from_true_features_for_any_accepted_path(self, shape: str) -> None:
+        """R23, with accepted siblings that are not the first."""
         target, other = toy(), toy()
         drafter = eagle_drafter(V, 3, shape=shape, width=3, nodes=9)
         made, strayed = drafter.runtime.head, 0
@@ -153,7 +153,7 @@ class TestDraftTokens:
                     torch.testing.assert_close(drafter.runtime.kv(seq.id, rows.done), fresh.kv(0, rows.done))
         assert strayed > 0 or shape == "chain"
 
-    def test_a_comb_holds_the_greatest_path_products_beside_the_likeliest_chain(self) -> None:
+    def test_a_comb_holds_the_most_probable_siblings_of_the_most_probable_chain(self) -> None:
         target, other = toy(), toy()
         drafter = eagle_drafter(V, 3, shape="comb", width=3, nodes=6)
         made = drafter.runtime.head
@@ -172,7 +172,7 @@ class TestDraftTokens:
         found = {tuple(draft.ids[i] for i in draft.ancestors(0, node)) for node in range(len(draft))}
         assert found == set(sorted(chances, key=lambda p: -chances[p])[:6])
 
-    def test_a_text_first_seen_in_its_middle_is_drafted_for_with_what_is_known(self) -> None:
+    def test_a_text_first_seen_in_its_middle_gets_drafts_from_what_is_known(self) -> None:
         target, drafter = toy(), eagle_drafter(V, 3)
         seq = Sequence(PROMPTS[0], SamplingParams(max_tokens=30))
         step([seq], target, drafter, RULES["rejection"], 0)
@@ -194,14 +194,14 @@ class TestDraftTokens:
         monkeypatch.setattr(eagle_rows, "CHUNK", 4)
         assert first_draft() == whole
 
-    def test_nothing_is_kept_of_a_request_that_switched_speculation_off(self) -> None:
+    def test_nothing_is_kept_for_a_request_without_speculation(self) -> None:
         target, drafter = toy(), eagle_drafter(V, 3)
         seq = Sequence(PROMPTS[0], SamplingParams(max_tokens=9, draft_tokens=0))
         for _ in range(3):
             step([seq], target, drafter, RULES["rejection"], 3)
         assert drafter.rows._rows == {}
 
-    def test_drafting_ends_with_the_heads_context_and_says_so_once(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_drafting_ends_at_the_heads_context_length_and_logs_it_once(self, caplog: pytest.LogCaptureFixture) -> None:
         target = toy()
         made = config(3, V, target=V, decoder={"context": 12})
         drafter = EagleDrafter(TorchEagle(head(made)), V)
@@ -237,7 +237,7 @@ class TestAlwaysRight:
         ids=str,
     )
     def test_every_sampled_draft_token_is_accepted_under_every_rule(self, rule: str, options: dict[str, float]) -> None:
-        """Bare softmaxes in one call, other distributions token by token; under `coupled` both use the target's
+        """Plain softmaxes in one call, other distributions token by token; under `coupled` both use the target's
         noise."""
         target = ToyTarget(V, order=1, seed=3)
         llm = LLM(target, EagleDrafter(TorchEagle(knowing_head(target)), V), draft_tokens=4, rule=rule)
@@ -246,7 +246,7 @@ class TestAlwaysRight:
 
     @pytest.mark.parametrize("shape", ["tree", "comb"])
     @pytest.mark.parametrize("rule", ["rejection", "coupled"])
-    def test_the_eldest_of_drawn_siblings_always_stands(self, rule: str, shape: str) -> None:
+    def test_the_first_of_sampled_siblings_is_always_accepted(self, rule: str, shape: str) -> None:
         target = ToyTarget(V, order=1, seed=3)
         drafter = EagleDrafter(TorchEagle(knowing_head(target)), V, EagleDraftConfig(shape=shape, width=3, nodes=9))
         llm = LLM(target, drafter, draft_tokens=3, rule=rule)
@@ -276,7 +276,7 @@ class TestDistributions:
 
     @pytest.mark.parametrize("top_k", [0, 3])
     @pytest.mark.parametrize("shape", ["tree", "comb"])
-    def test_q_of_a_drawn_sibling_is_what_its_elders_left(self, shape: str, top_k: int) -> None:
+    def test_q_of_a_sampled_sibling_excludes_the_earlier_siblings(self, shape: str, top_k: int) -> None:
         target, other = toy(), toy()
         for seed in range(5):
             drafter = eagle_drafter(V, 3, shape=shape, width=3, nodes=8)
@@ -300,7 +300,7 @@ class TestDistributions:
                     probs[draft.ids[node]] = 0
 
     @pytest.mark.parametrize("shape", ["tree", "comb"])
-    def test_siblings_are_drawn_from_their_distributions(self, shape: str) -> None:
+    def test_siblings_are_sampled_from_their_distributions(self, shape: str) -> None:
         """G-test on the first two children of the root, n = 4000, fails at p < 1e-6: a distribution that is 7 % off in
         total variation is found 98 times of 100."""
         target, n = toy(), 4_000
@@ -331,7 +331,7 @@ class TestDistributions:
         p = g_test(pairs, wanted)
         assert p >= LEVEL, f"p = {p:.1e}"
 
-    def test_how_many_children_are_drawn_is_decided_before_they_are(self) -> None:
+    def test_the_number_of_children_is_decided_before_they_are_sampled(self) -> None:
         """Fault F: a shape that depends on the tokens of the same level would prune siblings by their q."""
         target, shapes = toy(), set()
         for seed in range(40):
@@ -340,7 +340,7 @@ class TestDistributions:
             )
             seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=30, seed=seed, temperature=1.0))
             step([seq], target, drafter, RULES["rejection"], 0)
-            seq.tokens[-1] = 1  # whatever was drawn: the same text for every seed
+            seq.tokens[-1] = 1  # replaces what was sampled: the same text for every seed
             shapes.add(len(drafter.propose([seq], [1])))
         assert len(shapes) == 1
 
@@ -358,8 +358,9 @@ class TestDistributions:
         assert p >= LEVEL, f"p = {p:.1e}"
 
     @pytest.mark.parametrize("shape", ["chain", "comb", "tree"])
-    def test_what_a_sequence_draws_does_not_depend_on_its_company(self, shape: str) -> None:
-        """A cut distribution beside a bare softmax beside greedy: the three are drafted in different ways."""
+    def test_what_a_sequence_samples_is_the_same_for_any_batch(self, shape: str) -> None:
+        """One batch with a filtered distribution, a plain softmax and greedy: the three are drafted in different
+        ways."""
         each = ({"temperature": 1.0, "top_k": 3}, {"temperature": 0.8}, {"temperature": 0.0})
 
         def proposed(members: list[int]) -> list[list[Any]]:
@@ -381,8 +382,8 @@ class TestDistributions:
     def test_q_is_the_float64_distribution_and_a_chain_ends_where_the_single_call_picked_another_token(
         self, shape: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The head runs in float32. Its second pick is made to fall on the other side of a near tie: what the draw in
-        float64 says stays, and nothing behind it, which was computed behind another token."""
+        """The head runs in float32. Its second pick is changed as by a near tie: the token drawn in float64 is kept,
+        and everything after it is dropped, because it was computed after another token."""
         target, seed = toy(), 11
         seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=30, seed=seed, temperature=0.8))
 
@@ -434,17 +435,17 @@ class TestControl:
                 step([seq], target, drafter, RULES["rejection"], 0)
                 draft = drafter.propose([seq], [6])
                 made = drafter.runtime.head
-                stands = 1.0
+                path_prob = 1.0
                 for i, token in enumerate(draft.ids):
-                    assert stands >= 0.25
+                    assert path_prob >= 0.25
                     probs = torch.softmax(logits_by_hand(made, toy(), seq.tokens, draft.ids[:i]), -1)
-                    stands *= float(probs[ids_of(made).index(token)])
-                assert stands < 0.25 or len(draft) == 6
+                    path_prob *= float(probs[ids_of(made).index(token)])
+                assert path_prob < 0.25 or len(draft) == 6
                 lengths.add(len(draft))
         assert len(lengths) > 1
 
     @pytest.mark.parametrize("shape", ["tree", "comb"])
-    def test_a_tree_takes_as_many_nodes_as_pay(self, shape: str) -> None:
+    def test_a_tree_has_as_many_nodes_as_make_it_fastest(self, shape: str) -> None:
         target = toy()
         sizes = []
         for step_cost in (0.001, 0.1, 10.0):
@@ -484,9 +485,7 @@ def head_for(version: int = 3, **changes: Any) -> EagleHead:
 class TestMaking:
     @pytest.mark.parametrize("executor", ["torch", "native"])
     @pytest.mark.parametrize("version", [1, 3])
-    def test_a_head_in_a_folder_drafts_for_its_target_where_the_target_runs(
-        self, tmp_path: Path, executor: str, version: int
-    ) -> None:
+    def test_a_head_in_a_folder_runs_on_its_targets_device(self, tmp_path: Path, executor: str, version: int) -> None:
         save_eagle(head_for(version), tmp_path, torch.float64)
         target = tiny_decoder(executor, "float64" if executor == "torch" else "float32")
         drafter = make_drafter("eagle" if version == 1 else "eagle3", target, head=tmp_path)
@@ -516,7 +515,7 @@ class TestMaking:
         assert proposed[0] == proposed[2]
         assert proposed[1] == proposed[3]
 
-    def test_a_head_of_the_other_kind_is_run_as_what_it_is_with_one_warning(
+    def test_a_head_of_the_other_version_runs_as_its_own_version_with_one_warning(
         self, tmp_path: Path, decoder: Decoder, caplog: pytest.LogCaptureFixture
     ) -> None:
         save_eagle(head_for(3), tmp_path / "three", torch.float64)
@@ -557,7 +556,7 @@ class TestMaking:
         drafter = make_eagle3(target, head=made)
         assert drafter.runtime.ids.tolist() == list(range(400))
 
-    def test_a_target_that_lends_nothing_is_refused_by_name(self) -> None:
+    def test_a_target_without_embedding_and_lm_head_is_refused_by_name(self) -> None:
         with pytest.raises(PairError, match="ToyTarget"):
             make(toy(), head=head_for(1))
 
@@ -576,7 +575,7 @@ class TestMaking:
             EagleDraftConfig(widht=2)  # type: ignore[call-arg]
         assert issubclass(EagleDraftConfig, Strict)
 
-    def test_int8_is_refused_where_torch_runs_the_head(self, decoder: Decoder) -> None:
+    def test_int8_is_refused_if_torch_runs_the_head(self, decoder: Decoder) -> None:
         with pytest.raises(ParameterError, match="quantize='int8' was asked of a head that torch runs"):
             make_eagle3(decoder, head=head_for(3), quantize="int8")
         with pytest.raises(ParameterError, match="quantize is 'int4'"):

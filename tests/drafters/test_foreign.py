@@ -1,5 +1,5 @@
-"""Every drafter of the registry as a member of a stack: the step goes on with a draft that another one made, or with
-its own among others' draft tokens. It must keep its state right by the tokens that came."""
+"""Every drafter of the registry as a member of a stack: the step verifies another drafter's draft, or a merged one. The
+drafter must update its state from the tokens of the text."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.oracle import Oracle
 LENGTH = 40
 
 
-class Stranger:
+class RandomTrees:
     """Drafts a random tree: chains, branches, sampled distributions or none, window nodes that are not acceptable.
     Half of the draft tokens are the target's own, so that paths of every length are accepted."""
 
-    name = "stranger"
+    name = "random trees"
     taps: tuple[int, ...] = ()
 
     def __init__(self, seed: int):
@@ -52,7 +52,8 @@ class Stranger:
                 depths.append(1 if parent < 0 else depths[parent] + 1)
                 texts.append([*text, token])
             splits.append(start + len(depths))
-        # Distributions of all draft tokens, or none: the greedy text does not depend on them, but members may look.
+        # Distributions of all draft tokens, or none: the greedy text does not depend on them, but members may read
+        # them.
         distributions = torch.full((len(tokens), V), 1 / V, dtype=torch.float64) if self.rng.random() < 0.5 else None
         some = acceptable if self.rng.random() < 0.5 else None
         return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits, distributions, some)
@@ -64,11 +65,11 @@ class Stranger:
         pass
 
 
-class Usurper:
-    """Asks a drafter and goes on with a stranger's draft in its place (now and then it does not even ask)."""
+class Replacing:
+    """Asks a drafter, then uses another drafter's draft instead (sometimes it does not even ask)."""
 
-    def __init__(self, drafter: Drafter, stranger: Drafter, own: float):
-        self.drafter, self.stranger, self.own = drafter, stranger, own
+    def __init__(self, drafter: Drafter, other: Drafter, own: float):
+        self.drafter, self.other, self.own = drafter, other, own
         self.name, self.taps, self.rng, self.used = drafter.name, drafter.taps, random.Random(1), 0
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
@@ -80,7 +81,7 @@ class Usurper:
         if draft is not None and self.rng.random() < self.own:
             self.used += 1
             return draft
-        return self.stranger.propose(seqs, budget)
+        return self.other.propose(seqs, budget)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         self.drafter.observe(seqs, draft, out, verdict)
@@ -91,10 +92,10 @@ class Usurper:
 
 @pytest.mark.parametrize("own", [0.0, 0.3])
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_copes_with_drafts_that_it_did_not_make(name: str, own: float) -> None:
+def test_handles_drafts_of_another_drafter(name: str, own: float) -> None:
     """No exception, well-formed drafts, and the target's own text, at temperature 0 and above it."""
     toy = target()
-    drafter = Usurper(maker(name)(toy), Stranger(7), own)
+    drafter = Replacing(maker(name)(toy), RandomTrees(7), own)
     prompts = Case(target, maker(name)).prompts(4)
     params = [SamplingParams(temperature=float(b == 3), max_tokens=LENGTH, seed=b) for b in range(4)]
     seqs = [Sequence(prompt, p) for prompt, p in zip(prompts, params, strict=True)]
@@ -104,7 +105,7 @@ def test_copes_with_drafts_that_it_did_not_make(name: str, own: float) -> None:
         active = [seq for seq in active if not seq.finish]
     truth = Oracle(target())
     assert [seq.output for seq in seqs[:3]] == [truth.greedy(prompt, LENGTH) for prompt in prompts[:3]]
-    assert sum(seq.stats.accepted for seq in seqs) > 10, "paths of the stranger stood"
+    assert sum(seq.stats.accepted for seq in seqs) > 10, "paths of the other drafter were accepted"
     if own:
         assert drafter.used
 
@@ -129,18 +130,18 @@ def test_gives_the_targets_text_as_a_member_of_a_stack(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in ("model", "layerskip", "medusa", "eagle", "eagle3") if name in DRAFTERS]
 )
-def test_what_it_knows_of_a_text_does_not_depend_on_who_drafted_it(name: str) -> None:
+def test_its_state_does_not_depend_on_who_drafted_the_text(name: str) -> None:
     """After steps with other drafters' drafts it proposes the same tokens as after plain decoding of the same text. A
     head that kept the features of a wrong node, or lost a token of its KV, would not."""
     prompt, drafted = Case(target, maker(name)).prompts(3)[2], []
-    for stranger in (True, False):
+    for replaced in (True, False):
         toy = target()
         drafter = maker(name)(toy)
         seq = Sequence(prompt, SamplingParams(max_tokens=200))
-        driver = Usurper(drafter, Stranger(7), own=0.2) if stranger else None
+        driver = Replacing(drafter, RandomTrees(7), own=0.2) if replaced else None
         while len(seq.output) < LENGTH:
             most = min(4, LENGTH - 1 - len(seq.output))  # both end at the same text
-            step([seq], toy, driver or drafter, RULES["rejection"], most if stranger else 0)
+            step([seq], toy, driver or drafter, RULES["rejection"], most if replaced else 0)
         made = drafter.propose([seq], [4])
         drafted.append((seq.output, made.ids, list(made.parents)))
     assert drafted[0] == drafted[1]

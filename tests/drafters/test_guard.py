@@ -1,4 +1,4 @@
-"""`Guard`: whatever a drafter does wrong, the text is that of plain decoding; faults are counted and warned of once."""
+"""`Guard`: if a drafter fails, the text is that of plain decoding; faults are counted and logged once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT = [1, 2, 3]
 
 
 class Faulty(Scripted):
-    """A right drafter whose drafts pass through `spoiled`; may raise in `observe` and `release`."""
+    """A correct drafter whose drafts are changed by `spoiled`; may raise in `observe` and `release`."""
 
     name = "faulty"
 
@@ -62,7 +62,7 @@ FAULTS: dict[str, Callable[[Draft], object]] = {
         torch.zeros(MAX_NODES + 1, dtype=torch.int64), [-1] * (MAX_NODES + 1), (0, *[MAX_NODES + 1] * draft.batch)
     ),
     "for another batch": lambda draft: Draft.empty(draft.batch + 1),
-    "an id beyond the vocabulary": lambda draft: replace(draft, tokens=draft.tokens + 7),
+    "an id outside the vocabulary": lambda draft: replace(draft, tokens=draft.tokens + 7),
     "a negative id": lambda draft: replace(draft, tokens=draft.tokens - 7),
     "parents out of order": lambda draft: replace(draft, parents=[p + 1 for p in draft.parents]),
     "int32 tokens": lambda draft: replace(draft, tokens=draft.tokens.int()),
@@ -80,7 +80,7 @@ FAULTS: dict[str, Callable[[Draft], object]] = {
 def test_a_broken_draft_costs_speed_and_nothing_else(
     fault: str, temperature: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also sampled: a plain step draws the same numbers as plain decoding, so the very text is the same."""
+    """Also sampled: a step without a draft draws the same random numbers as plain decoding, so the text is the same."""
     target = ToyTarget(vocab=7, order=2, seed=3)
 
     def requests() -> list[Sequence]:
@@ -114,7 +114,7 @@ def test_a_drafter_that_fails_in_observe_keeps_its_accepted_draft_tokens(caplog:
 
 
 @pytest.mark.parametrize("spoiled", [lambda draft: draft, fail], ids=["at the end", "after a fault"])
-def test_a_drafter_that_fails_in_release_harms_nobody(spoiled: Callable[[Draft], Draft]) -> None:
+def test_a_drafter_that_fails_in_release_does_no_harm(spoiled: Callable[[Draft], Draft]) -> None:
     target = ToyTarget(vocab=7, order=2, seed=3)
     wanted = finish([sequence(target, PROMPT, max_tokens=12)], target)
 
@@ -130,7 +130,7 @@ def test_a_drafter_that_fails_in_release_harms_nobody(spoiled: Callable[[Draft],
     assert guard.faults == before + 1
 
 
-def test_after_a_fault_the_drafter_starts_afresh() -> None:
+def test_after_a_fault_the_drafter_starts_again() -> None:
     target = ToyTarget(vocab=7, order=2, seed=3)
     seq, drafter = sequence(target, PROMPT, max_tokens=4), Faulty(target, fail)
     finish([seq], target, Guard(drafter, target))
@@ -155,7 +155,7 @@ def test_a_fault_passes_and_drafting_goes_on() -> None:
     assert seq.stats.accepted > 5
 
 
-def test_a_sound_drafter_passes_unchanged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_correct_drafter_is_not_changed(caplog: pytest.LogCaptureFixture) -> None:
     target = ToyTarget(vocab=7, order=2, seed=3)
     for temperature in (0.0, 1.0):
         bare, guarded = (sequence(target, PROMPT, 5, temperature=temperature, max_tokens=30) for _ in range(2))
@@ -168,7 +168,7 @@ def test_a_sound_drafter_passes_unchanged(caplog: pytest.LogCaptureFixture) -> N
     assert not caplog.records
 
 
-def test_no_budget_asks_the_drafter_nothing() -> None:
+def test_without_a_budget_the_drafter_is_not_asked() -> None:
     target = ToyTarget(vocab=7, order=2, seed=3)
     draft = Guard(Faulty(target, fail), target).propose([sequence(target)], [0])
     assert (draft.batch, len(draft)) == (1, 0)

@@ -1,4 +1,4 @@
-"""Stacked drafters: who is asked, what is taken, and that nothing of it shows in the text."""
+"""Stacked drafters: which members are asked, what is used, and that the text does not depend on it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def other() -> ToyTarget:
 
 
 class Fixed:
-    """Proposes one chain, as deep as it may; `rests` makes it a lookup with that length of match. Notes its calls."""
+    """Proposes one chain, as long as allowed; `rests` makes it a lookup with that match length. Records its calls."""
 
     name = "fixed"
 
@@ -160,7 +160,7 @@ def test_nothing_is_appended_while_chains_are_rejected() -> None:
         stack.observe([seq], draft, TargetOut(torch.zeros(len(draft) + 1, V), {}, [0, len(draft) + 1]), verdict)
         return draft.ids
 
-    assert step_of() == [4, 4, 2, 3], "the benefit of the doubt"
+    assert step_of() == [4, 4, 2, 3], "assumed to be accepted until rejected"
     for _ in range(8):
         step_of()
     assert step_of() == [4, 4]
@@ -190,7 +190,7 @@ def test_a_neural_member_is_not_started_for_a_text_that_is_about_to_end() -> Non
     assert stack.propose([seq], [1]).ids == []
 
 
-def test_every_member_observes_the_real_draft_and_is_told_of_the_end() -> None:
+def test_every_member_observes_the_verified_draft_and_is_released() -> None:
     first, second = Found([1], {1: 9}), Fixed([4])
     both = hybrid(first, second)
     seq = Sequence([0])
@@ -246,7 +246,7 @@ class TestContinuedDrafts(Conformance):
         return Case(target, lambda _: self.stack())
 
     def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
-        """As above. Whether a draft goes on, and how, depends on what was drawn: on draft tokens that are verified."""
+        """As above. What is appended depends on the sampled draft tokens, which are verified."""
         n, prompt, params = 10_000, [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
         drafter = Mixing(self.stack())
         seqs = sample(LLM(target(), drafter, draft_tokens=3, max_batch=n), prompt, params, n, seed=7)
@@ -255,8 +255,8 @@ class TestContinuedDrafts(Conformance):
         assert drafter.mixed > n / 2
 
 
-def test_what_follows_the_chains_of_a_batch_is_one_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for each sequence would be work that grows with the square of the batch."""
+def test_appended_tokens_of_a_batch_are_one_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One draft per sequence would take time quadratic in the batch size."""
     made = 0
     chains = Draft.chains
 
@@ -269,12 +269,12 @@ def test_what_follows_the_chains_of_a_batch_is_one_draft(monkeypatch: pytest.Mon
     stack = TestContinuedDrafts.stack()
     monkeypatch.setattr(Draft, "chains", counted)
     draft = stack.propose(seqs, [3] * 8)
-    assert any(len(draft.nodes(b)) > 1 for b in range(8))  # it did go on
+    assert any(len(draft.nodes(b)) > 1 for b in range(8))  # tokens were appended
     assert made <= 2  # the model's, and this one
 
 
 class Mixing:
-    """Counts the sequences whose draft has point masses beside sampled draft tokens."""
+    """Counts the sequences whose draft has both point masses and sampled draft tokens."""
 
     def __init__(self, drafter: HybridDrafter):
         self.drafter, self.name, self.taps, self.mixed = drafter, drafter.name, drafter.taps, 0
@@ -303,7 +303,7 @@ def test_the_text_under_coupled_does_not_depend_on_the_stack(temperature: float)
     assert all(text == texts[0] for text in texts)
 
 
-def test_block_takes_the_stack_without_branches_and_refuses_it_with_them() -> None:
+def test_block_accepts_the_stack_without_branches_and_refuses_it_with_them() -> None:
     params = SamplingParams(temperature=1.0, max_tokens=30, seed=1)
     with pytest.raises(RuleError, match="tree"):
         LLM(target(), MIXED(), rule="block").generate([0, 1, 2, 0, 1, 2, 0], params)
@@ -313,7 +313,7 @@ def test_block_takes_the_stack_without_branches_and_refuses_it_with_them() -> No
     assert not done.stats.drafter_faults
 
 
-def test_each_members_kv_is_right_when_others_drafted() -> None:
+def test_each_members_kv_is_correct_when_others_drafted() -> None:
     """`ToyTarget` checks the KV slots of the draft model at every run; alternating members leave it gaps."""
     alternating = Found([0, 1, 2, 3], {n: 9 * (n // 3 % 2) for n in range(100)})
     stack = HybridDrafter([alternating, ModelDrafter(other(), V)], V, HybridConfig(branch_tokens=2))

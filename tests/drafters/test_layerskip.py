@@ -30,8 +30,8 @@ PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1]]
 
 @functools.cache
 def module(late: float) -> transformers.LlamaForCausalLM:
-    """A tiny model whose layers from the third on add `late` times what they would: the smaller, the better its exits
-    agree with the whole."""
+    """A tiny model whose layers from the third on are scaled by `late`: the smaller, the better the exits agree with
+    the full model."""
     model = random_llama(
         5, vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, max_position_embeddings=256,
         initializer_range=0.3, pad_token_id=None, eos_token_id=None,
@@ -86,7 +86,7 @@ def test_greedy_text_equals_plain_decoding_and_draft_tokens_are_accepted(executo
 @pytest.mark.parametrize("executor", ["torch", "native"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_KV_after_every_step_is_that_of_a_fresh_prefill(executor: str, temperature: float) -> None:
-    """Random verdicts, thrown-away drafts, ragged budgets, some sequences not drafted for."""
+    """Random verdicts, unused drafts, ragged budgets, some sequences without drafts."""
     of, rng = target(executor=executor), random.Random(1)
     mine = drafter(of)
     seqs = [Sequence(p, SamplingParams(temperature=temperature, max_tokens=200, seed=1)) for p in PROMPTS]
@@ -120,7 +120,7 @@ def test_q_is_the_warped_distribution_of_the_exit() -> None:
     torch.testing.assert_close(draft.q, warp(whole[:-1], params))
 
 
-def test_every_exit_agrees_the_more_the_later_it_is_and_auto_takes_what_promises_most(
+def test_later_exits_agree_more_and_auto_takes_the_fastest_exit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     of = target(0.15)
@@ -138,7 +138,7 @@ def test_every_exit_agrees_the_more_the_later_it_is_and_auto_takes_what_promises
     seq.kv_len, seq.tokens = 3, [1, 2, 3, 4]
     assert len(mine.propose([seq], [9])) == best.gamma
     of.release(seq.id)
-    assert not of.executor._pool.tables  # type: ignore[attr-defined]  measuring has left nothing behind
+    assert not of.executor._pool.tables  # type: ignore[attr-defined]  the measurement kept nothing
 
 
 def test_agreement_is_the_share_of_equal_first_choices_on_the_given_text() -> None:
@@ -149,11 +149,11 @@ def test_agreement_is_the_share_of_equal_first_choices_on_the_given_text() -> No
         assert found.agreement == pytest.approx(float((early == whole).double().mean()))
 
 
-def test_the_promise_of_an_exit_is_the_closed_form_at_its_best_length() -> None:
+def test_the_predicted_speedup_of_an_exit_is_the_closed_form_at_its_best_length() -> None:
     found = Exit(layers=5, agreement=0.9, cost=0.1)
     assert found.gamma == max(range(1, 40), key=lambda gamma: speedup(0.9, gamma, 0.1))
     assert found.speedup == pytest.approx(speedup(0.9, found.gamma, 0.1))
-    assert Exit(layers=5, agreement=0.3, cost=0.6).gamma == 1  # none pays: the least
+    assert Exit(layers=5, agreement=0.3, cost=0.6).gamma == 1  # no length is faster: the shortest
 
 
 def test_a_target_that_was_not_trained_for_it_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,7 +179,7 @@ def test_auto_warns_at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     assert ["35 %" in r.message and "60 %" in r.message for r in caplog.records] == [True]
 
 
-def test_what_cannot_leave_early_is_refused() -> None:
+def test_a_target_without_early_exit_is_refused() -> None:
     with pytest.raises(PairError, match="ToyTarget"):
         make_drafter("layerskip", ToyTarget())
 

@@ -29,7 +29,7 @@ def window_of(made: LookaheadDrafter, seq: Sequence, levels: list[list[int]]) ->
 
 
 def test_the_window_is_the_tree_of_the_docstring() -> None:
-    """W = 3, N = 4. (0,i) hang in a chain, (l,i) below (l-1,i); nothing acceptable."""
+    """W = 3, N = 4. (0,i) form a chain, (l,i) is a child of (l-1,i); no node is acceptable."""
     made = window_of(drafter(window=3, ngram=4, from_text=False), Sequence([9]), [[1, 2, 3], [4, 5, 6], [7, 8, 0]])
     assert made.ids == [1, 2, 3, 4, 5, 6, 7, 8, 0]
     assert list(made.parents) == [-1, 0, 1, 0, 1, 2, 3, 4, 5]
@@ -50,7 +50,7 @@ def test_a_cell_sees_level_0_up_to_its_column_then_its_own_column() -> None:
 
 
 def told(made: LookaheadDrafter, seq: Sequence, draft: Draft, path: list[int], following: int, says: dict) -> None:
-    """One step in which the target says says[node] behind each node."""
+    """One step in which the target's next token after each node is says[node]."""
     logits = torch.zeros(len(draft) + 1, 100, dtype=torch.float64)
     for node, token in says.items():
         logits[1 + node, token] = 1.0
@@ -82,7 +82,7 @@ def test_after_accepted_draft_tokens_columns_are_dropped_on_the_left() -> None:
 
 
 def test_the_window_fills_level_by_level() -> None:
-    """A new level stands one place further than the window's own, so at first a column goes every step."""
+    """A new level is one position further than the window's own, so at first a column is dropped in every step."""
     made, seq = drafter(window=3, ngram=4, from_text=False), Sequence([9])
     draft = window_of(made, seq, [[1, 2, 3]])
     told(made, seq, draft, [], 9, {0: 11, 1: 12, 2: 13})
@@ -91,7 +91,7 @@ def test_the_window_fills_level_by_level() -> None:
     assert len(made._states[seq.id].pool) == 0
 
 
-def test_without_its_rows_the_window_only_moves() -> None:
+def test_without_verified_rows_the_window_only_moves() -> None:
     """The step verified another draft, so the window learned nothing. It is moved at the next proposal."""
     made, seq = drafter(window=3, ngram=3, from_text=False), Sequence([9])
     window_of(made, seq, [[1, 2, 3], [4, 5, 6]])
@@ -123,7 +123,7 @@ def test_n_grams_with_a_common_prefix_share_a_branch_and_the_latest_comes_first(
     assert list(draft.parents)[:7] == [-1, 0, 1, -1, 3, 4, 4]
 
 
-def test_the_pool_is_bounded_and_keeps_what_came_last() -> None:
+def test_the_pool_is_bounded_and_keeps_the_latest() -> None:
     pool = Pool(tokens=3, guesses=2)
     for gram in ([1, 10], [1, 11], [1, 10], [1, 12], [2, 20], [3, 30], [1, 13], [4, 40]):
         pool.add(gram)
@@ -141,8 +141,8 @@ def test_the_text_itself_fills_the_pool() -> None:
     assert drafter(window=1, ngram=3, from_text=False).propose([seq], [2]).ids[1:] == []
 
 
-def test_jacobi_n_grams_alone_are_right_where_the_distribution_sees_one_token() -> None:
-    """The window finds what the model says without having said it: no n-gram of the text is given."""
+def test_jacobi_n_grams_alone_are_right_if_the_target_depends_on_one_token() -> None:
+    """The window finds the target's n-grams before they occur in the text: no n-gram of the text is given."""
     target = ToyTarget(12, order=1, seed=4)
     options = {"from_text": False, "row_cost": 0.0, "window": 6}
     llm = LLM(target, "lookahead", draft_tokens=10, draft_options=options)
@@ -160,7 +160,7 @@ def test_cells_of_the_window_are_not_counted_as_draft_tokens() -> None:
     assert stats.proposed / stats.steps < 4
 
 
-def test_it_rests_where_it_does_not_pay_each_time_longer() -> None:
+def test_it_pauses_ever_longer_if_it_is_too_slow() -> None:
     back_off, pauses, paused = BackOff(0.05), [], 0
     for _ in range(600):
         if back_off.pausing():

@@ -1,5 +1,5 @@
-"""The registry's drafters without a model through the suites of `lookup_conformance.py`, and tables of what is refused
-and of how much memory is held."""
+"""The suites of `lookup_conformance.py` for the registry's drafters without a model, and tables of refused options and
+of memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestCopying(CopyingConformance):
 
 
 @pytest.mark.parametrize("name", [name for name in COPYING if name != "suffix"])
-def test_a_loop_that_begins_in_the_draft_of_another_is_followed_round(name: str) -> None:
+def test_a_loop_that_begins_in_another_drafters_draft_is_followed(name: str) -> None:
     """The suffix tree follows only loops that it holds."""
     lookup, seq = CASES[name].make(row_cost=0.0), Sequence([9, 9, 1, 2, 3, 1, 2])
     lookup.propose([seq], [2])
@@ -144,7 +144,7 @@ BOUNDS: dict[str, tuple[dict[str, Any], int, float]] = {
 
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_memory_is_bounded_over_a_million_tokens(name: str) -> None:
-    """The bytes held for one sequence stop growing once the bound is reached, whatever the text."""
+    """The bytes held for one sequence stop growing once the bound is reached, for any text."""
     options, most, growth = BOUNDS[name]
     drafter, seq, sizes = CASES[name].make(ToyTarget(8192, order=1), **options), Sequence([0]), list[int]()
     for piece in stream():

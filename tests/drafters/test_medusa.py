@@ -1,5 +1,4 @@
-"""The Medusa drafter: which row the heads read, what each head's draft token is about, shapes, distributions and
-controls."""
+"""The Medusa drafter: which row the heads read, which position each head drafts, shapes, distributions and controls."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ ACCURACIES = ((0.5, 0.2, 0.1), (0.4, 0.2, 0.1), (0.3, 0.2, 0.1))
 
 
 class Counting(ToyTarget):
-    """Says 0, 1, 2, ... modulo V: its hidden state, the row of logits, is a one-hot of the token that comes next."""
+    """Generates 0, 1, 2, ... modulo V: its hidden state, the row of logits, is a one-hot of the next token."""
 
     def _row(self, tokens: tuple[int, ...]) -> int:
         row = super()._row(tokens)
@@ -71,7 +70,7 @@ def counting(heads: MedusaHeads, **options: Any) -> MedusaDrafter:
 )
 @pytest.mark.parametrize("draft_tokens", [1, 2, 3, 8])
 def test_heads_that_know_the_text_are_always_right(options: dict[str, Any], draft_tokens: int) -> None:
-    """Off by one row or one place, and not one draft token would be accepted."""
+    """With a row or a position off by one, no draft token would be accepted."""
     llm = LLM(Counting(V), counting(knowing(), **options), draft_tokens=draft_tokens, max_batch=2)
     for prompt, done in zip(
         [[3], [0, 4, 1]], llm.generate([[3], [0, 4, 1]], SamplingParams(max_tokens=25)), strict=True
@@ -83,7 +82,7 @@ def test_heads_that_know_the_text_are_always_right(options: dict[str, Any], draf
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_the_state_is_that_of_the_accepted_node_wherever_it_stands_in_the_tree(rank: int) -> None:
+def test_the_state_is_that_of_the_accepted_node_at_any_place_of_the_tree(rank: int) -> None:
     """The right candidate is a later sibling at every depth, so that the accepted nodes lie apart."""
     llm = LLM(Counting(V), counting(knowing(rank=rank), tree="3,3,3"), draft_tokens=3)
     done = llm.generate([[3]], SamplingParams(max_tokens=25))[0]
@@ -113,7 +112,7 @@ def test_outputs_that_the_target_overwrites_do_no_harm() -> None:
     assert seq.stats.accepted == seq.stats.proposed > 0
 
 
-def test_a_state_that_is_not_of_the_text_as_it_stands_is_not_used() -> None:
+def test_a_state_of_another_text_is_not_used() -> None:
     target, drafter = Counting(V), counting(knowing(), mode="chain")
     seq = Sequence([1, 2], SamplingParams(max_tokens=20))
     step([seq], target, drafter, RULES["greedy"], 3)
@@ -129,16 +128,16 @@ def test_a_state_that_is_not_of_the_text_as_it_stands_is_not_used() -> None:
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
 
-def begun(drafter: MedusaDrafter, prompts: list[list[int]], target: Any = None, **params: Any) -> list[Sequence]:
+def prefilled(drafter: MedusaDrafter, prompts: list[list[int]], target: Any = None, **params: Any) -> list[Sequence]:
     """Sequences after their prefill."""
     seqs = [Sequence(p, SamplingParams(max_tokens=40, **params)) for p in prompts]
     step(seqs, target or ToyTarget(V, seed=4), drafter, RULES["greedy" if not params else "rejection"], 0)
     return seqs
 
 
-def test_the_tree_is_the_optimal_one_for_the_depth_that_is_left() -> None:
+def test_the_tree_is_the_optimal_one_for_the_remaining_depth() -> None:
     drafter = medusa_drafter(V, accuracies=(*ACCURACIES, (0.2, 0.1, 0.1)), nodes=7)
-    seqs = begun(drafter, [[1], [2, 3], [4], [5], [6]])
+    seqs = prefilled(drafter, [[1], [2, 3], [4], [5], [6]])
     draft = drafter.propose(seqs, [1, 0, 2, 9, 3])
     draft.check([1, 0, 2, 4, 3], V, 7)
     for b, depth in enumerate([1, 0, 2, 4, 3]):
@@ -152,7 +151,7 @@ def test_the_tree_is_the_optimal_one_for_the_depth_that_is_left() -> None:
 
 def test_each_node_is_the_candidate_that_the_shape_names() -> None:
     drafter = medusa_drafter(V, tree=[[0], [2], [2, 1], [2, 1, 0]])
-    (seq,) = begun(drafter, [[1, 2]])
+    (seq,) = prefilled(drafter, [[1, 2]])
     hidden = drafter._states[seq.id][1]
     best = drafter.heads(hidden[None])[0].argsort(-1, descending=True)  # [K, V]
     draft = drafter.propose([seq], [8])
@@ -166,7 +165,7 @@ def test_a_truncated_vocabulary_proposes_target_ids() -> None:
     for mode in ("tree", "chain", "sampled"):
         heads = tiny_heads(V, V, draft_vocab=3)
         drafter = MedusaDrafter(heads, V, MedusaDraftConfig(mode=mode))
-        seqs = begun(drafter, [[1, 2], [3]], temperature=1.0, seed=1)
+        seqs = prefilled(drafter, [[1, 2], [3]], temperature=1.0, seed=1)
         draft = drafter.propose(seqs, [3, 2])
         draft.check([3, 2], V, 64)
         assert set(draft.ids) <= set(heads.token_map.tolist())
@@ -176,9 +175,9 @@ def test_the_size_follows_the_measured_accuracies_and_the_costs() -> None:
     def nodes(costs: float | CostCurve, accuracies: Any = ACCURACIES) -> int:
         heads = tiny_heads(V, V, accuracies=accuracies)
         drafter = MedusaDrafter(heads, V, MedusaDraftConfig(costs=costs))
-        return len(drafter.propose(begun(drafter, [[1]]), [3]))
+        return len(drafter.propose(prefilled(drafter, [[1]]), [3]))
 
-    assert nodes(0.0) == 3 + 9 + 27  # all there are
+    assert nodes(0.0) == 3 + 9 + 27  # all nodes
     assert nodes(0.6) == 0
     assert 0 < nodes(0.2) < nodes(0.1) < nodes(0.01)
     step_at_4 = CostCurve((1, 4, 5, 40), (1.0, 1.0, 2.0, 4.0))
@@ -186,10 +185,10 @@ def test_the_size_follows_the_measured_accuracies_and_the_costs() -> None:
     assert nodes(0.1, ((0.01, 0.0, 0.0),) * 3) == 0
 
 
-def test_accuracies_nobody_measured_are_assumed() -> None:
+def test_missing_accuracies_are_assumed() -> None:
     drafter = medusa_drafter(V)
     assert drafter._accuracies == assumed(4)
-    assert 4 <= len(drafter.propose(begun(drafter, [[1]]), [4])) <= 64
+    assert 4 <= len(drafter.propose(prefilled(drafter, [[1]]), [4])) <= 64
 
 
 # --- distributions ----------------------------------------------------------------------------------------------------
@@ -199,21 +198,21 @@ def test_chosen_draft_tokens_have_no_q_and_sampled_ones_have_theirs() -> None:
     params = {"temperature": 0.8, "top_k": 4, "seed": 3}
     for options in ({"mode": "chain"}, {"tree": "2,1"}, {"nodes": 5}):
         drafter = medusa_drafter(V, **options)
-        assert drafter.propose(begun(drafter, [[1], [2]], **params), [3, 2]).q is None
+        assert drafter.propose(prefilled(drafter, [[1], [2]], **params), [3, 2]).q is None
     drafter = medusa_drafter(V, mode="sampled")
-    seqs = begun(drafter, [[1], [2, 3]], **params)
+    seqs = prefilled(drafter, [[1], [2, 3]], **params)
     draft = drafter.propose(seqs, [3, 2])
     assert draft.q is not None
     for b, seq in enumerate(seqs):
         logits = drafter.heads(drafter._states[seq.id][1][None])[0]  # [K, V]
         own = draft.q[draft.splits[b] : draft.splits[b + 1]]
         torch.testing.assert_close(own, warp(logits, seq.params)[: len(own)])
-    assert medusa_drafter(V, mode="sampled").propose(begun(drafter, [[1]]), [3]).q is None
+    assert medusa_drafter(V, mode="sampled").propose(prefilled(drafter, [[1]]), [3]).q is None
 
 
 def test_penalties_reach_the_heads_with_the_draft_tokens_made_so_far() -> None:
     drafter = medusa_drafter(V, mode="sampled")
-    (seq,) = begun(drafter, [[1, 2]], temperature=1.0, frequency_penalty=1.5, seed=2)
+    (seq,) = prefilled(drafter, [[1, 2]], temperature=1.0, frequency_penalty=1.5, seed=2)
     draft = drafter.propose([seq], [4])
     logits = drafter.heads(drafter._states[seq.id][1][None])[0]
     assert draft.q is not None
@@ -285,7 +284,7 @@ def test_typical_acceptance_keeps_more_and_is_greedy_at_temperature_zero() -> No
 
 
 class Sure(MedusaHeads):
-    """Heads that believe their first choice by so much, and their second half of that, whatever they see."""
+    """Heads with fixed probabilities: the first choice's are given, the second choice has half of that."""
 
     def __init__(self, *first: float):
         super().__init__(MedusaConfig(len(first), 1, V, V))
@@ -301,7 +300,7 @@ class Sure(MedusaHeads):
 def drafted(heads: MedusaHeads, **options: Any) -> list[tuple[int, ...]]:
     """Paths of ranks proposed at full depth."""
     drafter = MedusaDrafter(heads, V, MedusaDraftConfig(**options))
-    draft = drafter.propose(begun(drafter, [[1]]), [8])
+    draft = drafter.propose(prefilled(drafter, [[1]]), [8])
     return [tuple(draft.ids[i] for i in draft.ancestors(0, n)) for n in range(len(draft))]
 
 
@@ -319,14 +318,14 @@ def test_confidence_prunes_a_tree_branch_by_branch() -> None:
     assert set(found) == {(0,), (1,), (0, 0), (0, 1)}
 
 
-def test_gain_takes_the_nodes_that_are_worth_their_rows() -> None:
+def test_gain_takes_the_nodes_that_yield_more_than_their_rows_cost() -> None:
     every = set(drafted(Sure(0.5, 0.5, 0.5), tree="2,2,2"))
     assert set(drafted(Sure(0.5, 0.5, 0.5), tree="2,2,2", control="gain", costs=0.0)) == every
     some = set(drafted(Sure(0.5, 0.5, 0.5), tree="2,2,2", control="gain", costs=0.1))
     assert {(0,), (0, 0)} <= some < every
     assert drafted(Sure(0.15, 0.15, 0.15), tree="2,2,2", control="gain", costs=0.2) == []
     assert len(drafted(Sure(0.9, 0.9, 0.9), tree="2,2,2", control="gain", costs=0.2)) == 3
-    # Without a shape of one's own, the tree to choose from is larger than any that would pay.
+    # Without a given shape, the tree to choose from is larger than any useful one.
     assert len(drafted(Sure(0.5, 0.5, 0.5), control="gain", costs=0.0)) == 64
 
 
@@ -359,18 +358,18 @@ def test_both_executors_propose_the_same(tiny: Tiny, head: Path) -> None:
         target = Decoder.load(tiny.target, executor, torch.float32, "cpu")
         drafter = make_drafter("medusa", target, head=head, nodes=8)
         assert isinstance(drafter.heads, kind)
-        seqs = begun(drafter, PROMPTS, target)
+        seqs = prefilled(drafter, PROMPTS, target)
         drafts = [drafter.propose(seqs, budget) for budget in ([3, 3, 3], [1, 0, 2])]
         proposed.append([(d.ids, list(d.parents), list(d.splits)) for d in drafts])
     assert proposed[0] == proposed[1]
 
 
 def test_heads_that_share_the_targets_lm_head_draft_as_with_their_own(tiny: Tiny, tmp_path: Path) -> None:
-    """Untrained heads are the identity, so each says what the target says next."""
+    """Untrained heads are the identity, so each proposes the target's next token."""
     save_medusa(MedusaHeads(MedusaConfig(2, 1, 48, 320, own_lm_head=False)), tmp_path)
     target = Decoder.load(tiny.target, "torch", torch.float64, "cpu")
     drafter = make_drafter("medusa", target, head=tmp_path, mode="chain")
-    seqs = begun(drafter, PROMPTS, target)
+    seqs = prefilled(drafter, PROMPTS, target)
     assert drafter.propose(seqs, [2, 2, 2]).ids == [token for seq in seqs for token in [seq.tokens[-1]] * 2]
 
 

@@ -1,4 +1,4 @@
-"""Joining drafts: structure by hand, and the distribution of what is emitted by enumeration with fractions."""
+"""Merging drafts: structure by hand, and the output's distribution by enumeration with fractions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nodes(draft: Draft, b: int = 0) -> list[tuple[int, int]]:
     return [(draft.ids[i], draft.parents[i]) for i in draft.nodes(b)]
 
 
-def test_equal_beginnings_are_shared_and_the_rest_branches_off() -> None:
+def test_common_prefixes_are_shared_and_the_rest_branches_off() -> None:
     made = merge(seqs(), [[Part(chain(1, 2, 3)), Part(chain(1, 4, 3))]], 6)
     made.check([3], 6, 8)
     assert nodes(made) == [(1, -1), (2, 0), (3, 1), (4, 0), (3, 3)]
@@ -81,8 +81,8 @@ def test_depth_and_nodes_limit_what_is_added_and_never_the_base_nodes() -> None:
     assert nodes(shared)[3:] == [(5, 1)], "what is shared does not count"
 
 
-def test_equal_siblings_of_one_draft_stay_apart() -> None:
-    """Siblings drawn with replacement may be equal; each is a trial of its own."""
+def test_equal_siblings_of_one_draft_stay_separate() -> None:
+    """Siblings sampled with replacement may be equal; each is verified separately."""
     twins = Draft(torch.tensor([1, 1]), (-1, -1), (0, 2), torch.full((2, 6), 1 / 6, dtype=torch.float64))
     made = merge(seqs(), [[Part(twins), Part(chain(1, 3))]], 6)
     assert nodes(made) == [(1, -1), (1, -1), (3, 0)]
@@ -98,7 +98,7 @@ def test_sequences_keep_their_own_parts() -> None:
     assert [nodes(made, b) for b in range(2)] == [[(1, -1), (2, 0)], [(4, -1), (3, -1)]]
 
 
-def test_a_draft_taken_whole_is_passed_on_untouched() -> None:
+def test_a_draft_without_additions_is_not_changed() -> None:
     two = Draft.chains([[1, 2], [3], []])
     assert merge(seqs(3), [[Part(two)], [Part(two)], []], 6) is two
     assert merge(seqs(3), [[Part(two, depth=1)], [Part(two)], []], 6) is not two
@@ -106,7 +106,7 @@ def test_a_draft_taken_whole_is_passed_on_untouched() -> None:
     assert len(merge(seqs(2), [[], []], 6)) == 0
 
 
-def test_nodes_without_a_vote_keep_it_that_way_and_are_not_shared() -> None:
+def test_nodes_that_are_not_acceptable_stay_so_and_are_not_shared() -> None:
     window = Draft(torch.tensor([1, 2]), (-1, -1), (0, 2), acceptable=(False, True))
     made = merge(seqs(), [[Part(window), Part(chain(1, 3))]], 6)
     assert nodes(made) == [(1, -1), (2, -1), (1, -1), (3, 2)]
@@ -117,7 +117,7 @@ def test_nodes_without_a_vote_keep_it_that_way_and_are_not_shared() -> None:
 
 
 def joined(made: WeightedDraft, lookups: list[list[int]]) -> WeightedDraft:
-    """What production makes of a sampled draft and the chains of lookups, as the enumeration takes it."""
+    """A sampled draft merged with the chains of lookups by production code, in the form of the enumeration."""
     world = made.world
     draft, _ = pack([made])
     if draft.q is None:
@@ -161,7 +161,7 @@ def test_a_merged_draft_keeps_the_targets_distribution(shape: Shape, lookups: li
 
 
 def test_control_two_drafts_drawn_with_one_number_are_not_lossless() -> None:
-    """Why only one sampled draft is taken: two siblings picked by the same number know of each other, and the q of the
+    """Why only one sampled draft is used: siblings sampled with the same random number are dependent, so the q of the
     second is not its distribution given the first."""
     world = steady(probs(1, 1, 1), probs(6, 1, 1))
     first, second = probs(6, 1, 1), probs(1, 1, 6)

@@ -1,5 +1,5 @@
-"""The draft-model drafter: its shadow cache, its q, its stopping, its vocabulary. `ToyTarget` plays the draft model
-too, so every wrong rollback of the shadow fails by name."""
+"""The draft-model drafter: its KV cache, its q, when it stops, its vocabulary. The draft model is a `ToyTarget`, which
+detects every wrong rollback."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_R7_a_draft_model_equal_to_the_target_is_always_right_at_every_draft_len
     assert done[0].stats.steps == 1 + -(-40 // (k + 1))  # prefill, then k + 1 tokens a step
 
 
-def test_the_shadow_cache_survives_rollbacks_of_differing_depth_in_ragged_batches() -> None:
+def test_the_kv_cache_is_correct_after_rollbacks_of_differing_depth_in_ragged_batches() -> None:
     params = SamplingParams(max_tokens=60, temperature=1.0, seed=5)
     llm = LLM(ToyTarget(seed=1), drafter(ToyTarget(seed=2, sharpness=1.0)), draft_tokens=5, max_batch=2)
     done = llm.generate(PROMPTS, params)
@@ -124,7 +124,7 @@ def test_drafting_stops_at_the_draft_models_context_and_says_so_once(caplog: pyt
 
 @pytest.mark.parametrize("tree", [None, "topk"])
 def test_with_a_window_the_model_reads_the_end_of_a_text_and_goes_on_past_its_context(tree: str | None) -> None:
-    """The toy's distribution hangs on the last two tokens, so a model that holds as many is as right as ever."""
+    """The toy's distribution depends on the last two tokens only, so a window that holds them is as good as all."""
     params = SamplingParams(max_tokens=60)
     prompts = [[1, 2, 3, 4, 5, 6, 7, 0] * 5, [4]]
     model = ToyTarget(seed=1, context=24)
@@ -137,7 +137,7 @@ def test_with_a_window_the_model_reads_the_end_of_a_text_and_goes_on_past_its_co
     assert not limited._shadows
 
 
-def test_a_window_begins_anew_where_as_many_tokens_have_come_from_elsewhere() -> None:
+def test_the_window_restarts_after_as_many_tokens_of_other_drafters() -> None:
     limited = drafter(ToyTarget(seed=1), window=6)
     seq = Sequence(list(range(8)) * 3, SamplingParams())
     limited.propose([seq], [2])
@@ -157,7 +157,7 @@ def test_a_window_as_wide_as_the_context_is_refused() -> None:
         drafter(ToyTarget(), window=0)
 
 
-def test_released_sequences_leave_nothing_behind() -> None:
+def test_nothing_is_kept_for_released_sequences() -> None:
     model = ToyTarget(seed=2)
     mine = drafter(model)
     LLM(ToyTarget(seed=1), mine).generate(PROMPTS, SamplingParams(max_tokens=9))
@@ -231,14 +231,14 @@ def test_in_one_call_and_token_by_token_the_same_numbers_draw_the_same_tokens(co
     assert proposed(one_call, 300, params, 4, coupled=coupled) == proposed(stepwise, 300, params, 4, coupled=coupled)
 
 
-def test_under_the_rule_coupled_near_distributions_agree() -> None:
+def test_under_coupled_similar_distributions_pick_the_same_tokens() -> None:
     params = SamplingParams(temperature=1.0, max_tokens=200, seed=3)
     llm = LLM(ToyTarget(seed=2), drafter(MultiStepToy(seed=2)), rule="coupled")
     assert llm.generate([[1, 2]], params)[0].stats.acceptance_rate == 1
 
 
 def test_q_and_draft_tokens_of_a_sequence_are_the_same_for_any_batch() -> None:
-    """Temperatures, filters and greedy requests in one batch: one call for those that can, steps for the others."""
+    """Temperatures, filters and greedy requests in one batch: one call where possible, single steps for the others."""
     each = [
         SamplingParams(temperature=0.5, seed=1),
         SamplingParams(temperature=2.0, seed=2),
@@ -264,7 +264,7 @@ def test_q_and_draft_tokens_of_a_sequence_are_the_same_for_any_batch() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_ids_beyond_the_targets_vocabulary_are_impossible_in_one_call(temperature: float) -> None:
+def test_ids_outside_the_targets_vocabulary_are_impossible_in_one_call(temperature: float) -> None:
     model = MultiStepToy(vocab=11, seed=2, sharpness=0.3)
     seqs = [Sequence([1, 2], SamplingParams(temperature=temperature, seed=i)) for i in range(200)]
     draft = drafter(model).propose(seqs, [3] * 200)
@@ -272,7 +272,7 @@ def test_ids_beyond_the_targets_vocabulary_are_impossible_in_one_call(temperatur
     assert len(draft) == 600
 
 
-def test_a_sequence_at_the_end_of_the_context_shortens_no_other_ones_draft() -> None:
+def test_a_sequence_at_the_end_of_the_context_does_not_shorten_other_drafts() -> None:
     model = MultiStepToy(seed=2, context=10)
     seqs = [Sequence([1, 2] * 4, SamplingParams()), Sequence([3], SamplingParams())]
     draft = drafter(model).propose(seqs, [5, 5])
@@ -300,7 +300,7 @@ def test_control_ends_chains_of_one_call_where_it_ends_them_step_by_step() -> No
 # --- trees ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_topk_tree_is_the_likeliest_paths_of_the_model() -> None:
+def test_a_topk_tree_holds_the_models_most_probable_paths() -> None:
     """Against every path of three tokens, by brute force; nodes, not width, is what limits it here."""
     model, oracle = ToyTarget(vocab=5, seed=2), Oracle(ToyTarget(vocab=5, seed=2))
     for temperature in (0.0, 0.7):
@@ -316,7 +316,7 @@ def test_a_topk_tree_is_the_likeliest_paths_of_the_model() -> None:
         assert sorted(paths) == sorted(best)
 
 
-def test_siblings_of_a_sampled_tree_come_from_what_the_elder_ones_left() -> None:
+def test_siblings_of_a_sampled_tree_exclude_the_earlier_siblings() -> None:
     oracle = Oracle(ToyTarget(vocab=5, seed=2))
     for seed in range(10):
         params = SamplingParams(temperature=0.9, seed=seed)
@@ -327,15 +327,15 @@ def test_siblings_of_a_sampled_tree_come_from_what_the_elder_ones_left() -> None
         assert len(draft) == 8
         for node in range(len(draft)):
             parent = draft.parents[node]
-            elder = [draft.ids[i] for i in range(node) if draft.parents[i] == parent]
+            earlier = [draft.ids[i] for i in range(node) if draft.parents[i] == parent]
             path = [draft.ids[i] for i in draft.ancestors(0, parent)]
             probs = oracle.probs([1, 2], path, params)
-            probs[elder] = 0.0
+            probs[earlier] = 0.0
             torch.testing.assert_close(draft.q[node], probs / probs.sum())
 
 
 class Grid(Stream):
-    """Gives back the numbers it was made with."""
+    """Returns the numbers it was created with."""
 
     def __init__(self, *numbers: float):
         super().__init__(0)
@@ -357,15 +357,15 @@ class Steady(ToyTarget):
 
 
 @pytest.mark.parametrize(
-    ("options", "kinds", "numbers", "stands"),
+    ("options", "kinds", "numbers", "accepted"),
     [
         ({}, "s", (10,), Fraction(60, 100)),
         ({"tree": "sampled", "width": 2, "nodes": 2}, "ww", (10, 504), Fraction(7643, 10000)),
         ({"tree": "topk", "width": 2, "nodes": 2}, "pp", (1, 1), Fraction(30, 100)),
     ],
 )
-def test_what_stands_of_two_siblings_by_enumeration(
-    options: dict[str, object], kinds: str, numbers: tuple[int, ...], stands: Fraction
+def test_the_acceptance_of_two_siblings_by_enumeration(
+    options: dict[str, object], kinds: str, numbers: tuple[int, ...], accepted: Fraction
 ) -> None:
     """The published figures for p = (.4, .3, .2, .1), q reversed, k = 2: the drafter is given every uniform of a grid
     that is fine enough to give each of its draws its exact probability, and verification is enumerated."""
@@ -390,7 +390,7 @@ def test_what_stands_of_two_siblings_by_enumeration(
             q = [tuple(rational(x) for x in draft.q[i].tolist()) for i in rows[tokens]]
         made.append(WeightedDraft(world, shape, list(tokens), q, Fraction(count, len(grid))))
     outcomes = weighed(RULES["rejection"], made)
-    assert round(sum((o.weight for o in outcomes if o.accepted), Fraction(0)), 4) == stands
+    assert round(sum((o.weight for o in outcomes if o.accepted), Fraction(0)), 4) == accepted
     assert completed(world, outcomes, 2) == target_distribution(world, 2)
 
 
@@ -434,7 +434,7 @@ def test_the_KV_of_the_draft_model_is_that_of_a_fresh_prefill_after_every_tree(t
 
 
 @pytest.mark.parametrize("tree", ["topk", "sampled"])
-def test_trees_raise_what_stands(tree: str) -> None:
+def test_trees_raise_the_number_of_accepted_tokens(tree: str) -> None:
     params = SamplingParams(max_tokens=80, temperature=1.0, seed=1)
     accepted = []
     for options in ({}, {"tree": tree, "width": 3, "nodes": 12}):
@@ -445,7 +445,7 @@ def test_trees_raise_what_stands(tree: str) -> None:
     assert accepted[1] > accepted[0]
 
 
-def test_a_path_is_not_continued_where_control_says_so() -> None:
+def test_a_path_ends_where_control_stops_it() -> None:
     model = ToyTarget(seed=2, sharpness=1.0)
     seq = Sequence([1, 2], SamplingParams(temperature=1.0, seed=1))
     draft = drafter(model, tree="sampled", width=3, nodes=20, control="confidence", threshold=0.2).propose([seq], [6])

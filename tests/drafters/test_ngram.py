@@ -1,4 +1,4 @@
-"""The n-gram drafter: what it matches, what it copies, how it branches, what it remembers, when it keeps quiet."""
+"""The n-gram drafter: what it matches, copies and remembers, how it branches, and when it proposes nothing."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_a_match_shorter_than_min_ngram_is_not_used() -> None:
     assert chain([1, 2, 3, 9, 3], min_ngram=2) == []
 
 
-def test_branches_at_every_fork_are_distinct_and_hang_where_they_were_seen() -> None:
-    """Each branch continues the text by something that did follow, in the text, what it hangs below."""
+def test_branches_are_distinct_and_have_the_parent_they_followed_in_the_text() -> None:
+    """Each branch holds tokens that followed its parent path in the text."""
     rng = random.Random(0)
     for _ in range(200):
         text = [rng.randrange(4) for _ in range(60)]
@@ -61,7 +61,7 @@ def test_branches_at_every_fork_are_distinct_and_hang_where_they_were_seen() -> 
             ahead = [made.ids[i] for i in made.ancestors(0, parent)]
             last = [*text, *ahead][-1]
             if len(below) > 1:
-                assert len(ahead) < 3, "alternatives behind the last fork"
+                assert len(ahead) < 3, "alternatives after the last fork"
             for token in tokens:
                 assert any(
                     pair == (last, token) for pair in zip([*text, *ahead], [*text, *ahead, token][1:], strict=True)
@@ -94,7 +94,7 @@ def test_counts_equal_a_recount_from_scratch() -> None:
     assert longest[store.followers(tokens, (), 1)[0][0]] == max(longest.values())
 
 
-def test_memory_is_bounded_and_the_recent_is_what_stays() -> None:
+def test_memory_is_bounded_and_the_most_recent_is_kept() -> None:
     config = NgramConfig(max_ngram=2, max_entries=200)
     rng = random.Random(4)
     tokens = [rng.randrange(1000) for _ in range(5000)]
@@ -123,7 +123,7 @@ def test_followers_of_one_context_are_bounded() -> None:
 
 
 def test_fillers_count_what_the_target_found_likely() -> None:
-    """The target's logits say 8 and 9 after 3; the text never went there, so only the fillers can know."""
+    """The target's logits favour 8 and 9 after 3. They do not occur in the text, so only the fillers can know them."""
     drafter = NgramDrafter(NgramConfig(max_ngram=1, fillers=2, branches=3))
     seq = Sequence([1, 2, 3])
     seq.advance(Verdict([[]], [4], [None], [False]), Draft.empty(1), 0)
@@ -132,5 +132,5 @@ def test_fillers_count_what_the_target_found_likely() -> None:
     drafter.observe([seq], Draft.empty(1), TargetOut(logits), Verdict([[]], [4], [None], [False]))
     seq.tokens.append(3)
     made = drafter.propose([seq], [1])
-    assert made.ids[0] == 4, "what stood in the text is the more recent of equals"
+    assert made.ids[0] == 4, "among equals, what is in the text counts as more recent"
     assert set(made.ids) == {4, 8, 9}

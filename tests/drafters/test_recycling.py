@@ -32,7 +32,7 @@ def test_the_example_of_the_docstring() -> None:
     assert plan.fill(known, THE) == ([CAT, DOG, SAT, RAN], [-1, -1, 0, 0])
 
 
-def test_places_for_which_nothing_is_known_are_left_out_with_all_below() -> None:
+def test_unknown_nodes_are_left_out_with_their_descendants() -> None:
     plan = _Plan(Tree.of_paths([(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 0, 0)]))
     known = matrix({THE: [CAT, DOG], DOG: [RAN, IS], RAN: [THE]})
     assert plan.fill(known, THE) == ([CAT, DOG, RAN, IS, THE], [-1, -1, 1, 1, 2])
@@ -41,7 +41,7 @@ def test_places_for_which_nothing_is_known_are_left_out_with_all_below() -> None
 
 
 def logits(*best: list[int]) -> TargetOut:
-    """Rows whose likeliest tokens are these, in order."""
+    """Rows with these most probable tokens, in order."""
     out = torch.zeros(len(best), V, dtype=torch.float64)
     for row, tokens in zip(out, best, strict=True):
         for place, token in enumerate(tokens):
@@ -50,8 +50,8 @@ def logits(*best: list[int]) -> TargetOut:
 
 
 def test_every_row_is_learnt_even_of_rejected_draft_tokens_and_the_text_is_learnt_last() -> None:
-    """THE is pending, CAT stands, DOG and a second THE below it fall: rows of all four tokens are written; THE ran
-    twice, and keeps what was likely where it stood in the text."""
+    """THE is pending, CAT is accepted, DOG and a second THE below it are rejected: rows of all four tokens are written.
+    THE has two rows; the one from the text is kept."""
     drafter = RecyclingDrafter(V, RecyclingConfig(candidates=2))
     other, seq = Sequence([SAT, SAT]), Sequence([IS, THE])
     drafter.propose([other, seq], [1, 1])
@@ -81,8 +81,8 @@ def test_requests_share_a_matrix_if_asked_to() -> None:
 
 
 def test_the_tree_follows_what_is_counted() -> None:
-    """Where the second candidate is always right, the tree becomes a chain of second candidates; where none is, it
-    shrinks to nothing, and grows again when the first is right."""
+    """If the second candidate is always right, the tree becomes a chain of second candidates. If none is, it shrinks to
+    nothing, and grows again when the first is right."""
     shape = Shape(RecyclingConfig(nodes=8, max_draft=4))
 
     def after_steps(rank: int | None, n: int) -> Tree:

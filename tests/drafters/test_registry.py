@@ -1,4 +1,4 @@
-"""The registry: what it says of each drafter is true, and the lists that are derived from it are the known ones."""
+"""The registry: what it declares for each drafter is true, and the lists derived from it are the known ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestEachSpec:
         assert {"model", "head", "members"} & set(parameters) == expected
         assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in expected)
 
-    def test_one_that_needs_nothing_is_made_from_a_target_alone(self, spec: DrafterSpec) -> None:
+    def test_a_drafter_that_needs_nothing_is_made_from_a_target_alone(self, spec: DrafterSpec) -> None:
         if spec.needs is not Needs.NOTHING:
             return
         made = make_drafter(spec.name, ToyTarget(5))
@@ -85,7 +85,7 @@ def named(wanted: str) -> list[str]:
 
 
 def test_the_drafters_that_users_know_by_name() -> None:
-    """Names in the README; a name that goes breaks command lines and configurations that people wrote down."""
+    """Names in the README; removing one breaks existing command lines and configurations."""
     assert list(DRAFTERS) == [
         "none", "model", "layerskip", "ngram", "suffix", "sam", "recycling", "lookahead",
         "medusa", "eagle", "eagle3", "hybrid", "bandit", "replay",
@@ -93,7 +93,7 @@ def test_the_drafters_that_users_know_by_name() -> None:
 
 
 def test_default_lengths_are_those_of_the_command_line() -> None:
-    """A changed one changes the seeded texts of everybody who names none."""
+    """Changing a default changes the seeded texts of everybody who uses it."""
     assert {spec.name: spec.length for spec in SPECS} == {
         "none": 0, "model": 4, "layerskip": 4, "ngram": 10, "suffix": 10, "sam": 10, "recycling": 6, "lookahead": 8,
         "medusa": 4, "eagle": 5, "eagle3": 5, "hybrid": 10, "bandit": 10, "replay": 4,
@@ -106,7 +106,7 @@ def test_lookups_and_what_reads_a_draft() -> None:
     assert [spec.name for spec in SPECS if spec.needs is Needs.DRAFT_HEAD] == ["medusa", "eagle", "eagle3"]
 
 
-def test_timed_passes_make_anew_what_learns_from_text_and_keep_what_holds_weights() -> None:
+def test_timed_passes_recreate_drafters_that_learn_and_keep_those_with_weights() -> None:
     assert [name for name in DRAFTERS if recreated_per_pass(name)] == [
         "ngram",
         "suffix",
@@ -118,7 +118,7 @@ def test_timed_passes_make_anew_what_learns_from_text_and_keep_what_holds_weight
     assert not recreated_per_pass(ToyTarget(5))
 
 
-def test_tune_tries_these_where_none_is_named() -> None:
+def test_tune_tries_these_drafters_by_default() -> None:
     assert TuneModels().specs() == ["model", "ngram", "suffix", "recycling"]
     assert TuneModels(target="mine").specs() == ["ngram", "suffix", "recycling"]
     assert TuneModels(drafter=["sam"]).specs() == ["sam"]
@@ -134,7 +134,7 @@ def test_every_training_method_serves_a_drafter_and_is_a_command() -> None:
         assert callable(import_module(method.path).make)
 
 
-def test_every_rule_is_known_to_the_command_line_and_says_whether_it_is_lossless() -> None:
+def test_every_rule_is_a_command_line_choice_and_declares_whether_it_is_lossless() -> None:
     assert {name: rule.lossless for name, rule in RULES.items()} == NAMED_RULES
     assert [name for name, lossless in NAMED_RULES.items() if not lossless] == ["typical"]
     assert all(rule.name == name == rule.decide.__name__ for name, rule in RULES.items())

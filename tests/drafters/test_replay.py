@@ -32,8 +32,8 @@ def test_a_recording_is_replayed_at_its_rate(tmp_path: Path) -> None:
         llm = LLM(target(), "replay", draft_tokens=3, draft_options={"path": path, "rate": rate})
         done = llm.generate(PROMPT, SamplingParams(max_tokens=1500, seed=1))[0]
         assert done.token_ids == text
-        judged = sum(min(i + 1, 3) * n for i, n in done.stats.histogram.items()) - done.stats.undrafted
-        assert abs(done.stats.accepted / judged - rate) <= 5 * (rate * (1 - rate) / judged) ** 0.5 + 2e-3
+        verified = sum(min(i + 1, 3) * n for i, n in done.stats.histogram.items()) - done.stats.undrafted
+        assert abs(done.stats.accepted / verified - rate) <= 5 * (rate * (1 - rate) / verified) ** 0.5 + 2e-3
 
 
 def test_a_mapping_works_too_and_nothing_is_drafted_for_unknown_prompts() -> None:
@@ -65,7 +65,7 @@ def test_a_bad_line_is_refused_by_its_number(tmp_path: Path, line: str, says: st
         read(path)
 
 
-def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="cannot be read"):
         read(tmp_path / "missing.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n")

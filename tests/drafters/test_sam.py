@@ -36,8 +36,8 @@ def longest(text: list[int], tail: list[int]) -> int:
 
 
 def test_the_match_and_its_latest_place_equal_a_search_of_the_text() -> None:
-    """Texts over few tokens, grown in pieces: after each, the longest end that occurred before, and where the text went
-    on behind its latest occurrence."""
+    """Texts over few tokens, extended in pieces: after each, the longest suffix that occurred before, and the position
+    after its latest occurrence."""
     rng = random.Random(0)
     for _ in range(150):
         size = rng.choice([1, 2, 3, 8])
@@ -94,8 +94,8 @@ def test_the_older_half_is_still_searched_and_then_forgotten() -> None:
     assert len(history) <= 40
 
 
-def test_the_halves_together_match_what_either_holds() -> None:
-    """However the text is split between them: the longest end that lies wholly in one half, and a place of it."""
+def test_the_two_halves_together_match_what_either_holds() -> None:
+    """For any split of the text: the longest suffix that lies completely in one half, and a position of it."""
     rng = random.Random(2)
     for _ in range(100):
         half = rng.choice([5, 8, 13])

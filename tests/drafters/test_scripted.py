@@ -1,4 +1,4 @@
-"""The measuring instruments measure what they say."""
+"""The scripted drafters: their acceptance is as set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ V = 32
 PROMPT = [1, 2, 3]
 
 
-def test_each_script_says_what_it_is_told() -> None:
+def test_each_script_proposes_what_it_was_given() -> None:
     known = {(1, 2, 3): [4, 5, 6, 31, 7]}
     seq = Sequence(PROMPT)
     seq.tokens += [4, 5]
@@ -40,16 +40,16 @@ def test_replay_reaches_its_rate(rate: float, draft_tokens: int) -> None:
     done = LLM(target, drafter, draft_tokens=draft_tokens).generate(PROMPT, SamplingParams(max_tokens=1500, seed=1))[0]
     assert done.token_ids == text
     stats = done.stats
-    judged = sum(min(i + 1, draft_tokens) * n for i, n in stats.histogram.items()) - stats.undrafted
-    assert abs(stats.accepted / judged - rate) <= 5 * (rate * (1 - rate) / judged) ** 0.5 + 2e-3
+    verified = sum(min(i + 1, draft_tokens) * n for i, n in stats.histogram.items()) - stats.undrafted
+    assert abs(stats.accepted / verified - rate) <= 5 * (rate * (1 - rate) / verified) ** 0.5 + 2e-3
 
 
-def test_replay_refuses_rates_that_are_none() -> None:
+def test_replay_refuses_invalid_rates() -> None:
     with pytest.raises(ParameterError, match="rate"):
         replay(1.2)
 
 
-def test_random_draft_tokens_are_right_once_in_v() -> None:
+def test_random_draft_tokens_are_accepted_with_probability_1_over_v() -> None:
     for sampled in (True, False):
         llm = LLM(ToyTarget(8, seed=2), RandomDrafter(8, sampled), draft_tokens=1)
         prompts = [[i % 8, i // 8] for i in range(40)]

@@ -48,8 +48,8 @@ def every(tree: SuffixTree, node: Node) -> Iterable[tuple[list[int], int]]:
 
 
 def test_counts_matches_and_look_ups_equal_a_search_of_the_text() -> None:
-    """Texts over few tokens, grown in pieces, trees of several depths: every count, every end that occurred before,
-    and whether a string is found."""
+    """Texts over few tokens, extended in pieces, trees of several depths: every count, every suffix that occurred
+    before, and whether a string is found."""
     rng = random.Random(0)
     for _ in range(150):
         size, depth = rng.choice([1, 2, 3, 8]), rng.choice([2, 3, 5, 12])
@@ -83,17 +83,17 @@ def test_a_string_keeps_its_most_frequent_followers() -> None:
     seven = node.children[7]
     assert isinstance(seven, Node)
     assert seven.count == 30
-    assert 399 in node.children, "of those that occurred once, the oldest goes"
+    assert 399 in node.children, "of those that occurred once, the oldest is dropped"
     assert 101 not in node.children
 
 
-def test_the_store_forgets_the_oldest_half() -> None:
+def test_the_store_drops_the_oldest_half() -> None:
     store = Store(depth=6, max_tokens=100)
     store.extend([1000, 1001, 1002])
     store.extend(list(range(60)))
     assert store.longest([1000, 1001], own=False)[1] == 2
     store.extend(list(range(60, 100)))
-    assert store.longest([1000, 1001], own=False)[1] == 0, "it stood in the half that had to go"
+    assert store.longest([1000, 1001], own=False)[1] == 0, "it was in the half that was dropped"
     assert store.longest([60, 61], own=False)[1] == 2
     assert len(store) <= 100
 
@@ -136,14 +136,14 @@ def test_a_match_shorter_than_min_match_is_not_used() -> None:
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
 @pytest.mark.parametrize("depth", [2, 3])
-def test_a_loop_is_followed_whatever_the_depth_of_the_tree(period: int, depth: int) -> None:
+def test_a_loop_is_followed_for_any_depth_of_the_tree(period: int, depth: int) -> None:
     loop = list(range(period))
     for repeats in (1, 2, 20):
         text = [9, *loop * repeats, *loop[:1]]
         assert chain(text, 7, max_depth=depth) == [loop[(1 + i) % period] for i in range(7)]
 
 
-def test_trees_are_well_formed_and_grow_the_likeliest_first() -> None:
+def test_trees_are_well_formed_and_grow_the_most_probable_first() -> None:
     rng = random.Random(1)
     for _ in range(200):
         text = [rng.randrange(4) for _ in range(rng.randrange(2, 80))]
@@ -154,7 +154,7 @@ def test_trees_are_well_formed_and_grow_the_likeliest_first() -> None:
             tokens = [made.ids[i] for i in below]
             assert len(set(tokens)) == len(tokens) <= 3
             path = [*text, *(made.ids[i] for i in made.ancestors(0, parent))]
-            if parent < 0:  # siblings stand in the order of how often they followed the longest match
+            if parent < 0:  # siblings are ordered by how often they followed the longest match
                 match = max(m for m in range(1, len(text)) if len(places(text, text[-m:])) > 1)
                 counts = [len(places(text, [*path[-min(match, 2) :], t])) for t in tokens]
                 if match <= 2:
@@ -173,7 +173,7 @@ def finished(drafter: SuffixDrafter, prompt: list[int], output: list[int]) -> No
     drafter.release(seq.id)
 
 
-def test_outputs_of_finished_requests_are_remembered_if_asked_for() -> None:
+def test_outputs_of_finished_requests_are_remembered_if_set() -> None:
     new = Sequence([50, 11, 12])
     for across, ids in ((False, []), (True, [13, 14])):
         drafter = SuffixDrafter(SuffixConfig(across=across, row_cost=0.0))
@@ -188,7 +188,7 @@ def test_outputs_of_finished_requests_are_remembered_if_asked_for() -> None:
 
 
 def test_a_request_that_did_not_finish_is_not_remembered() -> None:
-    """It may be preempted and go on: its text would count twice."""
+    """It may have been preempted and continue: its text would count twice."""
     drafter = SuffixDrafter(SuffixConfig(across=True))
     seq = Sequence([1])
     seq.tokens += [2, 3, 4]
@@ -198,12 +198,14 @@ def test_a_request_that_did_not_finish_is_not_remembered() -> None:
 
 
 def test_the_tree_that_scores_higher_is_taken() -> None:
-    """The own text says 5 or 6 after "1", one time each; finished requests said 7 after "3 1", each time."""
+    """In the own text, 5 and 6 follow "1" once each; in finished requests, 7 always follows "3 1"."""
     drafter = SuffixDrafter(SuffixConfig(across=True, row_cost=0.0))
     for _ in range(3):
         finished(drafter, [0], [3, 1, 7, 8])
     assert drafter.propose([Sequence([1, 5, 1, 6, 3, 1])], [2]).ids == [7, 8]
-    assert drafter.propose([Sequence([4, 3, 1, 9, 9, 4, 3, 1])], [2]).ids == [9, 9], "the own match is as good: it wins"
+    assert drafter.propose([Sequence([4, 3, 1, 9, 9, 4, 3, 1])], [2]).ids == [9, 9], (
+        "the own match is equally good: it wins"
+    )
 
 
 def test_finished_requests_are_forgotten_oldest_first() -> None:

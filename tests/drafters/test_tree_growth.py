@@ -16,7 +16,7 @@ CHANCES = (0.5, 0.2, 0.1)
 
 
 def grown(depth: int, nodes: int, width: int = 4**6, probs: tuple[float, ...] = (*CHANCES, 0.2)) -> Tree:
-    """A tree whose every node has the same distribution over four candidates, the last of which leads nowhere."""
+    """A tree in which every node has the same distribution over four candidates; the last one is never expanded."""
     tree = Tree(Sequence([0]), depth, width, nodes, drawn=False)
     while frontier := tree.frontier():
         rows = torch.tensor([probs] * len(frontier), dtype=torch.float64)
@@ -50,14 +50,14 @@ def test_no_node_is_kept_without_its_parent() -> None:
         assert all(parents[i] < 0 or parents[i] in kept for i in kept)
 
 
-def test_a_narrow_tree_expands_the_likeliest_nodes_of_a_level() -> None:
+def test_a_narrow_tree_expands_the_most_probable_nodes_of_a_level() -> None:
     tree = grown(3, 100, width=2)
     assert [tree.depths.count(d) for d in (1, 2, 3)] == [2, 4, 4]
     expanded = sorted((tree.path_probs[i] for i in tree.ran if tree.depths[i] == 2), reverse=True)
     assert expanded == pytest.approx([0.25, 0.1])
 
 
-def test_costs_choose_the_count_of_most_tokens_a_second() -> None:
+def test_costs_choose_the_node_count_with_the_most_tokens_per_second() -> None:
     tree = grown(5, 40)
     for row_cost in (0.01, 0.05, 0.2):
         costs = CostCurve.flat(row_cost)
