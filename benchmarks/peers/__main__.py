@@ -80,7 +80,7 @@ def main(words: list[str] | None = None) -> int:
         task = progress.add_task("starting", total=None)
         advance = lambda doing: progress.update(task, description=doing, advance=1)  # noqa: E731
         session = Session(target, draft, advance, contenders, WORKERS)
-        progress.update(task, total=session.calls(keys, len(prompts["both"]), options.steps))
+        progress.update(task, total=session.calls(keys, len(prompts["both"]), options.rounds))
         try:
             deadline = monotonic() + 60 * options.minutes
             session.start(keys)
