@@ -124,7 +124,7 @@ def test_figures_from_known_cells(llm):
     assert runs[0].tokens_per_second().value == pytest.approx(20 / 8)
     assert runs[1].tokens_per_second().value == pytest.approx(20 / 3)
     assert runs[1].speedup().value == pytest.approx(8 / 3)  # of the times, not the mean of 2 and 3
-    assert runs[1].speedup().low == pytest.approx(2)  # a resample may hold the first prompt alone
+    assert runs[1].speedup().low < 2  # a further prompt may be like the first
     assert runs[1].speedup([1]).value == pytest.approx(3)
     assert runs[0].speedup().value == 1
     assert runs[1].first_token_seconds() == pytest.approx(0.1)
