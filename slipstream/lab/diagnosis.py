@@ -12,6 +12,9 @@ predicts the speed-up without that cause, and it names the cause whose removal h
     few active experts        the same, for a mixture of experts: more rows pick more experts, which must be read
     host overhead             a speculative step takes no more host time than a plain step
     drafts too long           the best shorter draft length
+
+There is no diagnosis where noise could have made the difference: if the interval of the measured speed-up includes 1,
+or if other processes took a part of the machine.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.params import SamplingParams, Strict, check_integer
 from slipstream.core.theory import geometric_rates
-from slipstream.lab.benchmark import Contender, figures, kept, warnings
+from slipstream.lab.benchmark import QUIET, Contender, figures, kept, warnings
 from slipstream.lab.diagnosis_measured import ROWS, CountingArm, Measured, measured, target_costs
 from slipstream.lab.measure import Arm, Run, line_up, load_weights_once, passes, race
 from slipstream.lab.prompts import PromptSet
@@ -43,7 +46,7 @@ DRAFT, ACCEPTANCE, COMPUTE, BATCH, EXPERTS, HOST, LENGTH = (
     "draft too expensive", "acceptance too low", "compute-bound target", "batch too large", "few active experts",
     "host overhead", "drafts too long",
 )  # fmt: skip
-NOTHING = "nothing is wrong"
+NOTHING, UNKNOWN = "nothing is wrong", "not diagnosed"
 
 FIXES = {
     DRAFT: "use a smaller draft model, quantise it (--draft-quantize int8), or use a lookup drafter: --drafter suffix",
@@ -69,7 +72,7 @@ class Counterfactual(Strict):
 
 @dataclass(frozen=True)
 class Diagnosis(Strict):
-    """cause       `NOTHING`, or what to change first.
+    """cause       `NOTHING`, `UNKNOWN`, or what to change first.
     speedup     measured if it was measured, else predicted.
     predicted   predicted from the measured parts.
     break_even  acceptance rate at which a speculative step is as fast as plain decoding; None: not even at 1.
@@ -78,6 +81,7 @@ class Diagnosis(Strict):
     enough      whether removing this one cause would make speculation save time.
     evidence    the numbers behind the diagnosis, in sentences.
     counterfactuals   largest speed-up first.
+    reason      why there is no diagnosis, in a clause; empty if there is one.
     """
 
     cause: str
@@ -91,10 +95,12 @@ class Diagnosis(Strict):
     enough: bool
     evidence: tuple[str, ...]
     counterfactuals: tuple[Counterfactual, ...]
+    reason: str = ""
 
 
-def diagnose(m: Measured) -> Diagnosis:
-    """The diagnosis for these measurements; a pure function."""
+def diagnose(m: Measured, neighbours: float | None = None) -> Diagnosis:
+    """The diagnosis for these measurements; a pure function. neighbours: share of the machine's time that went to other
+    processes, None if unknown."""
     predicted = m.prediction().speedup
     length, best = m.best_length()
     removed = sorted(
@@ -102,16 +108,36 @@ def diagnose(m: Measured) -> Diagnosis:
         key=lambda c: -c.speedup,
     )
     value, low = (m.speedup[0], m.speedup[1]) if m.speedup else (predicted, predicted)
-    if value >= FINE and low > 1:
-        cause, fix, enough = NOTHING, "", True
-    elif best >= FINE and length < m.draft_tokens and best >= FINE * predicted:
+    unsure, remedy = doubt(m, neighbours)
+    if unsure:
+        cause, fix, enough = UNKNOWN, remedy, False
+    elif best >= FINE and length < m.draft_tokens and best >= FINE * value:
         cause, fix, enough = LENGTH, f"{FIXES[LENGTH]} to {length}", True
+    elif value >= FINE and low > 1:
+        cause, fix, enough = NOTHING, "", True
     else:
         cause, fix, enough = removed[0].cause, FIXES[removed[0].cause], removed[0].speedup >= FINE
     return Diagnosis(
         cause, fix, value, predicted, m.break_even(), acceptance(m), length, best, enough,
-        tuple(evidence(m, cause)), tuple(removed),
+        tuple(evidence(m, cause)), tuple(removed), unsure,
     )  # fmt: skip
+
+
+def doubt(m: Measured, neighbours: float | None) -> tuple[str, str]:
+    """(why these measurements allow no diagnosis, what to do); two empty texts if they do."""
+    if neighbours is not None and neighbours > QUIET:
+        return (
+            f"other processes took {neighbours:.0%} of the machine's time, which slows down drafting, the target and "
+            "the host unequally",
+            "end other programs and measure again",
+        )
+    if m.speedup is not None and m.speedup[1] <= 1 <= m.speedup[2]:
+        return (
+            f"the 95% interval of the speed-up, {m.speedup[1]:.2f} to {m.speedup[2]:.2f}, includes 1, so it may be "
+            "a gain or a loss",
+            "measure more: raise --prompts, --rounds and --seconds",
+        )
+    return "", ""
 
 
 def causes(m: Measured) -> list[str]:
@@ -176,6 +202,10 @@ def evidence(m: Measured, cause: str) -> list[str]:
         lines_by_cause[COMPUTE] += f"; {m.experts[0]} of {m.experts[1]} experts are picked per token"
     key = COMPUTE if cause in (BATCH, EXPERTS) else cause
     lines = [lines_by_cause[key]] if key in lines_by_cause else []
+    if cause == LENGTH:
+        length, best = m.best_length()
+        now = f"measured at {m.speedup[0]:.2f}x" if m.speedup else f"predicted at {m.prediction().speedup:.2f}x"
+        lines = [f"{length} draft tokens are predicted at {best:.2f}x, {m.draft_tokens} are {now}"]
     return [*lines, *(line for name, line in lines_by_cause.items() if name != key)]
 
 
@@ -227,7 +257,7 @@ def doctor(
         }
         if curves and len(data["arms"]) == 2:
             found = measured(runs[1], curves[0])
-            data |= {"measured": asdict(found), "diagnosis": asdict(diagnose(found))}
+            data |= {"measured": asdict(found), "diagnosis": asdict(diagnose(found, result.provenance["neighbours"]))}
         return data
 
     with kept(result), recording(result, out, collect) as save:

@@ -129,9 +129,30 @@ class Measured(Strict):
             tuple(d + 1 for d in depths), tuple(self.costs(self.batch * (1 + self.width * d)) for d in depths)
         )
 
+    def length(self, draft_tokens: int) -> float:
+        """Predicted mean acceptance length of a text, prefill included."""
+        return self.tokens / (1 + self.prediction(draft_tokens).steps)
+
+    def expected(self, draft_tokens: int) -> float:
+        """Predicted speed-up at a draft length, scaled so that it agrees with the measurement at the measured length.
+        The closed form uses costs of passes of equal width. In decoding the widths vary and CPU caches are colder,
+        which is assumed to cost the same share at every length.
+
+        At most the mean acceptance length: a step that drafts takes no less time than a plain one. Only noise in the
+        costs says otherwise."""
+        found = self.prediction(draft_tokens).speedup
+        if self.speedup is not None:
+            found *= self.speedup[0] / self.prediction(self.draft_tokens).speedup
+        return min(found, self.length(draft_tokens))
+
     def best_length(self) -> tuple[int, float]:
-        """(best draft length up to the measured one, its predicted speed-up); length 0 if none saves time."""
-        gains = [(k, self.prediction(k).speedup) for k in range(1, self.draft_tokens + 1)]
+        """(best draft length up to the measured one, its predicted speed-up); length 0 if none saves time. The smaller
+        of the closed form and of `expected` counts: a closed form that is off by its measurement proves no length
+        better."""
+        gains = [
+            (k, min(self.prediction(k).speedup, self.expected(k)) if k < self.draft_tokens else self.expected(k))
+            for k in range(1, self.draft_tokens + 1)
+        ]
         return max([(0, 1.0), *gains], key=lambda pair: pair[1])
 
     def break_even(self) -> float | None:

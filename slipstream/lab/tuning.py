@@ -74,19 +74,11 @@ def candidates(labels: Seq[str], facts: Seq[Measured]) -> list[Candidate]:
     """Every drafter at every length up to the recorded one, best first. A shorter tree is assumed to have as many draft
     tokens per level as the recorded one."""
     found = [
-        Candidate(i, label, k, predicted(m, k))
+        Candidate(i, label, k, m.expected(k))
         for i, (label, m) in enumerate(zip(labels, facts, strict=True))
         for k in range(1, m.draft_tokens + 1)
     ]
     return sorted(found, key=lambda c: (-c.predicted, c.draft_tokens))
-
-
-def predicted(m: Measured, draft_tokens: int) -> float:
-    """Speed-up at a draft length: the closed form, scaled so that it agrees with the recording at the recorded length.
-    The closed form uses costs of passes of equal width. In decoding the widths vary and CPU caches are colder, which is
-    assumed to cost the same share at every length."""
-    form = m.prediction(draft_tokens).speedup
-    return form if m.speedup is None else form * m.speedup[0] / m.prediction(m.draft_tokens).speedup
 
 
 def shortlist(found: Seq[Candidate], most: int) -> list[Candidate]:
@@ -194,7 +186,7 @@ class _Tuning:
     def data(self) -> dict[str, Any]:
         """The data of the result so far."""
         table = [
-            {"label": c.label, "measured": asdict(m), "predicted": [predicted(m, k) for k in _lengths(m)]}
+            {"label": c.label, "measured": asdict(m), "predicted": [m.expected(k) for k in _lengths(m)]}
             for c, m in zip(self.contenders, self.facts, strict=False)
         ]
         raced: list[dict[str, Any]] = [

@@ -16,6 +16,7 @@ from slipstream.lab.benchmark import Contender
 from slipstream.lab.diagnosis import DoctorConfig, diagnose, doctor, steps, without
 from slipstream.lab.diagnosis_measured import Counting, Measured, Tally
 from slipstream.lab.prompts import Prompt, PromptSet
+from slipstream.lab.reports import section
 from slipstream.lab.results import read
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
@@ -107,6 +108,47 @@ def test_what_the_clock_says_counts_more_than_what_is_predicted():
     assert fast.cause == "nothing is wrong"
 
 
+def test_an_interval_that_includes_1_is_not_diagnosed():
+    found = diagnose(replace(GOOD, speedup=(1.3, 0.9, 1.8)))
+    assert found.cause == "not diagnosed"
+    assert "0.90 to 1.80, includes 1" in found.reason
+    assert "--rounds" in found.fix
+    assert diagnose(replace(GOOD, draft_each=0.010, speedup=(0.9, 0.7, 1.1))).cause == "not diagnosed"
+    assert diagnose(replace(GOOD, speedup=(2.0, 1.8, 2.2))).reason == ""
+
+
+def test_a_busy_machine_is_not_diagnosed():
+    busy = diagnose(replace(GOOD, speedup=(0.8, 0.7, 0.9)), neighbours=0.4)
+    assert busy.cause == "not diagnosed"
+    assert "40% of the machine's time" in busy.reason
+    assert diagnose(GOOD, neighbours=0.4).cause == "not diagnosed"  # also where all looks well
+    assert diagnose(GOOD, neighbours=0.02).cause == "nothing is wrong"
+    assert diagnose(GOOD, neighbours=None).cause == "nothing is wrong"
+
+
+def test_a_gain_is_not_praised_where_a_shorter_draft_gains_more():
+    """Sixteen draft tokens are measured at 1.28x, and the same measurement says that four or so give nearly 2x."""
+    rates = tuple(geometric_rates(0.72, 16))
+    long = replace(GOOD, draft_tokens=16, position_rates=rates, drafted=(1.0,) * 16, draft_each=0.0009)
+    predicted = long.prediction().speedup
+    found = diagnose(replace(long, speedup=(1.28, 1.2, 1.36)))
+    assert predicted == pytest.approx(1.28, abs=0.15)
+    assert found.cause == "drafts too long"
+    assert found.best_length in range(3, 7)
+    assert found.best_speedup == pytest.approx(1.9, abs=0.15)
+    assert found.fix == f"lower --draft-tokens to {found.best_length}"
+    assert f"{found.best_length} draft tokens are predicted at" in found.evidence[0]
+
+
+def test_no_prediction_is_above_the_mean_acceptance_length():
+    """A step that drafts is never faster than a plain one, whatever noisy clocks say."""
+    noisy = replace(GOOD, draft_each=0.0, step_host=0.0, plain_host=0.004, speedup=(3.9, 3.0, 4.8))
+    for k in range(1, 5):
+        assert noisy.expected(k) <= noisy.length(k) <= k + 1
+    assert noisy.expected(4) == noisy.length(4) < 3.9
+    assert replace(noisy, speedup=None).expected(4) <= noisy.length(4)
+
+
 def test_two_faults_at_once_are_said_not_to_be_enough():
     found = diagnose(replace(GOOD, draft_each=0.1, costs=CostCurve((1, 2), (0.01, 0.04))))
     assert found.cause == "draft too expensive"
@@ -142,6 +184,12 @@ def test_impossible_measurements_are_refused():
 
 PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two")], "0")
 QUICK = DoctorConfig(tokens=12, rounds=2)
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """Whatever else runs beside the tests."""
+    monkeypatch.setattr(lab.OtherProcesses, "share", lambda self: 0.0)
 
 
 class Slow(ToyTarget):
@@ -230,6 +278,14 @@ def test_a_good_drafter_is_left_alone_and_everything_is_kept(tmp_path):
     assert found["cause"] == "nothing is wrong"
     assert found["acceptance"] == pytest.approx(1)
     assert read(tmp_path / "r.json", "doctor").data["measured"]["drafted"] == [1.0] * 4
+
+
+def test_a_busy_machine_is_noticed_while_measuring(monkeypatch):
+    monkeypatch.setattr(lab.OtherProcesses, "share", lambda self: 0.5)
+    target = Slow(vocab=16)
+    result = doctor(LLM(target), Contender("right", oracle(target), 4), PROMPTS, QUICK)
+    assert result.data["diagnosis"]["cause"] == "not diagnosed"
+    assert section(result).lead.startswith("Not diagnosed: other processes took 50%")
 
 
 def test_room_is_counted_apart_from_drafts():
