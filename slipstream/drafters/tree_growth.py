@@ -207,8 +207,9 @@ def _pick(q: Tensor, children: Seq[_Child], numbers: Seq[int], ids: Tensor) -> T
     for all siblings; they are the top candidates of one perturbed distribution, so they are drawn without replacement,
     too (Kool et al. 1903.06059)."""
     pairs = list(zip(children, numbers, strict=True))
-    u = torch.tensor([0.0 if child.tree.seq.coupled else child.tree.uniform(n) for child, n in pairs])
-    picked = invert(q, u.to(q))
+    # In float64 like q: rounded to float32, a number just below 1 is 1, and children would be drawn from another q.
+    u = [0.0 if child.tree.seq.coupled else child.tree.uniform(n) for child, n in pairs]
+    picked = invert(q, torch.tensor(u, dtype=torch.float64, device=q.device))
     for k, child in enumerate(children):
         if (seq := child.tree.seq).coupled:
             above = child.tree.depths[child.parent] if child.parent >= 0 else 0
