@@ -184,7 +184,8 @@ class Verdict:
     next    for each sequence, the token that follows: resampled after a rejection, the bonus token if the whole draft
             was accepted, or the last token of the text if a stop cut it. It has no KV yet.
     finish  for each sequence, why it ended with `next`, or None. Filled in by `stop`.
-    cut     for each sequence, True if `next` is an accepted draft token: a stop ended the sequence on it.
+    cut     for each sequence, True if `next` is an accepted draft token: a stop ended the sequence on it, or the target
+            has no distribution after it.
     """
 
     path: list[list[int]]

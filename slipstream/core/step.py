@@ -15,7 +15,8 @@ from slipstream.core.step_clock import StepClock
 from slipstream.core.stop import stop
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.torch_threads import host_threads
-from slipstream.core.warp import distributions, first_maxima
+from slipstream.core.warp import distributions, distributions_and_dead_ends, first_maxima
+from slipstream.errors import TargetError
 
 
 def step(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draft_tokens: int) -> Verdict:
@@ -49,10 +50,28 @@ def wanted(seq: Sequence, draft_tokens: int) -> int:
 def decide(seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule) -> Verdict:
     """`verify` under the rule, or the same verdict at less cost: at temperature 0 the distribution is a point mass, so
     every lossless rule accepts exactly the draft tokens that equal the target's argmax; and if nothing edits the
-    logits, the distribution is not computed at all."""
-    if rule.lossless and all(seq.params.argmax_only for seq in seqs):
-        return follow(draft, first_maxima(logits))
-    return verify(draft, distributions(logits, seqs, draft), exact(rule, seqs), dice(seqs, draft))
+    logits, the distribution is not computed at all. Nodes after which no token is possible are dead ends."""
+    try:
+        if rule.lossless and all(seq.params.argmax_only for seq in seqs):
+            return follow(draft, first_maxima(logits))
+        probs, dead = distributions(logits, seqs, draft), set[int]()
+    except TargetError:  # at some row; perhaps at one that plain decoding would not reach
+        probs, dead = distributions_and_dead_ends(logits, seqs, draft)
+    verdict = verify(draft, probs, exact(rule, seqs), dice(seqs, draft))
+    return ended_at(verdict, draft, dead) if dead else verdict
+
+
+def ended_at(verdict: Verdict, draft: Draft, dead: set[int]) -> Verdict:
+    """The verdict up to the first accepted dead end of each sequence, which becomes its next token. It may be accepted:
+    to pass over a drawn token for what follows it would bias the output. The step after it fails, as in plain
+    decoding. dead: packed rows."""
+    path, following, cut = list(verdict.path), list(verdict.next), list(verdict.cut)
+    for b in range(draft.batch):
+        for n, node in enumerate(path[b]):
+            if draft.splits[b] + b + 1 + node in dead:
+                path[b], following[b], cut[b] = path[b][:n], draft.ids[draft.splits[b] + node], True
+                break
+    return Verdict(path, following, verdict.finish, cut)
 
 
 def exact(rule: Rule, seqs: Seq[Sequence]) -> Rule:

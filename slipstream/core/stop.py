@@ -28,7 +28,7 @@ def stop(seqs: Seq[Sequence], draft: Draft, verdict: Verdict) -> Verdict:
         path=[path[: len(run) - 1] for path, run in zip(verdict.path, runs, strict=True)],
         next=[run[-1] for run in runs],
         finish=[reason for _, reason in ends],
-        cut=[len(run) <= len(path) for path, run in zip(verdict.path, runs, strict=True)],
+        cut=[len(run) <= len(path) or cut for path, run, cut in zip(verdict.path, runs, verdict.cut, strict=True)],
     )
 
 

@@ -22,6 +22,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.errors import TargetError
 
 NEVER = float("-inf")
+GREEDY = SamplingParams()
 
 
 def warp(
@@ -165,6 +166,23 @@ def distributions(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
         outputs = histories(seq, draft, b) if seq.params.needs_history else None
         rows.append(warp(own, seq.params, seq.tokens[: seq.prompt], outputs, seq.stop_ids))
     return torch.cat(rows)
+
+
+def distributions_and_dead_ends(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> tuple[Tensor, set[int]]:
+    """`distributions` for drafts in which some node has none: its logits are NaN, or every token is forbidden after it.
+    Returns the packed rows of these nodes, too; a point mass stands there. Row by row, so for this case only. Raises
+    TargetError if a last pending token has none: plain decoding has the same fault there."""
+    rows, dead = list[Tensor](), set[int]()
+    for b, seq in enumerate(seqs):
+        for i, history in enumerate(histories(seq, draft, b), start=draft.splits[b] + b):
+            try:
+                rows.append(warp(logits[i : i + 1], seq.params, seq.tokens[: seq.prompt], [history], seq.stop_ids))
+            except TargetError:
+                if i == draft.splits[b] + b:
+                    raise
+                dead.add(i)
+                rows.append(warp(torch.zeros_like(logits[i : i + 1]), GREEDY))
+    return torch.cat(rows), dead
 
 
 def distributions_after(

@@ -272,12 +272,14 @@ class Decoder:
             )
 
     def _check_finite(self, logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> None:
+        """Raise TargetError if the logits after a sequence's last pending token are not finite. Those of a node need
+        not be: plain decoding might never reach it (see `core.step.decide`)."""
         # A state that overflowed makes its whole row NaN, so one column is enough (`warp` refuses a single logit that
         # is not finite). On CUDA this check would be a second synchronisation per step.
-        if self.device.type != "cpu" or all(map(math.isfinite, logits[:, 0].tolist())):
+        rows = [draft.splits[b] + b for b in range(len(seqs))]
+        if self.device.type != "cpu" or all(map(math.isfinite, logits[rows, 0].tolist())):
             return
-        rows = [logits[draft.splits[b] + b : draft.splits[b + 1] + b + 1] for b in range(len(seqs))]
-        bad = [seq.id for seq, row in zip(seqs, rows, strict=True) if not row.isfinite().all()]
+        bad = [seq.id for seq, row in zip(seqs, rows, strict=True) if not logits[row].isfinite().all()]
         raise TargetError(
             f"the target returned logits that are not finite for sequences {bad}",
             why="no token can be drawn from them",

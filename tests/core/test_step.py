@@ -5,18 +5,23 @@ The toy target checks at every run that its KV holds exactly the sequence, so ea
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
 
 from slipstream.core.draft import Draft
+from slipstream.core.drafter import Drafter, NoDrafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES, Rule
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import PHASES
-from slipstream.core.step import budget, exact
+from slipstream.core.step import budget, exact, step
+from slipstream.core.target import Target
 from slipstream.core.warp import warp
+from slipstream.errors import TargetError
 from slipstream.targets.toy import ToyTarget
 from tests.core.fake_drafters import Bushy, Sampling, Scripted, continuation, decode, finish, run_steps, sequence
 from tests.significance import LEVEL, assert_distribution, g_test
@@ -361,3 +366,101 @@ def test_time_is_counted_by_phase_and_shared_in_a_batch() -> None:
         assert all(seconds > 0 for seconds in seq.stats.seconds.values())
         assert seq.stats.first_token_seconds > 0
         assert seq.stats.seconds == seqs[0].stats.seconds
+
+
+# --- dead ends: nodes after which no token is possible ---------------------------------------------------------------
+
+DEAD = 2
+"""Nothing can follow this token."""
+
+
+class DeadEnd(ToyTarget):
+    """Its logits after DEAD are NaN."""
+
+    def _row(self, tokens: tuple[int, ...]) -> int:
+        row = super()._row(tokens)
+        if tokens[-1] == DEAD:
+            self._table[row] = float("nan")
+        return row
+
+
+class Guessing(Sampling):
+    """Samples from a distribution that knows no dead ends."""
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        free = [replace(seq.params, bad_words=()) for seq in seqs]
+        held = [seq.params for seq in seqs]
+        for seq, params in zip(seqs, free, strict=True):
+            seq.params = params
+        draft = super().propose(seqs, budget)
+        for seq, params in zip(seqs, held, strict=True):
+            seq.params = params
+        return draft
+
+
+def dead_ends(kind: str) -> tuple[ToyTarget, dict[str, object]]:
+    """A target, and parameters under which nothing can follow DEAD."""
+    if kind == "NaN":
+        return DeadEnd(vocab=4, order=2, seed=5, sharpness=1.0), {}
+    return ToyTarget(vocab=4, order=2, seed=5, sharpness=1.0), {"bad_words": tuple((DEAD, t) for t in range(4))}
+
+
+def up_to_a_dead_end(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: str) -> None:
+    """Step until every sequence has ended or cannot go on."""
+    for seq in seqs:
+        seq.coupled = rule == "coupled"
+    while active := [seq for seq in seqs if not seq.finish and seq.output[-1:] != [DEAD]]:
+        step(active, target, drafter, RULES[rule], 3)
+
+
+DRAFTERS_THAT_GUESS = {
+    "chains": lambda target: Guessing(ToyTarget(vocab=4, order=2, seed=6, sharpness=1.0)),
+    "point masses": lambda target: Scripted(ToyTarget(vocab=4, order=2, seed=6, sharpness=1.0)),
+    "trees": lambda target: Bushy(ToyTarget(vocab=4, order=2, seed=6, sharpness=1.0)),
+}
+
+
+@pytest.mark.parametrize("kind", ["NaN", "forbidden"])
+@pytest.mark.parametrize("drafter", DRAFTERS_THAT_GUESS)
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_a_dead_end_ends_the_request_where_plain_decoding_does_and_nowhere_else(
+    kind: str, drafter: str, rule: str
+) -> None:
+    """A draft may well hold nodes that nothing can follow. Greedy, and under the rule `coupled`, the very text is
+    that of plain decoding; and the step after it fails, as in plain decoding."""
+    if rule == "block" and drafter == "trees":
+        return
+    target, params = dead_ends(kind)
+    for seed in range(20):
+        for temperature in (0.0, 1.0) if rule == "coupled" else (0.0,):
+            how = {"seed": seed, "temperature": temperature, "max_tokens": 9, **params}
+            prompt = [seed % 2, seed % 3 % 2, 3]
+            wanted, found = (sequence(target, prompt, **how) for _ in range(2))  # type: ignore[arg-type]
+            up_to_a_dead_end([wanted], target, NoDrafter(), rule)
+            up_to_a_dead_end([found], target, DRAFTERS_THAT_GUESS[drafter](target), rule)
+            assert (found.output, found.finish) == (wanted.output, wanted.finish)
+            if not found.finish:
+                with pytest.raises(TargetError, match="NaN, or every token is forbidden"):
+                    step([found], target, NoDrafter(), RULES[rule], 3)
+
+
+@pytest.mark.parametrize("kind", ["NaN", "forbidden"])
+@pytest.mark.parametrize("drafter", DRAFTERS_THAT_GUESS)
+@pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
+def test_dead_ends_in_a_draft_do_not_change_the_distribution(kind: str, drafter: str, rule: str) -> None:
+    """G-test on the first three tokens, which end at a dead end; n = 3000, fails at p < 1e-6."""
+    if rule == "block" and drafter == "trees":
+        return
+    target, params = dead_ends(kind)
+    how = {"temperature": 1.0, "max_tokens": 4, **params}
+    seqs = [sequence(target, PROMPT, seed, **how) for seed in range(3000)]  # type: ignore[arg-type]
+    up_to_a_dead_end(seqs, target, DRAFTERS_THAT_GUESS[drafter](target), rule)
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for length in range(3):
+        for text, p in [(t, p) for t, p in law.items() if len(t) == length and t[-1:] != (DEAD,)]:
+            del law[text]
+            plain_params = SamplingParams(temperature=1.0)
+            for token, own in enumerate(warp(target.logits([*PROMPT, *text])[None], plain_params)[0].tolist()):
+                law[(*text, token)] = p * own
+    assert_law((tuple(seq.output[:3]) for seq in seqs), law)
+    assert sum(seq.output[-1] == DEAD for seq in seqs) > 300
