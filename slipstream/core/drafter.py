@@ -25,7 +25,8 @@ class Drafter(Protocol):
         """Draft tokens for each sequence, at most `budget[b]` deep; 0 asks for none.
 
         Whether to draft, and how far, may depend on everything except the draft token just drawn: dropping a sampled
-        token because its own q was low biases the output.
+        token because its own q was low biases the output. So does an exception that depends on it, because the step
+        then goes on without the whole draft: after a fault, return what was drawn before.
         """
         ...
 

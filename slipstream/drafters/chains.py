@@ -12,10 +12,14 @@ float64 sampling would have drawn from q = softmax(logits / temperature). If the
 the chain ends with it, because the tokens after it were computed for another prefix. So q is exactly the distribution
 that each draft token was drawn from, and the length of a chain depends only on the random numbers of the tokens that
 are kept.
+
+A fault after a token was drawn may depend on that token: the model may fail, or no token may be possible after it. The
+chain then ends with the token. To drop the token, or the whole draft, would bias the output.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -32,6 +36,9 @@ from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
 from slipstream.core.warp import distributions_after, warp
 from slipstream.drafters.control import Control
+from slipstream.errors import TargetError
+
+log = logging.getLogger("slipstream")
 
 
 class Source(Protocol):
@@ -104,11 +111,19 @@ class Chains:
                 (multi_step if self.source.multi_step and self._params(seq).temperature_only else other).append(b)
         for coupled in (False, True):  # they use different random numbers
             rows = [b for b in multi_step if seqs[b].coupled == coupled]
-            while rows:
-                rows = self._in_one_call(seqs, rows, depth, chains)
+            try:
+                while rows:
+                    rows = self._in_one_call(seqs, rows, depth, chains)
+            except Exception:  # perhaps only after some tokens: token by token with the same random numbers tells
+                self._clear(chains, rows)
+                other = sorted({*other, *rows})
         if other:
             self._token_by_token(seqs, other, depth, chains)
         return chains
+
+    def _clear(self, chains: Seq[Chain], rows: Seq[int]) -> None:
+        for b in rows:
+            chains[b].tokens, chains[b].probs, chains[b].rank_probs = [], None, None
 
     def _params(self, seq: Sequence) -> SamplingParams:
         """The parameters that its draft tokens are sampled with."""
@@ -128,8 +143,10 @@ class Chains:
             most, chain, probs = depth[b], tokens[r], None
             raw = drawn.logits[:most, r, : self.vocab_size]  # [K, V]
             if not each[r].greedy:
-                own_probs = warp(raw, each[r]) if drawn.probs is None else drawn.probs[:most, r, : self.vocab_size]
-                probs = widened(own_probs, self.vocab_size)
+                own_probs = _warped(raw, each[r]) if drawn.probs is None else drawn.probs[:most, r, : self.vocab_size]
+                probs, most = widened(own_probs, self.vocab_size), len(own_probs)
+                if not most:
+                    continue
                 if drawn.probs is None:
                     chain = self._again(probs, raw, draws, r, each[r])
                     most = next((n for n in range(1, most) if chain[n - 1] != tokens[r][n - 1]), most)
@@ -152,7 +169,7 @@ class Chains:
             return invert(probs, draws.uniforms[: len(probs), r].to(probs.device)).tolist()
         assert draws.noise is not None
         noise = draws.noise[: len(probs), r, : self.vocab_size]
-        return (raw.double() / _temperature(params) + noise).argmax(-1).tolist()
+        return (raw[: len(probs)].double() / _temperature(params) + noise).argmax(-1).tolist()
 
     def _steps(self, seqs: Seq[Sequence], depth: Seq[int]) -> int:
         """Steps of the next call. Near the end of a text the budget shrinks every step, and each length would need its
@@ -198,15 +215,25 @@ class Chains:
         while rows:
             own, so_far = [seqs[b] for b in rows], [chains[b].tokens for b in rows]
             each = [self._params(seq) for seq in own]
-            logits = self.source.extend(own, so_far)  # [R, V']
-            probs = padded_distributions(logits, own, so_far, self.vocab_size, each)  # [R, V]
+            try:
+                logits = self.source.extend(own, so_far)  # [R, V']
+            except Exception as fault:
+                if not so_far[0]:
+                    raise  # nothing was drawn yet: the step may go on without a draft
+                ended_early(own, len(so_far[0]), fault)
+                break
+            probs, dead = possible(logits, own, so_far, self.vocab_size, each)  # [R, V]
+            if dead:
+                alive = [r for r in range(len(rows)) if r not in dead]
+                rows, own, so_far = [rows[r] for r in alive], [own[r] for r in alive], [so_far[r] for r in alive]
+                each, logits, probs = [each[r] for r in alive], logits[alive], probs[alive]
+                if not rows:
+                    break
             tokens = sample_draft_tokens(probs, own, len(so_far[0])).tolist()
             own_probs = self._own_probability(logits, probs, tokens)
             ranked = probs
             if self.with_rank_probs and any(params.greedy for params in each):
-                ranked = padded_distributions(
-                    logits, own, so_far, self.vocab_size, [uncut(params) for params in each]
-                )  # [R, V]
+                ranked, _ = possible(logits, own, so_far, self.vocab_size, [uncut(params) for params in each])  # [R, V]
             for r, (b, token) in enumerate(zip(rows, tokens, strict=True)):
                 chains[b].tokens.append(token)
                 distributions[b].append(probs[r])
@@ -215,8 +242,9 @@ class Chains:
                     rank_probs[b].append(ranked[r])
             rows = [b for b in rows if len(chains[b].tokens) < depth[b] and self.control.more(accepted[b])]
         for b in first:
-            chains[b].probs = None if self._params(seqs[b]).greedy else torch.stack(distributions[b])
-            chains[b].rank_probs = torch.stack(rank_probs[b]) if self.with_rank_probs else None
+            if chains[b].tokens:
+                chains[b].probs = None if self._params(seqs[b]).greedy else torch.stack(distributions[b])
+                chains[b].rank_probs = torch.stack(rank_probs[b]) if self.with_rank_probs else None
 
     def _own_probability(self, logits: Tensor, probs: Tensor, tokens: Seq[int]) -> list[float]:
         """The model's probability of each drawn token: from `probs`, or from the plain softmax if that is a point
@@ -229,16 +257,45 @@ class Chains:
         return torch.where(drawn < 1, drawn, plain).tolist()
 
 
-def padded_distributions(
+def possible(
     logits: Tensor,
     seqs: Seq[Sequence],
     chains: Seq[Seq[int]],
     vocab_size: int,
     params: Seq[SamplingParams] | None = None,
-) -> Tensor:
-    """`distributions_after` over the target's vocabulary, float64 [R, V]. logits [R, V']: ids that the target does not
-    have are cut before warping, missing ids have probability 0."""
-    return widened(distributions_after(logits[:, :vocab_size], seqs, chains, params), vocab_size)
+) -> tuple[Tensor, list[int]]:
+    """`distributions_after` over the target's vocabulary, float64 [R, V], and the rows that have none: their logits are
+    NaN, or every token that the drafter knows is forbidden. These rows are zeros.
+
+    logits [R, V']: ids that the target does not have are cut before warping, missing ids have probability 0."""
+    cut = logits[:, :vocab_size]
+    try:
+        return widened(distributions_after(cut, seqs, chains, params), vocab_size), []
+    except TargetError:
+        rows, dead = list[Tensor](), list[int]()
+    for r, (seq, chain) in enumerate(zip(seqs, chains, strict=True)):
+        try:
+            rows.append(distributions_after(cut[r : r + 1], [seq], [chain], params and [params[r]]))
+        except TargetError:
+            dead.append(r)
+            rows.append(cut.new_zeros(1, cut.shape[1], dtype=torch.float64))
+    return widened(torch.cat(rows), vocab_size), dead
+
+
+def ended_early(seqs: Seq[Sequence], drawn: int, fault: Exception) -> None:
+    """Count, and log, a fault of a drafter that has drawn tokens: the draft ends with these."""
+    for seq in seqs:
+        seq.stats.drafter_faults += 1
+    log.info("a draft ends after %d tokens (%s: %s); the text is not affected", drawn, type(fault).__name__, fault)
+
+
+def _warped(raw: Tensor, params: SamplingParams) -> Tensor:
+    """`warp` of the logits [K, V'] after each token of a chain, up to the first that have no distribution."""
+    try:
+        return warp(raw, params)
+    except TargetError:
+        finite = raw.isfinite().any(-1) & ~(raw.isnan() | raw.isposinf()).any(-1)  # [K]
+        return warp(raw[: finite.tolist().index(False)], params)
 
 
 def widened(probs: Tensor, vocab_size: int) -> Tensor:

@@ -31,7 +31,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
-from slipstream.drafters.chains import Chains, joint, padded_distributions, uncut
+from slipstream.drafters.chains import Chain, Chains, ended_early, joint, possible, uncut
 from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.tree_growth import ROOT, Tree, add_branches, add_level
@@ -116,8 +116,7 @@ class EagleDrafter:
         trees = [self._tree(seqs[b], depth[b]) for b in drafting]
         if self.config.shape == "comb":
             spines = self._chains.draw(seqs, depth)
-            rank_probs = torch.cat([chain.rank_probs for chain in spines if chain.rank_probs is not None])  # [N, V]
-            add_branches(trees, [spines[b].tokens for b in drafting], rank_probs, self._all)
+            self._branch(trees, [spines[b] for b in drafting])
         else:
             self._grow(trees)
         return self._forest(len(seqs), drafting, trees)
@@ -178,6 +177,14 @@ class EagleDrafter:
 
     # --- trees ---------------------------------------------------------------------------------------------------
 
+    def _branch(self, trees: Seq[Tree], spines: Seq[Chain]) -> None:
+        """Make combs: each chain, and siblings of its tokens. A chain may be empty (see `chains`)."""
+        drawn = [(tree, chain) for tree, chain in zip(trees, spines, strict=True) if chain.tokens]
+        rank_probs = [chain.rank_probs for _, chain in drawn if chain.rank_probs is not None]
+        if drawn:
+            own, tokens = [tree for tree, _ in drawn], [chain.tokens for _, chain in drawn]
+            add_branches(own, tokens, torch.cat(rank_probs), self._all)  # [N, V]
+
     def _grow(self, trees: Seq[Tree]) -> None:
         """Grow a tree for each sequence, with one call of the head per level. Cached rows are visible to all later
         rows, but a node must see only its ancestors. So each level runs the levels above it again, with a tree mask."""
@@ -203,7 +210,11 @@ class EagleDrafter:
                 [tree.visible(row) for tree, row in zip(live, rows, strict=True)],
             )
             parents = [states[id(t), t.parents[node]] for t, row in zip(live, rows, strict=True) for node in row]
-            hidden, logits = self.runtime.extend(batch, torch.stack(parents), own=True)
+            try:
+                hidden, logits = self.runtime.extend(batch, torch.stack(parents), own=True)
+            except Exception as fault:  # it may depend on the nodes that were drawn: keep them (see `chains`)
+                ended_early([tree.seq for tree in live], max(tree.level for tree in live), fault)
+                break
             nodes = [(id(tree), node) for tree, front in grown for node in front]
             states |= dict(zip(nodes, hidden.clone(), strict=True))
 
@@ -220,7 +231,7 @@ class EagleDrafter:
             p for tree, front in zip(trees, frontiers, strict=True) for p in [uncut(tree.seq.params)] * len(front)
         ]
         paths = [[tree.columns[i] for i in tree.path(node)] for tree, node in pairs]
-        return padded_distributions(self._scattered(logits), seqs, paths, self.vocab_size, params)
+        return possible(self._scattered(logits), seqs, paths, self.vocab_size, params)[0]
 
     def _forest(self, batch: int, drafting: Seq[int], trees: Seq[Tree]) -> Draft:
         """The trees as a draft; deterministic trees are reranked."""

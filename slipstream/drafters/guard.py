@@ -2,6 +2,10 @@
 
 Verification makes every *well-formed* draft lossless. The guard handles the rest: a drafter that raises, or returns an
 invalid draft, only costs speed.
+
+That holds as long as the fault does not depend on what was drawn: to drop a draft for what is in it biases the output.
+Drafters that sample keep what they drew before a fault (see `chains`), and a tree for a target that runs chains only
+is cut to its first children, not dropped.
 """
 
 from __future__ import annotations
@@ -35,9 +39,7 @@ class Guard:
             try:
                 draft = self.drafter.propose(seqs, budget)
                 draft.check(budget, self.target.vocab_size, MAX_NODES)
-                if not (draft.is_chain or self.target.capabilities.trees):
-                    raise DraftError("a tree was drafted for a target that runs chains only")
-                return draft
+                return draft if draft.is_chain or self.target.capabilities.trees else first_children(draft)
             except Exception as fault:  # no fault of a drafter may leave the guard
                 self._count(seqs, "propose", fault)
         return Draft.empty(len(seqs), self.target.device)
@@ -70,3 +72,17 @@ class Guard:
                 kind,
                 fault,
             )
+
+
+def first_children(draft: Draft) -> Draft:
+    """The chain of first acceptable children of each tree. No token is dropped for its value: later siblings are left
+    out whatever they are."""
+    kept: list[list[int]] = []  # for each sequence, the packed nodes of its chain
+    for b in range(draft.batch):
+        children, node = draft.children(b), -1
+        kept.append([])
+        while node in children:
+            node = children[node][0]
+            kept[b].append(draft.splits[b] + node)
+    q = None if draft.q is None else draft.q[[i for own in kept for i in own]]
+    return Draft.chains([[draft.ids[i] for i in own] for own in kept], q, draft.tokens.device)

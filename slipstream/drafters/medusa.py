@@ -27,7 +27,7 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
 from slipstream.core.trees import Tree, best_count, best_tree, optimal_tree, renumbered
-from slipstream.core.warp import distributions_after
+from slipstream.drafters.chains import possible
 from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError, did_you_mean
@@ -213,11 +213,14 @@ class MedusaDrafter:
             full[..., self.heads.token_map] = logits
             logits = full  # [R, K, V]
         own = [seqs[b] for b in rows]
+        most = [depth[b] for b in rows]
         drawn: list[list[int]] = [[] for _ in rows]
         own_probs: list[list[float]] = [[] for _ in rows]
         distributions = []  # per depth [R, V]
         for place in range(max(depth)):
-            probs = distributions_after(logits[:, place], own, drawn)
+            probs, dead = possible(logits[:, place], own, drawn, self.vocab_size)
+            for r in dead:  # the chain ends before this place; what is drawn for it below is not used
+                most[r], probs[r] = min(most[r], place), 1 / self.vocab_size
             tokens = sample_draft_tokens(probs, own, place)  # [R]
             for r, (token, p) in enumerate(
                 zip(tokens.tolist(), self._own_probability(logits[:, place], probs, tokens), strict=True)
@@ -228,9 +231,9 @@ class MedusaDrafter:
         chains: list[list[int]] = [[] for _ in seqs]
         kept: list[Tensor] = []
         for r, b in enumerate(rows):
-            chains[b] = drawn[r][: self._length(own_probs[r], depth[b])]
+            chains[b] = drawn[r][: self._length(own_probs[r], most[r])]
             kept += [distributions[place][r] for place in range(len(chains[b]))]
-        q = None if all(seq.params.greedy for seq in own) else torch.stack(kept)  # [N, V]
+        q = torch.stack(kept) if kept and not all(seq.params.greedy for seq in own) else None  # [N, V]
         return Draft.chains(chains, q, self.device)
 
     def _own_probability(self, logits: Tensor, probs: Tensor, tokens: Tensor) -> list[float]:

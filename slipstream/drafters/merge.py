@@ -22,6 +22,7 @@ import torch
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
+from slipstream.drafters.guard import MAX_NODES
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +126,7 @@ class _Forest:
             known = shared.get((parent, draft.ids[i])) if acceptable else None
             if known is not None:
                 place[i - first] = known
-            elif added < most:
+            elif added < most and len(self.tokens) - start < MAX_NODES:
                 node = len(self.tokens) - start
                 place[i - first] = node
                 if acceptable:

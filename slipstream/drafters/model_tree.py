@@ -14,7 +14,7 @@ from slipstream.core.cost_curve import CostCurve
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
-from slipstream.drafters.chains import joint, padded_distributions, uncut
+from slipstream.drafters.chains import ended_early, joint, possible, uncut
 from slipstream.drafters.control import Control
 from slipstream.drafters.tree_growth import Tree, add_level
 
@@ -59,7 +59,15 @@ def grow(
         for own in run:
             splits.append(splits[-1] + len(own))
         partial = Draft.of(tokens, [parent for b in rows for parent in ran[b][1]], splits, device=model.device)
-        logits = model.run([shadows[b] for b in rows], partial).logits
+        try:
+            logits = model.run([shadows[b] for b in rows], partial).logits
+        except Exception as fault:
+            if not any(trees[b].parents for b in rows):
+                raise  # nothing was drawn yet: the step may go on without a draft
+            ended_early([seqs[b] for b in rows], max(trees[b].level for b in rows), fault)
+            for b in rows:  # what the model ran of these trees is unknown
+                ran[b] = ([], ())
+            break
         picked = [
             splits[r] + r + 1 + (run[r].index(node) if node >= 0 else -1)
             for r, b in enumerate(rows)
@@ -67,9 +75,7 @@ def grow(
         ]
         owners = [seqs[b] for b in rows for _ in wanted[b]]
         paths = [[trees[b].columns[i] for i in trees[b].path(node)] for b in rows for node in wanted[b]]
-        probs = padded_distributions(
-            logits[picked], owners, paths, vocab_size, [uncut(seq.params) for seq in owners]
-        )  # [F, V]
+        probs, _ = possible(logits[picked], owners, paths, vocab_size, [uncut(seq.params) for seq in owners])  # [F, V]
         add_level([trees[b] for b in rows], [wanted[b] for b in rows], probs, ids)
     kept = [tree.kept() for tree in trees]
     ends = [tree.finish(own) for tree, own in zip(trees, kept, strict=True)]
