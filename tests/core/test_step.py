@@ -384,7 +384,7 @@ class DeadEnd(ToyTarget):
         return row
 
 
-class Guessing(Sampling):
+class Unaware(Sampling):
     """Samples from a distribution that knows no dead ends."""
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
@@ -413,15 +413,15 @@ def up_to_a_dead_end(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule
         step(active, target, drafter, RULES[rule], 3)
 
 
-DRAFTERS_THAT_GUESS = {
-    "chains": lambda target: Guessing(ToyTarget(vocab=4, order=2, seed=6, sharpness=1.0)),
+DRAFTERS_OF_DEAD_ENDS = {
+    "chains": lambda target: Unaware(ToyTarget(vocab=4, order=2, seed=6, sharpness=1.0)),
     "point masses": lambda target: Scripted(ToyTarget(vocab=4, order=2, seed=6, sharpness=1.0)),
     "trees": lambda target: Bushy(ToyTarget(vocab=4, order=2, seed=6, sharpness=1.0)),
 }
 
 
 @pytest.mark.parametrize("kind", ["NaN", "forbidden"])
-@pytest.mark.parametrize("drafter", DRAFTERS_THAT_GUESS)
+@pytest.mark.parametrize("drafter", DRAFTERS_OF_DEAD_ENDS)
 @pytest.mark.parametrize("rule", LOSSLESS)
 def test_a_dead_end_ends_the_request_where_plain_decoding_does_and_nowhere_else(
     kind: str, drafter: str, rule: str
@@ -437,7 +437,7 @@ def test_a_dead_end_ends_the_request_where_plain_decoding_does_and_nowhere_else(
             prompt = [seed % 2, seed % 3 % 2, 3]
             wanted, found = (sequence(target, prompt, **how) for _ in range(2))  # type: ignore[arg-type]
             up_to_a_dead_end([wanted], target, NoDrafter(), rule)
-            up_to_a_dead_end([found], target, DRAFTERS_THAT_GUESS[drafter](target), rule)
+            up_to_a_dead_end([found], target, DRAFTERS_OF_DEAD_ENDS[drafter](target), rule)
             assert (found.output, found.finish) == (wanted.output, wanted.finish)
             if not found.finish:
                 with pytest.raises(TargetError, match="NaN, or every token is forbidden"):
@@ -445,7 +445,7 @@ def test_a_dead_end_ends_the_request_where_plain_decoding_does_and_nowhere_else(
 
 
 @pytest.mark.parametrize("kind", ["NaN", "forbidden"])
-@pytest.mark.parametrize("drafter", DRAFTERS_THAT_GUESS)
+@pytest.mark.parametrize("drafter", DRAFTERS_OF_DEAD_ENDS)
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
 def test_dead_ends_in_a_draft_do_not_change_the_distribution(kind: str, drafter: str, rule: str) -> None:
     """G-test on the first three tokens, which end at a dead end; n = 3000, fails at p < 1e-6."""
@@ -454,13 +454,13 @@ def test_dead_ends_in_a_draft_do_not_change_the_distribution(kind: str, drafter:
     target, params = dead_ends(kind)
     how = {"temperature": 1.0, "max_tokens": 4, **params}
     seqs = [sequence(target, PROMPT, seed, **how) for seed in range(3000)]  # type: ignore[arg-type]
-    up_to_a_dead_end(seqs, target, DRAFTERS_THAT_GUESS[drafter](target), rule)
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+    up_to_a_dead_end(seqs, target, DRAFTERS_OF_DEAD_ENDS[drafter](target), rule)
+    wanted: dict[tuple[int, ...], float] = {(): 1.0}
     for length in range(3):
-        for text, p in [(t, p) for t, p in law.items() if len(t) == length and t[-1:] != (DEAD,)]:
-            del law[text]
+        for text, p in [(t, p) for t, p in wanted.items() if len(t) == length and t[-1:] != (DEAD,)]:
+            del wanted[text]
             plain_params = SamplingParams(temperature=1.0)
             for token, own in enumerate(warp(target.logits([*PROMPT, *text])[None], plain_params)[0].tolist()):
-                law[(*text, token)] = p * own
-    assert_law((tuple(seq.output[:3]) for seq in seqs), law)
+                wanted[(*text, token)] = p * own
+    assert_distribution((tuple(seq.output[:3]) for seq in seqs), wanted)
     assert sum(seq.output[-1] == DEAD for seq in seqs) > 300

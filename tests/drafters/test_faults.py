@@ -29,7 +29,7 @@ from slipstream.targets.toy import ToyTarget
 from tests.drafters.fakes import MultiStepToy
 from tests.end_to_end.sampling import hurry, sample
 from tests.heads.tiny_heads import eagle_drafter, tiny_heads
-from tests.oracle import Oracle, joint_law
+from tests.oracle import Oracle, joint_distribution
 from tests.significance import beginnings, g_test
 
 V, BAD, PROMPT = 4, 1, [0, 2, 2]
@@ -158,19 +158,19 @@ def test_a_fault_after_a_drawn_token_leaves_the_distribution_as_it_is(name: str)
             step([seq], model, drafter, rule, 2)
         while waiting := [seq for seq in seqs if len(seq.output) < 3]:
             step(waiting, model, NoDrafter(), rule, 2)
-    assert g_test(beginnings(seq.output for seq in seqs), joint_law(Oracle(target()), PROMPT, params)) >= 1e-6
+    assert g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target()), PROMPT, params)) >= 1e-6
     assert sum(seq.stats.accepted for seq in seqs) > 200
 
 
 def test_a_tree_for_a_target_that_runs_chains_only_is_cut_and_not_dropped() -> None:
     """Whether a drawn tree has siblings may depend on what was drawn. G-test as above, n = 4000."""
     params = SamplingParams(temperature=1.0, max_tokens=4)
-    law = joint_law(Oracle(target()), PROMPT, params)
+    wanted = joint_distribution(Oracle(target()), PROMPT, params)
     for make in (lambda: eagle_drafter(V, 3, shape="tree", width=2, nodes=4), model(raises=False, tree="sampled")):
         chains_only = target(trees=False)
         drafter = Guard(make(), chains_only)
         seqs = sample(LLM(chains_only, drafter, draft_tokens=2, max_batch=4000), PROMPT, params, 4000, seed=6)
-        assert g_test(beginnings(seq.output for seq in seqs), law) >= 1e-6
+        assert g_test(beginnings(seq.output for seq in seqs), wanted) >= 1e-6
         assert drafter.faults == 0
         assert sum(seq.stats.accepted for seq in seqs) > 1000
 

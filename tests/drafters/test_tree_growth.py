@@ -72,15 +72,15 @@ def test_costs_choose_the_node_count_with_the_most_tokens_per_second() -> None:
 # --- drawn siblings --------------------------------------------------------------------------------------------------
 
 
-def drawn(uniforms: list[float], law: list[float], comb: bool = False) -> Tree:
+def drawn(uniforms: list[float], probs: list[float], comb: bool = False) -> Tree:
     """Siblings below the root, or beside a chain of token 0, drawn with these random numbers."""
     tree = Tree(Sequence([0]), 1, len(uniforms) + comb, len(uniforms) + comb, drawn=True)
     tree._uniforms = np.array([0.0, *uniforms] if comb else uniforms)
-    row = torch.tensor([law], dtype=torch.float64)
+    row = torch.tensor([probs], dtype=torch.float64)
     if comb:
-        add_branches([tree], [[0]], row, torch.arange(len(law)))
+        add_branches([tree], [[0]], row, torch.arange(len(probs)))
     else:
-        add_level([tree], [tree.frontier()], row, torch.arange(len(law)))
+        add_level([tree], [tree.frontier()], row, torch.arange(len(probs)))
     return tree
 
 
@@ -91,8 +91,8 @@ LAST = 1 - 2.0**-53  # the greatest random number
 @pytest.mark.parametrize("u", [0.0, 1 - 2.0**-24, 1 - 2.0**-25, 1 - 2.0**-26, LAST])
 def test_a_sibling_can_be_drawn_with_every_random_number(u: float, comb: bool) -> None:
     """Also with one that float32 rounds to 1."""
-    for law in ([0.5, 0.25, 0.25], [0.25, 0.5, 0.25, 0.0]):
-        tree = drawn([u, u], law, comb)
+    for probs in ([0.5, 0.25, 0.25], [0.25, 0.5, 0.25, 0.0]):
+        tree = drawn([u, u], probs, comb)
         for column, q in zip(tree.columns, tree.q, strict=True):
             assert q[column] > 0
             assert float(q.sum()) == pytest.approx(1, abs=1e-12)
@@ -101,9 +101,9 @@ def test_a_sibling_can_be_drawn_with_every_random_number(u: float, comb: bool) -
 @pytest.mark.parametrize("comb", [False, True])
 def test_siblings_are_drawn_from_exactly_the_q_that_is_stated(comb: bool) -> None:
     """Random numbers within a float32's rounding of where one token ends and the next begins."""
-    law = [0.3, 0.1, 0.35, 0.25]
-    rest = torch.tensor([0.0 if comb else law[0], *law[1:]], dtype=torch.float64)
+    probs = [0.3, 0.1, 0.35, 0.25]
+    rest = torch.tensor([0.0 if comb else probs[0], *probs[1:]], dtype=torch.float64)
     ends = (rest / rest.sum()).cumsum(0)[:-1].tolist()
     for u in (min(max(end + step, 0.0), LAST) for end in ends for step in (-1e-8, -1e-15, 0.0, 1e-15, 1e-8)):
-        tree = drawn([u], law, comb)
+        tree = drawn([u], probs, comb)
         assert tree.columns[-1] == int(invert(tree.q[-1][None], torch.tensor([u], dtype=torch.float64)))
