@@ -39,11 +39,16 @@ Decision = tuple[list[list[int]], list[int]]
 
 @dataclass(frozen=True)
 class Rule:
-    """How `verify` decides. `lossless` is part of every completion and every table."""
+    """How `verify` decides. `lossless` is part of every completion and every table.
+
+    tokenwise  a token has the target's distribution also given that its node was reached. It does not under `block`,
+               which decides on a chain as a whole. `slipstream verify` judges single places of a step only if it does.
+    """
 
     name: str
     lossless: bool
     decide: Callable[[Draft, Tensor, Dice], Decision]
+    tokenwise: bool = False
 
 
 def verify(draft: Draft, probs: Tensor, rule: Rule, dice: Dice) -> Verdict:
@@ -230,7 +235,8 @@ def _block_residual(draft: Draft, w: Tensor, P: Tensor, node: Tensor, more: Tens
     return torch.where(more[:, None], (w[:, None] * P - Q).clamp(min=0), P)
 
 
-RULES = {name: Rule(name, lossless, globals()[name]) for name, lossless in settings.RULES.items()}
+TOKENWISE = ("greedy", "rejection", "coupled")
+RULES = {name: Rule(name, lossless, globals()[name], name in TOKENWISE) for name, lossless in settings.RULES.items()}
 """Every rule by name. A new rule is a function of this module and an entry of `settings.RULES`; the tests of exactness
 pick it up."""
 

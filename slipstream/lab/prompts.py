@@ -86,7 +86,12 @@ class PromptSet:
 
 
 def load(
-    llm: LLM, source: str = "code,edit", count: int | None = None, categories: Seq[str] = (), template: str = "auto"
+    llm: LLM,
+    source: str = "code,edit",
+    count: int | None = None,
+    categories: Seq[str] = (),
+    template: str = "auto",
+    warn_random: bool = True,
 ) -> PromptSet:
     """Chooses and encodes prompts.
 
@@ -94,6 +99,7 @@ def load(
     count       largest number of prompts, taken from all categories in turn; None takes all.
     categories  use only these categories.
     template    "chat" applies the chat template to each prompt, "raw" to none, "auto" to requests.
+    warn_random warn about prompts that look like random tokens to the target.
 
     Raises PromptError for files that cannot be read or have no prompts, ParameterError for unknown names.
     """
@@ -132,7 +138,8 @@ def load(
         raise PromptError(f"no prompt of {source} fits into the target's context of {llm.target.context} tokens")
     name = source if is_built_in(source) else Path(source).name
     made = PromptSet(name, prompts, text_digest(*(entry.text for entry in chosen)), warnings)
-    made.warnings += surprises(llm, made)
+    if warn_random:
+        made.warnings += surprises(llm, made)
     return made
 
 
@@ -148,7 +155,7 @@ def entries(source: str) -> list[Entry]:
 
     if is_built_in(source):
         return [
-            Entry(entry["prompt"], kind, f"{entry['package']}/{entry['file']}", request=kind == "edit")
+            Entry(entry["prompt"], kind, _name(entry), request=kind == "edit")
             for kind in source.split(",")
             for entry in zoo.prompts(kind)
         ]
@@ -167,6 +174,10 @@ def entries(source: str) -> list[Entry]:
     if not found:
         raise PromptError(f"{source} holds no prompt", fix="one JSON object a line, or one prompt a line")
     return found
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return str(entry.get("name") or f"{entry['package']}/{entry['file']}")
 
 
 def in_turns(found: Seq[Entry], count: int | None) -> list[Entry]:
@@ -195,7 +206,7 @@ def encode(llm: LLM, entry: Entry, template: str) -> list[int]:
 
 
 def built_in(llm: LLM, kind: str, count: int) -> list[list[int]]:
-    """Token ids of the first prompts of a kind ("code": text to continue; "edit": requests). Long prompts keep only
+    """Token ids of the first prompts of a kind: text to continue, or requests ("edit"). Long prompts keep only
     their end, so that half of the context is free for the answer."""
     ids = [encode(llm, entry, "auto") for entry in entries(kind)[:count]]
     return [row[-max(1, llm.target.context // 2) :] for row in ids]

@@ -9,6 +9,11 @@ from slipstream.lab.plots import Plot
 from slipstream.lab.results import Result
 from slipstream.lab.tables import Alarm, Column, Section, Table, small, words
 
+BLIND_TO = (
+    "What this run cannot see: a bias smaller than the ones stated, within pooled outcomes, or at places with too few "
+    "positions; other sampling parameters, prompts and batch sizes, and positions after {reach}; faults that need "
+    "concurrent requests; a target that is wrong in itself, because its own logits are the reference."
+)
 HEADINGS = {
     "greedy": "Greedy texts with and without the drafter",
     "coupled": "Sampled texts of one seed with and without the drafter (rule coupled)",
@@ -22,7 +27,13 @@ NOTES = {
 def section(result: Result) -> Section:
     data, settings = result.data, result.settings
     made = Section("Does speculation change the target's output?", lead(data, settings))
-    made.tables += [texts(name, data[name]) for name in HEADINGS if data[name]]
+    for name in HEADINGS:
+        if data[name]:
+            made.tables.append(passes(name, data[name]))
+            differing = [row for row in data[name] if row["divergence"] is not None]
+            made.tables += [differences(name, differing)] if differing else []
+    if data["positions"]:
+        made.tables.append(places(data["positions"]))
     if data["distribution"]:
         made.tables.append(distribution_tests(data["distribution"]))
         made.tables += [deviations(row) for row in data["distribution"] if row["verdict"] == "BUG"]
@@ -32,8 +43,10 @@ def section(result: Result) -> Section:
         made.notes.append(
             f"Control, no drafter: {c['positions']} positions computed with one row per pass and with {c['rows']} rows "
             f"per pass: logits differ by at most {c['noise']:.2g} (rounding explains {c['limit']:.2g}), the most "
-            f"likely token at {c['flips']} positions: {c['verdict']}."
+            f"likely token at {c['flips']} positions. Tokens of plain greedy texts are at most {c['behind']:.2g} below "
+            f"the best logit: {c['verdict']}."
         )
+    made.notes.append(BLIND_TO.format(reach=max(settings["reach"], settings["params"]["max_tokens"])))
     return made
 
 
@@ -43,31 +56,67 @@ def lead(data: dict[str, Any], settings: dict[str, Any]) -> str:
         return Alarm(f"BUG: {what} changes the target's output.")
     if data["verdict"] == "lossy":
         return f"{what} changes the target's output, as a lossy rule may."
+    untested = [name for name, row in data["coverage"].items() if row["verdict"] == "not tested"]
+    if untested:
+        return Alarm(f"Not tested: {what} drafted too little in {', '.join(untested)}.")
     said = [row["verdict"] for name in HEADINGS for row in data[name]]
     ties = sum(verdict.startswith("tie") for verdict in said)
-    parts = [f"{len(said) - ties} of {len(said)} texts identical"]
+    parts = [f"{len(said) - ties} of {len(said)} texts identical"] if said else []
     parts += [f"{ties} differ from a near-tie on, within measured noise"] if ties else []
-    tests = [row["verdict"] for row in data["distribution"]]
-    parts += [f"{tests.count(each)} of {len(tests)} tests of the distribution: {each}" for each in dict.fromkeys(tests)]
-    return f"No bug found in {what}: {', '.join(parts)}."
+    if data["positions"]:
+        positions = sum(row["positions"] for row in data["positions"])
+        samples = sum(row["n"] for row in data["distribution"])
+        parts.append(
+            f"{positions:,} sampled tokens and the first tokens of {samples:,} samples follow the target's "
+            f"distribution (false-alarm probability {settings['level']:g})"
+        )
+    return f"No bug found in {what}: {', '.join(parts)}." if parts else f"Nothing was compared for {what}."
 
 
 def verdict(text: str) -> str:
     return Alarm(text) if text == "BUG" else text
 
 
-def texts(name: str, rows: list[dict[str, Any]]) -> Table:
+def passes(name: str, rows: list[dict[str, Any]]) -> Table:
+    """A row for each way to decode the texts."""
+    cells = []
+    for how in dict.fromkeys((row["draft_tokens"], row["batch"]) for row in rows):
+        own = [row for row in rows if (row["draft_tokens"], row["batch"]) == how]
+        said = [row["verdict"] for row in own]
+        worst = next((each for each in ("BUG", "differs, as a lossy rule may") if each in said), "ok")
+        ties = sum(each.startswith("tie") for each in said)
+        accepted, drafted = (sum(row[key] for row in own) for key in ("accepted", "drafted"))
+        cells.append([*how, len(own), said.count("identical"), ties, f"{accepted} of {drafted}", verdict(worst)])
+    columns = [Column("K"), Column("batch"), Column("texts"), Column("identical"), Column("near-ties"),
+               Column("accepted"), words("verdict")]  # fmt: skip
+    return Table(HEADINGS[name], columns, cells, NOTES[name])
+
+
+def differences(name: str, rows: list[dict[str, Any]]) -> Table:
     cells = []
     for row in rows:
         parted = row["divergence"]
-        place: list[Any] = [None] * 3
-        if parted is not None:
-            place = [parted["position"], small(parted["margin"]), small(parted["noise"])]
-        accepted = f"{row['accepted']} of {row['drafted']}"
-        cells.append([short(row["prompt"]), row["tokens"], accepted, *place, verdict(row["verdict"])])
-    columns = [words("prompt"), Column("tokens"), Column("accepted"), Column("differs at token"), Column("margin"),
-               Column("noise"), words("verdict")]  # fmt: skip
-    return Table(HEADINGS[name], columns, cells, NOTES[name])
+        place = [parted["position"], small(parted["margin"]), small(parted["noise"])]
+        cells.append([short(row["prompt"]), row["draft_tokens"], *place, verdict(row["verdict"])])
+    columns = [words("prompt"), Column("K"), Column("differs at token"), Column("margin"), Column("noise"),
+               words("verdict")]  # fmt: skip
+    return Table(f"Differences: {HEADINGS[name].lower()}", columns, cells)
+
+
+def places(rows: list[dict[str, Any]]) -> Table:
+    cells = []
+    for row in rows:
+        p = [None if row[name] is None else f"{row[name]:.2g}" for name in ("ranks", "favoured", "second_p")]
+        bias = None if row["smallest_bias"] is None else f"{row['smallest_bias']:.3f}"
+        cells.append([row["place"], row["positions"], *p, bias, verdict(row["verdict"])])
+    columns = [words("place in the step"), Column("tokens"), Column("p, ranks"), Column("p, favoured"),
+               Column("p, again"), Column("smallest bias"), words("verdict")]  # fmt: skip
+    return Table(
+        "Every token of sampled texts against the target's distribution at its position", columns, cells,
+        "Ranks: the tokens' ranks by probability are uniform. Favoured: tokens that the draft makes too likely are as "
+        "frequent as the target has them. Again: p-value on new samples, where the first was below 0.01; only it "
+        "decides. -: too few positions, or not valid under this rule.",
+    )  # fmt: skip
 
 
 def short(name: str) -> str:
@@ -78,7 +127,7 @@ def short(name: str) -> str:
 def distribution_tests(rows: list[dict[str, Any]]) -> Table:
     cells = []
     for row in rows:
-        p = f"{row['p']:.2g}" + ("" if row["second_p"] is None else f", then {row['second_p']:.2g}")
+        p = f"{row['p']:.2g}" + ("" if row["second_p"] is None else f", again {row['second_p']:.2g}")
         bias = None if row["smallest_bias"] is None else f"{row['smallest_bias']:.3f}"
         cells.append([short(row["prompt"]), row["n"], row["cells"], small(row["g"]), p, bias, verdict(row["verdict"])])
     columns = [words("prompt"), Column("samples"), Column("outcomes"), Column("G"), Column("p-value"),

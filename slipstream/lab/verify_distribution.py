@@ -23,18 +23,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams, Strict
 from slipstream.core.random import Stream
-from slipstream.core.sequence import Sequence
-from slipstream.core.warp import warp
+from slipstream.lab.verify_reference import distribution, impossible, logits_of
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -96,7 +95,7 @@ def cells(llm: LLM, prompt: Seq[int], params: SamplingParams, n: int, length: in
         probs, impossible = probs_after(llm, prompt, at, params, stop_ids, noise)
         made.inner.add(at)
         made.forbidden[at] = impossible
-        likely = (probs * mass * n >= FEWEST).nonzero()[:, 0].tolist()
+        likely = np.flatnonzero(probs * mass * n >= FEWEST).tolist()
         for token in likely:
             heapq.heappush(queue, (-mass * float(probs[token]), (*at, token)))
         left = mass * max(0.0, 1.0 - float(probs[likely].sum())) if len(likely) < len(probs) else 0.0
@@ -119,52 +118,59 @@ def _pool(made: Cells, rare: float, n: int) -> None:
 
 def probs_after(
     llm: LLM, prompt: Seq[int], output: Prefix, params: SamplingParams, stop_ids: frozenset[int], noise: float
-) -> tuple[torch.Tensor, frozenset[int]]:
-    """(float64 [V], the target's distribution from one pass without drafts; the ids whose probability is 0)."""
-    seq = Sequence([*prompt, *output], context=llm.target.context)
-    try:
-        logits = llm.target.run([seq], Draft.empty(1, llm.target.device)).logits[:1].clone()  # [1, V]
-    finally:
-        llm.target.release(seq.id)
-    history = [list(output)]
-    probs = warp(logits, params, prompt, history, stop_ids)[0].cpu()
-    never = probs == 0
-    if noise and bool(never.any()):
-        score = warp(logits, params.unfiltered, prompt, history, stop_ids)[0].cpu().log()
-        never &= score < score[probs > 0].min() - 2 * noise
-    return probs, frozenset(never.nonzero()[:, 0].tolist())
+) -> tuple[np.ndarray, frozenset[int]]:
+    """(float64 [V], the target's distribution from one pass without drafts; the ids that cannot follow)."""
+    [logits] = logits_of(llm.target, [*prompt, *output], [0])
+    p = distribution(logits, params, prompt, output, stop_ids)
+    never = impossible(p, logits, params, prompt, output, stop_ids, noise)
+    return p, frozenset(np.flatnonzero(never).tolist())
+
+
+@dataclass
+class Samples:
+    """The first tokens of sampled texts of one prompt. drafted: draft tokens that were verified in them."""
+
+    outputs: list[list[int]] = field(default_factory=list)
+    drafted: int = 0
 
 
 def sample(
     llm: LLM,
-    prompt: Seq[int],
+    prompts: Seq[Seq[int]],
     params: SamplingParams,
     n: int,
     length: int,
     batch: int,
-    seed: int,
+    seeds: Iterator[int],
+    draft_tokens: Seq[int],
     advance: Callable[[], None] = lambda: None,
-) -> list[list[int]]:
-    """The first tokens of n texts, with the random streams of seed, seed + 1, ..."""
-    before, llm.max_batch = llm.max_batch, batch
-    # Room after the tested tokens, so that drafts are as long there as elsewhere; decoding stops before it is used.
-    params = replace(params, max_tokens=length + llm.draft_tokens + 1, stop=(), seed=None, logprobs=None)
-    outputs: list[list[int]] = []
+) -> list[Samples]:
+    """The first `length` tokens of n texts for each prompt. A batch holds texts of all prompts in turn, and the batches
+    take the draft lengths in turn."""
+    before = llm.max_batch, llm.draft_tokens
+    found = [Samples() for _ in prompts]
+    order = [i for _ in range(n) for i in range(len(prompts))]
     try:
-        while len(outputs) < n:
-            seqs = [llm.sequence(list(prompt), params) for _ in range(min(batch, n - len(outputs)))]
-            for i, seq in enumerate(seqs):
-                seq.random = Stream(seed + len(outputs) + i)
+        for number, start in enumerate(range(0, len(order), batch)):
+            chosen = order[start : start + batch]
+            llm.max_batch, llm.draft_tokens = batch, draft_tokens[number % len(draft_tokens)]
+            # Room after the tested tokens, so that drafts are as long there as elsewhere; decoding stops before it.
+            own = replace(params, max_tokens=length + llm.draft_tokens + 1, stop=(), seed=None, logprobs=None)
+            seqs = [llm.sequence(list(prompts[i]), own) for i in chosen]
+            for seq in seqs:
+                seq.random = Stream(next(seeds))
             steps = llm.decode(seqs)
             for _ in steps:
                 if all(seq.finish or len(seq.output) >= length for seq in seqs):
                     steps.close()  # type: ignore[attr-defined]
                     break
-            outputs += [seq.output[:length] for seq in seqs]
+            for i, seq in zip(chosen, seqs, strict=True):
+                found[i].outputs.append(seq.output[:length])
+                found[i].drafted += seq.stats.proposed
             advance()
     finally:
-        llm.max_batch = before
-    return outputs
+        llm.max_batch, llm.draft_tokens = before
+    return found
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,8 +22,8 @@ from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import Target
-from slipstream.core.warp import warp
 from slipstream.lab.identity import Divergence, Scores, distance, divergence
+from slipstream.lab.verify_reference import distribution, edited
 
 if TYPE_CHECKING:
     from slipstream.core.drafter import Drafter
@@ -46,6 +47,8 @@ class Control(Strict):
     scale      mean standard deviation of the logits of a row.
     limit      largest noise that rounding explains.
     flips      number of positions whose argmax differs, so that a text could diverge without a drafter.
+    behind     largest distance of a token of the plain greedy text behind the target's best token, in logits after
+               penalties: 0, or as little as rounding explains, if decoding without a drafter is right.
     """
 
     rows: int
@@ -54,12 +57,13 @@ class Control(Strict):
     scale: float
     limit: float
     flips: int
+    behind: float = 0.0
 
     @property
     def verdict(self) -> str:
-        if self.noise == 0:
-            return IDENTICAL
-        return "rounding" if self.noise <= self.limit else BUG
+        if max(self.noise, self.behind) > self.limit:
+            return BUG
+        return "rounding" if self.noise or self.behind else IDENTICAL
 
     def __add__(self, other: Control) -> Control:
         """The control over two texts together."""
@@ -67,19 +71,28 @@ class Control(Strict):
         scale = (self.scale * self.positions + other.scale * other.positions) / max(1, positions)
         return Control(
             self.rows, positions, max(self.noise, other.noise), scale, max(self.limit, other.limit),
-            self.flips + other.flips,
+            self.flips + other.flips, max(self.behind, other.behind),
         )  # fmt: skip
 
 
-def control(target: Target, prompt: Seq[int], text: Seq[int], rows: int) -> Control:
-    """Scores `text` after `prompt` twice: with one row per pass and with `rows` rows per pass."""
+def control(
+    target: Target,
+    prompt: Seq[int],
+    text: Seq[int],
+    rows: int,
+    scores: Scores = lambda logits, output: logits,
+) -> Control:
+    """Scores `text`, the plain greedy text after `prompt`, twice: with one row per pass and with `rows` rows per pass.
+    scores: what the text maximises, if not the logits."""
     alone, among = (Sequence(list(prompt), context=target.context) for _ in range(2))
-    noise, scale, flips, dtype, at = 0.0, 0.0, 0, torch.float64, 0
+    noise, scale, flips, dtype, at, behind = 0.0, 0.0, 0, torch.float64, 0, 0.0
     try:
         for seq in (alone, among):  # the prompt, in one pass for both
-            target.run([seq], Draft.empty(1, target.device))
+            first = target.run([seq], Draft.empty(1, target.device)).logits[0].double().clone()
             target.commit([seq], [[]])
             seq.kv_len = len(prompt)
+        if text:
+            behind = short_of_best(scores(first, []), text[0])
         while at + rows <= len(text):
             part = list(text[at : at + rows])
             each = []
@@ -95,7 +108,9 @@ def control(target: Target, prompt: Seq[int], text: Seq[int], rows: int) -> Cont
             target.commit([among], [list(range(rows - 1))])
             among.tokens += part[1:]
             among.kv_len = len(among.tokens)
-            for a, b in zip(each, together, strict=True):
+            for i, (a, b) in enumerate(zip(each, together, strict=True), at + 1):
+                if i < len(text):
+                    behind = max(behind, short_of_best(scores(a, text[:i]), text[i]))
                 noise, flips = max(noise, distance(a, b)), flips + int(a.argmax() != b.argmax())
                 scale += float(a[torch.isfinite(a)].std())
             at += rows
@@ -103,7 +118,12 @@ def control(target: Target, prompt: Seq[int], text: Seq[int], rows: int) -> Cont
         for seq in (alone, among):
             target.release(seq.id)
     scale /= max(1, at)
-    return Control(rows, at, noise, scale, scale * rounding(target, dtype), flips)
+    return Control(rows, at, noise, scale, scale * rounding(target, dtype), flips, behind)
+
+
+def short_of_best(scores: Tensor, token: int) -> float:
+    """How far the score of `token` is below the best one."""
+    return float(scores.max() - scores[token])
 
 
 def rounding(target: Target, logits: torch.dtype) -> float:
@@ -129,16 +149,43 @@ class Comparison(Strict):
         return vars(self) | {"divergence": parted}
 
 
+@dataclass(frozen=True)
+class Pass:
+    """How the texts of a check are decoded: with at most `draft_tokens` per step, `batch` prompts at once."""
+
+    draft_tokens: int
+    batch: int
+
+
+def passes(draft_tokens: int, prompts: int) -> list[Pass]:
+    """Each text alone with K draft tokens; then all texts in one batch, with one draft token and with two, where the
+    bonus token and the end of a draft are met more often."""
+    shorter = [k for k in (1, 2) if k < draft_tokens] or [draft_tokens]
+    return [Pass(draft_tokens, 1), *(Pass(k, prompts) for k in shorter)]
+
+
 def texts(
-    llm: LLM, drafter: Drafter | None, prompts: Seq[Seq[int]], params: Seq[SamplingParams], advance: Callable[[], None]
+    llm: LLM,
+    drafter: Drafter | None,
+    prompts: Seq[Seq[int]],
+    params: Seq[SamplingParams],
+    advance: Callable[[], None],
+    how: Pass | None = None,
 ) -> list[tuple[list[int], SpecStats]]:
-    """Output ids and counters of each prompt, decoded one at a time."""
+    """Output ids and counters of each prompt; without `how`, decoded one at a time."""
     llm.use(drafter)
+    before = llm.max_batch, llm.draft_tokens
+    llm.draft_tokens, batch = (llm.draft_tokens, 1) if how is None else (how.draft_tokens, how.batch)
+    llm.max_batch = batch
     done = []
-    for prompt, each in zip(prompts, params, strict=True):
-        completion = llm.generate([list(prompt)], each)[0]
-        done.append((completion.token_ids, completion.stats))
-        advance()
+    try:
+        for start in range(0, len(prompts), batch):
+            some = [list(prompt) for prompt in prompts[start : start + batch]]
+            for completion in llm.generate(some, list(params[start : start + batch])):
+                done.append((completion.token_ids, completion.stats))
+                advance()
+    finally:
+        llm.max_batch, llm.draft_tokens = before
     return done
 
 
@@ -156,15 +203,14 @@ def compared(
 def scores(llm: LLM, prompt: Seq[int], params: SamplingParams) -> Scores:
     """The scores whose argmax plain decoding emits; above temperature 0 those of rule `coupled`."""
     stop_ids = llm.sequence(list(prompt), params).stop_ids
-    # At temperature 1 and without filters, log-probabilities are the edited logits up to a constant.
-    bare = params.unfiltered if params.greedy else params
 
     def score(logits: Tensor, output: Seq[int]) -> Tensor:
-        probs = warp(logits[None], bare, prompt, [list(output)], stop_ids)[0]  # [V]
+        raw = logits.double().cpu().numpy()  # [V]
         if params.greedy:
-            return probs.log() if params.edits_logits else logits
-        noise = Stream(params.seed).gumbel(len(prompt) + len(output), len(probs))
-        return probs.log() + torch.from_numpy(noise).to(probs.device)
+            return torch.from_numpy(edited(raw, params, prompt, output, stop_ids))
+        with np.errstate(divide="ignore"):
+            logs = np.log(distribution(raw, params, prompt, output, stop_ids))
+        return torch.from_numpy(logs + Stream(params.seed).gumbel(len(prompt) + len(output), len(logs)))
 
     return score
 

@@ -9,7 +9,7 @@ from typing import Any
 from slipstream.errors import CheckpointError, ParameterError
 
 HERE = Path(__file__).parent
-PROMPT_KINDS = ("code", "edit")
+PROMPT_KINDS = ("code", "edit", "varied")
 EMBEDDED = "embedded"
 """The name that selects an embedded model."""
 
@@ -79,15 +79,16 @@ def checkpoint_of(name: str | Path, role: str) -> str | Path:
 
 
 def prompts(kind: str) -> list[dict[str, Any]]:
-    """The embedded prompts, all cut from held-out files.
+    """The embedded prompts. Those of code are cut from held-out files.
 
     Args:
-        kind: "code" (beginnings of files up to inside a function; plain text) or "edit" (requests to change a
-            snippet; `prompt` is the user message, without the chat template).
+        kind: "code" (beginnings of files up to inside a function; plain text), "edit" (requests to change a snippet;
+            `prompt` is the user message, without the chat template) or "varied" (plain text that is not code: prose in
+            three languages, tables, logs, symbols, one prompt of 500 words and one of one word).
 
     Returns:
-        Dictionaries with `prompt`, its origin (`package`, `version`, `file`) and, for edits, `answer`, the
-        correct answer.
+        Dictionaries with `prompt` and either `name`, or its origin (`package`, `version`, `file`) and, for edits,
+        `answer`, the correct answer.
 
     Raises:
         ParameterError: when `kind` is unknown.

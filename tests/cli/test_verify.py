@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-QUICK = ["-n", "8", "--samples", "60", "--distribution-prompts", "1", "-k", "3"]
+QUICK = ["-n", "8", "--samples", "60", "--distribution-prompts", "1", "--reach", "0", "--seed", "1", "-k", "3"]
 
 
 def test_the_report_for_people(cli, pair, texts, tmp_path):
@@ -13,7 +13,8 @@ def test_the_report_for_people(cli, pair, texts, tmp_path):
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
     for part in ("Control, no drafter", "Greedy texts", "Sampled texts of one seed", "the target's own distribution",
-                 "No bug found in model, K=3, rule rejection: 4 of 4 texts identical", "bias"):  # fmt: skip
+                 "No bug found in model, K=3, rule rejection: 12 of 12 texts identical", "bias",
+                 "What this run cannot see"):  # fmt: skip
         assert part in said
     assert max(map(len, result.out.splitlines())) <= 80
     assert json.loads(out.read_text())["kind"] == "verify"
@@ -21,13 +22,27 @@ def test_the_report_for_people(cli, pair, texts, tmp_path):
 
 
 def test_json_for_programs(cli, pair, texts):
-    result = cli("verify", texts, *pair, *QUICK, "--check", "greedy", "--drafter", "ngram", "--json")
+    result = cli("verify", texts, *pair, *QUICK, "--check", "greedy", "--json")
     assert result.code == 0, result.err
     found = json.loads(result.out)
     assert found["data"]["verdict"] == "ok"
-    assert [row["verdict"] for row in found["data"]["greedy"]] == ["identical"] * 2
+    assert [row["verdict"] for row in found["data"]["greedy"]] == ["identical"] * 6
     assert found["data"]["distribution"] == found["data"]["coupled"] == []
-    assert found["settings"]["drafter"] == "ngram"
+    assert found["settings"]["drafter"] == "model"
+
+
+def test_too_few_draft_tokens_are_no_proof_and_end_with_code_1(cli, pair, texts):
+    result = cli("verify", texts, *pair, *QUICK, "--check", "greedy", "--drafter", "ngram")
+    assert result.code == 1
+    assert "Not tested: ngram, K=3, rule rejection drafted too little in greedy." in " ".join(result.out.split())
+
+
+def test_runs_without_a_seed_take_samples_of_their_own(cli, pair, texts):
+    seeds = {
+        json.loads(cli("verify", texts, *pair, "-n", "4", "--check", "greedy", "--json").out)["settings"]["seed"]
+        for _ in range(2)
+    }
+    assert len(seeds) == 2
 
 
 def test_a_bug_ends_with_code_1(cli, pair, texts, monkeypatch):
@@ -54,10 +69,11 @@ def test_ctrl_c_keeps_what_was_checked(cli, pair, texts, tmp_path, monkeypatch):
     assert result.code == 130
     assert "the run was interrupted" in result.said
     kept = json.loads((tmp_path / "r.json").read_text())
-    assert (kept["complete"], len(kept["data"]["coupled"]), kept["data"]["distribution"]) == (False, 2, [])
+    assert (kept["complete"], len(kept["data"]["coupled"]), kept["data"]["distribution"]) == (False, 6, [])
 
 
 def test_the_former_name_of_the_distribution_check_still_works(cli, pair, texts):
-    result = cli("verify", texts, *pair, "-n", "8", "--samples", "60", "--law-prompts", "1", "--check", "law", "--json")
+    result = cli("verify", texts, *pair, "-n", "8", "--samples", "60", "--law-prompts", "1", "--reach", "0", "--check",
+                 "law", "--seed", "1", "--json")  # fmt: skip
     assert result.code == 0, result.err
     assert len(json.loads(result.out)["data"]["distribution"]) == 1

@@ -24,7 +24,7 @@ PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one <b>"), Prompt([3, 4, 0]
 def results() -> dict[str, Result]:
     llm = LLM(ToyTarget(vocab=5, sharpness=1.0), RandomDrafter(5), draft_tokens=3)
     blind = Contender("blind", RandomDrafter(5, sampled=False), 3)
-    config = VerifyConfig(params=SamplingParams(max_tokens=12), samples=300, batch=300)
+    config = VerifyConfig(params=SamplingParams(max_tokens=12), samples=300, batch=300, reach=0)
     return {
         "verify": verify(llm, PROMPTS, config),
         "doctor": doctor(llm, blind, PROMPTS, DoctorConfig(tokens=8, rounds=1)),
@@ -41,7 +41,8 @@ def test_one_page_of_all_three(results):
 
 def test_the_tables_say_what_was_found(results):
     rows = section(results["verify"]).tables[0].rows
-    assert [row[-1] for row in rows] == ["identical", "identical"]
+    assert [row[:4] for row in rows] == [[3, 1, 2, 2], [1, 2, 2, 2], [2, 2, 2, 2]]
+    assert [row[-1] for row in rows] == ["ok"] * 3
     gone = section(results["doctor"]).tables[0].rows
     assert gone[0][0] == "nothing removed"
     assert len(gone) == 5
@@ -56,13 +57,21 @@ def test_the_tables_say_what_was_found(results):
         ("tune", {"drafters": [], "raced": [], "choice": None, "configs": None}, "before any setting was confirmed"),
         (
             "verify",
-            {"control": None, "greedy": [], "coupled": [], "distribution": [], "verdict": "ok"},
-            "0 of 0 texts identical",
+            {
+                "control": None,
+                "greedy": [],
+                "coupled": [],
+                "distribution": [],
+                "positions": [],
+                "coverage": {},
+                "verdict": "ok",
+            },
+            "Nothing was compared",
         ),
     ],
 )
 def test_interrupted_runs_have_a_page_too(kind, data, said):
-    settings = {"drafter": "x", "draft_tokens": 3, "rule": "rejection"}
+    settings = {"drafter": "x", "draft_tokens": 3, "rule": "rejection", "reach": 0, "params": {"max_tokens": 8}}
     made = page([Result(kind, settings, {}, data)])
     assert said in made
     assert "the run was interrupted" in made.lower()

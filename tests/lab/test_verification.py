@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -20,7 +21,7 @@ from slipstream.errors import ParameterError
 from slipstream.lab import verify_distribution
 from slipstream.lab.prompts import Prompt, PromptSet
 from slipstream.lab.results import read
-from slipstream.lab.verification import VerifyConfig, steps, verify
+from slipstream.lab.verification import VerifyConfig, _Check, steps, verify
 from slipstream.lab.verify_distribution import Cells, cells, distribution_test, noncentral_sf, sample, shift_seen
 from slipstream.lab.verify_texts import Control, control
 from slipstream.llm import LLM
@@ -181,12 +182,32 @@ class ShiftyState(Shifty):
 
 
 def test_the_control_tells_rounding_from_a_wrong_target():
-    small, large = (control(kind(vocab=5), [1, 2], [0, 1, 2, 3, 4, 0], 3) for kind in (Shifty, ShiftyState))
+    text = LLM(ToyTarget(vocab=5)).generate([[1, 2]], SamplingParams(max_tokens=6))[0].token_ids
+    small, large = (control(kind(vocab=5), [1, 2], text, 3) for kind in (Shifty, ShiftyState))
     assert (small.verdict, small.positions, small.flips) == ("rounding", 6, 0)
     assert 0 < small.noise < 1e-8
     assert (large.verdict, large.noise > 1) == ("BUG", True)
     llm = LLM(ShiftyState(vocab=5), RandomDrafter(5), draft_tokens=2)
     assert verify(llm, PROMPTS, VerifyConfig(checks=())).data["verdict"] == "BUG"
+
+
+def test_plain_text_that_is_not_the_targets_best_is_a_bug(monkeypatch):
+    """A fault that plain and speculative decoding share shows in no comparison of texts."""
+    monkeypatch.setattr(core_step, "first_maxima", lambda logits: logits.topk(2).indices[:, 1].tolist())
+    found = verify(toy(), PROMPTS, VerifyConfig(checks=("greedy",)))
+    assert {row["verdict"] for row in found.data["greedy"]} == {"identical"}
+    assert (found.data["control"]["verdict"], found.data["verdict"]) == ("BUG", "BUG")
+
+
+def test_samples_of_two_seeds_share_no_random_numbers():
+    made = [_Check(toy(), PROMPTS, VerifyConfig(seed=seed), {}, lambda: None) for seed in (0, 1)]
+    drawn = [
+        set(itertools.islice(check._seeds(purpose, look), 3000))
+        for check in made
+        for purpose in ("positions", "first tokens", "coupled")
+        for look in (0, 1)
+    ]
+    assert len(set().union(*drawn)) == sum(map(len, drawn)) == 3000 * len(drawn)
 
 
 def test_controls_add_up():
@@ -210,13 +231,16 @@ def test_a_tie_is_a_tie():
     assert "tie within measured noise" in {row["verdict"] for row in rows}
 
 
-def test_nothing_drafted_is_said():
+def test_a_check_in_which_nothing_was_drafted_is_not_tested():
     class Silent(RandomDrafter):
         def propose(self, seqs, budget):
             return Draft.empty(len(seqs))
 
-    result = verify(toy(Silent(5)), PROMPTS, VerifyConfig(checks=("greedy",)))
-    assert "equal texts prove nothing" in result.warnings[0]
+    result = verify(toy(Silent(5)), PROMPTS, VerifyConfig(samples=100))
+    assert result.data["verdict"] == "not tested"
+    assert [row["verdict"] for row in result.data["coverage"].values()] == ["not tested"] * 3
+    assert [row["verdict"] for row in result.data["distribution"]] == ["not tested"] * 2
+    assert "greedy: 0 draft tokens were verified" in result.warnings[0]
     with pytest.raises(ParameterError, match="no drafter to check"):
         verify(LLM(ToyTarget(vocab=5)), PROMPTS, SMALL)
 
@@ -257,7 +281,8 @@ def test_a_text_may_end_and_a_filter_forbids():
     assert made.of([0]) == (0,) or 0 in made.forbidden[()]
     out = [next(iter(made.forbidden[()])), 1, 1]
     assert made.of(out) is None
-    found = distribution_test([out, *sample(llm, [1, 2], params, 50, 3, 50, 0)], made, 0.001, 0.9)
+    [drawn] = sample(llm, [[1, 2]], params, 50, 3, 50, itertools.count(), [0])
+    found = distribution_test([out, *drawn.outputs], made, 0.001, 0.9)
     assert (found.forbidden, found.p) == (1, 0.0)
 
 
@@ -319,7 +344,7 @@ def test_interruption_keeps_what_was_checked(tmp_path):
 def test_progress_is_counted_right():
     calls = []
     verify(toy(), PROMPTS, SMALL, advance=lambda: calls.append(1))
-    assert len(calls) == steps(PROMPTS, SMALL)
+    assert len(calls) == steps(PROMPTS, SMALL, 3)
 
 
 def test_bad_settings_are_refused():

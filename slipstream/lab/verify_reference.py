@@ -1,0 +1,96 @@
+"""The target's distribution, computed without the code that decoding uses.
+
+A fault in `core.warp` would change the texts with and without a drafter alike, and a reference that calls `warp` could
+not show it. So this module starts from the target's logits and computes in NumPy, one position at a time, what the
+documentation of `SamplingParams` promises. It is slow and short.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence as Seq
+
+import numpy as np
+
+from slipstream.core.draft import Draft
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target
+
+ROWS = 16
+"""Tokens of a text that one pass of the target scores."""
+
+
+def logits_of(target: Target, prompt: Seq[int], text: Seq[int]) -> Iterator[np.ndarray]:
+    """The target's logits, float64 [V], before each token of `text`, from passes over the text alone."""
+    seq, at = Sequence(list(prompt), context=target.context), 0
+    try:
+        while at < len(text):
+            following = list(text[at : min(at + ROWS, len(text)) - 1])
+            out = target.run([seq], Draft.chains([following], device=target.device))
+            yield from out.logits[: len(following) + 1].double().cpu().numpy().copy()  # [1 + n, V]
+            target.commit([seq], [list(range(len(following)))])
+            seq.tokens += following
+            seq.kv_len = len(seq.tokens)
+            at += len(following) + 1
+            seq.tokens.append(int(text[at - 1]))
+    finally:
+        target.release(seq.id)
+
+
+def edited(
+    logits: np.ndarray, params: SamplingParams, prompt: Seq[int], output: Seq[int], stop_ids: frozenset[int]
+) -> np.ndarray:
+    """Logits [V] after bias, penalties and forbidden tokens; -inf for a token that may not follow."""
+    x, vocab = logits.copy(), len(logits)
+    for token, bias in (params.logit_bias or {}).items():
+        x[token] = -np.inf if bias <= -100 else x[token] + bias
+    for token in {*prompt, *output}:
+        x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
+    for token, times in Counter(output).items():
+        x[token] -= params.presence_penalty + times * params.frequency_penalty
+    if len(output) < params.min_tokens:
+        x[[token for token in stop_ids if token < vocab]] = -np.inf
+    everything = [*prompt, *output]
+    for word in params.bad_words:
+        *head, last = (int(token) for token in word)
+        if everything[len(everything) - len(head) :] == head:
+            x[last] = -np.inf
+    return x
+
+
+def distribution(
+    logits: np.ndarray, params: SamplingParams, prompt: Seq[int], output: Seq[int], stop_ids: frozenset[int]
+) -> np.ndarray:
+    """The probability of each token, float64 [V], at a temperature above 0."""
+    x = edited(logits, params, prompt, output, stop_ids)
+    p = np.exp((x - x.max()) / params.temperature)
+    p /= p.sum()
+    if not (params.top_k or params.top_p < 1 or params.min_p):
+        return p
+    ranked = np.argsort(-p, kind="stable")  # equal ones by their ids
+    if params.top_k:
+        ranked = ranked[: params.top_k]
+    before = np.cumsum(p[ranked]) - p[ranked]  # mass of everything more likely
+    ranked = ranked[(before < params.top_p * p[ranked].sum()) | (params.top_p == 1)]
+    ranked = ranked[p[ranked] >= params.min_p * p[ranked[0]]]
+    kept = np.zeros_like(p)
+    kept[ranked] = p[ranked]
+    return kept / kept.sum()
+
+
+def impossible(
+    p: np.ndarray,
+    logits: np.ndarray,
+    params: SamplingParams,
+    prompt: Seq[int],
+    output: Seq[int],
+    stop_ids: frozenset[int],
+    noise: float = 0.0,
+) -> np.ndarray:
+    """Which tokens cannot follow, bool [V], although every logit may be off by `noise`. p: `distribution` of these."""
+    x = edited(logits, params, prompt, output, stop_ids)
+    never = p == 0
+    if noise:
+        never &= x < x[p > 0].min() - 2 * noise
+    return never
