@@ -46,6 +46,8 @@ class Measured(Strict):
     batch          sequences decoded at once.
     speedup        (value, low, high): measured speed-up over plain decoding with its 95 % interval; None: not measured.
     experts        (per token, in all) of a mixture of experts.
+    noise          how far the costs contradict each other: see `contradiction`. 0 if they agree.
+    tau            measured mean acceptance length; None: not measured.
     """
 
     costs: CostCurve
@@ -63,6 +65,8 @@ class Measured(Strict):
     batch: int = 1
     speedup: tuple[float, float, float] | None = None
     experts: tuple[int, int] | None = None
+    noise: float = 0.0
+    tau: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("draft_tokens", "tokens", "batch"):
@@ -130,8 +134,10 @@ class Measured(Strict):
         )
 
     def length(self, draft_tokens: int) -> float:
-        """Predicted mean acceptance length of a text, prefill included."""
-        return self.tokens / (1 + self.prediction(draft_tokens).steps)
+        """Predicted mean acceptance length of a text, prefill included; at most the measured one, because the measured
+        drafts are the longest."""
+        found = self.tokens / (1 + self.prediction(draft_tokens).steps)
+        return found if self.tau is None else min(found, self.tau)
 
     def expected(self, draft_tokens: int) -> float:
         """Predicted speed-up at a draft length, scaled so that it agrees with the measurement at the measured length.
@@ -254,7 +260,17 @@ def measured(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:
         batch=batch,
         speedup=(gain.value, gain.low, gain.high),
         experts=run.arm.llm.target.capabilities.experts,
+        tau=stats.mean_acceptance_length,
+        noise=contradiction([r for r in (run.plain, run, short) if r is not None], each, draft, fixed),
     )
+
+
+def contradiction(runs: Seq[Run], each: float, draft: float, fixed: float) -> float:
+    """By how much, as a share, timings of the same work differ: the slowest pass of a run from its fastest. 1 if long
+    drafts were timed as cheaper than short ones, so that the cost of a draft token is not known."""
+    passes = [(run.seconds_per_token() * run.weights()[:, None]).sum(0) for run in runs]
+    apart = max(float(seconds.max() / seconds.min()) - 1 for seconds in passes)
+    return max(apart, 1.0) if draft > 0 and fixed > 0 and each == 0 else apart
 
 
 def _draft_seconds_per_step(run: Run, first: float) -> float:

@@ -44,7 +44,10 @@ def lead(arms: list[dict[str, Any]]) -> str:
     best = max(fast, key=lambda arm: arm["overall"]["speedup"]["value"])
     gain = best["overall"]["speedup"]
     unsure = " Not statistically significant: the 95% interval includes 1." if gain["low"] <= 1 <= gain["high"] else ""
-    return f"Fastest: {name(best)} ({condition(best)}), {interval(gain)} over plain decoding.{unsure}"
+    who = f"{name(best)} ({condition(best)}), {interval(gain)}"
+    if gain["value"] < 1:
+        return f"No drafter is faster than plain decoding. The least slow one: {who}.{unsure}"
+    return f"Fastest: {who} over plain decoding.{unsure}"
 
 
 def name(arm: dict[str, Any]) -> str:

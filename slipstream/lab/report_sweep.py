@@ -32,7 +32,12 @@ def lead(fast: list[dict[str, Any]]) -> str:
         return "Nothing was measured before the run ended."
     best = max(fast, key=lambda arm: arm["overall"]["speedup"]["value"])
     gain = best["overall"]["speedup"]
-    text = f"Fastest: {where(best)}, {interval(gain)} over plain decoding."
+    if gain["value"] < 1:
+        text = f"No setting is faster than plain decoding. The least slow one: {where(best)}, {interval(gain)}."
+    else:
+        text = f"Fastest: {where(best)}, {interval(gain)} over plain decoding."
+    if gain["low"] <= 1 <= gain["high"]:
+        text += " Not statistically significant: the 95% interval includes 1."
     known = [arm for arm in fast if arm.get("predicted")]
     if known:
         off = [abs(arm["predicted"]["speedup"] / arm["overall"]["speedup"]["value"] - 1) for arm in known]

@@ -63,15 +63,21 @@ def recorded(rows: list[dict[str, Any]]) -> Table:
         m, gains = row["measured"], row["predicted"]
         best = max(range(len(gains)), key=gains.__getitem__)
         rates = [percent(rate) for rate in m["position_rates"]]
-        tau = 1 + sum(r * s for r, s in zip(m["position_rates"], m["drafted"], strict=True))
+        tau = row.get("mean_acceptance_length")
+        gain = times(gains[best]) + ("?" if row.get("noisy") else "")
         step = m["costs"]["seconds"][0] + m["plain_host"]
         cost = (m["draft_fixed"] + m["draft_each"] * m["draft_tokens"]) / step
         drafted = m["drafted"][0] if m["drafted"] else 0.0
         shown = " ".join(rates[:SHOWN_POSITIONS]) + " ..." * (len(rates) > SHOWN_POSITIONS)
-        cells.append([row["label"], drafted, shown, tau, cost, best + 1, gains[best]])
+        cells.append([row["label"], drafted, shown, tau, cost, best + 1, gain])
     columns = [words("drafter"), Column("drafts", "%"), words("accepted by position"), Column("tau", digits=2),
                Column("cost", digits=2), Column("best K"), Column("predicted", "x")]  # fmt: skip
-    note = "drafts: share of the steps that draft. tau: tokens per step. cost: of drafting per step, in plain steps."
+    note = (
+        "drafts: share of the steps that draft. tau: tokens per step, prefill included. cost: of drafting per step, in "
+        "plain steps."
+    )
+    if any(row.get("noisy") for row in rows):
+        note += " ?: rough, because timings of the same work differ."
     return Table("Measured at the longest draft", columns, cells, note)
 
 

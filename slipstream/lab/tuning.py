@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 SHORT = 2
 """Draft length of the second recording."""
+NOISY = 0.2
+"""If the passes of a recording differ by more than this share, its costs are noisy, and its predictions are marked."""
 RECORDED = 2
 """Timed passes of a recording. With one, a single disturbance would affect every prediction."""
 
@@ -187,6 +189,7 @@ class _Tuning:
         """The data of the result so far."""
         table = [
             {"label": c.label, "measured": asdict(m), "predicted": [m.expected(k) for k in _lengths(m)]}
+            | {"mean_acceptance_length": m.tau, "noisy": m.noise > NOISY}
             for c, m in zip(self.contenders, self.facts, strict=False)
         ]
         raced: list[dict[str, Any]] = [
@@ -214,7 +217,13 @@ class _Tuning:
         return found
 
     def doubts(self) -> list[str]:
-        return [
+        found = [
+            f"{c.label}: its costs are noisy (timings of the same work differ by {m.noise:.0%}), so its predictions "
+            "are rough: measure again on a quiet machine"
+            for c, m in zip(self.contenders, self.facts, strict=False)
+            if m.noise > NOISY
+        ]
+        return found + [
             f"{run.arm.name}: predicted {c.predicted:.2f}x, measured {run.speedup().value:.2f}x: the prediction is "
             "off, so other predictions may be off too"
             for c, run in zip(self.shortlisted, self.raced[1:], strict=False)

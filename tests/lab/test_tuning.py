@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from time import sleep
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from slipstream.core.cost_curve import CostCurve
@@ -13,8 +16,9 @@ from slipstream.errors import ParameterError
 from slipstream.lab import tuning as lab
 from slipstream.lab.benchmark import Contender
 from slipstream.lab.configs import Choice
-from slipstream.lab.diagnosis_measured import Measured
+from slipstream.lab.diagnosis_measured import Measured, contradiction
 from slipstream.lab.prompts import Prompt, PromptSet
+from slipstream.lab.reports import section
 from slipstream.lab.results import read
 from slipstream.lab.tuning import TuneConfig, candidates, choose, shortlist, steps, tune
 from slipstream.llm import LLM
@@ -119,6 +123,44 @@ def test_what_is_slower_than_plain_is_never_chosen():
     assert data["raced"][0]["speedup"]["value"] < 1
     assert data["configs"]["slipstream"] == {"target": "embedded", "drafter": "none", "draft_tokens": 0}
     assert data["configs"]["vllm"]["text"] == ""
+
+
+def test_no_prediction_is_above_the_mean_acceptance_length():
+    target = Slow(vocab=16)
+    data = tune(LLM(target), [Contender("right", scripted(target, wrong_at(99)), 4)], PROMPTS, SHORT).data
+    for row in data["drafters"]:
+        assert max(row["predicted"]) <= row["mean_acceptance_length"] <= 5
+
+
+def test_noisy_costs_are_marked(monkeypatch):
+    """A target whose speed doubles and halves from pass to pass."""
+
+    class Unsteady(ToyTarget):
+        calls = 0
+
+        def run(self, seqs, draft, taps=()):
+            Unsteady.calls += 1
+            sleep(0.002 if Unsteady.calls // 40 % 2 else 0.02)
+            return super().run(seqs, draft, taps)
+
+    target = Unsteady(vocab=16)
+    result = tune(LLM(target), [Contender("right", scripted(target, wrong_at(3)), 4)], PROMPTS, SHORT)
+    assert result.data["drafters"][0]["noisy"]
+    assert any("its costs are noisy" in warning for warning in result.warnings)
+    table = next(t for t in section(result).tables if t.title == "Measured at the longest draft")
+    assert table.texts()[0][-1].endswith("x?")
+
+
+def test_drafts_that_get_cheaper_with_their_length_are_noise():
+    run = SimpleNamespace(seconds_per_token=lambda: np.ones((2, 2)), weights=lambda: np.ones(2))
+    assert contradiction([run], each=0.001, draft=0.004, fixed=0.0) == 0
+    assert contradiction([run], each=0.0, draft=0.004, fixed=0.004) == 1
+
+
+def test_no_schedule_by_batch_is_made_of_one_batch():
+    target = Slow(vocab=16)
+    made = tune(LLM(target), [Contender("right", scripted(target, wrong_at(99)), 4)], PROMPTS, SHORT).data
+    assert "batch" not in json.dumps(made["configs"]["vllm"]) + json.dumps(made["configs"]["slipstream"])
 
 
 def test_a_wrong_text_is_never_chosen(monkeypatch):

@@ -1,0 +1,34 @@
+"""The first sentence of a report says what the interval says, and praises no loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slipstream.lab import report_bench, report_sweep
+
+
+def arm(value: float, low: float, high: float) -> dict[str, Any]:
+    gain = {"value": value, "low": low, "high": high}
+    return {
+        "label": "x", "plain": False, "draft_tokens": 4, "temperature": 0.0, "batch": 1, "values": {"draft_tokens": 4},
+        "overall": {"speedup": gain},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("lead", [report_sweep.lead, report_bench.lead])
+def test_a_loss_is_not_praised(lead):
+    said = lead([arm(0.05, 0.04, 0.06), arm(0.07, 0.06, 0.08)])
+    assert said.startswith("No ")
+    assert "is faster than plain decoding. The least slow one: " in said
+    assert "0.07x" in said
+    assert "Fastest" not in said
+
+
+@pytest.mark.parametrize("lead", [report_sweep.lead, report_bench.lead])
+def test_what_is_not_significant_is_said_to_be(lead):
+    for doubtful in (arm(1.2, 0.9, 1.6), arm(0.9, 0.8, 1.1)):
+        assert "Not statistically significant: the 95% interval includes 1." in lead([doubtful])
+    assert "Not statistically" not in lead([arm(1.2, 1.1, 1.3)])
+    assert lead([arm(1.2, 1.1, 1.3)]).startswith("Fastest: ")
