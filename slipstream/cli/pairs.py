@@ -226,6 +226,8 @@ def show_suggestions(found: Suggestions, place: Hardware | None) -> None:
         render.titled(Table(title, columns, cells, f"{LEGEND} {assumed(place)}"))
         console.print()
         for one in found.fitting:
+            if place is not None and one.devices is not None:
+                console.print(f"- {one.name}: predicted for {place.times(one.devices).title}.")
             for note in one.notes:
                 console.print(f"- {one.name}: {note}.")
         best = found.fitting[0]

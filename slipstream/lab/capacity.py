@@ -14,13 +14,10 @@ from typing import Any
 from slipstream.core.forecast import Forecast, Rates, forecast
 from slipstream.core.params import Strict
 from slipstream.lab.hardware import Hardware
-from slipstream.lab.roofline import ModelSize, PairCosts, pair_costs
+from slipstream.lab.roofline import MEMORY_SHARE, ModelSize, PairCosts, memory_needed, pair_costs
 
 MOST_ROWS = 65536
 """Largest number of rows of one step."""
-
-MEMORY_SHARE = 0.9
-"""Share of the devices' memory that weights and KV caches may use."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class Serving(Strict):
 
     def memory(self, batch: int, speculative: bool = True) -> float:
         models = (self.target, self.draft) if speculative else (self.target,)
-        return sum(m.weight_bytes + batch * self.context * m.kv_bytes for m in models)
+        return memory_needed(models, batch, self.context)
 
     def fits(self, batch: int, speculative: bool = True) -> bool:
         return self.memory(batch, speculative) <= MEMORY_SHARE * self.hardware.total_memory

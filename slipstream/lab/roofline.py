@@ -1,11 +1,15 @@
 """Predicts the time of a forward pass on given hardware with a roofline model.
 
-    seconds = max(bytes / bandwidth, operations / peak) + exchanges between devices + overhead
+    seconds = matrix products + attention + exchanges between devices + overhead
+    each of the first two: max(bytes / bandwidth, operations / peak)
 
-A decode step reads every weight once for any number of rows, and the KV cache of every sequence; its arithmetic grows
-with the rows. A mixture of experts reads only the experts that its rows pick: few for one row, nearly all for many, so
-verifying draft tokens costs more than with a dense model. The router is assumed to pick evenly and independently; real
-rows are similar and pick fewer experts.
+Matrix products read every weight once for any number of rows, and compute more for more rows. Attention reads the KV
+cache of every sequence. Layers run one after the other, so the reading of one part does not hide the computing of the
+other: with large batches and long contexts attention is memory-bound while the matrix products are compute-bound.
+
+A mixture of experts reads only the experts that its rows pick: few for one row, nearly all for many, so verifying draft
+tokens costs more than with a dense model. The router is assumed to pick evenly and independently; real rows are similar
+and pick fewer experts.
 """
 
 from __future__ import annotations
@@ -109,11 +113,12 @@ def forward_seconds(
 ) -> float:
     """Seconds of one forward with `rows` rows in all, for `sequences` sequences of `context` tokens each."""
     n = hardware.devices
-    read = model.weights_read(rows) * model.bits / 8 + sequences * context * model.kv_bytes
-    compute = rows * (2 * model.step + 4 * model.layers * model.attention * context)
-    seconds = max(
-        read / n / (hardware.bandwidth * hardware.reading), compute / n / (hardware.flops * hardware.computing)
+    parts = (  # (bytes read, operations): one after the other, so neither hides behind the other's
+        (model.weights_read(rows) * model.bits / 8, 2 * rows * model.step),  # matrix products
+        (sequences * context * model.kv_bytes, 4 * rows * model.layers * model.attention * context),  # attention
     )
+    reading, computing = hardware.bandwidth * hardware.reading, hardware.flops * hardware.computing
+    seconds = sum(max(read / n / reading, operations / n / computing) for read, operations in parts)
     if n > 1:  # ring all-reduce: each device sends (n - 1) / n of its 16-bit partial sums twice
         sent = 2 * (n - 1) / n * rows * model.width * 2
         seconds += 2 * model.layers * (hardware.exchange + sent / (hardware.link * hardware.talking))
@@ -166,10 +171,17 @@ def placed(models: Seq[ModelSize], hardware: Hardware, context: float = 0, devic
     return hardware.times(devices)
 
 
-def devices_needed(
-    models: Seq[ModelSize], hardware: Hardware, batch: int = 1, context: float = 0, share: float = 0.9
-) -> int | None:
-    """The smallest power of two, at most 64, of devices that hold weights and KV caches in `share` of their memory; the
-    rest is for activations. None if 64 do not."""
-    needed = sum(m.weight_bytes + batch * context * m.kv_bytes for m in models)
-    return next((n for n in (1, 2, 4, 8, 16, 32, 64) if needed <= share * hardware.memory * n), None)
+MEMORY_SHARE = 0.9
+"""Share of the devices' memory that weights and KV caches may use; the rest is for activations."""
+
+
+def memory_needed(models: Seq[ModelSize], batch: int = 1, context: float = 0) -> float:
+    """Bytes of the weights and of the KV caches of `batch` sequences of `context` tokens."""
+    return sum(m.weight_bytes + batch * context * m.kv_bytes for m in models)
+
+
+def devices_needed(models: Seq[ModelSize], hardware: Hardware, batch: int = 1, context: float = 0) -> int | None:
+    """The smallest power of two, at most 64, of devices that hold weights and KV caches in `MEMORY_SHARE` of their
+    memory. None if 64 do not."""
+    needed = memory_needed(models, batch, context)
+    return next((n for n in (1, 2, 4, 8, 16, 32, 64) if needed <= MEMORY_SHARE * hardware.memory * n), None)

@@ -17,7 +17,7 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ConfigError, LoadError, ParameterError, UnsupportedModelError, did_you_mean
 from slipstream.lab.hardware import Hardware
 from slipstream.lab.known_pairs import CONTEXT, MODELS, acceptance_rates, known_model
-from slipstream.lab.roofline import ModelSize, pair_costs, placed
+from slipstream.lab.roofline import MEMORY_SHARE, ModelSize, memory_needed, pair_costs, placed
 from slipstream.models.checkpoint import read_json
 from slipstream.models.facts import ModelFacts, facts
 from slipstream.models.pair_check import PADDING, PairReport, compare_facts
@@ -37,6 +37,7 @@ class Candidate(Strict):
     rejected  why it cannot be used, in one sentence; empty if it can.
     forecast  predicted speed-up of a candidate that fits.
     notes     harmless oddities, and what was not compared.
+    devices   number of devices of the prediction; None without hardware.
     """
 
     name: str
@@ -44,13 +45,15 @@ class Candidate(Strict):
     rejected: str = ""
     forecast: Forecast | None = None
     notes: tuple[str, ...] = ()
+    devices: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         known = {"name": self.name, "place": self.place}
         if self.forecast is None:
             return known | {"rejected": self.rejected}
-        return known | self.forecast.as_dict() | {"basis": self.forecast.rates.source, "notes": list(self.notes)}
+        more = {"basis": self.forecast.rates.source, "notes": list(self.notes), "devices": self.devices}
+        return known | self.forecast.as_dict() | more
 
 
 @dataclass(frozen=True)
@@ -130,13 +133,19 @@ def suggest(
     acceptance  assumed for every candidate; None: the published rate, or `ASSUMED_ACCEPTANCE`.
     context     tokens of context that the draft model must support.
     hardware    predict costs for it with a roofline; None: from the bytes of weights read.
-    devices     how many of that hardware; None: the fewest that hold both models.
-    Raises ParameterError if one of `folders` is not a folder, and a `LoadError` if the target cannot be read.
+    devices     how many of that hardware; None: the fewest that hold both models in 16 bits.
+    Raises ParameterError if one of `folders` is not a folder or the devices do not hold the target, and a `LoadError`
+    if the target cannot be read.
     """
     if acceptance is not None:
         check_number("acceptance", acceptance, 0.0, 1.0)
     check_integer("context", context, 0)
     search = _Search(*_target(target), acceptance, context, hardware, devices)
+    if devices is not None:
+        check_integer("devices", devices, 1)
+    if hardware is not None and (lack := _lack((ModelSize.of(search.ours),), hardware.times(devices or 64))):
+        few = placed((ModelSize.of(search.ours),), hardware, CONTEXT).devices
+        raise ParameterError(f"{target} {lack}", fix=f"give --gpus {few}")
     found = [_local(search, folder) for folder in _checkpoints(folders)]
     here = {known.name for c in found if (known := known_model(c.name))} | {search.name}
     found += [_judge(search, m.facts, m.name, REGISTRY, m.name) for m in MODELS.values() if m.name not in here]
@@ -193,15 +202,29 @@ def _judge(search: _Search, theirs: ModelFacts, label: str, place: str, known: s
         return Candidate(label, place, f"another vocabulary: {problem}")
     if theirs.config.context < search.context:
         return Candidate(label, place, f"its context is {theirs.config.context} tokens, {search.context} are needed")
-    rates, costs = acceptance_rates(search.name, known, search.acceptance), report.costs
+    rates, costs, devices = acceptance_rates(search.name, known, search.acceptance), report.costs, None
     if search.hardware is not None:
         models = ModelSize.of(search.ours), ModelSize.of(theirs)
-        costs = pair_costs(*models, placed(models, search.hardware, CONTEXT, search.devices), 1, CONTEXT)
+        group = placed(models, search.hardware, CONTEXT, search.devices)
+        if lack := _lack(models, group):
+            return Candidate(label, place, f"with the target it {lack}")
+        costs, devices = pair_costs(*models, group, 1, CONTEXT), group.devices
     seen = forecast(rates, costs)
     if not seen.draft_tokens:
         return Candidate(label, place, f"too large: a draft token costs {costs.c:.2f} target steps, no gain at {rates}")
     notes = report.notes if report.compared else (*(n for n in report.notes if "only sizes" not in n), note)
-    return Candidate(label, place, "", seen, notes)
+    return Candidate(label, place, "", seen, notes, devices)
+
+
+def _lack(models: Seq[ModelSize], hardware: Hardware) -> str:
+    """Why this hardware does not hold the models and a sequence of `CONTEXT` tokens; empty if it does."""
+    needed = memory_needed(models, 1, CONTEXT)
+    if needed <= MEMORY_SHARE * hardware.total_memory:
+        return ""
+    return (
+        f"does not fit: {needed / 1e9:.0f} GB in {models[0].bits:g} bits, {hardware.title} has "
+        f"{hardware.total_memory / 1e9:.0f} GB, of which {MEMORY_SHARE:.0%} can be used"
+    )
 
 
 def _vocabulary(report: PairReport, name: str | None, known: str | None) -> tuple[str, str]:

@@ -72,6 +72,7 @@ def test_suggestions_for_a_known_target(cli, tmp_path):
     said = " ".join(result.out.split())
     assert result.code == 0
     assert "Llama-3.2-3B 2.12x 5 0.128 1.00 at 78% not local" in said
+    assert "- Llama-3.2-3B: predicted for 4 x H100." in said
     assert "Assumptions: the acceptance rate shown, at every position; batch 1; costs by a roofline of H100" in said
     assert "check-pair meta-llama/Llama-3.1-70B-Instruct meta-llama/Llama-3.2-1B-Instruct --measure" in said
     assert "another vocabulary: Qwen 2.5's, not Llama 3's" in said

@@ -158,3 +158,23 @@ def test_a_misspelt_name_gets_a_suggestion(monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     with pytest.raises(ParameterError, match=r"did you mean 'Llama-3\.1-70B'"):
         suggest("Llama-3.1-7OB")
+
+
+def test_devices_that_do_not_hold_the_target_are_refused():
+    """70.6 billion weights in 16 bits are 141 GB."""
+    with pytest.raises(ParameterError, match="does not fit: 141 GB in 16 bits, H100 has 80 GB") as refusal:
+        suggest("Llama-3.1-70B", hardware=PRESETS["h100"], devices=1)
+    assert refusal.value.fix == "give --gpus 2"
+
+
+def test_a_draft_that_does_not_fit_beside_the_target_is_rejected():
+    """Two cards have 144 GB to use: 3 billion more weights are too many, also if a single card would do for them."""
+    found = suggest("Llama-3.1-70B", hardware=PRESETS["h100"], devices=2)
+    assert [c.name for c in found.fitting] == ["Llama-3.2-1B"]
+    why = next(c.rejected for c in found.rejected if c.name == "Llama-3.1-8B")
+    assert why.startswith("with the target it does not fit: 158 GB")
+
+
+def test_the_fewest_devices_that_hold_both_are_named():
+    found = {c.name: c.devices for c in suggest("Llama-3.1-70B", hardware=PRESETS["h100"]).fitting}
+    assert (found["Llama-3.2-1B"], found["Llama-3.1-8B"]) == (2, 4)
