@@ -10,10 +10,12 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.contenders import LabModels, values_of
+from slipstream.cli.early import check_contenders
 from slipstream.cli.loading import load, on
 from slipstream.cli.measuring import finish, unfinished, writable
 from slipstream.cli.options import grouped
 from slipstream.errors import ParameterError
+from slipstream.lab.prompts import select
 
 
 @grouped
@@ -55,6 +57,11 @@ def bench(
     """
     if compare is not None:
         return show_comparison(*compare, as_json)
+    contenders = models.contenders()
+    if not contenders:
+        raise ParameterError("there is no drafter to measure", fix="name one: --drafter ngram")
+    writable(out)
+    select(prompts, count, category or (), template)
     from slipstream.lab.benchmark import BenchConfig
 
     config = BenchConfig(
@@ -62,10 +69,7 @@ def bench(
         temperatures=values_of("--temperature", temperature, float), batches=values_of("--batch", batch, int),
         sampling={"top_k": top_k, "top_p": top_p, "ignore_eos": ignore_eos},
     )  # fmt: skip
-    contenders = models.contenders()
-    if not contenders:
-        raise ParameterError("there is no drafter to measure", fix="name one: --drafter ngram")
-    writable(out)
+    check_contenders(models.target, contenders)
     llm = load(models.one("none"), quiet=as_json)
     from slipstream.lab import benchmark as lab, prompts as texts
 

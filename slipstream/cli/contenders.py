@@ -18,7 +18,7 @@ from slipstream.drafters.choice import WITH_DRAFT, WITHOUT_DRAFT
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
-    from slipstream.lab.benchmark import Contender
+    from slipstream.lab.contender import Contender
 
 _PANEL = "Speculation"
 _LITERALS = {"true": True, "yes": True, "false": False, "no": False}
@@ -73,7 +73,7 @@ class LabModels(ModelOptions):
 
 def contender(models: LabModels, spec: str, more: Seq[str] = (), **changes: Any) -> Contender:
     """One drafter, as given on the command line."""
-    from slipstream.lab.benchmark import Contender
+    from slipstream.lab.contender import Contender
 
     name, _, listed = spec.partition(":")
     pairs = [pair for pair in listed.split(",") if pair]

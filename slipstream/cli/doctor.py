@@ -9,10 +9,12 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.contenders import LabModels
+from slipstream.cli.early import check_contenders
 from slipstream.cli.loading import load, on
 from slipstream.cli.measuring import finish, unfinished, writable
 from slipstream.cli.options import SamplingOptions, grouped
 from slipstream.errors import ParameterError
+from slipstream.lab.prompts import select
 
 
 @grouped
@@ -34,9 +36,11 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Explain why speculation is slow, or report that nothing is wrong: the cause, the fix, and the measurements."""
+    params = sampling.params()
+    writable(out, page)
+    select(prompts, count, template=template)
     from slipstream.lab.diagnosis import DoctorConfig
 
-    params = sampling.params()
     config = DoctorConfig(
         tokens=min(params.max_tokens, 64), rounds=rounds, seconds=seconds, batch=batch, seed=params.seed or 0,
         params=params,
@@ -51,7 +55,7 @@ def doctor(
         )
     from slipstream.lab import diagnosis as lab, prompts as texts
 
-    writable(out, page)
+    check_contenders(models.target, contenders)
     llm = load(models.one("none"), quiet=as_json)
     chosen = texts.load(llm, prompts, count, template=template)
     examined = contenders[0]

@@ -25,6 +25,9 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False) -> LLM
     console = render.err()
     options = parse_options(models.drafter_option or ())
     drafter, own = models.speculation
+    from slipstream.cli.early import check_drafter
+
+    check_drafter(models.target, drafter, options | own)
     with loading(console, quiet) as progress:
         from slipstream.llm import LLM
 

@@ -10,10 +10,12 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.contenders import LabModels, contender, literal, values_of
+from slipstream.cli.early import check_contenders
 from slipstream.cli.loading import load, on
 from slipstream.cli.measuring import finish, unfinished, writable
 from slipstream.cli.options import grouped, number
 from slipstream.errors import ParameterError
+from slipstream.lab.prompts import select
 from slipstream.settings import DTYPES, one_of
 
 if TYPE_CHECKING:
@@ -88,6 +90,8 @@ def sweep(
     Passes are interleaved: each pass runs every setting once, and plain decoding for each temperature, batch size and
     dtype.
     """
+    writable(out, page)
+    select(prompts, count, template=template)
     from slipstream.lab.benchmark import BenchConfig
 
     axes, settings = plan(models, temperature, batch, tree_nodes, option or ())
@@ -97,7 +101,7 @@ def sweep(
     )  # fmt: skip
     from slipstream.lab import parameter_sweep as lab, prompts as texts
 
-    writable(out, page)
+    check_contenders(models.target, [setting.contender for setting in settings])
     engines = {
         dtype: load(models.one("none", dtype=dtype, draft_tokens=None), quiet=as_json) for dtype in models.dtypes
     }

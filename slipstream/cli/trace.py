@@ -10,12 +10,14 @@ from rich.text import Text
 
 from slipstream.cli import render
 from slipstream.cli.contenders import LabModels
+from slipstream.cli.early import check_contenders
 from slipstream.cli.loading import load, on
 from slipstream.cli.measuring import finish, unfinished, writable
 from slipstream.cli.options import SamplingOptions, grouped
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
+    from slipstream.lab.prompts import Entry
     from slipstream.lab.results import Result
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -41,15 +43,14 @@ def trace(
         raise ParameterError(
             f"{len(contenders)} drafters were named, only one can be traced", fix="name one; A+B combines two"
         )
+    writable(out, page)
+    entry = embedded(kind, number) if prompt is None else None
+    check_contenders(models.target, contenders[:1])
     from slipstream.lab import prompts as texts, tracing as lab
 
-    writable(out, page)
     llm = load(models.one("none"), quiet=as_json)
     if prompt is None:
-        shipped = texts.entries(kind)
-        if number > len(shipped):
-            raise ParameterError(f"number is {number}, but there are {len(shipped)} prompts of kind {kind!r}")
-        entry = shipped[number - 1]
+        assert entry is not None
         ids, name = texts.encode(llm, entry, "auto")[-max(1, llm.target.context // 2) :], entry.name
     else:
         ids, name = texts.encode(llm, texts.Entry(prompt, "", ""), "chat" if chat else "raw"), "prompt"
@@ -67,6 +68,19 @@ def trace(
         result, code = unfinished(lambda: lab.trace(llm, traced, ids, params, out, moved, name))
     finish(result, out, as_json, page, show)
     raise typer.Exit(code)
+
+
+def embedded(kind: str, number: int) -> Entry:
+    """One embedded prompt, counted from 1. Raises ParameterError."""
+    from slipstream.lab.prompts import entries
+
+    shipped = entries(kind)
+    if number > len(shipped):
+        raise ParameterError(
+            f"number is {number}, but there are {len(shipped)} prompts of kind {kind!r}",
+            fix=f"give 1 to {len(shipped)}",
+        )
+    return shipped[number - 1]
 
 
 def show(result: Result) -> None:

@@ -11,11 +11,13 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.contenders import LabModels
+from slipstream.cli.early import check_contenders
 from slipstream.cli.loading import load, on
 from slipstream.cli.measuring import finish, unfinished, writable
 from slipstream.cli.options import SamplingOptions, grouped
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
+from slipstream.lab.prompts import select
 
 if TYPE_CHECKING:
     from slipstream.lab.benchmark import Contender
@@ -75,10 +77,12 @@ def tune(
     Each drafter runs once, a formula predicts the other draft lengths, and the best are timed against plain decoding.
     --draft-tokens is the maximum draft length to consider.
     """
+    params, contenders = sampling.params(), models.longest()
+    writable(write, out, page)
+    select(prompts, count, template=template)
     from slipstream.lab.configs import Choice
     from slipstream.lab.tuning import TuneConfig
 
-    params, contenders = sampling.params(), models.longest()
     config = TuneConfig(
         tokens=min(params.max_tokens, 64), confirm=confirm, rounds=rounds, seconds=seconds, batch=batch,
         seed=params.seed or 0, params=params,
@@ -88,7 +92,7 @@ def tune(
     from slipstream.lab import prompts as texts, tuning as lab
     from slipstream.lab.results import write_text
 
-    writable(write, out, page)
+    check_contenders(models.target, contenders)
     llm = load(models.one("none"), quiet=as_json)
     chosen = texts.load(llm, prompts, count, template=template)
     names = ", ".join(c.label for c in contenders)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
 from slipstream.errors import ParameterError
+from slipstream.lab.contender import Contender
 from slipstream.lab.measure import FEWEST_PASSES, Arm, Run, line_up, load_weights_once, passes, race
 from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import OtherProcesses, drafts, provenance
@@ -24,16 +25,6 @@ if TYPE_CHECKING:
 QUIET = 0.1
 """If other processes use a larger share of the machine's time than this, the report warns."""
 FEW_PROMPTS = 4
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A drafter to measure. drafter, options: arguments of `LLM.use`."""
-
-    label: str
-    drafter: Any
-    draft_tokens: int
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

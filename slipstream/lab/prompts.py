@@ -18,10 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from slipstream.core.draft import Draft
-from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.lab.provenance import text_digest
 
@@ -103,26 +99,7 @@ def load(
 
     Raises PromptError for files that cannot be read or have no prompts, ParameterError for unknown names.
     """
-    if template not in TEMPLATES:
-        raise ParameterError(f"template is {template!r}", fix=did_you_mean(template, TEMPLATES))
-    if count is not None and count < 1:
-        raise ParameterError(f"the number of prompts is {count}, must be at least 1")
-    found = entries(source)
-    known = list(dict.fromkeys(entry.category for entry in found))
-    for name in categories:
-        if name not in known:
-            raise ParameterError(f"{source} has no category {name!r}", fix=did_you_mean(name, known))
-    if categories:
-        found = [entry for entry in found if entry.category in categories]
-    warnings = []
-    unique = list({entry.text: entry for entry in reversed(found)}.values())[::-1]
-    if len(unique) < len(found):
-        gone = len(found) - len(unique)
-        warnings.append(
-            f"{gone} of {len(found)} prompts were repetitions and were left out: a drafter that learns could "
-            "repeat its earlier answer"
-        )
-    chosen = in_turns(unique, count)
+    chosen, warnings = select(source, count, categories, template)
     prompts, long = [], 0
     for entry in chosen:
         ids = encode(llm, entry, template)
@@ -141,6 +118,33 @@ def load(
     if warn_random:
         made.warnings += surprises(llm, made)
     return made
+
+
+def select(
+    source: str = "code,edit", count: int | None = None, categories: Seq[str] = (), template: str = "auto"
+) -> tuple[list[Entry], list[str]]:
+    """The prompts that `load` would choose, as text, and warnings. Raises what `load` raises, but for what a tokenizer
+    says. Does not import torch: to be called before a model is loaded."""
+    if template not in TEMPLATES:
+        raise ParameterError(f"template is {template!r}", fix=did_you_mean(template, TEMPLATES))
+    if count is not None and count < 1:
+        raise ParameterError(f"the number of prompts is {count}, must be at least 1")
+    found = entries(source)
+    known = list(dict.fromkeys(entry.category for entry in found))
+    for name in categories:
+        if name not in known:
+            raise ParameterError(f"{source} has no category {name!r}", fix=did_you_mean(name, known))
+    if categories:
+        found = [entry for entry in found if entry.category in categories]
+    warnings: list[str] = []
+    unique = list({entry.text: entry for entry in reversed(found)}.values())[::-1]
+    if len(unique) < len(found):
+        gone = len(found) - len(unique)
+        warnings.append(
+            f"{gone} of {len(found)} prompts were repetitions and were left out: a drafter that learns could "
+            "repeat its earlier answer"
+        )
+    return in_turns(unique, count), warnings
 
 
 def is_built_in(source: str) -> bool:
@@ -229,6 +233,11 @@ def surprises(llm: LLM, made: PromptSet) -> list[str]:
 
 def surprise(llm: LLM, ids: Seq[int]) -> float:
     """Mean -ln p of the first tokens of a text under the target, in nats per token."""
+    import torch
+
+    from slipstream.core.draft import Draft
+    from slipstream.core.sequence import Sequence
+
     ids = list(ids[: PROBED + 1])
     target, seq = llm.target, Sequence(ids[:1], context=llm.target.context)
     try:

@@ -157,7 +157,7 @@ TABLE: list[tuple[str, str]] = [
     ("verify empty.jsonl {pair}", "holds no prompt"),
     # report
     ("report nowhere.json", "cannot be read"),
-    ("report old_result.json", "has format version 0, this Slipstream reads version 1"),
+    ("report old_result.json", "has format version 0, this Slipstream reads version 2"),
     ("report forecast.json", "there is no report for a result of kind 'forecast'"),
     ("report result.json -o nowhere/x.html", "does not exist"),
     ("report result.json --png result.json", "which is a file"),
