@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.native.kernels import eagle_pass
-from slipstream.backends.native.kernels.compiled import compiling_in_turn
+from slipstream.backends.native.kernels.compiled import compile_lock
 from slipstream.backends.native.kernels.records import EAGLE, LAYER
 from slipstream.backends.native.packed_weights import (
     INPUTS,
@@ -20,7 +20,7 @@ from slipstream.backends.native.packed_weights import (
     quantised_format,
 )  # fmt: skip
 from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of
-from slipstream.backends.native.threads import Threads, Workspace, calls
+from slipstream.backends.native.threads import Threads, Workspace, kernel_lock
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import TargetError
 from slipstream.heads.eagle_head import EagleHead
@@ -47,7 +47,7 @@ class NativeEagle(NativePaged):
         check_quantize(quantize)
         self.config, self.device = head.config, torch.device("cpu")
         self.ids = target_ids(head).cpu()
-        with compiling_in_turn():
+        with compile_lock():
             super().__init__(head.config.decoder)
             self._layout, self._shared = Layout(), embedding
             self._head = _record(head, self.ids, quantize, embedding, self._layout)
@@ -86,7 +86,7 @@ class NativeEagle(NativePaged):
         if tuple(features.shape) != (batch.splits[-1], expected):
             raise TargetError(f"features are {tuple(features.shape)}, the head needs [{batch.splits[-1]}, {expected}]")
         given = features.float().contiguous().numpy()  # kernels are compiled for this layout only
-        with calls():
+        with kernel_lock():
             rows = self._rows(batch, max(steps - 1, 0))
             status = self._call(
                 *(eagle_pass.draft, self._head, self._caches(batch), rows.record[:1], rows.record[1:]),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.native.kernels import decoder_pass
-from slipstream.backends.native.kernels.compiled import compiling_in_turn
+from slipstream.backends.native.kernels.compiled import compile_lock
 from slipstream.backends.native.kernels.processor import converts_half
 from slipstream.backends.native.packed_weights import (
     Layout,
@@ -20,7 +20,7 @@ from slipstream.backends.native.packed_weights import (
     decoder_weights,
 )
 from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of
-from slipstream.backends.native.threads import Threads, Workspace, calls
+from slipstream.backends.native.threads import Threads, Workspace, kernel_lock
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.target import Runtime
 from slipstream.errors import ParameterError, TargetError
@@ -85,7 +85,7 @@ class NativeExecutor(NativePaged):
                 "kv_dtype is 'float16' on a processor without instructions for it (F16C)", fix="choose 'float32'"
             )
         self.config, self.device = config, torch.device("cpu")
-        with compiling_in_turn():
+        with compile_lock():
             super().__init__(config, KV_DTYPES[kv_dtype], kv_blocks)
             self._layout = Layout()
             self._model = decoder_weights(config, weights, quantize, dtype, self._layout)
@@ -134,7 +134,7 @@ class NativeExecutor(NativePaged):
         tapped = np.empty((len(taps), count, width), np.float32)
         stream = np.empty((0 if layers is None else count, width), np.float32)
         alone = layers is None and not taps
-        with calls():
+        with kernel_lock():
             rows = self._rows(batch)
             logits = self._logits_buffer(len(wanted))
             self._call(  # the caller checks whether the logits are finite
@@ -176,7 +176,7 @@ class NativeExecutor(NativePaged):
         stream = np.empty((0 if exit is None else batch.splits[-1], width), np.float32)
         later = np.empty((0 if exit is None else steps, count, width), np.float32)
         last = np.asarray(batch.splits[1:], np.int64) - 1
-        with calls():
+        with kernel_lock():
             rows = self._rows(batch, steps - (exit is None))
             status = self._call(
                 *(decoder_pass.decode, self._model, self._caches(batch), rows.record[:1], rows.record[1:]),

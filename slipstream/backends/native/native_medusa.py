@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.native.kernels import medusa_pass
-from slipstream.backends.native.kernels.compiled import compiling_in_turn
+from slipstream.backends.native.kernels.compiled import compile_lock
 from slipstream.backends.native.kernels.records import MATRIX, MEDUSA
 from slipstream.backends.native.packed_weights import Layout, check_quantize, narrowest, quantised_format
-from slipstream.backends.native.threads import Threads, Workspace, calls
+from slipstream.backends.native.threads import Threads, Workspace, kernel_lock
 from slipstream.errors import TargetError
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 
@@ -25,7 +25,7 @@ class NativeMedusa:
         check_quantize(quantize)
         self.config: MedusaConfig = heads.config
         self.token_map = heads.token_map
-        with compiling_in_turn():
+        with compile_lock():
             self._layout = Layout()
             self._heads = _record(heads, quantize, self._layout)
             self._workspace = Workspace(Threads(threads, self._layout.nbytes))
@@ -40,8 +40,8 @@ class NativeMedusa:
         states = np.empty((c.heads, rows, c.hidden_size), np.float32)
         logits = np.empty((c.heads, rows, self._padded), np.float32)
         given = hidden.float().contiguous().numpy()
-        with calls():
-            self._workspace.run(medusa_pass.guess, self._heads, given, states, logits, rows=rows)
+        with kernel_lock():
+            self._workspace.run(medusa_pass.draft, self._heads, given, states, logits, rows=rows)
         return torch.from_numpy(logits)[..., : c.width].transpose(0, 1)
 
 

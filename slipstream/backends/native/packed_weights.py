@@ -172,7 +172,7 @@ class Layout:
         else:
             made["bias"] = self.keep(np.pad(bias.float().numpy(), (0, padded - outs)))
         made["tile"], made["form"], made["most_rows"] = (
-            addresses.of_matrix(kind),
+            addresses.matrix_tile_address(kind),
             tiles.FORMATS.index(kind),
             kind.most_rows,
         )

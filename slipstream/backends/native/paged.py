@@ -14,7 +14,7 @@ from slipstream.backends.native.kernels import addresses
 from slipstream.backends.native.kernels.layer import FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN
 from slipstream.backends.native.kernels.picks import MAXIMUM, NOISE, UNIFORMS, Picks
 from slipstream.backends.native.kernels.records import CACHE, ROW, ROWS
-from slipstream.backends.native.threads import Workspace, calls
+from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.core.decode_steps import StepSampling
 from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK, BlockPool
@@ -77,7 +77,7 @@ class NativePaged:
     def __init__(self, config: DecoderConfig, kv_dtype: type = np.float32, kv_blocks: int | None = None):
         self._shape = config.layers, config.kv_heads, config.head_dim
         self._rotary, self._kv_dtype, self._kv_blocks = RotaryTable(config), kv_dtype, kv_blocks
-        self._tiles = addresses.of_attention(np.dtype(kv_dtype) == np.float16)
+        self._tiles = addresses.attention_tile_addresses(np.dtype(kv_dtype) == np.float16)
         self._workspace: Workspace
         self._reset_cache()
 
@@ -146,19 +146,19 @@ class NativePaged:
         return status
 
     def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
-        with calls():
+        with kernel_lock():
             self._blocks.move(*self._pool.moves(seq_id, src, dst))
 
     def fork(self, parent_id: int, child_id: int, length: int) -> None:
-        with calls():
+        with kernel_lock():
             self._pool.fork(parent_id, child_id, length)
 
     def release(self, seq_id: int) -> None:
-        with calls():
+        with kernel_lock():
             self._pool.release(seq_id)
 
     def kv(self, seq_id: int, length: int) -> Tensor:
-        with calls():
+        with kernel_lock():
             return self._blocks.read(self._pool.first(seq_id, length))
 
 

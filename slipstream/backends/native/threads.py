@@ -161,7 +161,7 @@ class WorkerPool:
                 self._gates[number - 1].release()
 
     def run(self, function: Callable[..., Any], *args: Any, threads: int) -> Any:
-        """Call function(board, *args, threads) with at most `threads` threads. The caller holds `calls()`."""
+        """Call function(board, *args, threads) with at most `threads` threads. The caller holds `kernel_lock()`."""
         threads = min(threads, self.size)
         if threads > 1:
             threads = self.contention.threads(threads, time.perf_counter())
@@ -193,14 +193,14 @@ _pool: WorkerPool | None = None
 _calls = threading.RLock()
 
 
-def calls() -> threading.RLock:  # type: ignore[valid-type]
+def kernel_lock() -> threading.RLock:  # type: ignore[valid-type]
     """The lock for calling a kernel or changing what kernels read. Only one Python thread at a time runs a pass: two
     passes on the same cores would not be faster."""
     return _calls
 
 
 def pool(size: int = 1) -> WorkerPool:
-    """The pool of this process, with at least `size` threads. The caller holds `calls()`."""
+    """The pool of this process, with at least `size` threads. The caller holds `kernel_lock()`."""
     global _pool
     if _pool is None or _pool.size < size:
         if _pool is not None:

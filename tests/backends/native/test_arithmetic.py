@@ -47,8 +47,8 @@ def normed(layer, x, weight, bias, eps, out):  # type: ignore[no-untyped-def]
 
 @njit
 def extremes(x, n):  # type: ignore[no-untyped-def]
-    found = arithmetic.first_greatest(x, n)
-    return arithmetic.greatest(x, n), arithmetic.farthest(x[:n]), found, arithmetic.is_finite(x[:n])
+    found = arithmetic.argmax(x, n)
+    return arithmetic.maximum(x, n), arithmetic.max_abs(x[:n]), found, arithmetic.is_finite(x[:n])
 
 
 @njit
@@ -63,7 +63,7 @@ def distribution(logits, heat, probs):  # type: ignore[no-untyped-def]
 
 @njit
 def softened(scores, scale):  # type: ignore[no-untyped-def]
-    arithmetic.soften(scores, scale)
+    arithmetic.softmax_in_place(scores, scale)
 
 
 @njit

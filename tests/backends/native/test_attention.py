@@ -7,7 +7,7 @@ import pytest
 from numba import njit
 
 from slipstream.backends.native.kernels import addresses, matrices, records
-from slipstream.backends.native.kernels.matrices import LONG, attention_scratch, group_rows
+from slipstream.backends.native.kernels.matrices import MIN_SPLIT_SLOTS, attention_scratch, group_rows
 from slipstream.backends.native.kernels.memory import address_of
 from slipstream.backends.native.threads import pool
 from slipstream.kv.blocks import BLOCK
@@ -16,13 +16,13 @@ rng = np.random.default_rng(0)
 
 
 @njit(nogil=True)
-def _attend(boards, models, layers, caches, rows, going, starts, q, scratch, out, threads):  # type: ignore[no-untyped-def]
+def _attend(boards, models, layers, caches, rows, active, starts, q, scratch, out, threads):  # type: ignore[no-untyped-def]
     board, model = boards[0], models[0]
     board.threads = threads
     board.attend.scratch, board.attend.scratch_bytes = address_of(scratch), scratch.shape[1]
-    bundles, longest = group_rows(rows[0], going, model.heads // model.kv_heads, starts)
+    bundles, longest = group_rows(rows[0], active, model.heads // model.kv_heads, starts)
     matrices.attend(
-        board, model, layers[0], caches[0], np.int64(0), rows[0], going, starts, bundles, longest, address_of(q),
+        board, model, layers[0], caches[0], np.int64(0), rows[0], active, starts, bundles, longest, address_of(q),
         q.shape[1], address_of(out), out.shape[1],
     )  # fmt: skip
 
@@ -53,12 +53,12 @@ class Cache:
         own = self.record[0]
         own["layers"], own["tables"], own["stride"] = self.layers.ctypes.data, self.tables.ctypes.data, max(needed)
         own["slots"], own["half"] = BLOCK, half
-        own["scores"], own["mix"] = addresses.of_attention(half)
+        own["scores"], own["mix"] = addresses.attention_tile_addresses(half)
 
 
 def attend(
     cache: Cache, at: np.ndarray, hidden: np.ndarray, q: np.ndarray, heads: int, window: int = 0, threads: int = 1,
-    going: list[int] | None = None,
+    active: list[int] | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Output [A, H * D] of the rows that go on, all by default; q [R, >= H * D]."""
     kv_heads, size = cache.keys.shape[1:3]
@@ -67,7 +67,7 @@ def attend(
     layer[0]["window"] = window
     rows[0]["at"], rows[0]["count"] = at.ctypes.data, len(at)
     rows[0]["hidden"], rows[0]["stride"] = hidden.ctypes.data, hidden.shape[1]
-    place = np.arange(len(at)) if going is None else np.array(going)
+    place = np.arange(len(at)) if active is None else np.array(active)
     out = np.full((len(place), heads * size), np.nan, np.float32)
     width = -(-int(at["length"].max()) // BLOCK) * BLOCK
     scratch = np.empty((2 * pool(threads).size, _room(size, width)), np.uint8)
@@ -128,8 +128,8 @@ def test_only_the_rows_that_go_on_are_computed() -> None:
     cache = Cache([(normal(3, 1, 16), normal(3, 1, 16))])
     at, q = rows_of(*((0, n, n, n + 1, 0) for n in range(3))), normal(3, 16)
     whole = attend(cache, at, NO_TREE, q, 1)
-    assert np.array_equal(attend(cache, at, NO_TREE, q, 1, going=[2])[0], whole[2])
-    assert np.array_equal(attend(cache, at, NO_TREE, q, 1, going=[0, 2]), whole[[0, 2]])
+    assert np.array_equal(attend(cache, at, NO_TREE, q, 1, active=[2])[0], whole[2])
+    assert np.array_equal(attend(cache, at, NO_TREE, q, 1, active=[0, 2]), whole[[0, 2]])
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 9, 33, 41, 42, 100])
@@ -159,7 +159,7 @@ def test_a_window_counts_positions(window: int, threads: int) -> None:
 @pytest.mark.parametrize("half", [False, True])
 def test_a_row_is_the_same_bit_for_bit_whatever_rows_are_beside_it(half: bool) -> None:
     """Also where the context is long enough to be divided among threads."""
-    for past in (60, LONG + 100):
+    for past in (60, MIN_SPLIT_SLOTS + 100):
         length = past + 17
         cache = Cache([(normal(length, 2, 32), normal(length, 2, 32))], half)
         at, q = rows_of(*((0, past + n, past + n, past + n + 1, past) for n in range(17))), normal(17, 6 * 32)

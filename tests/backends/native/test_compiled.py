@@ -177,7 +177,7 @@ def test_where_nothing_can_be_written_kernels_are_compiled_for_the_process_and_i
     refuse(monkeypatch, *places.values())
     assert compiled.folder() is None
     assert compiled.entry(lambda x: x + 1)(1) == 2
-    with compiled.compiling_in_turn(), compiled.compiling_in_turn():
+    with compiled.compile_lock(), compiled.compile_lock():
         pass
     assert caplog.text.count("compiling CPU kernels") == 1
     assert "are not kept" in caplog.text
@@ -227,7 +227,7 @@ from slipstream.backends.native.kernels import compiled
 def tripled(x):
     return 3 * x
 
-with compiled.compiling_in_turn():
+with compiled.compile_lock():
     made = compiled.entry(tripled)
     assert made(7) == 21
 print("hit" if sum(made.stats.cache_hits.values()) else "compiled")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.backends.native.kernels.matrices import LONG
+from slipstream.backends.native.kernels.matrices import MIN_SPLIT_SLOTS
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.models.executor import Batch
 from tests.backends.native.models import (
@@ -149,11 +149,11 @@ def test_a_window_crossed_inside_a_burst(window: int) -> None:
 def test_a_long_context_that_threads_divide_among_themselves(shape: str, form: str) -> None:
     """From LONG slots on, where heads are too few for the threads."""
     draw, model = random.Random(7), make(shape, form)
-    for past in (LONG - 2, LONG + 150, 2 * LONG + 5):
+    for past in (MIN_SPLIT_SLOTS - 2, MIN_SPLIT_SLOTS + 150, 2 * MIN_SPLIT_SLOTS + 5):
         check(model, [(past, ids(3, past), [])], seed=past)
         parents = random_tree(draw, 9)
         check(model, [(past, ids(1 + len(parents), past), parents)], seed=past)
-    check(model, [(LONG + 40, ids(4, 4), [-1, -1, 0]), (5, ids(2, 5), [])], seed=8)
+    check(model, [(MIN_SPLIT_SLOTS + 40, ids(4, 4), [-1, -1, 0]), (5, ids(2, 5), [])], seed=8)
 
 
 def test_only_the_rows_whose_logits_are_wanted_change_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Everything that Numba compiles. Read in this order: `records` (what kernels are told), `tiles` (inner loops), `rows`
-and `products` (matrix products), `attention`, `pool` (threads), `matrices` and `layer` (a layer), `decoder`, `eagle`,
-`medusa`.
+"""Everything that Numba compiles. Read in this order: `records` (the kernels' arguments), `tiles` (inner loops), `rows`
+and `products` (matrix products), `attention`, `pool` (threads), `matrices` and `layer` (a layer), `decoder_pass`,
+`eagle_pass`, `medusa_pass`.
 """

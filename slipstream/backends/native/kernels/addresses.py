@@ -1,4 +1,4 @@
-"""Where the compiled tiles are. Each is compiled, and kept on disk, when its format is first needed."""
+"""Addresses of the compiled tiles. A tile is compiled, and stored on disk, when its format is first needed."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def attention_float16():
 
 
 @functools.cache
-def of_matrix(form: Format) -> int:
-    """Address of the tile for weights of this format; compiles it on a machine that has not done so yet."""
+def matrix_tile_address(form: Format) -> int:
+    """Address of the tile for weights of this format; compiled if it is not on disk yet."""
     return int(globals()[form.name]())
 
 
 @functools.cache
-def of_attention(half: bool) -> tuple[int, int]:
-    """Addresses of the tiles for scores and for values, of a cache in float16 or float32."""
+def attention_tile_addresses(half: bool) -> tuple[int, int]:
+    """Addresses of the tiles for scores and for values of a KV cache in float16 or float32."""
     scores, mix = attention_float16() if half else attention_float32()
     return int(scores), int(mix)

@@ -1,4 +1,4 @@
-"""What a decoder computes row by row, and how a token is picked from its logits. Everything here is serial and, but for
+"""Operations on single rows, and how a token is picked from its logits. Everything here is serial and, except for
 distributions, in float32.
 """
 
@@ -18,7 +18,7 @@ _FACTORIALS = tuple(float(math.factorial(k)) for k in range(12, -1, -1))
 
 @kernel(fastmath=EXACT)
 def exp(x):
-    """e^x in float32, to 3e-7; x is kept within -87 and 88 (Cephes, expf)."""
+    """e^x in float32 with an error of 3e-7; x is limited to -87..88 (Cephes, expf)."""
     x = min(max(x, np.float32(-87.0)), np.float32(88.0))
     n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
     r = x - n * np.float32(0.693359375)
@@ -34,7 +34,8 @@ def exp(x):
 
 @kernel(fastmath=EXACT)
 def exp_double(x):
-    """e^x in float64 for x <= 0, to 3e-16, 0 below -708: the series of e^r to its 14th term, |r| <= log(2) / 2."""
+    """e^x in float64 for x <= 0 with an error of 3e-16, 0 below -708: 14 terms of the series of e^r,
+    |r| <= log(2) / 2."""
     n = np.floor(x * 1.4426950408889634 + 0.5)
     r = x - n * 6.93145751953125e-1
     r = r - n * 1.42860682030941723212e-6
@@ -47,14 +48,14 @@ def exp_double(x):
 
 @kernel()
 def _order(bits):
-    """The bits of a float32 as an integer that is the greater the greater the float is, and back again. Compilers make
-    vectors of the maximum of integers, not of floats."""
+    """Map the bits of a float32 to an integer with the same order, and back. Compilers vectorise the maximum of
+    integers, but not of floats."""
     return np.int32(bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF)))
 
 
 @kernel()
-def greatest(x, n):
-    """The maximum of the first n values; of no use where there is a NaN, which shows elsewhere."""
+def maximum(x, n):
+    """The maximum of the first n values. Undefined for NaN, which the caller detects elsewhere."""
     bits, top = x.view(np.int32), np.int32(-(2**31))
     for i in range(n):
         top = max(top, _order(bits[i]))
@@ -62,8 +63,8 @@ def greatest(x, n):
 
 
 @kernel()
-def farthest(x):
-    """The greatest absolute value; NaN if there is one."""
+def max_abs(x):
+    """The largest absolute value; NaN if there is one."""
     bits, top = x.view(np.int32), np.int32(0)
     for i in range(x.shape[0]):
         top = max(top, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
@@ -71,9 +72,9 @@ def farthest(x):
 
 
 @kernel()
-def first_greatest(x, n):
-    """The first index among n at which the value is greatest; 0 where all are NaN."""
-    top = greatest(x, n)
+def argmax(x, n):
+    """Index of the first maximum of n values; 0 if all are NaN."""
+    top = maximum(x, n)
     for start in range(0, n, 64):
         stop, found = min(start + 64, n), False
         for i in range(start, stop):
@@ -108,7 +109,7 @@ def layer_norm(x, weight, bias, eps, out):
 
 @kernel()
 def is_finite(x):
-    """Whether every value of a row is."""
+    """Whether all values of a row are finite."""
     worst = np.int32(0)
     bits = x.view(np.int32)
     for i in range(x.shape[0]):
@@ -134,14 +135,14 @@ def silu(x):
 
 @kernel(fastmath=EXACT)
 def gelu_tanh(x):
-    """GELU by its tanh form (Hendrycks and Gimpel, 1606.08415), 1 + tanh(y) written as 2 / (1 + e^(-2 y))."""
+    """GELU in its tanh form (Hendrycks and Gimpel, 1606.08415), with 1 + tanh(y) = 2 / (1 + e^(-2 y))."""
     inner = np.float32(1.5957691216) * (x + np.float32(0.044715) * x * x * x)
     return x / (np.float32(1) + exp(-inner))
 
 
 @kernel(fastmath=EXACT)
 def gelu(x):
-    """GELU; erf to 2e-7 by Abramowitz and Stegun, 7.1.26."""
+    """GELU; erf with an error of 2e-7 (Abramowitz and Stegun, 7.1.26)."""
     z = abs(x) * np.float32(0.70710678118)
     t = np.float32(1) / (np.float32(1) + np.float32(0.3275911) * z)
     p = np.float32(1.061405429)
@@ -191,10 +192,10 @@ def add_silu(x, out):
 
 
 @kernel(fastmath=EXACT)
-def soften(scores, scale):
-    """In place, the softmax of scores * scale."""
+def softmax_in_place(scores, scale):
+    """scores = softmax(scores * scale)"""
     n = scores.shape[0]
-    top = greatest(scores, n)
+    top = maximum(scores, n)
     for t in range(n):
         scores[t] = exp((scores[t] - top) * scale)
     factor = np.float32(1) / sum_of(address_of(scores), n)
@@ -204,8 +205,8 @@ def soften(scores, scale):
 
 @kernel(fastmath=FAST)
 def softmax(logits, inv_temperature, probs):
-    """softmax(logits * inv_temperature) in float64 over the ids that probs [V'] has room for."""
-    top = greatest(logits, probs.shape[0])
+    """probs [V'] = softmax(logits[:V'] * inv_temperature) in float64."""
+    top = maximum(logits, probs.shape[0])
     total = 0.0
     for i in range(probs.shape[0]):
         probs[i] = exp_double((np.float64(logits[i]) - np.float64(top)) * inv_temperature)
@@ -216,7 +217,7 @@ def softmax(logits, inv_temperature, probs):
 
 @kernel()
 def first_above(probs, u):
-    """The first id whose cumulative probability exceeds u in [0, 1); never one of probability 0."""
+    """The first id whose cumulative probability exceeds u in [0, 1); never an id of probability 0."""
     end = 0.0
     for i in range(probs.shape[0]):
         end += probs[i]
@@ -232,7 +233,7 @@ def first_above(probs, u):
 
 @kernel()
 def first_maximum(logits, inv_temperature, noise):
-    """The first maximum of logits * inv_temperature + noise over the ids that noise [V'] has."""
+    """Index of the first maximum of logits[:V'] * inv_temperature + noise [V']."""
     best, top = 0, -np.inf
     for i in range(noise.shape[0]):
         value = np.float64(logits[i]) * inv_temperature + noise[i]

@@ -1,8 +1,8 @@
 """Attention of single rows over the paged KV cache, in float32.
 
-Every sum runs over the *visible* slots in order of position, so a row is bitwise the same alone, in a chain, and in a
-tree whose branches it does not see: scores are dots over D, each by itself; the softmax is taken over the visible
-scores, laid side by side; and in the weighted sum of values the hidden ones count exactly 0.
+Every sum runs over the *visible* slots in order of position. So a row is bitwise the same alone, in a chain, and in a
+tree with branches that it does not see: scores are independent dot products over D; the softmax runs over the visible
+scores, moved next to each other; in the weighted sum of values, hidden slots have weight exactly 0.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from slipstream.backends.native.kernels.arithmetic import rms_norm, rotate, soften
+from slipstream.backends.native.kernels.arithmetic import rms_norm, rotate, softmax_in_place
 from slipstream.backends.native.kernels.compiled import kernel
 from slipstream.backends.native.kernels.memory import address_of, call, floats, integers, pointer, put_half
 from slipstream.backends.native.kernels.records import NOTHING, ROW
 from slipstream.backends.native.kernels.tiles import FLOAT32, PANEL
 
 MOST_HEADS = FLOAT32.most_rows
-"""Query heads of one key/value head, over one or several rows, that are worked on together."""
+"""Number of query heads of one key/value head, from one or several rows, that are processed together."""
 
 ALL = np.int64(MOST_HEADS)
 
@@ -30,7 +30,7 @@ def rows_at(address, count):
 
 @kernel()
 def _copy(x, address, step, narrow):
-    """Write x to every `step`-th number from an address on, as float16 if `narrow`."""
+    """Write x with stride `step` to an address, as float16 if `narrow`."""
     if narrow:
         for i in range(x.shape[0]):
             put_half(address + 2 * step * i, x[i])
@@ -41,8 +41,9 @@ def _copy(x, address, step, narrow):
 
 
 @kernel()
-def place(job, unit, thread):
-    """Unit of work: `each` rows. Normalise and rotate query and key heads in place, write keys and values."""
+def write_kv(job, unit, thread):
+    """Unit of work: `each` rows. Normalise and rotate query and key heads in place; write keys and values to the
+    cache."""
     size, heads, kv_heads = job.size, job.heads, job.kv_heads
     rows, both = rows_at(job.rows, job.count), heads + kv_heads
     bytes = 2 if job.half else 4
@@ -53,8 +54,8 @@ def place(job, unit, thread):
                 own = row[h * size : (h + 1) * size]
                 rms_norm(own, floats(job.q_norm if h < heads else job.k_norm, size), job.eps, own)
         if job.rotary:
-            turn = floats(job.turns + 4 * size * at.position, size)
-            rotate(row, both, size, turn[: size // 2], turn[size // 2 :])
+            cos_sin = floats(job.cos_sin + 4 * size * at.position, size)
+            rotate(row, both, size, cos_sin[: size // 2], cos_sin[size // 2 :])
         block = integers(job.tables + 8 * job.table_stride * at.sequence, job.table_stride)[at.slot // job.slots]
         slot = at.slot % job.slots
         for g in range(kv_heads):
@@ -68,15 +69,15 @@ def place(job, unit, thread):
 
 
 @kernel()
-def _begin(at, window):
-    """The first slot that may be in the window of a row; of those of this pass, `_sees` tells."""
+def _window_start(at, window):
+    """The first slot of earlier passes in the window of a row. For the slots of this pass see `_sees`."""
     return max(0, min(at.past, at.position + 1 - window)) if window > 0 else 0
 
 
 @kernel()
 def _sees(job, rows, r, j):
-    """Whether row r sees the j-th row of its sequence in this pass. The window counts positions: among the nodes of a
-    tree, slots are further apart."""
+    """Whether row r sees the j-th row of its sequence in this pass. The window is in positions, because the nodes of a
+    tree have more slots than positions."""
     at = rows[r]
     if j < job.hidden_stride and carray(pointer(job.hidden + job.hidden_stride * r), (j + 1,), np.bool_)[j]:
         return False
@@ -92,21 +93,21 @@ def _all_seen(job, rows, r):
 
 
 @kernel()
-def _soften_row(job, rows, r, scores):
-    """Scores of row r over slots [0, length) -> its weights of these slots: the softmax over those that it sees, 0 for
-    the others."""
+def _softmax_row(job, rows, r, scores):
+    """Replace the scores of row r over slots [0, length) by weights: the softmax over the slots that it sees, 0 for the
+    others."""
     at = rows[r]
-    begin, scale = _begin(at, job.window), np.float32(job.size) ** np.float32(-0.5)
+    begin, scale = _window_start(at, job.window), np.float32(job.size) ** np.float32(-0.5)
     if _all_seen(job, rows, r):
-        soften(scores[begin : at.length], scale)
+        softmax_in_place(scores[begin : at.length], scale)
     else:
         end = at.past
-        for j in range(at.length - at.past):  # side by side ...
+        for j in range(at.length - at.past):  # move the visible scores next to each other ...
             if _sees(job, rows, r, j):
                 scores[end] = scores[at.past + j]
                 end += 1
-        soften(scores[begin:end], scale)
-        for j in range(at.length - at.past - 1, -1, -1):  # ... and back to their slots
+        softmax_in_place(scores[begin:end], scale)
+        for j in range(at.length - at.past - 1, -1, -1):  # ... and the weights back to their slots
             if _sees(job, rows, r, j):
                 end -= 1
                 scores[at.past + j] = scores[end]
@@ -123,13 +124,13 @@ def _soften_row(job, rows, r, scores):
 
 @kernel()
 def parts_of(heads, kv_heads):
-    """How many tiles the query heads of one key/value head fill."""
+    """Number of tiles for the query heads of one key/value head."""
     return (heads // kv_heads + MOST_HEADS - 1) // MOST_HEADS
 
 
 @kernel()
 def _group(job, group):
-    """Of a group of query heads: (first and last row in `place`, key/value head, first query head, heads)."""
+    """A group of query heads: (first and end index in `active`, key/value head, first query head, number of heads)."""
     parts, each = parts_of(job.heads, job.kv_heads), job.heads // job.kv_heads
     bundle, g, skipped = group // (job.kv_heads * parts), group // parts % job.kv_heads, group % parts * MOST_HEADS
     starts = integers(job.starts + 8 * bundle, 2)
@@ -137,25 +138,26 @@ def _group(job, group):
 
 
 @kernel()
-def _reach(job, rows, place, first, stop):
-    """Of some rows: their block table, the first slot that one of them sees (at the start of a block), and the end."""
-    longest, low = 0, rows[place[first]].length
+def _slot_range(job, rows, active, first, stop):
+    """(block table, first slot, end) of active[first:stop], rows of one sequence. The first slot is the start of a
+    block."""
+    longest, low = 0, rows[active[first]].length
     for a in range(first, stop):
-        longest = max(longest, rows[place[a]].length)
-        low = min(low, _begin(rows[place[a]], job.window))
-    blocks = integers(job.tables + 8 * job.table_stride * rows[place[first]].sequence, job.table_stride)
+        longest = max(longest, rows[active[a]].length)
+        low = min(low, _window_start(rows[active[a]], job.window))
+    blocks = integers(job.tables + 8 * job.table_stride * rows[active[first]].sequence, job.table_stride)
     return blocks, low // job.slots * job.slots, longest
 
 
 @kernel()
 def _score(job, group, scores, packed, low, high):
-    """scores [heads of the group, width] at slots low..high-1, which are multiples of a block."""
+    """Compute scores [heads of the group, width] for slots low..high-1, in whole blocks."""
     first, stop, g, head, heads = _group(job, group)
-    place, rows = integers(job.place, stop), rows_at(job.rows, 1 << 40)
+    active, rows = integers(job.active, stop), rows_at(job.rows, 1 << 40)
     size, slots, count = job.size, job.slots, (stop - first) * heads
-    blocks, begin, longest = _reach(job, rows, place, first, stop)
+    blocks, begin, longest = _slot_range(job, rows, active, first, stop)
     for j in range(count):
-        row = floats(job.q + 4 * (job.stride * place[first + j // heads] + (head + j % heads) * size), size)
+        row = floats(job.q + 4 * (job.stride * active[first + j // heads] + (head + j % heads) * size), size)
         for i in range(size):
             packed[i * count + j] = row[i]
     queries, bytes = address_of(packed), 2 if job.half else 4
@@ -165,23 +167,23 @@ def _score(job, group, scores, packed, low, high):
 
 
 @kernel()
-def _soften(job, group, scores, low, high):
-    """The weights of heads low..high-1 of a group."""
+def _softmax(job, group, scores, low, high):
+    """Replace the scores of heads low..high-1 of a group by weights."""
     first, stop, _g, _head, heads = _group(job, group)
-    place, rows = integers(job.place, stop), rows_at(job.rows, 1 << 40)
-    _blocks, _begins, longest = _reach(job, rows, place, first, stop)
+    active, rows = integers(job.active, stop), rows_at(job.rows, 1 << 40)
+    _blocks, _begins, longest = _slot_range(job, rows, active, first, stop)
     width = (longest + job.slots - 1) // job.slots * job.slots
     for j in range(low, min(high, (stop - first) * heads)):
-        _soften_row(job, rows, place[first + j // heads], floats(scores + 4 * job.width * j, width))
+        _softmax_row(job, rows, active[first + j // heads], floats(scores + 4 * job.width * j, width))
 
 
 @kernel()
-def _mix(job, group, scores, mixed, low, high):
-    """Columns low..high-1 of the values, summed by their weights, into `out`; mixed: room for MOST_HEADS * D."""
+def _weighted_sum(job, group, scores, mixed, low, high):
+    """out = weighted sum of columns low..high-1 of the values; mixed: scratch for MOST_HEADS * D floats."""
     first, stop, g, head, heads = _group(job, group)
-    place, rows = integers(job.place, stop), rows_at(job.rows, 1 << 40)
+    active, rows = integers(job.active, stop), rows_at(job.rows, 1 << 40)
     size, slots, count, wide = job.size, job.slots, (stop - first) * heads, high - low
-    blocks, begin, longest = _reach(job, rows, place, first, stop)
+    blocks, begin, longest = _slot_range(job, rows, active, first, stop)
     for i in range(count * wide):
         mixed[i] = 0
     sums, bytes = address_of(mixed), 2 if job.half else 4
@@ -199,24 +201,24 @@ def _mix(job, group, scores, mixed, low, high):
 
 
 @kernel()
-def room_of(size, width):
-    """Floats that one group needs: packed queries or mixed values, then scores."""
+def scratch_floats(size, width):
+    """Scratch floats of one group: packed queries or weighted sums, then scores."""
     return MOST_HEADS * (size + width)
 
 
 @kernel()
 def attend(job, unit, thread):
-    """Unit of work: a group of query heads from its scores to its output."""
+    """Unit of work: the whole attention of a group of query heads."""
     room = job.scratch + thread * job.scratch_bytes
     own, scores = floats(room, MOST_HEADS * job.size), room + 4 * MOST_HEADS * job.size
     _score(job, unit, scores, own, NOTHING, job.width)
-    _soften(job, unit, scores, NOTHING, ALL)
-    _mix(job, unit, scores, own, NOTHING, job.size)
+    _softmax(job, unit, scores, NOTHING, ALL)
+    _weighted_sum(job, unit, scores, own, NOTHING, job.size)
 
 
 @kernel()
 def attend_scores(job, unit, thread):
-    """Unit of work: the scores of a group over one of `pieces` stretches of the context."""
+    """Unit of work: the scores of a group over one of `pieces` parts of the context."""
     group, piece = unit // job.pieces, unit % job.pieces
     scores = job.scratch + group * job.scratch_bytes + 4 * MOST_HEADS * job.size
     blocks = job.width // job.slots
@@ -228,7 +230,7 @@ def attend_scores(job, unit, thread):
 def attend_weights(job, unit, thread):
     """Unit of work: the softmax of one query head of a group."""
     group, j = unit // MOST_HEADS, unit % MOST_HEADS
-    _soften(job, group, job.scratch + group * job.scratch_bytes + 4 * MOST_HEADS * job.size, j, j + 1)
+    _softmax(job, group, job.scratch + group * job.scratch_bytes + 4 * MOST_HEADS * job.size, j, j + 1)
 
 
 @kernel()
@@ -237,4 +239,4 @@ def attend_values(job, unit, thread):
     panels = job.size // PANEL
     group, panel = unit // panels, unit % panels
     scores = job.scratch + group * job.scratch_bytes + 4 * MOST_HEADS * job.size
-    _mix(job, group, scores, np.empty(MOST_HEADS * PANEL, np.float32), panel * PANEL, (panel + 1) * PANEL)
+    _weighted_sum(job, group, scores, np.empty(MOST_HEADS * PANEL, np.float32), panel * PANEL, (panel + 1) * PANEL)

@@ -1,8 +1,8 @@
-"""`kernel` and `entry`: Numba's `njit`, with the machine code of entries kept on disk for later processes.
+"""`kernel` and `entry`: Numba's `njit`, with the machine code of entries stored on disk for later processes.
 
 Numba's own cache has two weaknesses here. Processes that compile at the same time may overwrite each other's machine
-code, after which a function is loaded under the name of another; so writing takes a lock. And a function counts as
-unchanged as long as its own file is, though what it calls may lie in another file; so the digest covers all kernels.
+code, so that a function is loaded under another's name: we write under a lock. And a function counts as unchanged if
+its own file is unchanged, even if it calls functions of a changed file: our digest covers all kernels.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from numba.core.ccallback import CFunc
 njit: Any = _njit
 _log = logging.getLogger("slipstream")
 
-FAST = {"reassoc", "contract", "arcp", "nsz"}  # not nnan, ninf: an overflow must be seen
-EXACT = {"contract"}  # where the order of operations decides the result
+FAST = {"reassoc", "contract", "arcp", "nsz"}  # without nnan and ninf: an overflow must be detected
+EXACT = {"contract"}  # keeps the order of operations
 
 
 def _digest() -> str:
-    """Of the source of all kernels."""
+    """Digest of the source of all kernels."""
     found = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):
         found.update(file.read_bytes())
@@ -55,7 +55,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _usable(path: Path) -> bool:
-    """Whether files can be kept there, and nobody else may put some there: machine code is loaded from it."""
+    """Whether this user can write files there and nobody else can: machine code is loaded from this folder."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if hasattr(os, "getuid") and (path.stat().st_uid != os.getuid() or path.stat().st_mode & 0o022):
@@ -68,8 +68,8 @@ def _usable(path: Path) -> bool:
 
 @functools.cache
 def folder() -> Path | None:
-    """Where machine code is kept: NUMBA_CACHE_DIR, beside the source, in the user's cache or in the temporary folder,
-    whichever can be written first; None if none can."""
+    """Folder for machine code: the first writable one of NUMBA_CACHE_DIR, the source's folder, the user's cache and the
+    temporary folder; None if none is writable."""
     return next(filter(_usable, _candidates()), None)
 
 
@@ -108,19 +108,19 @@ class _SharedCache(FunctionCache):
 
 @functools.cache
 def announce() -> None:
-    """Say, once a process, that compiling begins. It is not said where everything is found on disk."""
+    """Log once per process that compilation starts. Nothing is logged if everything is found on disk."""
     kept = "they are kept for the next time" if folder() else "no folder for them can be written, so they are not kept"
     _log.warning("compiling CPU kernels for this processor (about 20 seconds; %s)", kept)
 
 
 def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A decorator: compiled into its callers, without the interpreter's lock, bounds checks and Python's errors of
-    division; `options` as those of `njit`."""
+    """Decorator: a function that is compiled into its callers, without the GIL, bounds checks and Python's division
+    errors; `options` as for `njit`."""
     return njit(error_model="numpy", boundscheck=False, nogil=True, no_cpython_wrapper=True, **options)  # type: ignore[no-any-return]
 
 
 def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A decorator: what is called through its address, `ready(function)`; kept on disk as entries are."""
+    """Decorator: a function that is called by address, `ready(function)`; stored on disk like entries."""
 
     def made(function: Callable[..., Any]) -> Any:
         options = {"nopython": True, "nogil": True, "error_model": "numpy", "boundscheck": False}
@@ -133,15 +133,15 @@ def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def ready(function: Any) -> int:
-    """The address of a callback, compiled if need be."""
+    """The address of a callback; compiles it if necessary."""
     if function.address is None:
         function.compile()
     return int(function.address)
 
 
 def entry(function: Callable[..., Any]) -> Any:
-    """The same for what is called from Python: compiled with all that it calls, and kept on disk. Only kernels may be
-    called in it, no other entry: machine code that was kept cannot be compiled into a caller."""
+    """Decorator: a function that is called from Python, compiled with everything that it calls and stored on disk. It
+    may call kernels, but no other entry: stored machine code cannot be compiled into a caller."""
     made: Any = njit(error_model="numpy", boundscheck=False, nogil=True)(function)
     if folder() is not None:
         made._cache = _SharedCache(function)
@@ -149,9 +149,9 @@ def entry(function: Callable[..., Any]) -> Any:
 
 
 @contextlib.contextmanager
-def compiling_in_turn() -> Iterator[None]:
-    """Around the first calls of entries: processes that start at the same time take turns, since the later ones then
-    find on disk what they need."""
+def compile_lock() -> Iterator[None]:
+    """Held during the first calls of entries. If several processes start at the same time, one compiles, and the others
+    then load its code from disk."""
     kept = folder()
     if kept is None:
         announce()

@@ -1,9 +1,8 @@
 """A decoder: a pass over packed rows, and several steps in one call.
 
-A pass is one call that knows no shapes beforehand: nothing is prepared anew when the number of rows changes, as it does
-in nearly every step of speculation. Weights are read as they are kept, in 16 bits where the checkpoint has no more,
-which is exact and half the memory traffic of float32, the bound of plain decoding. A row is bitwise the same whichever
-rows are beside it (batch-invariant).
+A pass is one call without fixed shapes: nothing is prepared again when the number of rows changes, as it does in nearly
+every step of speculation. Weights are read as stored: 16-bit checkpoints in 16 bits, which is exact and needs half the
+memory traffic of float32, the limit of plain decoding. Rows are batch-invariant.
 
 R rows, d width, V vocabulary, K steps, B sequences.
 """
@@ -24,8 +23,8 @@ from slipstream.backends.native.kernels.layer import (
     copy,
     embed,
     layer_of,
+    next_rows,
     norm_row,
-    put_behind,
     room,
     run_layer,
 )  # fmt: skip
@@ -37,8 +36,8 @@ from slipstream.backends.native.kernels.rows import NORM
 
 
 @kernel()
-def _keep(model, own, count, taps, tap, tapped):
-    """Copy the residual stream to wherever this tap is wanted."""
+def _copy_tap(model, own, count, taps, tap, tapped):
+    """Copy the residual stream to each element of `tapped` that asks for this tap."""
     for i in range(taps.shape[0]):
         if taps[i] == tap:
             for r in range(count):
@@ -68,15 +67,15 @@ def _pass(
         for r in range(count):
             copy(given[r], floats(own.x + 4 * own.stride * r, model.width))
     everyone = np.arange(count)
-    _keep(model, own, count, taps, first, tapped)
+    _copy_tap(model, own, count, taps, first, tapped)
     for number in range(first, last):
         layer = layer_of(model, number)
-        # Of the other rows, keys and values are all that is wanted of the last layer.
-        going = wanted if alone and number == last - 1 else everyone
+        # The last layer computes only keys and values for the other rows.
+        active = wanted if alone and number == last - 1 else everyone
         run_layer(
-            board, model, cache, rows, number, own.x, own.stride, NORM, layer.norm, layer.norm_bias, going,
+            board, model, cache, rows, number, own.x, own.stride, NORM, layer.norm, layer.norm_bias, active,
         )  # fmt: skip
-        _keep(model, own, count, taps, number + 1, tapped)
+        _copy_tap(model, own, count, taps, number + 1, tapped)
     for i in range(taps.shape[0]):
         if taps[i] == -1:
             for r in range(count):
@@ -117,16 +116,17 @@ def forward(
     arena,
     threads,
 ):
-    """Layers first..last-1 over R rows; keys and values go into the cache.
+    """Run layers first..last-1 over R rows; keys and values are written to the cache.
 
-    tokens   int64 [R], where first is 0; else `given` float32 [R, d] is the residual stream that the layers start from
-    wanted   int64 [A], increasing: the rows whose logits [A, padded V] are made, by the final norm and head
-    alone    whether nothing else is wanted: the last layer then goes on with these rows only
-    taps     int64 [T], the residual stream after so many layers, -1: after the final norm; tapped [T, R, d] gains them
-    stream   [R, d] gains the residual stream at the end, or is empty
-    arena    uint8: memory for what lies between; threads: how many work
-    Returns FINE, NOT_FINITE (an infinite or NaN value is behind some logits), NO_SUCH_TOKEN or NO_SUCH_POSITION
-    (nothing was done), or a negative number: so many bytes of arena are needed.
+    tokens   int64 [R], if first is 0; else `given` float32 [R, d] is the residual stream that the layers start from
+    wanted   int64 [A], increasing: the rows whose logits [A, padded V] are computed, by the final norm and head
+    alone    whether only these rows are needed: the last layer then computes only them
+    taps     int64 [T]: numbers of layers, -1: after the final norm; the residual stream there is written to tapped
+             [T, R, d]
+    stream   [R, d] receives the residual stream at the end, or is empty
+    arena    uint8: scratch memory; threads: number of threads
+    Returns FINE, NOT_FINITE (some logits are computed from an infinite or NaN value), NO_SUCH_TOKEN or NO_SUCH_POSITION
+    (nothing was done), or -n: n bytes of arena are needed.
     """
     return _pass(
         boards[0], models[0], caches[0], rows[0], tokens, given, first, last, wanted, alone, taps, tapped, stream,
@@ -138,16 +138,17 @@ def forward(
 def decode(
     boards, models, caches, rows, after, tokens, last, depth, picks, drawn, logits, probs, stream, later, arena, threads
 ):
-    """Decode K tokens of each of B sequences: the pending rows first, then a row a sequence, each fed with the last.
+    """Decode K tokens of each of B sequences: first the pending rows, then one row per sequence and step, with the
+    token of the step before.
 
     tokens [M]   of the pending rows; last int64 [B]: the last row of each sequence
-    depth        layers that are run
+    depth        number of layers to run
     picks        `Picks`: how tokens are picked
-    drawn        [K, B] gains the tokens, logits [K, B, padded V] the raw logits, and probs [K, B, V], in float64, what
-                 each was drawn from; unchanged where maxima are picked
-    stream       if not empty, the residual stream at the end of the pending rows [M, d]; the last tokens are then run,
-                 too, and later [K, B, d] is theirs
-    Returns as `forward`; NOT_FINITE if anything was.
+    drawn        [K, B] receives the tokens, logits [K, B, padded V] the raw logits, and probs [K, B, V], in float64,
+                 their distributions; unchanged if maxima are picked
+    stream       if not empty: receives the residual stream of the pending rows [M, d]; the last tokens are then
+                 processed, too, and later [K, B, d] receives the residual stream of the drawn tokens
+    Returns the same as `forward`; NOT_FINITE if any step returned it.
     """
     steps, streams = drawn.shape[0], stream.shape[0] > 0
     taps, tapped = np.empty(0, np.int64), np.empty((0, 0, 0), np.float32)
@@ -159,7 +160,7 @@ def decode(
     bottom, each, state, here = NOTHING, np.arange(drawn.shape[1]), FINE, rows[0]
     for j in range(steps + 1 if streams else steps):
         if j > 0:
-            put_behind(here, last, after[0])
+            next_rows(here, last, after[0])
             tokens, here, last = drawn[j - 1], after[0], each
         wanted, out = (last, logits[j]) if j < steps else (each[:0], no_logits)
         kept = no_stream

@@ -1,4 +1,4 @@
-"""An EAGLE head (see `heads.eagle`), whose drafts are one call.
+"""An EAGLE head (see `heads.eagle`); a whole draft is one call.
 
 R rows, d width of the head, W of the target's states, T taps, V draft vocabulary, K steps, B sequences.
 """
@@ -16,8 +16,8 @@ from slipstream.backends.native.kernels.layer import (
     copy,
     embed,
     layer_of,
+    next_rows,
     norm_row,
-    put_behind,
     room,
     run_layer,
 )  # fmt: skip
@@ -30,7 +30,7 @@ from slipstream.backends.native.kernels.rows import NORM, PLAIN
 
 @kernel()
 def _fused(board, head, taps, own):
-    """Taps side by side [R, T * W] -> what EAGLE-3 starts from [R, padded d]."""
+    """Concatenated taps [R, T * W] -> input features of EAGLE-3 [R, padded d]."""
     x, width, eps = taps.copy(), head.target_width, head.own.eps
     for r in range(x.shape[0]):
         for t in range(head.taps if head.tap_norms else 0):
@@ -45,8 +45,8 @@ def _fused(board, head, taps, own):
 
 @kernel()
 def _step(board, head, caches, rows, tokens, feature, wanted, after, logits, arena):
-    """The rows' features [R, >= d], which the tokens follow -> of those wanted the features to go on with, after
-    [A, d], and their logits [A, padded V]; the status as of `decoder.forward`."""
+    """One pass over features [R, >= d] and the tokens that follow them. The wanted rows' next features are written to
+    after [A, d], their logits to logits [A, padded V]. Returns the status as `decoder_pass.forward`."""
     model, count = head.own, rows.count
     own = room(board, model, rows, arena, head.fc.columns, head.fc.row_bytes)
     width, layers, first_version = model.width, model.count, head.feature_norm == 0
@@ -71,9 +71,9 @@ def _step(board, head, caches, rows, tokens, feature, wanted, after, logits, are
         given, stride, mode = side_at, side.shape[1], PLAIN
         if first_version:
             given, stride, mode = own.x, own.stride, PLAIN if number == 0 else NORM
-        going = wanted if number == layers - 1 else everyone
+        active = wanted if number == layers - 1 else everyone
         run_layer(
-            board, model, caches, rows, number, given, stride, mode, layer.norm, layer.norm_bias, going,
+            board, model, caches, rows, number, given, stride, mode, layer.norm, layer.norm_bias, active,
         )  # fmt: skip
     state, asked = FINE, wanted.shape[0]
     for a in range(asked):
@@ -99,16 +99,17 @@ def draft(
     boards, heads, caches, rows, after_rows, tokens, features, own, wanted, picks, drawn, after, logits, probs, arena,
     threads
 ):  # fmt: skip
-    """Run packed rows, and draft K tokens behind those wanted, each step fed with the last.
+    """Run packed rows, then draft K tokens after the wanted rows, one after another.
 
-    tokens [R]     that follow the features: taps side by side [R, T * W] or, of `own` rows, outputs of the head [R, d]
+    tokens [R]     the tokens that follow the features: concatenated taps [R, T * W] or, if `own`, the head's outputs
+                   [R, d]
     after_rows     ROWS with room for B rows
-    wanted         int64 [A], increasing; where K > 0, the last row of each sequence: A = B
+    wanted         int64 [A], increasing; if K > 0, the last row of each sequence: A = B
     picks          `Picks`: how tokens are picked
-    drawn          [K, B] gains the draft ids; K = 0: one pass, nothing is drawn
-    after          [A, d] gains the features that the wanted rows go on with, those of the last step
-    logits, probs  [K or 1, A, padded V] and float64 [K, B, V]: see `decoder.decode`
-    Returns as `decoder.forward`; NOT_FINITE if anything was.
+    drawn          [K, B] receives the draft ids; K = 0: one pass, nothing is drawn
+    after          [A, d] receives the next features of the wanted rows, those of the last step
+    logits, probs  [K or 1, A, padded V] and float64 [K, B, V]: see `decoder_pass.decode`
+    Returns the same as `decoder_pass.forward`; NOT_FINITE if any step returned it.
     """
     boards[0].threads = threads
     head, steps, state, here = heads[0], drawn.shape[0], FINE, rows[0]
@@ -124,7 +125,7 @@ def draft(
             tokens_now = np.empty(drawn.shape[1], np.int64)
             for b in range(drawn.shape[1]):
                 tokens_now[b] = ids[drawn[j - 1, b]]
-            put_behind(here, wanted, after_rows[0])
+            next_rows(here, wanted, after_rows[0])
             here, wanted, feature = after_rows[0], each, after
             if room(boards[0], head.own, here, arena, head.fc.columns, head.fc.row_bytes).bytes > arena.shape[0]:
                 return -2 * arena.shape[0]

@@ -1,4 +1,4 @@
-"""A layer of a decoder over a paged KV cache: what a model and the heads that draft for it have in common.
+"""A layer of a decoder over a paged KV cache, for models and draft heads.
 
 R rows, d width, H query heads, Hk key/value heads, D head size, I inner width, B sequences.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, types
 
-from slipstream.backends.native.kernels.arithmetic import exp, greatest, layer_norm, rms_norm
+from slipstream.backends.native.kernels.arithmetic import exp, layer_norm, maximum, rms_norm
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import callback, kernel
 from slipstream.backends.native.kernels.matrices import (
@@ -17,9 +17,9 @@ from slipstream.backends.native.kernels.matrices import (
     group_rows,
     linear,
     multiply,
-    place,
     prepare,
     scratch_of,
+    write_kv,
 )  # fmt: skip
 from slipstream.backends.native.kernels.memory import (
     address_of,
@@ -39,13 +39,13 @@ from slipstream.backends.native.kernels.tiles import BFLOAT16_PAIRS, FLOAT16, FL
 _FLOAT32, _FLOAT16, _PAIRS = FORMATS.index(FLOAT32), FORMATS.index(FLOAT16), FORMATS.index(BFLOAT16_PAIRS)
 
 FINE, NOT_FINITE, NO_SUCH_TOKEN, NO_SUCH_POSITION = range(4)
-"""What a pass returns; a negative number instead: so many bytes of room are needed."""
+"""Status of a pass; -n instead: n bytes of scratch memory are needed."""
 
 
 DOWN = np.int64(1)
 
 ADD = np.int64(1)
-"""To what is there already."""
+"""Add the product to the output instead of replacing it."""
 
 
 @kernel()
@@ -72,15 +72,15 @@ def expert_of(model, number, part):
 
 
 @kernel()
-def put_behind(rows, last, after):
-    """Into `after`: one more row of each sequence b, behind its row last[b], which sees all before it."""
+def next_rows(rows, last, after):
+    """Fill `after` with one row per sequence b: the one after its row last[b], which sees all rows before it."""
     count = last.shape[0]
     old, new = rows_at(rows.at, rows.count), rows_at(after.at, count)
     for b in range(count):
         slot, position = old[last[b]].slot + 1, old[last[b]].position + 1
         new[b].sequence, new[b].slot, new[b].position = b, slot, position
         new[b].length, new[b].past = slot + 1, slot
-    after.count, after.stride, after.turns = count, 0, rows.turns
+    after.count, after.stride, after.cos_sin = count, 0, rows.cos_sin
 
 
 @kernel()
@@ -102,8 +102,8 @@ def _widest(model):
 
 @kernel()
 def room(board, model, rows, arena, columns, bytes):
-    """Divide the arena (uint8) for R rows. columns, bytes: of a matrix besides those of the layers that rows are
-    prepared for, or 0. `bytes` of the result is more than the arena has where it is too small."""
+    """Divide the arena (uint8) for R rows. columns, bytes: size of a further matrix that rows are prepared for, or 0.
+    If the arena is too small, `bytes` of the result is larger than the arena."""
     count, at, longest = rows.count, rows_at(rows.at, rows.count), 0
     for r in range(count):
         longest = max(longest, at[r].length)
@@ -154,7 +154,7 @@ def embed(table, tokens, x, stride, add):
             for i in range(width):
                 out[i] += half(table.values + 2 * (first + i * apart))
         elif table.form == _PAIRS and table.panelled:  # [width / 2, PANEL, 2] of a panel
-            columns = width + width % 2  # the last pair is filled up
+            columns = width + width % 2  # the last pair is padded
             start = table.values + 2 * (tokens[r] // PANEL * PANEL * columns + 2 * (tokens[r] % PANEL))
             for i in range(width):
                 bits = shorts(start + 2 * (i // 2 * 2 * PANEL + i % 2), 1)[0]
@@ -168,7 +168,7 @@ def embed(table, tokens, x, stride, add):
 
 @kernel()
 def norm_row(model, row, weight, bias, out):
-    """The kind of norm that a model has, of one row [d]."""
+    """The model's kind of norm, for one row [d]."""
     n = row.shape[0]
     if model.layer_norm:
         layer_norm(row, floats(weight, n), floats(bias, n), model.eps, out)
@@ -178,11 +178,12 @@ def norm_row(model, row, weight, bias, out):
 
 @kernel()
 def _choose(model, layer, scores, stride, count, chosen, shares):
-    """Softmax over the experts of each row, scores [count, experts]; the `experts_per_token` best and their shares."""
+    """Choose the `experts_per_token` best experts of each row, by the softmax of scores [count, experts]; shares
+    receives their weights."""
     most = model.experts_per_token
     for r in range(count):
         row = floats(scores + 4 * stride * r, layer.experts)
-        top, total = greatest(row, layer.experts), np.float32(0)
+        top, total = maximum(row, layer.experts), np.float32(0)
         for e in range(layer.experts):
             row[e] = exp(row[e] - top)
             total += row[e]
@@ -202,8 +203,8 @@ def _choose(model, layer, scores, stride, count, chosen, shares):
 
 @kernel()
 def _mixture(board, model, layer, count, room):
-    """x += what the chosen experts make of each row; only these are read. Rows come as `norm`ed by the layer's second
-    norm; each row adds its experts in the order of their numbers."""
+    """x += the weighted outputs of each row's chosen experts. Only chosen experts are read. Their input is the layer's
+    second norm of x; each row adds its experts in the order of their numbers."""
     most = model.experts_per_token
     chosen, shares = np.empty((count, most), np.int64), np.empty((count, most), np.float32)
     prepare(
@@ -245,57 +246,59 @@ def _mixture(board, model, layer, count, room):
 
 
 @callback(types.void(*[types.int64] * 12))
-def one_layer(boards, models, caches, row, number, given, given_stride, mode, norm, norm_bias, goings, on):
-    """`run_layer`, behind one function pointer: `boards`, `models`, `caches`, `row` and `goings` are addresses."""
+def one_layer(
+    boards, models, caches, row, number, given, given_stride, mode, norm, norm_bias, active_rows, active_count
+):
+    """`run_layer` as a callback: `boards`, `models`, `caches`, `row` and `active_rows` are addresses."""
     board, model = carray(pointer(boards), (1,), BOARD)[0], carray(pointer(models), (1,), MODEL)[0]
     cache, rows = carray(pointer(caches), (1,), CACHE)[0], carray(pointer(row), (1,), ROWS)[0]
-    going, room = integers(goings, on), board.room
+    active, room = integers(active_rows, active_count), board.room
     layer, count = layer_of(model, number), rows.count
     prepare(
         board, layer.qkv, given, given_stride, count, mode, norm, norm_bias, model.layer_norm, NOTHING, model.eps,
         NOTHING, room.packed,
     )  # fmt: skip
     multiply(board, layer.qkv, count, room.packed, room.qkv, room.qkv_stride, NOTHING)
-    place(board, model, layer, cache, number, rows, room.qkv, room.qkv_stride)
-    if on == 0:
+    write_kv(board, model, layer, cache, number, rows, room.qkv, room.qkv_stride)
+    if active_count == 0:
         return
-    for a in range(on):
-        if going[a] > a:
+    for a in range(active_count):
+        if active[a] > a:
             copy(
-                floats(room.x + 4 * room.stride * going[a], model.width),
+                floats(room.x + 4 * room.stride * active[a], model.width),
                 floats(room.x + 4 * room.stride * a, model.width),
             )
-    starts = np.empty(on + 1, np.int64)
-    bundles, longest = group_rows(rows, going, model.heads // model.kv_heads, starts)
+    starts = np.empty(active_count + 1, np.int64)
+    bundles, longest = group_rows(rows, active, model.heads // model.kv_heads, starts)
     attend(
-        board, model, layer, cache, number, rows, going, starts, bundles, longest, room.qkv, room.qkv_stride,
+        board, model, layer, cache, number, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride,
         room.mixed, room.mixed_stride,
     )  # fmt: skip
-    linear(board, layer.o, room.mixed, room.mixed_stride, on, room.packed, room.x, room.stride, ADD)
+    linear(board, layer.o, room.mixed, room.mixed_stride, active_count, room.packed, room.x, room.stride, ADD)
     if layer.experts > 0:
-        _mixture(board, model, layer, on, room)
+        _mixture(board, model, layer, active_count, room)
         return
     prepare(
-        board, layer.up, room.x, room.stride, on, NORM, layer.mlp_norm, layer.mlp_norm_bias, model.layer_norm, NOTHING,
-        model.eps, NOTHING, room.packed,
+        board, layer.up, room.x, room.stride, active_count, NORM, layer.mlp_norm, layer.mlp_norm_bias, model.layer_norm,
+        NOTHING, model.eps, NOTHING, room.packed,
     )  # fmt: skip
-    multiply(board, layer.up, on, room.packed, room.wide, room.wide_stride, NOTHING)
+    multiply(board, layer.up, active_count, room.packed, room.wide, room.wide_stride, NOTHING)
     prepare(
-        board, layer.down, room.wide, room.wide_stride, on, GATE if model.gated else ACTIVATE, NOTHING, NOTHING,
-        NOTHING, model.activation, model.eps, NOTHING, room.packed,
+        board, layer.down, room.wide, room.wide_stride, active_count, GATE if model.gated else ACTIVATE, NOTHING,
+        NOTHING, NOTHING, model.activation, model.eps, NOTHING, room.packed,
     )  # fmt: skip
-    multiply(board, layer.down, on, room.packed, room.x, room.stride, ADD)
+    multiply(board, layer.down, active_count, room.packed, room.x, room.stride, ADD)
 
 
 @kernel()
-def run_layer(board, model, cache, rows, number, given, given_stride, mode, norm, norm_bias, going):
-    """One layer over R rows; the residual stream [R, d] has the `going` ones in its first rows afterwards, and nothing
-    of use behind them.
+def run_layer(board, model, cache, rows, number, given, given_stride, mode, norm, norm_bias, active):
+    """One layer over R rows. Afterwards the first A rows of the residual stream [R, d] are the active ones; the others
+    are undefined.
 
-    given   address of what attention reads, after the transformation `mode` (NORM, or PLAIN): keys and values of all R
-            rows go into the cache
-    going   int64 [A], increasing: the rows that go on from there
+    given   address of the input of attention, before the transformation `mode` (NORM or PLAIN); keys and values of all
+            R rows are written to the cache
+    active  int64 [A], increasing: the rows that are computed further
     """
-    places = (where(board), where(model), where(cache), where(rows))
-    args = (number, given, given_stride, mode, norm, norm_bias, address_of(going), going.shape[0])
-    call(board.run_layer, places + args)
+    records = (where(board), where(model), where(cache), where(rows))
+    args = (number, given, given_stride, mode, norm, norm_bias, address_of(active), active.shape[0])
+    call(board.run_layer, records + args)

@@ -1,4 +1,4 @@
-"""Medusa heads (see `heads.medusa`): all draft tokens behind a state of the target in one call."""
+"""Medusa heads (see `heads.medusa`): the logits of all heads in one call."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def _matrix(address, number):
 
 
 @entry
-def guess(boards, heads, hidden, states, logits, arena, threads):
-    """hidden [B, d] -> logits [K, B, padded V]; states [K, B, d] is room. Returns FINE, or a negative number: so many
-    bytes of arena are needed."""
+def draft(boards, heads, hidden, states, logits, arena, threads):
+    """hidden [B, d] -> logits [K, B, padded V]; states [K, B, d] is scratch. Returns FINE, or -n: n bytes of arena are
+    needed."""
     board, head = boards[0], heads[0]
     board.threads = threads
     count, rows, width = states.shape
@@ -51,7 +51,7 @@ def guess(boards, heads, hidden, states, logits, arena, threads):
         linear(board, matrix, address_of(state), width, rows, packed, address_of(wide), wide.shape[1], NOTHING)
         for r in range(rows):
             add_silu(wide[r, :width], state[r])
-    for part in range(head.outs):  # where all share a matrix, its weights are read once
+    for part in range(head.outs):  # a matrix that all heads share is read once
         given, made = states[part * (count // head.outs)], logits[part * (count // head.outs)]
         linear(
             board, _matrix(head.out, part), address_of(given), width, together, packed, address_of(made),

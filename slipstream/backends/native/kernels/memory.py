@@ -1,8 +1,8 @@
-"""Access to memory by address, atomic counters and calls through function pointers, as functions that Numba compiles
-into their callers.
+"""Memory access by address, atomic counters and calls through function pointers, as functions that Numba compiles into
+their callers.
 
-Kernels get addresses instead of typed arrays where an argument may be of several types: weights are kept in seven
-formats, and a pass that was compiled for each combination of them would take minutes to compile.
+Kernels get addresses instead of typed arrays for arguments of several types: there are seven weight formats, and
+compiling a pass for each combination would take minutes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def _counter(b: ir.IRBuilder, address: Any) -> Any:
 
 
 def _load(context: Any, address: Any) -> Any:
-    """The counter at an address; what another thread wrote before it stored this value is seen afterwards."""
+    """The counter at an address (acquire): what another thread wrote before storing this value is visible
+    afterwards."""
     del context
 
     def generate(context: Any, b: ir.IRBuilder, signature: Any, args: Any) -> Any:
@@ -55,7 +56,7 @@ def _load(context: Any, address: Any) -> Any:
 
 
 def _store(context: Any, address: Any, value: Any) -> Any:
-    """Set the counter at an address; whoever loads it sees what was written before."""
+    """Set the counter at an address (release): a thread that loads this value sees what was written before."""
     del context
 
     def generate(context: Any, b: ir.IRBuilder, signature: Any, args: Any) -> Any:
@@ -76,7 +77,7 @@ def _fetch_add(context: Any, address: Any, more: Any) -> Any:
 
 
 def _pause(context: Any) -> Any:
-    """Tell the processor that a loop is waiting."""
+    """Hint to the processor that this is a spin loop."""
     del context
 
     def generate(context: Any, b: ir.IRBuilder, signature: Any, args: Any) -> Any:
@@ -105,8 +106,8 @@ def _call(context: Any, address: Any, values: Any) -> Any:
 
 
 def _half(context: Any, address: Any) -> Any:
-    """The float16 at an address, as float32; Numba knows no 16-bit floats on a CPU. Where the processor does not,
-    nothing is kept in float16 and this is never run: LLVM would call a library for it, which is not there."""
+    """The float16 at an address, as float32 (Numba has no 16-bit floats on CPUs). Never runs on a processor without
+    float16 instructions, where nothing is stored in float16: LLVM would call a library function that is not there."""
     del context
 
     def generate(context: Any, b: ir.IRBuilder, signature: Any, args: Any) -> Any:
@@ -118,7 +119,7 @@ def _half(context: Any, address: Any) -> Any:
 
 
 def _put_half(context: Any, address: Any, value: Any) -> Any:
-    """Write a float32 as float16 to an address; not on processors as in `_half`."""
+    """Write a float32 as float16 to an address; restricted as `_half`."""
     del context
 
     def generate(context: Any, b: ir.IRBuilder, signature: Any, args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How a call that decodes several tokens picks them: see `core.decode_steps.StepSampling`."""
+"""How a call that decodes several tokens samples them: see `core.decode_steps.StepSampling`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slipstream.backends.native.kernels.arithmetic import first_above, first_greatest, first_maximum, softmax
+from slipstream.backends.native.kernels.arithmetic import argmax, first_above, first_maximum, softmax
 from slipstream.backends.native.kernels.compiled import kernel
 
 MAXIMUM, UNIFORMS, NOISE = range(3)
@@ -24,11 +24,11 @@ class Picks(NamedTuple):
 
 @kernel()
 def pick(picks, j, logits, probs, drawn):
-    """drawn[b] = the token of step j by logits [B, >= V]; probs [B, V] gains what it was drawn from, in float64, unless
-    it is a maximum."""
+    """drawn[b] = the token of step j, from logits [B, >= V]; unless it is a maximum, probs [B, V] receives its
+    distribution in float64."""
     for b in range(drawn.shape[0]):
         if picks.kind == MAXIMUM:
-            drawn[b] = first_greatest(logits[b], picks.vocab)
+            drawn[b] = argmax(logits[b], picks.vocab)
             continue
         row = probs[b, : picks.vocab]
         softmax(logits[b], picks.inv_temperature[b], row)

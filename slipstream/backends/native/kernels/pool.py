@@ -1,14 +1,14 @@
 """How the threads of a pass share its work.
 
-One thread, the *main* one, runs the pass from top to bottom. Where there is enough work, `share` posts it as numbered
-units: every thread has a slice of them, takes the next unit of its slice until none is left, then helps with the slices
-of others. The main thread does the same and waits until all units are done. So nothing depends on how many threads take
-part, or whether they run at all: a thread that the system has put aside is only waited for while it holds a unit.
+The *main* thread runs the pass. If there is enough work, `share` posts it as numbered units. Each thread has a slice of
+the units and takes them one by one, then helps with the slices of other threads. The main thread does the same and
+waits until all units are done. So a pass completes with any number of running threads: it only waits for a suspended
+thread that has taken a unit.
 
-Results do not depend on who did what: no unit adds to what another one writes.
+Results do not depend on which thread did which unit: no two units write to the same memory.
 
-Why no lock is needed: a unit is taken by counting a slice down, and only numbers above 0 are units. Work cannot end
-before each unit is done, so the records that describe it stay as they are while somebody holds one.
+No lock is needed: a unit is taken by decrementing the counter of a slice, and only values above 0 are units. Work ends
+after all units are done, so the records that describe it do not change while a thread has a unit.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from slipstream.backends.native.kernels.memory import call, fetch_add, load, pau
 from slipstream.backends.native.kernels.records import NOTHING
 
 LINE = 64
-"""Bytes of a cache line: counters lie that far apart."""
+"""Bytes of a cache line: each counter has its own."""
 
 MOST_THREADS = 256
 
 DONE, POSTED, STOP = MOST_THREADS * LINE, (MOST_THREADS + 1) * LINE, (MOST_THREADS + 2) * LINE
-"""Counters behind those of the slices: units done, a number that grows with every post, and whether threads shall
-end."""
+"""Offsets of the counters after those of the slices: units done, number of posts, and whether threads shall stop."""
 
 COUNTER_BYTES = (MOST_THREADS + 3) * LINE
 
 
 @kernel()
 def _work(board, thread):
-    """Take units until none is left: first of the own slice, then of the others."""
+    """Do units until none is left: first those of the own slice, then those of the others."""
     done, threads = 0, board.threads
     for k in range(threads):
         slice = (thread + k) % threads
@@ -39,7 +38,7 @@ def _work(board, thread):
             left = fetch_add(board.counters + slice * LINE, -1)
             if left <= 0:
                 break
-            # From here on nothing of the board changes until this unit is done.
+            # The board does not change until this unit is done.
             unit = (slice + 1) * board.units // board.threads - left
             call(board.run, (board.address, unit, thread))
             done += 1
@@ -48,10 +47,10 @@ def _work(board, thread):
 
 
 @kernel()
-def share(board, op, units, worth):
-    """Do `units` units of work, by all threads if it is `worth` waking them."""
+def share(board, op, units, shared):
+    """Do `units` units of work, on all threads if `shared`."""
     board.op, board.units = op, units
-    if board.threads == 1 or units < 2 or not worth:
+    if board.threads == 1 or units < 2 or not shared:
         for unit in range(units):
             call(board.run, (board.address, unit, NOTHING))
         return
@@ -66,13 +65,13 @@ def share(board, op, units, worth):
 
 
 @entry
-def serve(boards, thread, turns):
-    """Help with whatever is posted; returns after so many idle turns, or True where the pool has been stopped."""
+def serve(boards, thread, spins):
+    """Help with posted work. Returns False after `spins` idle spins, True if the pool was stopped."""
     board = boards[0]
     seen, idle = load(board.counters + POSTED), 0
     if load(board.counters + STOP) != 0:
         return True
-    while idle < turns:
+    while idle < spins:
         posted = load(board.counters + POSTED)
         if posted == seen:
             pause()

@@ -1,4 +1,4 @@
-"""What this processor can do: the instructions that decide how weights are laid out and which tiles are generated."""
+"""Instructions of this processor. They decide how weights are laid out and which tiles are generated."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import platform
 from llvmlite.binding import get_host_cpu_features
 
 PANEL = 16
-"""Outputs of a matrix that lie side by side in memory: one vector of 16 floats, or as many smaller ones as it takes."""
+"""Number of outputs of a matrix that are stored together: one vector of 16 floats, or several smaller vectors."""
 
 
 @functools.cache
 def has(feature: str) -> bool:
-    """Whether LLVM finds this feature on the processor, by LLVM's name, such as "avx512vnni"."""
+    """Whether the processor has a feature, by LLVM's name, such as "avx512vnni"."""
     return bool(get_host_cpu_features().get(feature))
 
 
@@ -22,7 +22,7 @@ def is_arm() -> bool:
 
 
 def lanes() -> int:
-    """32-bit lanes of the widest vector register."""
+    """Number of 32-bit lanes of the widest vector register."""
     if is_arm():
         return 4
     if has("avx512f"):
@@ -31,7 +31,7 @@ def lanes() -> int:
 
 
 def registers() -> int:
-    """Vector registers."""
+    """Number of vector registers."""
     return 32 if is_arm() or has("avx512f") else 16
 
 
@@ -49,10 +49,10 @@ def has_bfloat16_dots() -> bool:
 
 
 def converts_half() -> bool:
-    """Whether float16 numbers are widened by an instruction (F16C on x86; every 64-bit Arm has one)."""
+    """Whether an instruction converts float16 to float32 (F16C on x86; every 64-bit Arm has one)."""
     return is_arm() or has("f16c") or has("avx512f")
 
 
 def byte_offset() -> int:
-    """Added to int8 weights where the instruction wants one unsigned operand (x86): they are stored as 1 to 255."""
+    """Added to int8 weights if the instruction needs one unsigned operand (x86): they are stored as 1 to 255."""
     return 0 if is_arm() else 128

@@ -7,10 +7,10 @@ from slipstream.backends.native.kernels.memory import call
 from slipstream.backends.native.kernels.rows import first_of, tiles_of
 
 ALIGN = 64
-"""Outputs of a matrix come in multiples of it; zeros fill up."""
+"""The number of outputs of a matrix is padded to a multiple of it, with zeros."""
 
 BAND = 48
-"""Rows that a unit of work takes, where there are many."""
+"""Maximum rows of a unit of work."""
 
 
 @kernel()
@@ -20,7 +20,7 @@ def product(job, unit, thread):
     band, block = unit % job.bands, unit // job.bands
     low = block * job.share
     high = min(low + job.share, job.outs)
-    for o in range(low, high, ALIGN):  # so many outputs' weights stay in a near cache while all rows use them
+    for o in range(low, high, ALIGN):  # the weights of so few outputs stay in cache while all rows use them
         outs = min(ALIGN, high - o)
         for tile in range(band * tiles // job.bands, (band + 1) * tiles // job.bands):
             first = first_of(tile, job.rows, job.most_rows)

@@ -1,8 +1,8 @@
-"""What kernels are told: records whose fields are numbers and addresses.
+"""The arguments of kernels: records whose fields are numbers and addresses.
 
-One layout for every model: a pass is compiled once, and what differs between models and weight formats is data. Host
-code fills these in (`weights`, `executor`); whoever owns the memory behind an address keeps it alive. All fields are
-int64 unless they say otherwise; an address of 0 means "none".
+All models have the same layout: a pass is compiled once, and models and weight formats differ only in data. Host code
+fills the records (`packed_weights`, `paged`); the owner of the memory at an address keeps it alive. All fields are
+int64 unless noted; an address of 0 means "none".
 
 R rows, d width, H query heads, Hk key/value heads, D head size, I inner width, V vocabulary, L layers, B sequences.
 """
@@ -25,11 +25,11 @@ MATRIX = _record(
     form=_I,  # index in `tiles.FORMATS`
     most_rows=_I,  # of a tile
     weights=_I,
-    scales=_I,  # float32 [outs], of integers
+    scales=_I,  # float32 [outs], for integer weights
     bias=_I,  # float32 [outs]
     outs=_I,  # padded to a multiple of ALIGN
-    width=_I,  # numbers of a row that is multiplied
-    columns=_I,  # the same, padded to what the format takes
+    width=_I,  # number of inputs
+    columns=_I,  # the same, padded for the format
     group=_I,  # columns that share a scale of activations
     out_bytes=_I,  # of the weights of one output
     row_bytes=_I,  # of one packed row
@@ -37,7 +37,7 @@ MATRIX = _record(
 """A linear layer [out, in]."""
 
 EMBEDDING = _record(values=_I, form=_I, panelled=_I, width=_I, count=_I)
-"""[count, width] in rows, or in the panels of a matrix."""
+"""[count, width], stored by rows or in the panels of a matrix."""
 
 MODEL = _record(
     layers=_I,  # address of LAYER [count]
@@ -54,8 +54,8 @@ MODEL = _record(
     gated=_I,
     rotary=_I,
     embed=EMBEDDING,
-    positions=EMBEDDING,  # learned ones; count 0 where there are none
-    norm=_I,  # the last one, float32 [d] each
+    positions=EMBEDDING,  # learned ones; count 0 if there are none
+    norm=_I,  # the final one, float32 [d]
     norm_bias=_I,
     head=MATRIX,
     experts_per_token=_I,
@@ -71,26 +71,26 @@ LAYER = _record(
     mlp_norm_bias=_I,
     q_norm=_I,  # float32 [D], of each head
     k_norm=_I,
-    window=_I,  # positions that a row sees, its own being the last; 0: all
+    window=_I,  # number of positions that a row sees, including its own; 0: all
     qkv=MATRIX,
     o=MATRIX,
-    up=MATRIX,  # gate and up below one another where the MLP is gated
+    up=MATRIX,  # gate and up, stacked, if the MLP is gated
     down=MATRIX,
     router=MATRIX,
-    experts=_I,  # how many; 0: the MLP is `up` and `down`
-    first_expert=_I,  # their number in `MODEL.experts`
+    experts=_I,  # number of experts; 0: the MLP is `up` and `down`
+    first_expert=_I,  # index of the first one in `MODEL.experts`
 )
 
 SILU, GELU, GELU_TANH, RELU = range(4)
 
 ROW = _record(
     sequence=_I,  # row of the block tables
-    slot=_I,  # where the row's keys and values go
+    slot=_I,  # of the row's keys and values
     position=_I,
-    length=_I,  # slots that it looks at, its own being the last or, in a tree, among the last
-    past=_I,  # slots of its sequence that were there before this pass
+    length=_I,  # number of slots to attend to; its own is the last or, in a tree, among the last
+    past=_I,  # number of slots of its sequence before this pass
 )
-"""Where a row stands."""
+"""The sequence, slot and position of a row."""
 
 
 CACHE = _record(
@@ -107,14 +107,14 @@ CACHE = _record(
 ROWS = _record(
     at=_I,  # ROW [count]
     count=_I,
-    hidden=_I,  # bool [count, stride]: which of the rows of its sequence in this pass a row does not see
-    stride=_I,  # 0 where each sees all before it
-    turns=_I,  # float32 [positions, 2, D / 2]: cos and sin of every position
+    hidden=_I,  # bool [count, stride]: which rows of its sequence in this pass a row does not see
+    stride=_I,  # 0 if each row sees all rows before it
+    cos_sin=_I,  # float32 [positions, 2, D / 2]: cos and sin of every position
 )
 """The rows of a pass."""
 
 
-# --- what threads share: one record for each kind of work ------------------------------------------------------------
+# --- the work of threads: one record for each kind -------------------------------------------------------------------
 
 PREPARE = _record(
     source=_I, stride=_I, gather=_I, rows=_I, width=_I, mode=_I, layer_norm=_I, activation=_I, weight=_I, bias=_I,
@@ -128,26 +128,26 @@ PRODUCT = _record(
 )  # fmt: skip
 """Packed rows times a matrix: see `products.product`."""
 
-PLACE = _record(
-    qkv=_I, stride=_I, rows=_I, count=_I, turns=_I, keys=_I, values=_I, half=_I, tables=_I, table_stride=_I, slots=_I,
+WRITE_KV = _record(
+    qkv=_I, stride=_I, rows=_I, count=_I, cos_sin=_I, keys=_I, values=_I, half=_I, tables=_I, table_stride=_I, slots=_I,
     heads=_I, kv_heads=_I, size=_I, rotary=_I, q_norm=_I, k_norm=_I, each=_I, eps=_F,
 )  # fmt: skip
-"""Heads to normalise and rotate, keys and values to write: see `attention.place`."""
+"""Heads to normalise and rotate, keys and values to write: see `attention.write_kv`."""
 
 ATTEND = _record(
     q=_I, stride=_I, keys=_I, values=_I, half=_I, tables=_I, table_stride=_I, slots=_I, rows=_I, hidden=_I,
-    hidden_stride=_I, place=_I, starts=_I, heads=_I, kv_heads=_I, size=_I, window=_I, out=_I, out_stride=_I,
+    hidden_stride=_I, active=_I, starts=_I, heads=_I, kv_heads=_I, size=_I, window=_I, out=_I, out_stride=_I,
     scratch=_I, scratch_bytes=_I, width=_I, scores=_I, mix=_I, pieces=_I,
 )  # fmt: skip
 """Attention: see `attention`."""
 
-PREPARED, PRODUCTS, PLACED, ATTENDED, SCORED, SOFTENED, MIXED = map(np.int64, range(7))
+PREPARED, PRODUCTS, KV_WRITTEN, ATTENDED, SCORED, SOFTMAX, MIXED = map(np.int64, range(7))
 """Kinds of work (`BOARD.op`)."""
 
 
 NOTHING = np.int64(0)
-"""No address, no flag. Kernels are compiled anew for each literal number that they are called with, hence typed
-constants."""
+"""No address, no flag. Kernels are compiled again for each literal number that they are called with, so constants are
+typed."""
 
 
 ROOM = _record(
@@ -157,25 +157,25 @@ ROOM = _record(
     qkv_stride=_I,
     mixed=_I,  # output of attention
     mixed_stride=_I,
-    wide=_I,  # of the MLP, before its activation function
+    wide=_I,  # inside the MLP, before its activation function
     wide_stride=_I,
-    packed=_I,  # rows as a product takes them
+    packed=_I,  # rows packed for a product
     bytes=_I,
 )
-"""Addresses of what a pass works in; rows are padded to a multiple of ALIGN."""
+"""Addresses of a pass's scratch memory; rows are padded to a multiple of ALIGN."""
 
 BOARD = _record(
     op=_I,
     units=_I,
-    threads=_I,  # that take part in this call
-    size=_I,  # threads that there are
+    threads=_I,  # threads used by this call
+    size=_I,  # threads of the pool
     counters=_I,  # address: see `pool`
     address=_I,  # of this record
     run=_I,  # addresses of `units.run_unit`
     run_layer=_I,  # and `layer.one_layer`
     prepare=PREPARE,
     product=PRODUCT,
-    place=PLACE,
+    write_kv=WRITE_KV,
     attend=ATTEND,
     room=ROOM,
 )
@@ -194,16 +194,16 @@ EAGLE = _record(
     feature_norm=_I,  # float32 [d]; 0 in EAGLE-1
     ids=_I,  # int64: target id of each draft id
     id_count=_I,
-    normed_start=_I,  # whether the residual stream begins with the normed feature, ...
-    normed_end=_I,  # ... and whether the next feature is what the output head reads
+    normed_start=_I,  # whether the residual stream begins with the normed feature
+    normed_end=_I,  # whether the next feature is the input of the output head
 )
-"""An EAGLE head: see `eagle`."""
+"""An EAGLE head: see `eagle_pass`."""
 
 MEDUSA = _record(
     first=MATRIX,  # [K * d, d]: the first block of every head, since all read the same state
-    later=_I,  # MATRIX [laters]: the next blocks of all heads, then those after them
+    later=_I,  # MATRIX [laters]: the second blocks of all heads, then the third ones, ...
     laters=_I,
-    out=_I,  # MATRIX [outs]: of each head, or one that all share
+    out=_I,  # MATRIX [outs]: one per head, or one for all
     outs=_I,
 )
-"""K Medusa heads over states of width d: see `medusa`."""
+"""K Medusa heads over states of width d: see `medusa_pass`."""

@@ -1,11 +1,10 @@
-"""Rows of activations, made ready for a product: transformed (norm, gate) and packed as the tiles of a matrix take
-them."""
+"""Prepares rows of activations for a product: transforms them (norm, gate) and packs them for the tiles of a matrix."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from slipstream.backends.native.kernels.arithmetic import activate, farthest, gate, layer_norm, rms_norm
+from slipstream.backends.native.kernels.arithmetic import activate, gate, layer_norm, max_abs, rms_norm
 from slipstream.backends.native.kernels.compiled import EXACT, kernel
 from slipstream.backends.native.kernels.memory import floats, integers, small, words
 from slipstream.backends.native.kernels.processor import byte_offset
@@ -17,8 +16,8 @@ from slipstream.backends.native.kernels.tiles import (
     INT8_QUADS_TWICE,
 )  # fmt: skip
 
-PLAIN, NORM, GATE, ACTIVATE = map(np.int64, range(4))  # typed: an argument that is a literal would be a type of its own
-"""What is done to a row first."""
+PLAIN, NORM, GATE, ACTIVATE = map(np.int64, range(4))  # typed: each literal argument would have its own type
+"""How a row is transformed first."""
 
 _PAIRS, _INT8_PAIRS, _QUADS, _TWICE = (
     FORMATS.index(form) for form in (BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS, INT8_QUADS_TWICE)
@@ -29,20 +28,22 @@ _MOST = 127 * 256 + 127  # whose upper byte, rounded, is 127
 
 @kernel()
 def tiles_of(rows, most):
-    """How many tiles so many rows need."""
+    """Number of tiles for `rows` rows."""
     return (rows + most - 1) // most
 
 
 @kernel()
 def first_of(tile, rows, most):
-    """The first row of a tile. Tiles are of similar size: one row costs as many loads of weights as a full tile."""
+    """The first row of a tile. Tiles have similar sizes, because one row costs as many loads of weights as a full
+    tile."""
     return tile * rows // tiles_of(rows, most)
 
 
 @kernel(fastmath=EXACT)
 def _round(x, most, out):
-    """Round a row to integers in [-most, most], `most` at its greatest value; returns the unit."""
-    top = farthest(x)
+    """Round a row to integers in [-most, most], `most` at its largest absolute value. Returns the unit: the value of
+    the integer 1."""
+    top = max_abs(x)
     factor = np.float32(most) / max(top, np.float32(1e-30))
     for i in range(x.shape[0]):
         out[i] = np.int32(np.floor(x[i] * factor + np.float32(0.5)))
@@ -122,7 +123,7 @@ def _pack_quads_twice(x, base, r, count, narrow, bytes):
 
 @kernel()
 def _transform(job, row, out):
-    """The row itself, or what `mode` makes of it in out [width]."""
+    """The row itself, or its transformation by `mode` in out [width]."""
     if job.mode == NORM:
         if job.layer_norm:
             layer_norm(row, floats(job.weight, job.width), floats(job.bias, job.width), job.eps, out)
@@ -138,8 +139,8 @@ def _transform(job, row, out):
 def prepare(job, tile, thread):
     """Unit of work: transform the rows of one tile and pack them.
 
-    source float32, rows `stride` apart; gather int64 [rows]: which of them, or 0 for all in order. Row r of the tile
-    goes into packed + first * row_bytes, in the layout that `tiles._matrix_tile` gives for the format.
+    source: float32, rows `stride` apart; gather: int64 [rows], which of them, or 0 for all in order. The tile is
+    written to packed + first * row_bytes, in the layout of `tiles._matrix_tile` for the format.
     """
     scratch = job.scratch + thread * job.scratch_bytes
     held = floats(scratch, job.columns)
@@ -147,7 +148,7 @@ def prepare(job, tile, thread):
     first = first_of(tile, job.rows, job.most_rows)
     count = first_of(tile + 1, job.rows, job.most_rows) - first
     base = job.packed + first * job.row_bytes
-    straight = count == 1 and job.form < _PAIRS  # what is packed is the row itself
+    straight = count == 1 and job.form < _PAIRS  # the row itself is packed
     read = 2 * job.width if job.mode == GATE else job.width
     for r in range(count):
         number = first + r

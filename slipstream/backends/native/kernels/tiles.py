@@ -1,16 +1,16 @@
 """The inner loops of matrix products and of attention: sums that stay in vector registers.
 
-Every tile adds its products in one fixed order, whatever its size, so a row of the result is bitwise the same alone and
-among other rows.
+Tiles of all sizes add their products in the same order, so a row of the result is bitwise the same alone and among
+other rows.
 
-A *tile* is up to `most_rows` rows of activations times a multiple of PANEL outputs. Weights lie in panels:
+A *tile* is up to `most_rows` rows of activations times a multiple of PANEL outputs. Weights are stored in panels:
 
     element   float32, float16 or bfloat16       [out / PANEL, in, PANEL]            one column a step
     pair      bfloat16 or int8                   [out / PANEL, in / 2, PANEL, 2]     two columns a step
     quad      int8                               [out / PANEL, in / 4, PANEL, 4]     four columns a step
 
-so that one load fetches what one step needs of PANEL outputs. The activations of a tile lie side by side,
-[in / step, rows], so that every number is found from one address.
+so that one load gets the weights of PANEL outputs for one step. The activations of a tile are interleaved,
+[in / step, rows], so that one address is enough for all rows.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from slipstream.backends.native.kernels.processor import PANEL
 _FLOAT, _INT, _WORD, _BYTE, _HALF = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8), ir.HalfType()
 _SHORT = ir.IntType(16)
 _FLOATS, _INTS = ir.VectorType(_FLOAT, PANEL), ir.VectorType(_INT, PANEL)
-_CONTRACT = ("contract",)  # a product and a sum may be one rounding
+_CONTRACT = ("contract",)  # allows fused multiply-add
 
 
 @dataclass(frozen=True)
 class Format:
-    """How the weights of a matrix are kept, and what their products are made of.
+    """How the weights of a matrix are stored and multiplied.
 
     name     as in function names
-    step     columns that one step of the inner loop takes
-    bytes    of one weight
-    passes   numbers that one activation is split into
-    grouped  whether activations have a scale for each group of columns instead of one a row
+    step     columns per step of the inner loop
+    bytes    per weight
+    passes   number of parts that an activation is split into
+    grouped  whether activations have a scale per group of columns instead of one per row
     """
 
     name: str
@@ -55,15 +55,15 @@ class Format:
         return self.bytes == 1
 
     def panels(self, rows: int) -> int:
-        """Panels side by side in a tile of so many rows, such that its sums stay in registers; 0 if none fits."""
+        """Number of panels in a tile of `rows` rows such that its sums stay in registers; 0 if none fits."""
         each = PANEL // processor.lanes()  # registers that PANEL sums fill
         room = processor.registers() // each
         return next((p for p in (4, 2, 1) if (rows * self.passes + 1) * p < room), 0)
 
     @property
     def most_rows(self) -> int:
-        """Rows of the largest tile. Two panels side by side use each number that is loaded twice: measured 1.1 to 1.5
-        times as fast as one panel, where there are registers for both."""
+        """Rows of the largest tile. A tile of two panels uses each loaded activation twice: measured 1.1 to 1.5 times
+        as fast as one panel, if there are enough registers."""
         least = 2 if self.panels(2) > 2 else 1
         return max(1, *(rows for rows in range(1, 13) if self.panels(rows) >= least))
 
@@ -96,7 +96,7 @@ def _spread(b: ir.IRBuilder, number: Any) -> Any:
 
 
 def _split(b: ir.IRBuilder, v: Any, lanes: int) -> list[Any]:
-    """A vector of PANEL lanes as vectors of the width that the processor's instructions take."""
+    """Split a vector of PANEL lanes into vectors of the processor's width."""
     return [v] if lanes == PANEL else [_take(b, v, range(at, at + lanes)) for at in range(0, PANEL, lanes)]
 
 
@@ -111,7 +111,7 @@ def _join(b: ir.IRBuilder, parts: list[Any]) -> Any:
 
 
 class _BFloat(ir.types.Type):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite does not know."""
+    """LLVM's bfloat, which llvmlite does not have."""
 
     intrinsic_name = "bf16"
 
@@ -140,7 +140,7 @@ def as_floats(b: ir.IRBuilder, pointer: Any, form: Format, count: int) -> Any:
 
 
 def _weights(b: ir.IRBuilder, pointer: Any, form: Format) -> Any:
-    """What one step needs of PANEL outputs."""
+    """The weights of PANEL outputs for one step."""
     if form.step == 1:
         return as_floats(b, pointer, form, PANEL)
     if form is INT8_PAIRS:
@@ -163,7 +163,7 @@ def _add(b: ir.IRBuilder, form: Format, total: Any, weights: Any, number: Any) -
 
 
 def _pair_products(b: ir.IRBuilder, x: Any, y: Any) -> Any:
-    """Products of 16-bit integers, those of neighbours added: what LLVM makes one instruction of (pmaddwd)."""
+    """Products of 16-bit integers, added in pairs; LLVM compiles this to one instruction (pmaddwd)."""
     wide = ir.VectorType(_INT, 2 * PANEL)
     product = b.mul(b.sext(x, wide), b.sext(y, wide))
     return b.add(_take(b, product, range(0, 2 * PANEL, 2)), _take(b, product, range(1, 2 * PANEL, 2)))
@@ -188,8 +188,8 @@ def _add_quads(b: ir.IRBuilder, total: Any, weights: Any, number: Any) -> Any:
 def _by_rows(
     b: ir.IRBuilder, form: Format, rows: Any, outs: Any, group: Callable[[int, int, Any], None], odd: bool
 ) -> None:
-    """Call `group(count, panels, o)` in code for each number of rows, o going over the outputs; `odd`: outputs need not
-    be a multiple of all the panels that a tile has side by side. Ends the function."""
+    """Generate code that calls `group(count, panels, o)` for the number of rows at run time and for all outputs o. odd:
+    the number of outputs need not be a multiple of a tile's panels. Ends the function."""
     end = b.append_basic_block("end")
     choice = b.switch(rows, end)
     for count in range(1, form.most_rows + 1):
@@ -209,7 +209,7 @@ def _by_rows(
 
 
 def _function(module: ir.Module, name: str, count: int) -> ir.Function | None:
-    """A new function of `count` 64-bit integers, by this name; None if the module has it already."""
+    """A new function with `count` 64-bit integer arguments; None if the module already has one of this name."""
     kind = ir.FunctionType(ir.VoidType(), [_WORD] * count)
     function = cgutils.get_or_insert_function(module, kind, name)
     if not function.is_declaration:
@@ -224,7 +224,7 @@ def _bytes_at(b: ir.IRBuilder, address: Any) -> Any:
 
 
 def _at(b: ir.IRBuilder, pointer: Any, byte: Any, kind: ir.Type) -> Any:
-    """Pointer to what lies `byte` bytes behind an address."""
+    """Pointer to the address + `byte` bytes."""
     return b.bitcast(b.gep(pointer, [byte]), kind.as_pointer())
 
 
@@ -241,7 +241,7 @@ def _matrix_tile(module: ir.Module, form: Format) -> ir.Function:
                                      rows]
         int8_quads_twice             units float32 [rows], first sums int32 [2, rows], quads [columns / 4, 2, rows]:
                                      upper bytes, then lower ones
-    A unit is what an integer of 1 stands for; sums begin with a number that undoes the offset of unsigned weights.
+    A unit is the value of the integer 1; first sums compensate the offset of unsigned weights.
     """
     name = f"slipstream_tile_{form.name}"
     made = _function(module, name, 11)
@@ -316,7 +316,7 @@ def _matrix_tile(module: ir.Module, form: Format) -> ir.Function:
                 found = b.load(sums[0, r, p])
                 if form.integer:
                     found = b.sitofp(found, _FLOATS)
-                if form.passes == 2:  # the upper byte counts 256
+                if form.passes == 2:  # the upper byte has weight 256
                     lower = b.sitofp(b.load(sums[1, r, p]), _FLOATS)
                     scaled = b.fmul(found, ir.Constant(_FLOATS, [256.0] * PANEL), flags=_CONTRACT)
                     found = b.fadd(scaled, lower, flags=_CONTRACT)
@@ -357,7 +357,7 @@ def _attention_tile(module: ir.Module, form: Format, scores: bool) -> ir.Functio
 
     Arguments: w, x, y (addresses), n, step, apart (in values of w), stride_x, stride_y (in floats), outs, rows.
 
-    scores  y[r * stride_y + o] = sum over i < n of x[i * rows + r] * w(i, o): queries lie side by side
+    scores  y[r * stride_y + o] = sum over i < n of x[i * rows + r] * w(i, o): interleaved queries times keys
     else    y[r * stride_y + o] += sum over i < n of x[r * stride_x + i] * w(i, o): weights of slots times values
 
     w(i, o) is value i * step + (o // PANEL) * apart + o % PANEL of w.
@@ -407,8 +407,8 @@ def _attention_tile(module: ir.Module, form: Format, scores: bool) -> ir.Functio
 
 
 def _total(squares: bool) -> Any:
-    """The sum of a row, or of its squares: PANEL partial sums in order, then those by halves. Written out, so that it
-    is the same wherever it is compiled to; the loops that LLVM vectorises on its own may differ from caller to
+    """The sum of a row, or of its squares: PANEL partial sums in order, which are then added pairwise. Generated
+    explicitly, so that the order is the same in all callers; loops that LLVM vectorises may differ from caller to
     caller."""
 
     def define(context: Any, address: Any, count: Any) -> Any:

@@ -1,26 +1,26 @@
-"""The units of work that threads share, behind one function pointer.
+"""The units of work of threads, as one callback.
 
-They are compiled once: a kernel that calls another one by name contains all of its code, which for the units of work
-would be every kernel of a pass.
+A kernel that calls another one by name contains all of its code. With a function pointer, the units are compiled only
+once.
 """
 
 from __future__ import annotations
 
 from numba import carray, types
 
-from slipstream.backends.native.kernels.attention import attend, attend_scores, attend_values, attend_weights, place
+from slipstream.backends.native.kernels.attention import attend, attend_scores, attend_values, attend_weights, write_kv
 from slipstream.backends.native.kernels.compiled import callback
 from slipstream.backends.native.kernels.memory import pointer
 from slipstream.backends.native.kernels.products import product
 from slipstream.backends.native.kernels.records import (
     ATTENDED,
     BOARD,
+    KV_WRITTEN,
     MIXED,
-    PLACED,
     PREPARED,
     PRODUCTS,
     SCORED,
-    SOFTENED,
+    SOFTMAX,
 )  # fmt: skip
 from slipstream.backends.native.kernels.rows import prepare
 
@@ -36,11 +36,11 @@ def run_unit(address, unit, thread):
         attend(board.attend, unit, thread)
     elif op == PREPARED:
         prepare(board.prepare, unit, thread)
-    elif op == PLACED:
-        place(board.place, unit, thread)
+    elif op == KV_WRITTEN:
+        write_kv(board.write_kv, unit, thread)
     elif op == SCORED:
         attend_scores(board.attend, unit, thread)
-    elif op == SOFTENED:
+    elif op == SOFTMAX:
         attend_weights(board.attend, unit, thread)
     elif op == MIXED:
         attend_values(board.attend, unit, thread)
