@@ -1,4 +1,4 @@
-"""Thousands of short requests through `LLM`, fast enough for a test of their frequencies."""
+"""Thousands of short requests through `LLM`, fast enough for statistical tests."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Warp = Callable[..., Tensor]
 
 
 def remembering(warp: Warp) -> Warp:
-    """`warp` is a pure function, and thousands of requests with one prompt call it with few different arguments: the
-    answer is kept for every argument *as a whole*, so what is returned is what the real one returns."""
+    """A cached `warp`: it is a pure function, and thousands of requests with one prompt call it with few different
+    arguments."""
     known: dict[object, Tensor] = {}
-    kept: list[SamplingParams] = []  # alive, so that their ids stay theirs
+    kept: list[SamplingParams] = []  # kept alive, so that ids are not reused
 
     def remembered(
         logits: Tensor,
@@ -44,7 +44,7 @@ def remembering(warp: Warp) -> Warp:
 
 @contextmanager
 def hurry() -> Iterator[None]:
-    """Within: `warp` remembers, and the garbage collector does not walk through a hundred thousand live objects."""
+    """Use the cached `warp` and switch off the garbage collector, which would scan a hundred thousand live objects."""
     collecting = gc.isenabled()
     with pytest.MonkeyPatch.context() as patch:
         for module in (slipstream.core.warp, slipstream.drafters.chains):
@@ -58,8 +58,8 @@ def hurry() -> Iterator[None]:
 
 
 def sample(llm: LLM, prompt: Seq[int], params: SamplingParams, n: int, seed: int = 0) -> list[Sequence]:
-    """n finished sequences of one request, the i-th with the random stream of seed + i. All have the *same* params
-    object, which a seed in the params would forbid and which lets whole batches be warped at once."""
+    """n finished sequences of one request, the i-th with the random stream of seed + i. All have the *same*
+    params object, without a seed, so that whole batches are warped at once."""
     with hurry():
         seqs = [llm.sequence(prompt, params) for _ in range(n)]
         for i, seq in enumerate(seqs):

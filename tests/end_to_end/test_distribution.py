@@ -1,15 +1,15 @@
-"""End to end, the output has the target's distribution: every drafter, every sampling parameter, every lossless rule.
+"""The output has the target's distribution, end to end: every drafter, every sampling parameter, every lossless rule.
 
 Each cell draws n = 20000 texts through `LLM` and compares the joint frequencies of their first three tokens with the
 exact distribution, by enumeration, in a G-test; it fails at p < 1e-6. Three tokens take the prefill and at least one
-step whose draft tokens reach two deep, so every draft, resampled and bonus token is tested given the tokens before it.
+step with draft tokens of depth two, so every draft, resampled and bonus token is tested given the tokens before it.
 Seeds are fixed. Covered are
 
     every drafter below x every parameter, under `rejection`: one request, EVERYTHING, sets all parameters at once, and
         `test_power_parameters` proves that dropping any one of them would be noticed; FILTERS sets those that need no
         history, for which whole batches are warped at once;
     `block` with point masses, a draft model and sampled chains; `coupled` with point masses, trees and a draft model;
-    controls: rules and a drafter that are wrong in known ways must fail, and their right twin must pass.
+    controls: rules and a drafter with known faults must fail, and their correct version must pass.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def toy_target() -> ToyTarget:
 
 
 def toy_draft() -> ToyTarget:
-    """Another distribution over the same vocabulary, seeing less of the text."""
+    """Another distribution over the same vocabulary, which depends on fewer tokens."""
     return ToyTarget(V, order=1, seed=6, sharpness=0.8)
 
 
@@ -131,7 +131,7 @@ WITHOUT_HISTORY = [name for name in ALL if declared(SamplingParams)[name].effect
     ("params", "name"), [(EVERYTHING, name) for name in ALL] + [(FILTERS, name) for name in WITHOUT_HISTORY]
 )
 def test_power_parameters(params: SamplingParams, name: str) -> None:
-    """Were this parameter ignored behind the first token, where drafting begins, or everywhere, the test would notice
+    """If this parameter were ignored after the first token, where drafting begins, or everywhere, the test would fail
     with far fewer samples than it draws."""
     default = 1.0 if name == "temperature" else getattr(SamplingParams(), name)
     without = replace(params, **{name: default})
@@ -150,10 +150,10 @@ def test_control_wrong_rule_fails(monkeypatch: pytest.MonkeyPatch, rule: Rule) -
     assert control(monkeypatch, ToyDrafter(DRAFT, (1, 1, 1)), rule) < LEVEL
 
 
-def test_control_right_twin_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_correct_version_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert control(monkeypatch, ToyDrafter(DRAFT, (1, 1, 1)), RIGHT_TWIN) >= LEVEL
 
 
 def test_control_argmax_reported_as_sampled_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rule E: the draft takes the argmax and reports its softmax as q. The rule is right; the drafter lies."""
+    """Rule E: the draft takes the argmax and reports its softmax as q. The rule is correct, the drafter is wrong."""
     assert control(monkeypatch, ToyDrafter(DRAFT, (1, 1, 1), argmax=True), RULES["rejection"]) < LEVEL

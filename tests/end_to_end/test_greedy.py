@@ -1,7 +1,7 @@
-"""Greedy identity in float64, with no tolerance: the text is the one that plain decoding says, token for token,
-whatever is drafted, however long, in whatever company.
+"""Greedy identity in float64, without tolerance: the text equals plain decoding's, token for token, for every draft,
+draft length and batch.
 
-The reference is `Oracle.greedy`: each token by a fresh prefill of the whole text, so no cache takes part in it.
+The reference is `Oracle.greedy`: each token by a fresh prefill of the whole text, without a cache.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 @pytest.mark.parametrize("max_batch", [1, 3, 8])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_drafters(truth: Oracle, name: str, max_batch: int) -> None:
-    """Requests wait for room in the batch, so sequences join and leave at different times."""
+    """Requests wait for a place in the batch, so sequences join and leave at different times."""
     for draft_tokens in (1, 3, 8):
         done = texts(toy(), DRAFTERS[name](), draft_tokens, PROMPTS, max_batch)
         assert [d.token_ids for d in done] == [truth.greedy(prompt, LENGTH) for prompt in PROMPTS]
@@ -97,7 +97,7 @@ def test_drafters(truth: Oracle, name: str, max_batch: int) -> None:
 
 @pytest.mark.parametrize("rule", ["greedy", "rejection", "block", "coupled"])
 def test_rules_agree_at_temperature_0(truth: Oracle, rule: str) -> None:
-    """A batch with one sampled request keeps its rule, so greedy rows pass through each rule's own arithmetic."""
+    """A batch with one sampled request keeps its rule, so greedy rows are verified by each rule's own arithmetic."""
     llm = LLM(toy(), script(truth, "wrong at 2", PROMPTS), draft_tokens=4, rule=rule)
     params = [SamplingParams(max_tokens=LENGTH)] * len(PROMPTS)
     if rule != "greedy":
@@ -129,7 +129,7 @@ def test_llama_scripted(llama: Oracle, name: str, draft_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("draft_tokens", range(1, 9))
-def test_r07_a_target_that_drafts_for_itself_is_always_right(llama: Oracle, draft_tokens: int) -> None:
+def test_r07_a_draft_model_equal_to_the_target_is_always_right(llama: Oracle, draft_tokens: int) -> None:
     """R7 (vLLM 9730: KV corrupted by the bonus token for K > 1, so acceptance fell with K): the draft model is the
     target itself, so every draft token is accepted, for every K, if the drafter's cache is right in each step."""
     drafter = ModelDrafter(Decoder(llama.target.executor), llama.target.vocab_size)  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""Bugs that other systems shipped, each with the test that would have caught it, end to end through `LLM`.
+"""Bugs of other systems, each with the test that would have found it, end to end through `LLM`.
 
-R-numbers and threads are those of the project's list of known bugs; R7 on a real model is in `test_greedy.py`, the
-same bugs at the level of one step are in `tests/core`.
+R-numbers and issue numbers are those of the project's list of known bugs. R7 on a real model is in `test_greedy.py`;
+the same bugs within one step are in `tests/core`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def one(drafter: Drafter | None, params: SamplingParams, k: int = 4, rule: str =
 
 @pytest.mark.parametrize("at", range(12))
 def test_r01_eos_inside_an_accepted_run_ends_the_text(at: int) -> None:
-    """transformers 47912: generation went on past an EOS that was accepted mid-block."""
+    """transformers 47912: generation continued after an EOS that was accepted in the middle of a draft."""
     stop = GREEDY[at]
     done = one(scripted(), SamplingParams(max_tokens=40, stop_token_ids=(stop,)))
     assert done.token_ids == GREEDY[: GREEDY.index(stop) + 1]
@@ -55,7 +55,7 @@ def test_r01_eos_inside_an_accepted_run_ends_the_text(at: int) -> None:
 
 @pytest.mark.parametrize("cap", range(1, 12))
 def test_r02_stop_and_cap_in_one_step(cap: int) -> None:
-    """sglang 31599: a stop inside an accepted run was hidden by the length cap, and what lay behind it was kept."""
+    """sglang 31599: a stop among accepted tokens was hidden by the length limit, and the tokens after it were kept."""
     stop = GREEDY[5]
     first = GREEDY.index(stop) + 1
     done = one(scripted(), SamplingParams(max_tokens=cap, stop_token_ids=(stop,), logprobs=0), k=8)
@@ -75,7 +75,7 @@ def test_r03_max_tokens_is_never_exceeded_and_eos_may_be_absent(drafter: Drafter
         assert done.finish_reason == "length"
 
 
-def test_r04_an_eos_that_only_the_draft_says_ends_nothing() -> None:
+def test_r04_an_eos_of_the_draft_alone_ends_nothing() -> None:
     """OpenVINO GenAI 3293: the draft's EOS finished the sequence though the target had rejected it."""
     eos = next(t for t in range(V) if t not in GREEDY[:10])
     text = [*GREEDY[:2], eos, *GREEDY[3:]]
@@ -120,8 +120,8 @@ def test_r05_q_is_the_distribution_that_was_drafted_from(params: SamplingParams)
 
 
 def test_r06_many_siblings_keep_the_distribution() -> None:
-    """EAGLE 50, 183: siblings with q = 1, removed one by one, and the doubts about them. Up to 4 point masses at one
-    place, two deep; sampled siblings are in `test_distribution.py`. G-test, n = 20000."""
+    """EAGLE 50, 183: whether siblings with q = 1, removed one by one, are exact. Up to 4 point masses at one place, to
+    depth two; sampled siblings are in `test_distribution.py`. G-test, n = 20000."""
     drafter = NgramDrafter(NgramConfig(branches=4, forks=2))
     params = SamplingParams(temperature=1.0, max_tokens=4)
     flat = target(sharpness=0.7)
@@ -132,9 +132,9 @@ def test_r06_many_siblings_keep_the_distribution() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
-def test_r08_rejection_at_every_place_of_the_draft(k: int) -> None:
+def test_r08_rejection_at_every_position_of_the_draft(k: int) -> None:
     """OpenVINO GenAI 4190: a rejection was handled one step late, and a rejected last draft token crashed. Sampled:
-    under `coupled` the text is known beforehand, so a scripted drafter can be wrong at each place of it."""
+    under `coupled` the text is known beforehand, so a scripted drafter can be wrong at each position."""
     params = SamplingParams(temperature=1.0, max_tokens=30, seed=11)
     text = one(None, params, rule="coupled").token_ids
     for j in range(k):
@@ -174,7 +174,7 @@ def test_r13_penalties_see_every_token_and_no_rejected_draft_token(how: Script, 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_r14_a_forbidden_token_never_appears_even_if_drafted(temperature: float) -> None:
-    """vLLM 42744: the bias would have reached only the bonus token. The drafter insists on the forbidden one."""
+    """vLLM 42744: the bias would have reached only the bonus token. The drafter always proposes the forbidden token."""
     forbidden = GREEDY[0]
     drafter = scripted(text=[forbidden] * 40)
     for extra in ({"logit_bias": {forbidden: -100.0}}, {"bad_words": ((forbidden,),)}):
@@ -201,9 +201,9 @@ def test_r15_temperature_reaches_verification() -> None:
 
 
 @pytest.mark.parametrize("rule", ["rejection", "coupled"])
-def test_r16_a_seed_gives_one_text_alone_or_in_any_company(rule: str) -> None:
-    """vLLM 6038, 9441, 10863, TensorRT-LLM 19487: seeds ignored; a seeded request beside unseeded ones went wrong;
-    requests that shared a generator came out identical."""
+def test_r16_a_seed_gives_one_text_for_any_batch(rule: str) -> None:
+    """vLLM 6038, 9441, 10863, TensorRT-LLM 19487: seeds ignored; a seeded request in a batch with unseeded ones was
+    wrong; requests that shared a generator got identical texts."""
     seeded = SamplingParams(temperature=1.0, max_tokens=24, seed=7)
     free = SamplingParams(temperature=1.0, max_tokens=24)
 
@@ -259,7 +259,7 @@ class _Placeholders:
 
 
 class _Watched(ToyTarget):
-    """Notes every id that reaches the model."""
+    """Records every id that reaches the model."""
 
     ids: set[int]
 
@@ -269,8 +269,8 @@ class _Watched(ToyTarget):
 
 
 def test_r19_placeholders_never_reach_the_model() -> None:
-    """vLLM 46899, 40768: drafts of -1 reached the model after a gap in scheduling. Here the guard stops them, plain
-    decoding goes on for that step, and the next good draft is used again."""
+    """vLLM 46899, 40768: drafts of -1 reached the model after a gap in scheduling. Here the guard stops them, that
+    step decodes without a draft, and the next correct draft is used again."""
     watched = _Watched(V, order=4, seed=3)
     watched.ids = set()
     done = LLM(watched, _Placeholders()).generate(PROMPT, SamplingParams(max_tokens=20))[0]
@@ -280,8 +280,8 @@ def test_r19_placeholders_never_reach_the_model() -> None:
     assert done.stats.accepted > 2
 
 
-def test_r19_gaps_and_aborts_leave_the_others_untouched() -> None:
-    """The same threads: a request that is abandoned between two steps takes nothing with it."""
+def test_r19_gaps_and_aborts_do_not_affect_other_requests() -> None:
+    """The same issues: aborting a request between two steps does not affect the others."""
     model = target()
     drafter = NgramDrafter()
     llm = LLM(model, drafter, max_batch=2)
@@ -298,7 +298,7 @@ def test_r19_gaps_and_aborts_leave_the_others_untouched() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["ngram", "model", "random"])
 def test_r20_a_second_call_gives_the_same(name: str, temperature: float) -> None:
-    """TensorRT-LLM 2263: wrong or different text on the second call. The state of the first is gone, too."""
+    """TensorRT-LLM 2263: wrong or different text on the second call. No state of the first call may remain."""
     model = ToyTarget(V, seed=8)
     drafter: Drafter = {"ngram": NgramDrafter(), "model": ModelDrafter(model, V), "random": RandomDrafter(V)}[name]
     big = target()

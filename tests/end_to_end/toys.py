@@ -24,8 +24,9 @@ class ToyDrafter:
 
     widths       siblings at each depth: (1, 1, 1) is a chain of three, (3, 2) a tree of 3 + 6 nodes.
     replacement  siblings are drawn independently from one distribution (SpecInfer, 2304.09781, section 4.3); otherwise
-                 each from what its elder siblings left over (Sequoia, 2402.12374, section 3.2).
-    argmax       wrong on purpose: take the likeliest token, yet report the distribution as if it had been sampled.
+                 each without the earlier siblings (Sequoia, 2402.12374, section 3.2).
+    argmax       wrong on purpose: proposes the most probable token, but reports the distribution as if it had been
+    sampled.
     """
 
     name = "toy"
@@ -34,7 +35,7 @@ class ToyDrafter:
     def __init__(self, oracle: Oracle, widths: Seq[int], replacement: bool = False, argmax: bool = False):
         self.oracle, self.widths, self.replacement, self.argmax = oracle, widths, replacement, argmax
         self._distributions: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
-        self._params: list[SamplingParams] = []  # keeps them alive, so that their ids stay theirs
+        self._params: list[SamplingParams] = []  # kept alive, so that ids are not reused
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         tokens: list[int] = []
@@ -51,7 +52,7 @@ class ToyDrafter:
                     probs = self._distribution(seq, path)
                     for _ in range(width):
                         if probs[probs > 0].sum() == 0:
-                            break  # fewer tokens are possible than siblings were wanted
+                            break  # fewer possible tokens than siblings
                         token = int(probs.argmax()) if self.argmax else _invert(probs, next(uniforms))
                         below.append((len(tokens) - start, (*path, token)))
                         tokens.append(token)
@@ -90,8 +91,8 @@ def _invert(probs: np.ndarray, u: float) -> int:
 
 
 def _chains(draft: Draft, probs: Tensor, dice: Dice, ratio: bool, residual: bool) -> Decision:
-    """Chains, wrongly. ratio: accept with p/q rather than p; residual: on rejection draw from norm((p - q)+) rather
-    than from p. Both True would be right."""
+    """Verifies chains. ratio: accept with p/q instead of p; residual: on rejection sample norm((p - q)+) instead of p.
+    Correct only if both are True."""
     B = draft.batch
     shift = torch.arange(B)
     start = torch.tensor(draft.splits[:B])
@@ -103,13 +104,13 @@ def _chains(draft: Draft, probs: Tensor, dice: Dice, ratio: bool, residual: bool
         x = draft.tokens[node][:, None]
         q = torch.zeros_like(p).scatter_(1, x, 1.0) if draft.q is None else draft.q[node]  # [B, V]
         p_x, q_x = p.gather(1, x)[:, 0], q.gather(1, x)[:, 0]
-        stands = alive & torch.tensor(dice.accept((p_x / q_x if ratio else p_x).tolist()))
+        accept = alive & torch.tensor(dice.accept((p_x / q_x if ratio else p_x).tolist()))
         left = (p - q).clamp(min=0)
         left = torch.where(left.sum(-1, keepdim=True) > 0, left / left.sum(-1, keepdim=True), p)
-        fallen = left if residual else p
-        p = torch.where(stands[:, None], probs[node + shift + 1], torch.where(alive[:, None], fallen, p))
-        accepted += stands
-        alive = stands
+        after_rejection = left if residual else p
+        p = torch.where(accept[:, None], probs[node + shift + 1], torch.where(alive[:, None], after_rejection, p))
+        accepted += accept
+        alive = accept
     return [list(range(n)) for n in accepted.tolist()], dice.choose(p).tolist()
 
 
@@ -120,4 +121,4 @@ WRONG_RULES = (
 """A: accept with p(x), on rejection draw from p. C: accept with min(1, p/q), on rejection draw from p."""
 
 RIGHT_TWIN = Rule("right-twin", True, lambda draft, probs, dice: _chains(draft, probs, dice, ratio=True, residual=True))
-"""The same code with both choices right: shows that the wrong rules fail for what is wrong in them."""
+"""The same code with both choices correct: the wrong rules fail because of their faults only."""

@@ -1,4 +1,4 @@
-"""EAGLE checkpoints: every layout reads as the head that was written, and what is no such head is refused by name."""
+"""EAGLE checkpoints: every layout loads as the head that was written; anything else is refused by name."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TestLayouts:
         assert found.config == made.config
         same_logits(found, made)
 
-    def test_taps_that_nobody_names_are_the_usual_three(self, folder: Path) -> None:
+    def test_the_default_taps_are_the_usual_three(self, folder: Path) -> None:
         rewrite(folder, eagle_config=None)
         assert load_eagle(folder, layers=12).config.taps == (2, 6, 9)
         with pytest.raises(ConfigError, match="eagle_aux_hidden_state_layer_ids"):
@@ -115,7 +115,7 @@ class TestLayouts:
         rewrite(folder, lambda s: s.pop("t2d"))
         assert torch.equal(load_eagle(folder).t2d, head(VARIANTS["3"]).t2d)
 
-    def test_buffers_and_the_targets_own_weights_are_passed_over(self, folder: Path) -> None:
+    def test_buffers_and_the_targets_own_weights_are_ignored(self, folder: Path) -> None:
         rewrite(
             folder, lambda s: s.update({"verifier_norm.weight": torch.ones(3), "rotary_emb.inv_freq": torch.ones(2)})
         )
@@ -129,7 +129,7 @@ class TestMaps:
         assert (torch.arange(24) + d2t).tolist() == made.target_ids.tolist() == made.t2d.nonzero().flatten().tolist()
         assert load_eagle(folder).target_ids.tolist() == made.target_ids.tolist()
 
-    def test_absolute_ids_in_d2t_are_refused_with_the_cure(self, folder: Path) -> None:
+    def test_absolute_ids_in_d2t_are_refused_with_a_fix(self, folder: Path) -> None:
         rewrite(folder, lambda s: s.update(d2t=s["d2t"] + torch.arange(24)))
         with pytest.raises(CheckpointError, match=r"absolute ids.*subtract 0, 1, 2"):
             load_eagle(folder)
@@ -182,7 +182,7 @@ class TestRefusals:
         ],
         ids=str,
     )
-    def test_what_is_not_understood_is_refused(self, folder: Path, keys: dict[str, Any], error: type) -> None:
+    def test_unknown_settings_are_refused(self, folder: Path, keys: dict[str, Any], error: type) -> None:
         rewrite(folder, **keys)
         with pytest.raises(error):
             load_eagle(folder)
@@ -203,20 +203,20 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match="truncated"):
             load_eagle(folder)
 
-    def test_an_ordinary_model_is_no_head(self, folder: Path) -> None:
+    def test_an_ordinary_model_is_not_taken_for_a_head(self, folder: Path) -> None:
         rewrite(folder, lambda s: [s.pop(n) for n in ("fc.weight", "midlayer.hidden_norm.weight")], architectures=None)
         assert recognise(folder) is None
         with pytest.raises(CheckpointError, match="no EAGLE head"):
             load_eagle(folder)
 
-    def test_nothing_to_recognise_is_no_error(self, tmp_path: Path) -> None:
+    def test_a_folder_without_a_head_is_no_error(self, tmp_path: Path) -> None:
         assert recognise(tmp_path) is None
         assert recognise(tmp_path / "nowhere") is None
         with pytest.raises(LoadError):
             load_eagle(tmp_path)
 
 
-def test_the_version_is_seen_in_the_tensors_whatever_the_config_calls_it(tmp_path: Path) -> None:
+def test_the_version_is_detected_from_the_tensors_and_not_from_the_config(tmp_path: Path) -> None:
     save_eagle(head(VARIANTS["3"]), tmp_path / "three", torch.float64)
     rewrite(tmp_path / "three", architectures=["LlamaForCausalLMEagle"])
     save_eagle(head(VARIANTS["1"]), tmp_path / "one", torch.float64)

@@ -73,7 +73,7 @@ def close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
 
 
 def drawn_from(distributions: Tensor | None, logits: Tensor, inv_temperature: Tensor) -> None:
-    """Where a call draws in float64, it says from what."""
+    """A call that samples in float64 returns the distributions."""
     if distributions is not None:
         own = torch.softmax(logits.double() * inv_temperature[:, None], -1)
         torch.testing.assert_close(distributions[:, : logits.shape[1]], own, rtol=1e-12, atol=1e-15)
@@ -111,7 +111,7 @@ def test_noise_and_temperature_choose_as_gumbel_max_does(made: EagleHead, run: t
 
 
 def test_uniforms_choose_by_inversion(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:
-    """One sequence is drawn, one greedy."""
+    """One sequence is sampled, one is greedy."""
     runtime, tolerance = run
     texts = [Text(made, n, seed) for seed, n in enumerate((5, 8))]
     heat = torch.tensor([0.8, ARGMAX_INV_TEMPERATURE], dtype=torch.float64)
@@ -130,7 +130,7 @@ def test_uniforms_choose_by_inversion(made: EagleHead, run: tuple[EagleRuntime, 
 
 
 def test_a_tree_of_own_rows_equals_each_of_its_paths(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:
-    """Own rows of two sequences, one a tree, one a chain, behind true rows that are in the cache."""
+    """Own rows of two sequences, one a tree, one a chain, after true rows in the cache."""
     runtime, tolerance = run
     rng = random.Random(0)
     texts = [Text(made, n, seed) for seed, n in enumerate((6, 9))]
@@ -166,10 +166,10 @@ def test_a_tree_of_own_rows_equals_each_of_its_paths(made: EagleHead, run: tuple
         close(found[at : at + 1], made.logits(x[-1:]), tolerance)
 
 
-def test_the_cache_holds_what_true_features_give_whatever_was_drafted_in_between(
+def test_the_cache_is_that_of_true_features_for_any_drafts_in_between(
     made: EagleHead, run: tuple[EagleRuntime, float]
 ) -> None:
-    """R23: none of the head's own states are left behind."""
+    """R23: none of the head's own states remain."""
     runtime, tolerance = run
     text = Text(made, 30)
     batch, features = true_batch([text], [0], [4])
@@ -186,10 +186,10 @@ def test_the_cache_holds_what_true_features_give_whatever_was_drafted_in_between
     close(found, runtime.kv(0, at).double(), tolerance)
 
 
-def test_sequences_that_grow_together_across_blocks_keep_apart(
+def test_sequences_that_grow_together_across_blocks_stay_separate(
     made: EagleHead, run: tuple[EagleRuntime, float]
 ) -> None:
-    """Their blocks lie between each other; one is released on the way, one begins late."""
+    """Their blocks are interleaved; one is released in between, one begins later."""
     runtime, tolerance = run
     texts = [Text(made, n, seed) for seed, n in enumerate((80, 90, 75))]
     for at in range(0, 70, 7):
@@ -207,7 +207,7 @@ def test_sequences_that_grow_together_across_blocks_keep_apart(
         close(logits[:, b], torch.stack([x for _, x in wanted]), 5 * tolerance)  # more rows, more rounding
 
 
-def test_a_released_sequence_starts_afresh(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:
+def test_a_released_sequence_starts_again(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:
     runtime, _ = run
     text = Text(made, 8)
     batch, features = true_batch([text], [0], [7])
@@ -218,8 +218,8 @@ def test_a_released_sequence_starts_afresh(made: EagleHead, run: tuple[EagleRunt
 
 
 @pytest.mark.parametrize("kind", ["3", "3.1"])
-def test_what_is_trained_is_what_runs(kind: str) -> None:
-    """Logits of training-time test at the chain that starts at row i are those of a chain drafted behind row i."""
+def test_training_and_inference_compute_the_same(kind: str) -> None:
+    """Logits of training-time test at the chain that starts at row i are those of a chain drafted after row i."""
     made, steps = head(VARIANTS[kind], spread=0.4), 3
     text = Text(made, 12)
     taps = [t[None] for t in text.features.split(TARGET, -1)]
@@ -247,7 +247,7 @@ def lender(embedding: Any = None) -> HeadHost:
 
 
 def runtime_for(head: EagleHead, host: HeadHost, quantize: str | None = None) -> EagleRuntime:
-    """As a drafter makes it."""
+    """Created as a drafter creates it."""
     return backend_for_head(head.config.decoder, host, quantize).eagle(
         head, host, RunSettings(quantize=quantize, role="draft")
     )
@@ -261,7 +261,7 @@ def test_the_native_backend_runs_the_heads_of_its_targets(quantize: str | None, 
     host = lender(SharedEmbedding(layout.embedding(lent), layout))
     runtime = runtime_for(wide.borrow(lent), host, quantize=quantize)
     assert isinstance(runtime, NativeEagle)
-    assert runtime._head[0]["own"]["embed"] == host.packed_embedding.record  # not held twice
+    assert runtime._head[0]["own"]["embed"] == host.packed_embedding.record  # not stored twice
     text = Text(wide, 9)
     batch, features = true_batch([text], [0], [8])
     found = runtime.decode_steps(batch, features, 4)
@@ -277,7 +277,7 @@ def test_the_native_backend_runs_the_heads_of_its_targets(quantize: str | None, 
 
 @needs_numba
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_weights_are_kept_as_narrow_as_they_came(dtype: torch.dtype) -> None:
+def test_weights_are_stored_in_their_original_format(dtype: torch.dtype) -> None:
     wide = head(variant(3, 32, decoder={"hidden_size": 32, "intermediate_size": 64}), spread=0.4)
     for parameter in wide.parameters():
         parameter.copy_(parameter.to(dtype))
@@ -290,7 +290,7 @@ def test_weights_are_kept_as_narrow_as_they_came(dtype: torch.dtype) -> None:
 
 @needs_numba
 @pytest.mark.parametrize("quantize", [None, "w8a16", "w8a8"])
-def test_a_row_is_the_same_bit_for_bit_alone_among_others_and_on_several_threads(quantize: str | None) -> None:
+def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_number_of_threads(quantize: str | None) -> None:
     made = head(VARIANTS["3.1"], spread=0.4)
     texts = [Text(made, n, seed) for seed, n in enumerate((7, 31, 12))]
     batch, features = true_batch(texts, [0, 0, 0], [6, 30, 11])
@@ -315,7 +315,7 @@ def test_a_row_is_the_same_bit_for_bit_alone_among_others_and_on_several_threads
 
 
 @needs_numba
-def test_other_heads_are_left_to_torch(caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_heads_run_on_torch(caplog: pytest.LogCaptureFixture) -> None:
     narrow = head(variant(3, decoder={"head_dim": 4})).float()
     assert runtime_for(narrow, lender()).name == "torch"
     assert "heads of 4 values are not a multiple of 16" in caplog.text
@@ -339,8 +339,8 @@ def test_a_head_whose_states_overflow_is_refused(made: EagleHead) -> None:
 
 
 @needs_numba
-def test_a_head_in_int8_is_near_the_one_in_float32_and_quicker_to_read(made: EagleHead) -> None:
-    """The first row of the logits differs by what rounding weights and activations to 8 bits allows."""
+def test_a_head_in_int8_is_close_to_float32_and_smaller(made: EagleHead) -> None:
+    """The first row of the logits differs by rounding of weights and activations to 8 bits only."""
     text = Text(made, 9)
     batch, features = true_batch([text], [0], [8])
     runtimes = [NativeEagle(made, quantize=quantize) for quantize in (None, "w8a8")]
@@ -350,7 +350,7 @@ def test_a_head_in_int8_is_near_the_one_in_float32_and_quicker_to_read(made: Eag
 
 
 @needs_numba
-def test_weights_in_int8_take_a_quarter() -> None:
+def test_weights_in_int8_need_a_quarter_of_the_memory() -> None:
     wide = head(variant(3, 64, decoder={"hidden_size": 64, "intermediate_size": 128}), spread=0.4)
     sizes = [NativeEagle(wide, quantize=quantize).weight_bytes for quantize in (None, "w8a8", "w8a16")]
     assert sizes[1] < 0.32 * sizes[0]

@@ -59,7 +59,7 @@ def test_all_heads_at_once_are_each_head_by_itself(heads: MedusaHeads) -> None:
     hidden = torch.randn(4, 8, dtype=torch.float64)
     torch.testing.assert_close(heads(hidden), by_hand(heads, hidden), rtol=1e-12, atol=1e-12)
     assert heads(hidden).shape == (4, heads.config.heads, heads.config.width)
-    batch = hidden.reshape(2, 2, 8)  # training hands in [B, T, d]
+    batch = hidden.reshape(2, 2, 8)  # the shape of training, [B, T, d]
     torch.testing.assert_close(heads(batch).flatten(0, 1), heads(hidden), rtol=1e-12, atol=1e-12)
 
 
@@ -77,7 +77,7 @@ def test_the_native_backend_computes_the_same(heads: MedusaHeads, rows: list[int
 
 @pytest.mark.parametrize("quantize", [None, "w8a16", "w8a8"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_a_row_is_the_same_bit_for_bit_in_any_company_and_near_the_exact_one(
+def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_close_to_the_exact_one(
     heads: MedusaHeads, quantize: str | None, dtype: torch.dtype
 ) -> None:
     pytest.importorskip("numba")
@@ -94,7 +94,7 @@ def test_a_row_is_the_same_bit_for_bit_in_any_company_and_near_the_exact_one(
     assert error < (1e-5 if quantize is None else 0.1)
 
 
-def test_new_heads_say_what_the_target_would() -> None:
+def test_new_heads_propose_the_targets_next_token() -> None:
     lm_head, hidden = torch.randn(11, 8), torch.randn(3, 8)
     for own in (True, False):
         for ids in (None, torch.tensor([1, 4, 9])):
@@ -116,7 +116,7 @@ def test_heads_can_be_trained() -> None:
     }
 
 
-def test_heads_without_an_lm_head_say_so() -> None:
+def test_heads_without_an_lm_head_are_refused() -> None:
     with pytest.raises(PairError, match="no lm_head"):
         MedusaHeads(MedusaConfig(2, 1, 8, 11, own_lm_head=False))(torch.randn(1, 8))
 
@@ -142,7 +142,7 @@ def test_what_is_written_is_read_back(heads: MedusaHeads, layout: str, tmp_path:
     assert recognise(tmp_path) == "medusa"
 
 
-def test_the_files_have_the_names_and_types_of_the_field(tmp_path: Path) -> None:
+def test_the_files_have_the_standard_names_and_types(tmp_path: Path) -> None:
     made = tiny_heads(heads=2, layers=2)
     save_medusa(made, tmp_path / "a")
     names = {f"{h}.{n}.linear.{k}" for h in range(2) for n in range(2) for k in ("weight", "bias")}
@@ -175,7 +175,7 @@ class Stored:
 
 
 @pytest.mark.parametrize("prefix", ["medusa_head.", "medusa_heads."])
-def test_names_may_have_the_prefixes_of_the_field(prefix: str, tmp_path: Path) -> None:
+def test_names_may_have_the_usual_prefixes(prefix: str, tmp_path: Path) -> None:
     made = tiny_heads()
     stored = Stored(tmp_path, made)
     stored.tensors = {prefix + name: t for name, t in stored.tensors.items()}
@@ -185,7 +185,7 @@ def test_names_may_have_the_prefixes_of_the_field(prefix: str, tmp_path: Path) -
     assert recognise(tmp_path) == "medusa"
 
 
-def test_sizes_are_taken_from_the_tensors_where_the_config_is_silent(tmp_path: Path) -> None:
+def test_sizes_missing_in_the_config_are_taken_from_the_tensors(tmp_path: Path) -> None:
     stored = Stored(tmp_path, tiny_heads())
     stored.config = {"medusa_num_heads": 3}
     assert stored.load().config == tiny_heads().config
@@ -207,14 +207,14 @@ def test_a_copy_of_the_targets_lm_head_in_the_file_is_used(name: str, tmp_path: 
     made = tiny_heads(own_lm_head=False, draft_vocab=6)
     stored = Stored(tmp_path, made, layout="blocks")
     whole = torch.randn(11, 8)
-    for rows in (whole, whole[made.token_map]):  # either is found in the field
+    for rows in (whole, whole[made.token_map]):  # both exist in published checkpoints
         stored.tensors[name] = rows.clone()
         found = stored.load()
         assert found.has_lm_head
         assert torch.equal(found.lm_head, whole[made.token_map])
 
 
-def test_a_full_lm_head_beside_a_token_map_is_cut_to_its_rows(tmp_path: Path) -> None:
+def test_a_full_lm_head_with_a_token_map_is_cut_to_its_rows(tmp_path: Path) -> None:
     stored = Stored(tmp_path, tiny_heads(draft_vocab=6))
     whole = torch.randn(11, 8)
     stored.tensors |= {f"{h}.1.weight": whole.clone() for h in range(3)}
@@ -266,7 +266,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 1, 2, 3, 4], [0, 1, 2, 3, 4, 11], [-1, 0, 1, 2, 3, 4]])
-def test_a_token_map_that_is_none_is_refused(ids: list[int], tmp_path: Path) -> None:
+def test_an_invalid_token_map_is_refused(ids: list[int], tmp_path: Path) -> None:
     stored = Stored(tmp_path, tiny_heads(draft_vocab=6))
     stored.tensors["token_map"] = torch.tensor(ids)
     with pytest.raises(CheckpointError, match="token_map"):
@@ -288,9 +288,9 @@ def test_a_folder_without_heads_is_refused(tmp_path: Path) -> None:
         load_medusa(tmp_path)
 
 
-def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+def test_heads_that_could_not_be_read_again_are_not_written(tmp_path: Path) -> None:
     made = tiny_heads()
-    made.blocks[0, 0, 0, 0] = 1e6  # beyond float16
+    made.blocks[0, 0, 0, 0] = 1e6  # too large for float16
     with pytest.raises(CheckpointError, match=r"0\.0\.linear\.weight .*not finite"):
         save_medusa(made, tmp_path)
     with pytest.raises(ParameterError, match="layout"):
@@ -317,7 +317,7 @@ def test_heads_take_the_dtype_and_the_lm_head_of_the_target() -> None:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_vocabulary_padded_wider_than_the_targets_is_cut(own: bool) -> None:
+def test_a_vocabulary_padded_to_more_ids_than_the_targets_is_cut(own: bool) -> None:
     """The heads know 200 ids, the target 198: the same tokens, padded."""
     made = tiny_heads(vocab=200, own_lm_head=own)
     found = fit(made, host(vocab=198))
@@ -326,7 +326,7 @@ def test_a_vocabulary_padded_wider_than_the_targets_is_cut(own: bool) -> None:
     torch.testing.assert_close(found(hidden), made(hidden)[..., :198])
 
 
-def test_a_vocabulary_narrower_than_the_targets_borrows_its_rows() -> None:
+def test_a_vocabulary_smaller_than_the_targets_uses_its_rows() -> None:
     made = MedusaHeads(MedusaConfig(2, 1, 8, 198, own_lm_head=False))
     lender = host(vocab=200)
     assert torch.equal(fit(made, lender).lm_head, lender.lm_head()[:198])

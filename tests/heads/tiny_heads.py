@@ -41,7 +41,7 @@ def config(version: int = 3, vocab: int = 5, width: int = 8, target: int = 5, **
 
 
 def head(config: EagleConfig, seed: int = 0, spread: float = 0.6, embedding: Tensor | None = None) -> EagleHead:
-    """A random head, in float64; what it borrows is random too unless given. Of a draft vocabulary, every other id."""
+    """A random head in float64, with random shared weights unless given. A draft vocabulary has every other id."""
     generator = torch.Generator().manual_seed(seed)
     made = EagleHead(config).double().eval().requires_grad_(False)
     for name, parameter in made.named_parameters():
@@ -68,9 +68,9 @@ def knowing_head(target: ToyTarget, eps: float = 1e-12, head_dim: int = 0) -> Ea
     """A head of version 3 that is always right about a `ToyTarget` of order 1, whose distribution depends on the last
     token alone: its logits are the target's own, at every step of a draft.
 
-    Embeddings are one-hot beside a constant, from which queries and keys are made that see only their own place. The
-    residual stream of a row is then the one-hot of its token: attention adds it and takes the last step's away.
-    head_dim: at least the vocabulary; 0: just as wide.
+    Embeddings are one-hot plus a constant, from which queries and keys are computed that attend to their own position
+    only. The residual stream of a row is then the one-hot of its token: attention adds it and removes the one of the
+    step before. head_dim: at least the vocabulary; 0: equal to it.
     """
     vocab = target.vocab_size
     width, dim = vocab + 1, head_dim or vocab + vocab % 2
@@ -85,7 +85,7 @@ def knowing_head(target: ToyTarget, eps: float = 1e-12, head_dim: int = 0) -> Ea
     for name, parameter in out.named_parameters():
         parameter.fill_(1.0 if "norm" in name else 0.0)
     attention = out.midlayer.self_attn
-    scale = (2 / width) ** 0.5  # of a normed embedding: two ones among `width` values
+    scale = (2 / width) ** 0.5  # after the norm: two ones among `width` values
     for part in (attention.q_proj, attention.k_proj):
         part.weight[:2, vocab] = 100.0
     for t in range(vocab):
@@ -106,7 +106,7 @@ def head_host(
     backend: str = "torch",
     packed_embedding: Any = None,
 ) -> HeadHost:
-    """What a target with this untied output head [vocab, hidden] lends; its embedding is all zeros."""
+    """What a target with this untied output head [vocab, hidden] shares; its embedding is all zeros."""
     return HeadHost(
         hidden_size=hidden,
         layers=layers,
@@ -126,7 +126,7 @@ def head_host(
 
 
 def tiny_heads(hidden: int = 8, vocab: int = 11, heads: int = 3, layers: int = 1, seed: int = 0, **config: Any):
-    """float64, every parameter drawn at random; a borrowed lm_head too."""
+    """Heads in float64 with random parameters, a shared lm_head included."""
     c = MedusaConfig(heads, layers, hidden, vocab, **config)
     made = MedusaHeads(c).double()
     generator = torch.Generator().manual_seed(seed)

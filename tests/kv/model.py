@@ -1,4 +1,4 @@
-"""What a KV cache means, without blocks: a list of values for each sequence. The pool is compared with it."""
+"""A model of the KV cache without blocks: a list of values for each sequence. The pool is compared with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.kv.blocks import BlockPool
 
 
 class Cells:
-    """A store of one cell a slot. Grows to the size that was asked for and no further."""
+    """A store with one cell per slot. Grows exactly to the requested size."""
 
     def __init__(self, block: int):
         self.block, self.cells = block, list[int]()
@@ -29,8 +29,8 @@ class Cells:
 
 
 class World:
-    """A pool and the texts that its sequences should hold. A `write` names slots start..stop-1; what lay behind them is
-    forgotten, as after a rollback."""
+    """A pool and the texts that its sequences should hold. A `write` fills slots start..stop-1; later slots are
+    dropped, as after a rollback."""
 
     def __init__(self, capacity: int | None, block: int = 4, spread: int = 0):
         self.store = Cells(block)
@@ -63,7 +63,7 @@ class World:
         self.texts[seq_id] = text[: dst[0]] + values
 
     def step(self, draw: random.Random, most: int = 40) -> None:
-        """One random operation. Where the pool is full, it must say so and change nothing."""
+        """One random operation. If the pool is full, it must raise and change nothing."""
         kind, ids = draw.random(), list(self.texts)
         if not ids or (kind < 0.15 and len(ids) < 6):
             self._try_write(draw.randrange(10**6), 0, draw.randint(0, most))
@@ -100,7 +100,7 @@ class World:
             self.write(seq_id, start, stop)
         assert self.state() == before
 
-    # --- what has to hold --------------------------------------------------------------------------------------------
+    # --- invariants --------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[object, ...]:
         pool = self.pool
@@ -108,8 +108,8 @@ class World:
         return tables, [c for c in pool._counts if c], bytes(pool._free).count(1), pool.version
 
     def check(self, leaks: bool = False) -> None:
-        """Every sequence reads its own text, and every block has the owners that are counted. leaks: blocks without an
-        owner need not be free, and more owners may be counted than there are."""
+        """Every sequence reads its own text, and every block's owners are counted correctly. leaks: blocks without an
+        owner need not be free, and counts may be too high."""
         pool = self.pool
         owners = Counter(block for table in pool.tables.values() for block in table)
         for seq_id, text in self.texts.items():

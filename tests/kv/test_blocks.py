@@ -62,11 +62,11 @@ def test_a_fork_copies_nothing_until_a_shared_block_is_written() -> None:
     world.check()
     world.release(4)
     world.release(1)
-    world.write(3, 10, 11)  # nobody else has the block any more
+    world.write(3, 10, 11)  # no other sequence has the block any more
     world.check()
 
 
-def test_a_rollback_below_a_fork_leaves_the_other_sequence_alone() -> None:
+def test_a_rollback_below_a_fork_does_not_change_the_other_sequence() -> None:
     world = World(capacity=None)
     world.write(1, 0, 17)
     world.fork(1, 2, 15)
@@ -77,8 +77,8 @@ def test_a_rollback_below_a_fork_leaves_the_other_sequence_alone() -> None:
     assert not set(world.pool.tables[1][:3]) & set(world.pool.tables[2][:1])
 
 
-def test_blocks_can_be_held_without_a_sequence_and_begin_another_one() -> None:
-    """What a prefix cache does."""
+def test_blocks_can_be_kept_without_a_sequence_and_used_for_another_one() -> None:
+    """As in a prefix cache."""
     world = World(capacity=5)
     world.write(1, 0, 9)
     kept, text = world.pool.tables[1][:2], world.texts[1][:8]
@@ -97,7 +97,7 @@ def test_blocks_can_be_held_without_a_sequence_and_begin_another_one() -> None:
         world.pool.drop(kept)
 
 
-def test_a_copy_of_the_tables_is_good_as_long_as_the_version_is() -> None:
+def test_a_copy_of_the_tables_is_valid_until_the_version_changes() -> None:
     draw, world, seen = random.Random(5), World(capacity=20), dict[int, object]()
     for _ in range(400):
         world.step(draw)
@@ -124,7 +124,7 @@ def test_a_pool_of_fixed_size_takes_its_memory_once() -> None:
     assert len(world.store.cells) == 18
 
 
-def test_what_a_single_sequence_gets_is_consecutive_after_others_came_and_went() -> None:
+def test_a_single_sequence_gets_consecutive_blocks_after_others_were_released() -> None:
     world = World(capacity=None)
     for seq_id in range(6):
         world.write(seq_id, 0, 4 * (seq_id + 1))
@@ -142,7 +142,7 @@ def test_with_a_spread_sequences_that_grow_together_stay_consecutive() -> None:
             world.write(seq_id, slot, slot + 3)
     for table in world.pool.tables.values():
         assert table == list(range(table[0], table[0] + 9))
-    full = World(capacity=6, spread=8)  # no room to spread: blocks are used all the same
+    full = World(capacity=6, spread=8)  # no room to spread: all blocks are used
     for seq_id in range(6):
         full.write(seq_id, 0, 4)
     assert full.pool.free == 0
@@ -185,7 +185,7 @@ def test_ids_lengths_and_slots_out_of_bounds_are_refused_by_number_and_change_no
             BlockPool(Cells(4), capacity)
 
 
-def test_a_store_without_memory_leaves_the_pool_as_it_was() -> None:
+def test_a_store_without_memory_does_not_change_the_pool() -> None:
     world = World(capacity=None)
     world.write(1, 0, 60)
     before = world.state()
@@ -206,7 +206,7 @@ def _out_of_memory(blocks: int) -> None:
 
 @contextmanager
 def interrupted_after(instructions: int) -> Iterator[None]:
-    """Raise KeyboardInterrupt after so many instructions of the pool's methods."""
+    """Raise KeyboardInterrupt after this number of instructions of the pool's methods."""
     left = instructions
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
@@ -229,8 +229,8 @@ def interrupted_after(instructions: int) -> Iterator[None]:
         sys.settrace(before)
 
 
-def begun(capacity: int | None) -> World:
-    """Two sequences that share blocks, one that does not, and a hole among the blocks."""
+def example(capacity: int | None) -> World:
+    """Two sequences that share blocks, one that does not, and a free block between others."""
     world = World(capacity)
     world.write(0, 0, 9)
     world.write(1, 0, 10)
@@ -259,7 +259,7 @@ OPERATIONS: dict[str, Callable[[World], None]] = {
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_an_interrupt_at_any_instruction_leaks_and_never_shares(operation: str, capacity: int | None) -> None:
     for instructions in range(10_000):
-        world = begun(capacity)
+        world = example(capacity)
         version, tables = world.pool.version, _tables(world)
         try:
             with interrupted_after(instructions):
@@ -269,7 +269,7 @@ def test_an_interrupt_at_any_instruction_leaks_and_never_shares(operation: str, 
         else:
             break
         assert world.pool.version != version or _tables(world) == tables
-        for seq_id in list(world.texts):  # a release may have come to its end
+        for seq_id in list(world.texts):  # a release may have finished
             if seq_id not in world.pool.tables:
                 del world.texts[seq_id]
         for seq_id in set(world.pool.tables) - set(world.texts):  # and a fork or a new sequence

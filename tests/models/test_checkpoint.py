@@ -1,4 +1,4 @@
-"""Checkpoints as they are found in the wild: every layout loads alike, every damage is refused by name."""
+"""Published checkpoints: every layout loads the same, every damage is refused by name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object], file: str = "
 def test_a_loaded_model_keeps_no_checkpoint_mapped_and_reads_it_again_on_access(
     executor: str, copy: Callable[..., Path]
 ) -> None:
-    """What is mapped counts as memory: half as much again as the weights themselves, for a checkpoint in 16 bits."""
+    """Mapped files count as memory: for a 16-bit checkpoint, half as much again as the weights."""
     folder = copy()
     decoder = Decoder.load(folder, executor, dtype="float64" if executor == "torch" else None, device="cpu")
     assert str(folder) not in Path("/proc/self/maps").read_text()
@@ -119,7 +119,7 @@ def test_gpt2_without_prefix_and_with_mask_buffers_as_on_the_hub(copy: Callable[
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-def test_progress_reaches_the_whole(checkpoint: Callable[[str], Path]) -> None:
+def test_progress_reaches_the_total(checkpoint: Callable[[str], Path]) -> None:
     seen: list[tuple[int, int]] = []
     Decoder.load(checkpoint("llama"), "torch", device="cpu", progress=lambda done, of: seen.append((done, of)))
     assert [d for d, _ in seen] == sorted(d for d, _ in seen)
@@ -168,8 +168,8 @@ def test_windows_follow_each_family() -> None:
 
 
 @pytest.mark.parametrize("name", ["mamba", "t5", "rwkv", "jamba"])
-def test_R12_recurrent_and_other_architectures_are_refused_by_name(name: str, copy: Callable[..., Path]) -> None:
-    """A recurrent state cannot drop rejected tokens by forgetting slots."""
+def test_R12_recurrent_and_unknown_architectures_are_refused_by_name(name: str, copy: Callable[..., Path]) -> None:
+    """A recurrent state cannot drop rejected tokens."""
     with pytest.raises(UnsupportedModelError, match=f"'{name}'.*llama.*qwen3"):
         load(edit(copy(), lambda c: c.update(model_type=name)))
 
@@ -209,7 +209,7 @@ def test_R12_recurrent_and_other_architectures_are_refused_by_name(name: str, co
         (lambda c: c.update(attention_bias=True), CheckpointError, r"lacks .*q_proj\.bias"),
     ],
 )
-def test_a_config_that_is_wrong_says_what(
+def test_a_wrong_config_is_refused_with_the_reason(
     change: Any, error: type[LoadError], says: str, copy: Callable[..., Path]
 ) -> None:
     with pytest.raises(error, match=says):
@@ -231,7 +231,7 @@ def test_a_missing_config_is_refused(copy: Callable[..., Path]) -> None:
         load(folder)
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a folder"):
         load(tmp_path / "nothing")
 
@@ -362,14 +362,14 @@ def test_an_empty_index_is_refused(sharded: Path) -> None:
         ({"executor": "torch", "chunk": 0}, "chunk"),
     ],
 )
-def test_a_setting_that_cannot_be_honoured_is_refused(
+def test_an_unsupported_setting_is_refused(
     settings: dict[str, Any], says: str, checkpoint: Callable[[str], Path]
 ) -> None:
     with pytest.raises(ParameterError, match=says):
         Decoder.load(checkpoint("llama"), device="cpu", **settings)
 
 
-def test_auto_falls_back_to_torch_and_says_so(
+def test_auto_falls_back_to_torch_and_logs_it(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -1,4 +1,4 @@
-"""Token maps decide whether two models fit, not sizes."""
+"""Token maps decide whether two models are compatible, not sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.checkpoints import CONTEXT, OTHER_TEXTS, clone, make_model, make_toke
 
 @pytest.fixture(scope="module")
 def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same tokens, an output of 448 ids."""
+    """The same tokens, with an output of 448 ids."""
     folder = tmp_path_factory.mktemp("padded")
     make_model(folder, vocab_size=448)
     make_tokenizer(folder)
@@ -36,7 +36,7 @@ def edit_tokenizer(folder: Path, old: str, new: str) -> Path:
     return folder
 
 
-def test_the_same_tokens_fit(tiny):
+def test_the_same_tokens_are_compatible(tiny):
     report = compare(tiny.target, tiny.draft)
     assert report.fits
     assert report.compared
@@ -45,7 +45,7 @@ def test_the_same_tokens_fit(tiny):
     require_pair(tiny.target, str(tiny.draft))
 
 
-def test_padding_is_fine_and_said_to_be(tiny, padded):
+def test_padding_is_compatible_and_noted(tiny, padded):
     for target, draft in ((tiny.target, padded), (padded, tiny.target)):
         report = compare(target, draft)
         assert report.fits
@@ -57,7 +57,7 @@ def test_padding_is_fine_and_said_to_be(tiny, padded):
         require_pair(target, draft)
 
 
-def test_other_tokens_do_not_fit_and_the_first_five_are_listed(tiny, tmp_path):
+def test_other_tokens_are_incompatible_and_the_first_five_are_listed(tiny, tmp_path):
     make_model(tmp_path)
     make_tokenizer(tmp_path, texts=OTHER_TEXTS)
     report = compare(tiny.target, tmp_path)
@@ -91,7 +91,7 @@ def test_extra_tokens_on_one_side_are_harmless(tiny, tmp_path):
         assert any(f"1 tokens are known to the {side} alone ('<|tool|>')" in note for note in report.notes)
 
 
-def test_other_ends_of_text_are_said(tiny, tmp_path):
+def test_different_eos_ids_are_noted(tiny, tmp_path):
     folder = clone(tiny.draft, tmp_path / "draft")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": {"content": "<|end|>"}}))
@@ -99,7 +99,7 @@ def test_other_ends_of_text_are_said(tiny, tmp_path):
     assert "eos is 0 in the target and 3 in the draft: the target decides" in notes
 
 
-def test_a_shorter_draft_context_is_said(tiny, tmp_path):
+def test_a_shorter_draft_context_is_noted(tiny, tmp_path):
     folder = clone(tiny.draft, tmp_path / "draft")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
@@ -146,12 +146,12 @@ def test_sizes_are_those_of_the_files(tiny):
     count = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tiny.target).parameters())
     assert seen.parameters == seen.active_parameters == count
     assert seen.stored == {"F32": 4 * count}
-    assert seen.step_parameters == count - 320 * 48  # of its input embedding a step reads one row
+    assert seen.step_parameters == count - 320 * 48  # a step reads one row of the input embedding
     assert seen.kv_bytes(4) == 2 * 2 * 2 * 16 * 4
     assert seen.chat_template
 
 
-def test_only_the_experts_that_are_picked_count_as_active(tmp_path):
+def test_only_the_chosen_experts_count_as_active(tmp_path):
     from transformers import MixtralConfig, MixtralForCausalLM
 
     config = MixtralConfig(

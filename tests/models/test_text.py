@@ -53,7 +53,7 @@ def test_pieces_add_up_to_the_text_for_every_chunking(tokenizer, decode, seed):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_pieces_of_random_tokens_add_up_too(decode, seed):
-    """Tokens in any order make broken UTF-8: what is shown is what decoding the whole gives."""
+    """Random tokens give broken UTF-8: the pieces equal decoding the whole."""
     rng = random.Random(seed)
     ids = [rng.randrange(320) for _ in range(80)]
     assert "".join(streamed(decode, chunks(rng, ids))) == decode(ids)
@@ -61,7 +61,7 @@ def test_pieces_of_random_tokens_add_up_too(decode, seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_broken_bytes_add_up(decode, tokenizer, seed):
-    """Nothing but single bytes that cannot stand alone."""
+    """Only single bytes that are no characters by themselves."""
     rng = random.Random(seed)
     hard = [i for i in range(4, 260) if decode([i]) == REPLACEMENT]
     ids = [rng.choice(hard) for _ in range(40)]
@@ -86,7 +86,7 @@ def test_an_incomplete_character_at_the_end_is_shown_as_such(tokenizer, decode):
 
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("stop", [("return",), ("🎈🎈",), ("é 🎈", "names"), ("join(names)  # ü",)])
-def test_a_stop_string_and_its_beginnings_never_show(tokenizer, decode, seed, stop):
+def test_a_stop_string_and_its_prefixes_are_never_shown(tokenizer, decode, seed, stop):
     rng = random.Random(seed)
     ids = tokenizer.encode(TEXT)
     end = next(n for n in range(len(ids) + 1) if any(s in decode(ids[:n]) for s in stop))
@@ -99,7 +99,7 @@ def test_a_stop_string_and_its_beginnings_never_show(tokenizer, decode, seed, st
     assert so_far == expected
 
 
-def test_what_looked_like_a_stop_string_is_shown_when_it_is_none(tokenizer, decode):
+def test_text_that_only_looked_like_a_stop_string_is_shown(tokenizer, decode):
     ids = tokenizer.encode("one tw two", add_special_tokens=False)
     assert "".join(streamed(decode, [[i] for i in ids], stop=("two!",))) == "one tw two"
 
@@ -122,6 +122,6 @@ def test_special_tokens_are_no_text(tokenizer, decode):
     assert "".join(streamed(decode, [[i] for i in ids])) == "hi"
 
 
-def test_a_folder_without_a_tokenizer_says_what_is_missing(tmp_path):
+def test_a_folder_without_a_tokenizer_is_refused_with_what_is_missing(tmp_path):
     with pytest.raises(LoadError, match=r"tokenizer\.json"):
         load_tokenizer(tmp_path)

@@ -1,4 +1,4 @@
-"""Toy targets whose forwards take a stated time on a clock of their own."""
+"""Toy targets whose forward passes take a given time on a simulated clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream.targets.toy import ToyTarget
 
 
 class Clock:
-    """Time stands still but for what is charged."""
+    """A clock that only advances by explicit calls."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -21,7 +21,7 @@ class Clock:
 
 
 class Charging(ToyTarget):
-    """A forward over n rows takes 10 + n, the first of each n a thousand more."""
+    """A forward pass over n rows takes 10 + n, the first one with n rows 1000 more."""
 
     def __init__(self, clock: Clock, **options: int):
         super().__init__(**options)  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ class Charging(ToyTarget):
 
 
 class Preparing(Charging):
-    """Another number of rows than in the forward before takes 5 more."""
+    """A forward pass with another number of rows than the one before takes 5 more."""
 
     before = 0
 

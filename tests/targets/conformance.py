@@ -1,5 +1,5 @@
 """What every `Target` promises, as tests. A target's test module subclasses `Conformance` and provides the fixture
-`case`; the oracle knows nothing of drafts, caches or batches."""
+`case`; the oracle has no drafts, caches or batches."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Case:
         return out.logits.clone()
 
     def keep(self, seqs: Seq[Sequence], draft: Draft, path: Seq[Seq[int]]) -> None:
-        """Commit `path`, and let each sequence go on with its accepted draft tokens and one random token."""
+        """Commit `path` and append its accepted draft tokens and one random token to each sequence."""
         self.target.commit(seqs, path)
         for b, seq in enumerate(seqs):
             run = [draft.ids[draft.splits[b] + i] for i in path[b]]
@@ -110,7 +110,7 @@ class Conformance:
     def test_every_branch_of_a_tree_equals_its_own_chain(self, case: Case) -> None:
         case.run([case.prefilled(9)], case.forest([TREE]))
 
-    def test_draft_right_behind_a_prompt(self, case: Case) -> None:
+    def test_draft_directly_after_a_prompt(self, case: Case) -> None:
         case.run([case.sequence(6)], case.forest([TREE]))
 
     def test_running_again_without_commit_changes_nothing(self, case: Case) -> None:
@@ -119,7 +119,7 @@ class Conformance:
         case.run([seq], case.forest([TREE]))
         case.run([seq], Draft.empty(1))
 
-    def test_R7_bonus_token_after_a_draft_accepted_whole(self, case: Case) -> None:
+    def test_R7_bonus_token_after_a_completely_accepted_draft(self, case: Case) -> None:
         seq = case.prefilled(5)
         for k in (1, 2, 5, 3):
             draft = case.forest([CHAIN[:k]])
@@ -161,6 +161,6 @@ class Conformance:
         first, second = case.prefilled(5), case.prefilled(8)
         case.run([second], case.forest([CHAIN]))
         case.target.release(second.id)
-        case.target.release(second.id)  # unknown by now: ignored
+        case.target.release(second.id)  # unknown ids are ignored
         third = case.sequence(4)
         case.run([third, first], case.forest([TREE, CHAIN]))

@@ -1,4 +1,4 @@
-"""Decoders of tiny checkpoints, loaded once a session, and the executors that every decoder test runs through."""
+"""Decoders of tiny checkpoints, loaded once per session, and the executors that every decoder test uses."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Reference:
 
     def __init__(self, folder: Path, dtype: torch.dtype):
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
-        self.model.config._experts_implementation = "eager"  # the grouped kernel knows no float64
+        self.model.config._experts_implementation = "eager"  # the grouped kernel does not support float64
         self.dtype = dtype
 
     def _run(self, ids: list[int]) -> Any:

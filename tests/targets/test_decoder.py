@@ -103,8 +103,8 @@ class TestDecoder(Conformance):
 
 
 @pytest.mark.parametrize("windowed", ["mistral-window", "qwen2-window"])
-def test_R11_the_window_is_crossed_inside_a_burst(windowed: str, executor: str, decoder: Get, reference: Ref) -> None:
-    """Prompts that end before, at and behind the edge of the window, each with a chain and a tree across it."""
+def test_R11_a_window_edge_inside_a_draft(windowed: str, executor: str, decoder: Get, reference: Ref) -> None:
+    """Prompts that end before, at and after the edge of the window, each with a chain and a tree across it."""
     _, dtype, tolerance = EXECUTORS[executor]
     case = Case(decoder(windowed, executor), reference(windowed, dtype), tolerance)
     for n in range(1, 13):
@@ -118,7 +118,7 @@ def test_R11_the_window_is_crossed_inside_a_burst(windowed: str, executor: str, 
 
 
 def test_R10_learned_positions_after_rollback(executor: str, decoder: Get, reference: Ref) -> None:
-    """Positions count accepted tokens, not tokens that were once run."""
+    """Positions count accepted tokens, not all processed ones."""
     _, dtype, tolerance = EXECUTORS[executor]
     case = Case(decoder("gpt2", executor), reference("gpt2", dtype), tolerance)
     seq = case.prefilled(3)
@@ -129,7 +129,7 @@ def test_R10_learned_positions_after_rollback(executor: str, decoder: Get, refer
     case.close()
 
 
-def test_a_position_beyond_the_learned_ones_is_an_error(decoder: Get) -> None:
+def test_a_position_after_the_learned_ones_is_an_error(decoder: Get) -> None:
     with pytest.raises(TargetError, match="128 learned positions"):
         decoder("gpt2", "torch-float32").run([Sequence([1] * 129)], Draft.empty(1))
 
@@ -145,18 +145,18 @@ def test_the_KV_cache_grows_past_its_first_size(checkpoint: Callable[[str], Path
     case.close()
 
 
-def test_a_batch_row_is_bitwise_the_same_whatever_runs_beside_it_in_int8(
+def test_an_int8_row_is_bitwise_the_same_for_any_batch(
     checkpoint: Callable[..., object],
 ) -> None:
-    """int8 sums are exact integers and scales belong to a row: only attention may round differently, and with one
-    row a sequence it does not."""
+    """int8 sums are exact integers and scales belong to a row: only attention may round differently, but not with
+    one row per sequence."""
     target = Decoder.load(checkpoint("llama"), "torch", quantize="int8", device="cpu")  # type: ignore[arg-type]
     a, b = Sequence([3, 1, 4]), Sequence([1, 5, 9, 2, 6])
     alone = target.run([a], Draft.empty(1)).logits.clone()
     assert torch.equal(target.run([a, b], Draft.empty(2)).logits[:1], alone)
 
 
-def test_int8_stays_near_float_at_a_quarter_of_the_memory(checkpoint: Callable[..., object], reference: Ref) -> None:
+def test_int8_is_close_to_float_with_a_quarter_of_the_memory(checkpoint: Callable[..., object], reference: Ref) -> None:
     target = Decoder.load(checkpoint("llama"), "torch", quantize="int8", device="cpu")  # type: ignore[arg-type]
     case = Case(target, reference("llama", torch.float32), 0.5)  # wide random weights amplify rounding
     case.run([case.prefilled(7)], case.forest([TREE]))

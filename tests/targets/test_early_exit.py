@@ -1,5 +1,5 @@
-"""Rows that are run ahead through the first layers: what resumes from them is what a whole pass gives, whatever became
-of the draft in between."""
+"""Rows that drafting has computed through the first layers: verification resumes from them and gets the result of a
+full pass, whether or not the draft is used."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def case(
 
 
 class Spy:
-    """Notes the layers and the number of rows of every pass."""
+    """Records the layers and the number of rows of every pass."""
 
     def __init__(self, target: Decoder, patch: pytest.MonkeyPatch):
         self.passes: list[tuple[tuple[int, int] | None, int]] = []
@@ -93,7 +93,7 @@ def test_the_exit_is_the_first_layers_with_norm_and_head(case: Case) -> None:
 def test_steps_that_resume_equal_the_oracle_and_leave_the_KV_of_a_prefill(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ragged depths, one sequence that was not drafted for, rollbacks of differing depth, one after another."""
+    """Ragged depths, one sequence without a draft, rollbacks of differing depth, one after another."""
     target = case.target
     assert isinstance(target, Decoder)
     seqs = [case.prefilled(5), case.prefilled(9), case.prefilled(3)]
@@ -117,7 +117,9 @@ def test_steps_that_resume_equal_the_oracle_and_leave_the_KV_of_a_prefill(
         unlike_a_prefill(case, seqs)
 
 
-def test_what_was_run_ahead_is_used_as_far_as_it_is_asked_for(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_the_first_layers_are_reused_as_far_as_they_are_verified(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = case.target
     assert isinstance(target, Decoder)
     layers = target.config.layers
@@ -127,8 +129,8 @@ def test_what_was_run_ahead_is_used_as_far_as_it_is_asked_for(case: Case, monkey
         (Draft.chains([[a, b, c]]), 3, 1),
         (Draft.chains([[a, other, c]]), 2, 2),
         (Draft.chains([[a]]), 2, 0),
-        (Draft.empty(1), 1, 0),  # thrown away: the pending token alone
-        (Draft(torch.tensor([a, b, c]), [-1, 0, 0], [0, 3]), 2, 2),  # joined by another branch, which does not see b
+        (Draft.empty(1), 1, 0),  # not used: the pending token alone
+        (Draft(torch.tensor([a, b, c]), [-1, 0, 0], [0, 3]), 2, 2),  # with another branch, which does not see b
         (Draft(torch.tensor([a, b, c]), [-1, 0, -1], [0, 3]), 1, 3),
     ]
     for draft, known, fresh in drafts:
@@ -145,7 +147,9 @@ def test_what_was_run_ahead_is_used_as_far_as_it_is_asked_for(case: Case, monkey
         monkeypatch.undo()
 
 
-def test_a_lead_serves_once_and_ends_with_its_sequence(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_the_first_layers_are_used_once_and_dropped_with_their_sequence(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = case.target
     assert isinstance(target, Decoder)
     seq = case.prefilled(4)
@@ -167,7 +171,7 @@ def test_a_lead_serves_once_and_ends_with_its_sequence(case: Case, monkeypatch: 
         case.keep([seq], Draft.empty(1), [[]])
 
 
-def test_drafting_again_without_a_run_starts_from_what_is_there(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafting_again_without_a_run_reuses_the_rows(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     target = case.target
     assert isinstance(target, Decoder)
     seq = case.prefilled(4)
@@ -182,7 +186,7 @@ def test_drafting_again_without_a_run_starts_from_what_is_there(case: Case, monk
     unlike_a_prefill(case, [seq])
 
 
-def test_hidden_states_are_tapped_on_either_side_of_the_exit(case: Case) -> None:
+def test_taps_work_before_and_after_the_exit(case: Case) -> None:
     target = case.target
     assert isinstance(target, Decoder)
     layers = target.config.layers
@@ -198,7 +202,7 @@ def test_hidden_states_are_tapped_on_either_side_of_the_exit(case: Case) -> None
             case.same(out.hidden[tap], want[tap])
 
 
-def test_a_long_prompt_beside_it_is_run_in_pieces(case: Case) -> None:
+def test_a_long_prompt_in_the_same_batch_is_run_in_pieces(case: Case) -> None:
     assert isinstance(case.target, Decoder)
     case.target = target = Decoder(case.target.executor, chunk=5)
     for _ in range(2):
@@ -210,7 +214,7 @@ def test_a_long_prompt_beside_it_is_run_in_pieces(case: Case) -> None:
         unlike_a_prefill(case, [seq, prompt])
 
 
-def test_an_unrolled_exit_leaves_nothing_but_the_later_layers_to_run(
+def test_after_an_unrolled_exit_only_the_later_layers_run(
     case: Case, executor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = case.target
@@ -223,14 +227,14 @@ def test_an_unrolled_exit_leaves_nothing_but_the_later_layers_to_run(
     spy = Spy(target, monkeypatch)
     for kept in ((0, 3), (2, 1), (3, 0)):
         tokens = target.decode_steps(seqs, 3, exit=EXIT)[0].T.tolist()
-        draft = Draft.chains([tokens[0], tokens[1][:2]])  # one is cut short
+        draft = Draft.chains([tokens[0], tokens[1][:2]])  # one is cut
         case.run(seqs, draft)
         assert spy.take() == [((EXIT, layers), 7)]
         case.keep(seqs, draft, [list(range(kept[0])), list(range(min(2, kept[1])))])
         unlike_a_prefill(case, seqs)
         spy.take()
     target.decode_steps(seqs, 2, exit=EXIT)
-    tokens = target.decode_steps(seqs, 2)[0].T.tolist()  # the whole model: what was ahead is gone
+    tokens = target.decode_steps(seqs, 2)[0].T.tolist()  # the whole model: the rows of the first layers are dropped
     case.run(seqs, Draft.chains(tokens))
     assert [ran for ran, _ in spy.take()] == [None]
 

@@ -1,4 +1,4 @@
-"""What every executor promises of the KV that it holds: forks, growth, rollbacks, a fixed size. The oracle is
+"""What every executor promises about its KV cache: forks, growth, rollbacks, a fixed size. The oracle is
 transformers for logits, and a fresh prefill by the same executor for keys and values."""
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Texts:
         return [self.random.randrange(FAMILY_VOCAB) for _ in range(n)]
 
     def run(self, rows: dict[int, int], past: dict[int, int] | None = None) -> None:
-        """Run so many random tokens of each sequence in one batch, behind its text or the first `past` of it; every
-        logit is compared with the oracle's."""
+        """Run that many random tokens of each sequence in one batch, after its text or the first `past` tokens of it;
+        all logits are compared with the oracle's."""
         starts = {s: (past or {}).get(s, len(self.texts.get(s, []))) for s in rows}
         for seq_id, n in rows.items():
             self.texts[seq_id] = self.texts.get(seq_id, [])[: starts[seq_id]] + self.ids(n)
@@ -55,7 +55,7 @@ class Texts:
             self.near(out.logits[splits[b] : splits[b + 1]], self.oracle(self.texts[seq_id])[starts[seq_id] :])
 
     def tree(self, seq_id: int, parents: Seq[int]) -> list[int]:
-        """Run one token behind a text and a tree of nodes below it; returns the nodes' tokens."""
+        """Run one token after a text and a tree of nodes below it; returns the nodes' tokens."""
         past, tokens, depths = len(self.texts[seq_id]), self.ids(1 + len(parents)), list[int]()
         mask = torch.eye(len(tokens), dtype=torch.bool)
         mask[:, 0] = True
@@ -112,7 +112,7 @@ Make = Callable[..., Texts]
 def make(
     decoder: Callable[[str, str], Decoder], reference: Callable[[str, torch.dtype], Reference], name: str, family: str
 ) -> Make:
-    """An executor of its own, with a cache of so many blocks."""
+    """A new executor, with a cache of `kv_blocks` blocks."""
 
     def made(kv_blocks: int | None = None) -> Texts:
         _, dtype, tolerance = EXECUTORS[name]
@@ -125,7 +125,7 @@ def make(
 
 
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 70])
-def test_after_a_fork_each_goes_on_as_if_it_had_run_its_text_itself(make: Make, length: int) -> None:
+def test_after_a_fork_each_sequence_continues_independently(make: Make, length: int) -> None:
     own = make()
     own.run({1: 70})
     own.fork(1, 2, length)
@@ -178,7 +178,7 @@ def test_the_cache_grows_while_others_hold_blocks(make: Make) -> None:
     assert own.executor.memory()["kv"] > 0
 
 
-def test_a_full_cache_says_so_by_number_and_the_others_go_on(make: Make) -> None:
+def test_a_full_cache_is_reported_by_sequence_and_the_others_continue(make: Make) -> None:
     own = make(kv_blocks=6)
     own.run({0: 2 * BLOCK - 3})
     own.run({1: 3 * BLOCK})
@@ -200,7 +200,7 @@ def test_a_full_cache_says_so_by_number_and_the_others_go_on(make: Make) -> None
 
 
 @pytest.mark.parametrize("past", [BLOCK - 4, BLOCK - 2, BLOCK - 1, BLOCK, 2 * BLOCK - 3])
-def test_branches_are_moved_and_rolled_back_across_the_border_of_a_block(make: Make, past: int) -> None:
+def test_branches_are_moved_and_rolled_back_across_a_block_boundary(make: Make, past: int) -> None:
     own = make()
     own.run({0: 5, 1: past, 2: 40})
     for path in ([1, 4, 5], [0, 3], [], [0, 2, 6]):
@@ -215,7 +215,7 @@ def test_branches_are_moved_and_rolled_back_across_the_border_of_a_block(make: M
     own.check()
 
 
-def test_a_branch_is_moved_in_a_block_that_another_sequence_has_too(make: Make) -> None:
+def test_a_branch_is_moved_in_a_block_that_another_sequence_shares(make: Make) -> None:
     own = make()
     own.run({1: BLOCK - 3})
     tokens = own.tree(1, [-1, -1, 0, 0, 1])
@@ -286,7 +286,7 @@ def test_ids_lengths_and_slots_out_of_bounds_are_refused(make: Make) -> None:
         make(kv_blocks=0)
 
 
-def test_memory_that_the_system_refuses_is_an_error_and_the_sequences_go_on(make: Make) -> None:
+def test_out_of_memory_is_an_error_and_the_sequences_continue(make: Make) -> None:
     own = make()
     own.run({1: 40})
     with pytest.raises(TargetError, match="no memory for 1099511627776 KV blocks"):

@@ -25,18 +25,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_the_curve_is_that_of_the_forwards_without_their_first_turn(clock: Clock) -> None:
+def test_the_curve_leaves_out_the_first_repetition(clock: Clock) -> None:
     curve = measure_costs(Charging(clock, vocab=8), (1, 4, 16))
     assert curve.rows == (1, 4, 16)
     assert curve.seconds == (11.0, 14.0, 26.0)
 
 
-def test_more_rows_bear_what_changing_their_number_costs_and_one_row_does_not(clock: Clock) -> None:
+def test_several_rows_include_the_cost_of_changing_their_number_and_one_row_does_not(clock: Clock) -> None:
     assert measure_costs(Preparing(clock, vocab=8), (1, 4, 16)).seconds == (11.0, 19.0, 31.0)
 
 
 class Striding(Charging):
-    """Several steps in a call take 7 each."""
+    """Several steps in one call take 7 each."""
 
     steps_per_call, max_pending = 4, 512
 
@@ -48,14 +48,14 @@ class Striding(Charging):
         self.clock.now += 7.0 * steps
 
 
-def test_one_row_may_be_a_step_of_plain_decoding(clock: Clock) -> None:
+def test_one_row_can_be_measured_as_a_decode_step(clock: Clock) -> None:
     assert measure_costs(Striding(clock, vocab=8), (1, 4)).seconds == (11.0, 14.0)
     assert measure_costs(Striding(clock, vocab=8), (1, 4), plain=True).seconds == (7.0, 14.0)
     assert measure_costs(Charging(clock, vocab=8), (1, 4), plain=True).seconds == (11.0, 14.0)
     assert measure_costs(Striding(clock, vocab=8, context=3), (1, 2), plain=True).seconds == (11.0, 12.0)
 
 
-def test_nothing_is_left_behind_and_running_sequences_go_on() -> None:
+def test_nothing_is_kept_and_running_sequences_continue() -> None:
     target = ToyTarget(8)
     seq = Sequence([1, 2, 3], SamplingParams(max_tokens=12))
     step([seq], target, NoDrafter(), RULES["greedy"], 0)
@@ -65,7 +65,7 @@ def test_nothing_is_left_behind_and_running_sequences_go_on() -> None:
         step([seq], target, NoDrafter(), RULES["greedy"], 0)
 
 
-def test_rows_beyond_the_context_are_left_out() -> None:
+def test_rows_that_exceed_the_context_are_left_out() -> None:
     assert measure_costs(ToyTarget(8, context=10), (1, 4, 8, 16), repeats=1).rows == (1, 4, 8)
     assert measure_costs(ToyTarget(8, context=2), (1, 4), repeats=1).rows == (1,)
 

@@ -1,4 +1,4 @@
-"""The toy target keeps the contract, and notices when others do not."""
+"""The toy target fulfils the contract and detects violations of it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class TestToy(Conformance):
 
 def test_the_distribution_depends_on_seed_and_last_tokens_only() -> None:
     a, b = ToyTarget(order=2, seed=1), ToyTarget(order=2, seed=1)
-    b.logits([7, 7])  # the order of asking must not matter
+    b.logits([7, 7])  # the order of calls must not matter
     assert torch.equal(a.logits([1, 2, 3]), b.logits([5, 2, 3]))
     assert not torch.equal(a.logits([1, 2, 3]), a.logits([1, 3, 3]))
     assert not torch.equal(a.logits([2, 3]), ToyTarget(order=2, seed=2).logits([2, 3]))
 
 
-def test_a_wrong_branch_left_in_the_cache_is_noticed() -> None:
+def test_a_wrong_branch_in_the_cache_is_detected() -> None:
     target, seq = ToyTarget(), Sequence([1, 2])
     target.run([seq], Draft(torch.tensor([3, 4]), [-1, -1], [0, 2]))
     target.commit([seq], [[0]])
@@ -53,7 +53,7 @@ def test_a_wrong_branch_left_in_the_cache_is_noticed() -> None:
         target.run([seq], Draft.empty(1))
 
 
-def test_a_length_advanced_too_far_is_noticed() -> None:
+def test_a_length_advanced_too_far_is_detected() -> None:
     target, seq = ToyTarget(), Sequence([1, 2])
     target.run([seq], Draft.empty(1))
     target.commit([seq], [[]])
@@ -63,14 +63,14 @@ def test_a_length_advanced_too_far_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("path", [[1, 2], [2], [0, 0], [5]])
-def test_a_path_that_is_no_path_is_noticed(path: list[int]) -> None:
+def test_an_invalid_path_is_detected(path: list[int]) -> None:
     target, seq = ToyTarget(), Sequence([1, 2])
     target.run([seq], Draft(torch.tensor([3, 4, 5]), [-1, -1, 0], [0, 3]))
     with pytest.raises(TargetError, match="not a path"):
         target.commit([seq], [path])
 
 
-def test_a_commit_without_a_run_is_noticed() -> None:
+def test_a_commit_without_a_run_is_detected() -> None:
     target, seq = ToyTarget(), Sequence([1, 2])
     target.run([seq], Draft.empty(1))
     target.commit([seq], [[]])
@@ -78,7 +78,7 @@ def test_a_commit_without_a_run_is_noticed() -> None:
         target.commit([seq], [[]])
 
 
-def test_nothing_pending_is_noticed() -> None:
+def test_a_run_without_pending_tokens_is_detected() -> None:
     target, seq = ToyTarget(), Sequence([1, 2])
     seq.kv_len = 2
     with pytest.raises(TargetError, match="one must be pending"):

@@ -13,7 +13,7 @@ collect_ignore_glob = [] if NUMBA else ["test_*.py"]
 
 @pytest.fixture(autouse=NUMBA)
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call gets the threads that it asks for, however busy the machine is."""
+    """A call gets the threads that it asks for, even on a busy machine."""
     from slipstream.backends.native.threads import ContentionMonitor
 
     monkeypatch.setattr(ContentionMonitor, "threads", lambda self, most, now: most)

@@ -31,7 +31,7 @@ FORMATS = {
     "int8 without dot products": (torch.float16, {"quantize": "w8a8"}),
     "float16 with a cache in float16": (torch.float16, {"kv_dtype": "float16"}),
 }
-"""Every way to keep weights and keys, and to multiply."""
+"""All formats of weights, products and KV cache."""
 
 EVERY_FORMAT = [pytest.param(name, marks=needs_bfloat16 if "products" in name else ()) for name in FORMATS]
 
@@ -83,7 +83,7 @@ def weights(config: DecoderConfig, dtype: torch.dtype = torch.float32, seed: int
 
 @contextmanager
 def byte_dots(there: bool) -> Iterator[None]:
-    """As on a processor with or without dot products of bytes."""
+    """Simulate a processor with or without dot products of bytes."""
     with pytest.MonkeyPatch.context() as patch:
         if not there:
             patch.setattr(processor, "has_byte_dots", lambda: False)
@@ -91,7 +91,7 @@ def byte_dots(there: bool) -> Iterator[None]:
 
 
 def executor(shape: str = "llama", form: str = "float32", threads: int = 1, **changes: Any) -> NativeExecutor:
-    """A decoder of SHAPES with weights of FORMATS, which shares every pass among its threads."""
+    """A decoder of SHAPES with weights of FORMATS; every pass uses all its threads."""
     dtype, options = FORMATS[form]
     made = config(**SHAPES[shape] | changes)
     with byte_dots(form != "int8 without dot products"):
@@ -108,7 +108,7 @@ def ids(n: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
 
 
 def chain(seq_id: int, past: int, tokens: Seq[int], select: Seq[int] | None = None) -> Batch:
-    """Tokens behind `past` of one sequence; all logits are wanted unless `select` says which."""
+    """Tokens after `past` tokens of one sequence; `select`: the rows whose logits are computed (None: all)."""
     n = len(tokens)
     return Batch(
         [seq_id], torch.tensor(tokens), range(past, past + n), [0, n], [past], [None],
@@ -117,7 +117,7 @@ def chain(seq_id: int, past: int, tokens: Seq[int], select: Seq[int] | None = No
 
 
 def depths_of(parents: Seq[int]) -> list[int]:
-    """Of nodes below the last of the rows that are known: children of -1 have depth 0."""
+    """Depths of nodes below the last pending token: children of -1 have depth 0."""
     depths: list[int] = []
     for parent in parents:
         depths.append(0 if parent < 0 else depths[parent] + 1)
@@ -154,7 +154,7 @@ def forest(members: Seq[tuple[int, int, Seq[int], Seq[int]]]) -> Batch:
 def one_by_one(
     executor: NativeExecutor, seq_id: int, past: int, tokens: Seq[int], parents: Seq[int] = ()
 ) -> tuple[Tensor, Tensor]:
-    """Logits of every row of `tree(...)`, each computed alone behind its ancestors, and keys and values of its slot,
+    """Logits of every row of `tree(...)`, each computed alone after its ancestors, and keys and values of its slot,
     [rows, L, 2, Hk, D]."""
     known, rows, kept = len(tokens) - len(parents), list[Tensor](), list[Tensor]()
     children: dict[int, list[int]] = {}

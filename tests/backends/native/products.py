@@ -1,4 +1,4 @@
-"""Products of one matrix by the native backend, and plain models of the arithmetic that each format promises."""
+"""Products of one matrix by the native backend, and simple models of each format's arithmetic."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Product:
         self.matrix[0] = self.layout.matrix(weight, form, bias)
 
     def __call__(self, x: np.ndarray, threads: int = 1, onto: np.ndarray | None = None) -> np.ndarray:
-        """[R, in] -> [R, out]; added to `onto` where that is given."""
+        """[R, in] -> [R, out]; added to `onto` if given."""
         own, count = self.matrix[0], len(x)
         given = np.ascontiguousarray(x, np.float32)
         y = np.full((count, int(own["outs"])), np.nan, np.float32)
@@ -50,7 +50,7 @@ class Product:
         packed = np.empty((count, int(own["row_bytes"])), np.uint8)
         add = NOTHING if onto is None else ADD
         pool(threads).run(_product, self.matrix, given, scratch, packed, y, add, threads=threads)
-        assert not y[np.isfinite(given).all(1), self.outs :].any()  # what fills up
+        assert not y[np.isfinite(given).all(1), self.outs :].any()  # padding
         return y[:, : self.outs]
 
 
@@ -67,7 +67,7 @@ def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 
 def rounded(x: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [R, n] as integers, `most` at the greatest value, and their units [R, 1]."""
+    """Rows [R, n] as integers, `most` at the largest absolute value, and their units [R, 1]."""
     top = np.abs(x).max(1, keepdims=True)
     factor = np.float32(most) / np.maximum(top, np.float32(1e-30))
     return np.floor(fused(x, factor, np.float64(0.5))).astype(np.int64), top / np.float32(most)
@@ -78,13 +78,13 @@ def _scaled(found: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> np.ndarra
 
 
 def model(name: str, weight: torch.Tensor, x: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """What a product in this format is to be, bit for bit: integers exact, every float32 operation as it is stated."""
+    """The exact result of a product in this format, bit for bit: exact integers, float32 operations in their order."""
     form, x = format_named(name), x.astype(np.float32)
     if not form.integer:
         kind = {"float32": torch.float32, "float16": torch.float16}.get(name, torch.bfloat16)
         values = weight.to(kind).float().numpy()
         total = np.zeros((len(x), len(values)), np.float32)
-        for i in range(x.shape[1]):  # in order, a product and a sum being one rounding
+        for i in range(x.shape[1]):  # in order, with fused multiply-add
             total = fused(x[:, i : i + 1], values[None, :, i], total)
         return total + bias
     rounded_weight, scales = quantise_rows(weight.float())

@@ -1,4 +1,4 @@
-"""What is computed row by row, and how tokens are picked, against float64."""
+"""Operations on rows, and how tokens are picked, against float64."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ ACTIVATIONS = {
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activation_functions(name: str) -> None:
-    """Within a few units of 1e-7 of the greater of 1 and the value."""
+    """Within a few 1e-7, relative to the larger of 1 and the value."""
     kind, exact, tolerance = ACTIVATIONS[name]
     x = np.concatenate([np.linspace(-12, 12, 4001), [0, -1e4, 1e4, -1e-20, 1e-20, 1e15]]).astype(np.float32)
     out = np.empty_like(x)
@@ -112,7 +112,7 @@ def test_activation_functions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_a_gate_is_its_activation_times_what_lies_above_it(name: str) -> None:
+def test_a_gated_mlp_is_the_activation_of_the_gate_times_up(name: str) -> None:
     kind, exact, _ = ACTIVATIONS[name]
     x, out = (rng.standard_normal(2 * 67) * 6).astype(np.float32), np.empty(67, np.float32)
     activated(N(kind), True, x, out)
@@ -120,7 +120,7 @@ def test_a_gate_is_its_activation_times_what_lies_above_it(name: str) -> None:
     assert torch.allclose(torch.from_numpy(out).double(), exact(first) * second, rtol=1e-5, atol=5e-6)
 
 
-def test_a_value_that_is_not_finite_stays_so() -> None:
+def test_a_value_that_is_not_finite_stays_not_finite() -> None:
     x, out = np.array([np.nan, 1, np.inf, 2], np.float32), np.empty(4, np.float32)
     for kind, _, _ in ACTIVATIONS.values():
         activated(N(kind), False, x, out)
@@ -138,7 +138,7 @@ def test_norms(n: int) -> None:
     assert np.abs(out - weight * wide / np.sqrt((wide**2).mean() + eps)).max() < 3e-6
     normed(True, x, weight, bias, np.float32(eps), out)
     centred = wide - wide.mean()
-    if n > 1:  # of a single value nothing is left
+    if n > 1:  # LayerNorm of a single value is 0
         assert np.abs(out - (weight * centred / np.sqrt((centred**2).mean() + eps) + bias)).max() < 2e-5
     for strange in (np.nan, np.inf, -np.inf):
         x[n // 2] = strange
@@ -147,8 +147,8 @@ def test_norms(n: int) -> None:
             assert not extremes(out, n)[3]
 
 
-def test_sums_have_one_order_whatever_the_length() -> None:
-    """Lane i sums values i, i + 16, ...; lanes are then added by halves."""
+def test_sums_have_one_order_for_any_length() -> None:
+    """Lane i sums values i, i + 16, ...; lanes are then added pairwise."""
     for n in (0, 1, 5, 16, 31, 32, 100, 1000):
         x = rng.standard_normal(n).astype(np.float32)
         for values, found in zip((x, x * x), sums(x), strict=True):
@@ -161,7 +161,7 @@ def test_sums_have_one_order_whatever_the_length() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 7, 16, 250])
-def test_the_greatest_and_the_farthest_value(n: int) -> None:
+def test_maximum_and_largest_absolute_value(n: int) -> None:
     x = (rng.standard_normal(300) * 10).astype(np.float32)
     strange = np.where(x > 9, np.inf, x)
     for values in (x, -np.abs(x), np.abs(x), np.full(300, -0.0), strange, np.where(x < 0, -np.inf, x)):
@@ -177,7 +177,7 @@ def test_of_equal_maxima_the_first_wins_and_a_row_of_NaN_has_the_first_id(n: int
     for places in ([n - 1], [n // 2, n - 1], [0, n // 3, n - 1]):
         x = np.full(n + 5, -3, np.float32)
         x[places] = 7
-        x[n:] = 9  # beyond the vocabulary
+        x[n:] = 9  # outside the vocabulary
         assert extremes(x, n)[2] == places[0]
     assert extremes(np.full(n, -np.inf, np.float32), n)[2] == 0
     assert extremes(np.full(n, np.nan, np.float32), n)[2] == 0
@@ -235,7 +235,7 @@ def test_of_equal_scores_the_first_wins_and_minus_infinity_forbids() -> None:
 
 
 def test_picks_are_those_of_the_host() -> None:
-    """Each sequence has its own temperature; ids beyond the vocabulary are never picked and have probability 0."""
+    """Each sequence has its own temperature; ids outside the vocabulary are never picked and have probability 0."""
     count, vocab, padded = 3, 50, 64
     logits = (rng.standard_normal((count, padded)) * 3).astype(np.float32)
     logits[:, vocab:] = 99

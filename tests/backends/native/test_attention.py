@@ -33,7 +33,7 @@ def _room(size, width):  # type: ignore[no-untyped-def]
 
 
 class Cache:
-    """Keys [L, Hk, D] and values of some sequences; what lies in no slot of them is NaN."""
+    """Keys [L, Hk, D] and values of some sequences; all other slots are NaN."""
 
     def __init__(self, held: list[tuple[np.ndarray, np.ndarray]], half: bool = False):
         kv_heads, size = held[0][0].shape[1:]
@@ -60,7 +60,7 @@ def attend(
     cache: Cache, at: np.ndarray, hidden: np.ndarray, q: np.ndarray, heads: int, window: int = 0, threads: int = 1,
     active: list[int] | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Output [A, H * D] of the rows that go on, all by default; q [R, >= H * D]."""
+    """Output [A, H * D] of the active rows, by default all; q [R, >= H * D]."""
     kv_heads, size = cache.keys.shape[1:3]
     model, layer, rows = (np.zeros(1, kind) for kind in (records.MODEL, records.LAYER, records.ROWS))
     model[0]["heads"], model[0]["kv_heads"], model[0]["size"] = heads, kv_heads, size
@@ -124,7 +124,7 @@ def test_each_row_sees_its_slots_and_no_other(size: int, heads: int, kv_heads: i
             assert np.abs(out[a, part] - exact(q[a, part], k[:, g], v[:, g], sees)).max() < 1e-5
 
 
-def test_only_the_rows_that_go_on_are_computed() -> None:
+def test_only_the_active_rows_are_computed() -> None:
     cache = Cache([(normal(3, 1, 16), normal(3, 1, 16))])
     at, q = rows_of(*((0, n, n, n + 1, 0) for n in range(3))), normal(3, 16)
     whole = attend(cache, at, NO_TREE, q, 1)
@@ -135,7 +135,7 @@ def test_only_the_rows_that_go_on_are_computed() -> None:
 @pytest.mark.parametrize("window", [1, 2, 3, 9, 33, 41, 42, 100])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_window_counts_positions(window: int, threads: int) -> None:
-    """A prompt of 50 tokens, and two siblings behind a root: the second one's slot is not its position."""
+    """A prompt of 50 tokens, and two siblings below a root: the second one's slot is not its position."""
     heads, size = 2, 16
     held = [(normal(length, heads, size), normal(length, heads, size)) for length in (50, 43)]
     position = np.array([*range(50), 40, 41, 41])
@@ -157,8 +157,8 @@ def test_a_window_counts_positions(window: int, threads: int) -> None:
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_a_row_is_the_same_bit_for_bit_whatever_rows_are_beside_it(half: bool) -> None:
-    """Also where the context is long enough to be divided among threads."""
+def test_a_row_is_the_same_bit_for_bit_for_any_batch(half: bool) -> None:
+    """Also if the context is so long that it is split among threads."""
     for past in (60, MIN_SPLIT_SLOTS + 100):
         length = past + 17
         cache = Cache([(normal(length, 2, 32), normal(length, 2, 32))], half)

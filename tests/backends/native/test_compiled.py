@@ -1,5 +1,5 @@
-"""What is compiled is kept for other processes, in a folder that nobody else can write, and never under the name of
-another function; and compiling is announced where something is compiled."""
+"""Machine code is stored for other processes, in a folder that only this user can write, and never under another
+function's name. Compiling is logged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POSIX = pytest.mark.skipif(not hasattr(os, "getuid"), reason="rights of POSIX")
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """As at the start of a process."""
+    """The state at the start of a process."""
     kept = compiled.folder, compiled.announce  # which tests may replace
     for each in kept:
         each.cache_clear()
@@ -39,7 +39,7 @@ def forgotten() -> Iterator[None]:
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """The folders that machine code may be kept in, all of them empty."""
+    """The possible folders for machine code, all empty."""
     found = {name: tmp_path / name for name in ("package", "home", "temporary")}
     for path in found.values():
         path.mkdir()
@@ -51,7 +51,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
-    """As if these were read-only, which they never are for a superuser."""
+    """Make these folders appear read-only, even for a superuser."""
     usable = compiled._usable
     monkeypatch.setattr(compiled, "_usable", lambda path: not any(f in path.parents for f in folders) and usable(path))
 
@@ -62,7 +62,7 @@ def doubled(x):  # type: ignore[no-untyped-def]
 
 @pytest.fixture
 def twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
-    """Makes the same kernel, as another process would."""
+    """Creates the same kernel again, as another process would."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     return lambda: compiled.entry(doubled)
 
@@ -71,7 +71,7 @@ def hits(made: Any) -> int:
     return sum(made.stats.cache_hits.values())
 
 
-# --- keeping ---------------------------------------------------------------------------------------------------------
+# --- storing ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_second_process_need_not_compile(twice: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
@@ -86,7 +86,7 @@ def test_a_second_process_need_not_compile(twice: Callable[[], Any], caplog: pyt
     assert not caplog.text
 
 
-def test_callbacks_are_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callbacks_are_stored_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
 
     def nothing(x):  # type: ignore[no-untyped-def]
@@ -97,9 +97,7 @@ def test_callbacks_are_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [each.cache_hits for each in made] == [0, 1]
 
 
-def test_a_change_in_any_kernel_makes_all_compile_anew(
-    twice: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_in_any_kernel_recompiles_all(twice: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     twice()(3)
     monkeypatch.setattr(compiled, "_SOURCE", "another")
     changed = twice()
@@ -128,7 +126,7 @@ def test_nothing_is_written_while_another_process_writes(twice: Callable[[], Any
     assert list(tmp_path.glob("*.nbc"))
 
 
-def test_functions_of_one_name_in_two_places_are_not_taken_for_one_another(
+def test_functions_of_the_same_name_in_two_files_are_not_confused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
@@ -149,14 +147,14 @@ def test_functions_of_one_name_in_two_places_are_not_taken_for_one_another(
         assert [compiled.entry(make())(5) for make in (one, two)] == [6, 7]
 
 
-# --- where -----------------------------------------------------------------------------------------------------------
+# --- folders ---------------------------------------------------------------------------------------------------------
 
 
-def test_machine_code_lies_beside_the_source_where_that_can_be_written(places: dict[str, Path]) -> None:
+def test_machine_code_is_stored_next_to_the_source_if_writable(places: dict[str, Path]) -> None:
     assert compiled.folder() == places["package"] / "__pycache__"
 
 
-def test_else_in_the_cache_of_the_user_else_in_the_temporary_folder(
+def test_otherwise_in_the_users_cache_or_the_temporary_folder(
     places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse(monkeypatch, places["package"])
@@ -171,7 +169,7 @@ def test_else_in_the_cache_of_the_user_else_in_the_temporary_folder(
         assert stat.S_IMODE(found.stat().st_mode) == 0o700
 
 
-def test_where_nothing_can_be_written_kernels_are_compiled_for_the_process_and_it_is_said(
+def test_without_a_writable_folder_kernels_are_compiled_for_the_process_and_it_is_logged(
     places: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     refuse(monkeypatch, *places.values())
@@ -207,8 +205,8 @@ def test_a_folder_that_others_can_write_is_refused(rights: int, places: dict[str
 
 
 @POSIX
-def test_a_folder_of_somebody_else_is_refused(places: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the temporary folder anybody may have made one by our name."""
+def test_a_folder_of_another_user_is_refused(places: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the temporary folder, another user may have created one with our name."""
     refuse(monkeypatch, places["package"], places["home"])
     mine = os.getuid()
     theirs = places["temporary"] / f"slipstream-kernels-{mine + 1}"
@@ -234,8 +232,8 @@ print("hit" if sum(made.stats.cache_hits.values()) else "compiled")
 """
 
 
-def test_two_processes_that_begin_at_once_compile_once(tmp_path: Path) -> None:
-    """And what the second one needs is there; only who compiles says so."""
+def test_two_processes_that_start_together_compile_once(tmp_path: Path) -> None:
+    """The second one loads the code from disk; only the compiling one logs it."""
     script = tmp_path / "script.py"
     script.write_text(TINY_ENTRY)
     own = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
@@ -250,8 +248,8 @@ def test_two_processes_that_begin_at_once_compile_once(tmp_path: Path) -> None:
         assert ("compiling CPU kernels" in err) == (out.strip() == "compiled")
 
 
-def test_a_process_that_finds_every_kernel_says_nothing() -> None:
-    executor()  # compiles what is not there yet
+def test_a_process_that_finds_every_kernel_logs_nothing() -> None:
+    executor()  # compiles what is not stored yet
     if compiled.folder() is None:
         pytest.skip("no folder for kernels can be written here")
     code = "from tests.backends.native.models import *; executor().forward(chain(0, 0, [3]))"
@@ -260,7 +258,7 @@ def test_a_process_that_finds_every_kernel_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_generate_says_that_it_compiles_unless_it_is_to_be_quiet(
+def test_generate_logs_that_it_compiles_unless_quiet(
     quiet: bool, tiny: Tiny, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from slipstream.cli.main import main

@@ -1,5 +1,5 @@
-"""Every family that we run, from checkpoints on disk, against transformers in float64; and mixtures of experts, of
-which only the chosen ones may be read."""
+"""Every supported family, from checkpoints on disk, against transformers in float64; and mixtures of experts, of which
+only the chosen ones may be read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def near(got: torch.Tensor, want: torch.Tensor, allowed: float = 1e-4) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_those_of_transformers_in_float64(family: str, checkpoint: Files, reference: Ref) -> None:
-    """A prompt, a piece of it, one token; a tree; and what is kept after rolling back."""
+    """A prompt, a part of it, one token, a tree, and the cache after a rollback."""
     of, text = reference(family, torch.float64), ids(75)
     want, model = of(text), load(checkpoint(family))
     near(model.forward(chain(0, 0, text[:40])).logits, want[:40])
@@ -51,7 +51,7 @@ def test_logits_equal_those_of_transformers_in_float64(family: str, checkpoint: 
     model.move(0, [73, 74], [71, 72])
     whole = [*text[:70], a, d, e, 5]
     near(model.forward(chain(0, 73, [5])).logits, of(whole)[73:])
-    model.forward(chain(0, 30, text[40:60]))  # rolled back, and on another way
+    model.forward(chain(0, 30, text[40:60]))  # rolled back, then other tokens
     model.forward(chain(0, 30, whole[30:]))
     model.forward(chain(1, 0, whole))
     near(model.kv(0, 74), model.kv(1, 74))
@@ -66,10 +66,10 @@ def test_logits_equal_those_of_transformers_in_float64(family: str, checkpoint: 
         pytest.param({"dtype": torch.bfloat16}, 0.2, marks=needs_bfloat16),
     ],
 )
-def test_other_settings_stay_near(
+def test_other_settings_are_close(
     family: str, options: dict[str, Any], allowed: float, checkpoint: Files, reference: Ref
 ) -> None:
-    """The random weights are drawn wide, which amplifies rounding; a router may even turn to another expert."""
+    """The random weights have a large spread, which amplifies rounding; a router may even choose another expert."""
     text = ids(40)
     want = reference(family, torch.float64)(text)
     got = load(checkpoint(family), **options).forward(chain(0, 0, text)).logits
@@ -122,7 +122,7 @@ def test_only_the_chosen_experts_are_read(dtype: torch.dtype, per_token: int) ->
 
 
 def test_experts_of_other_rows_do_no_harm() -> None:
-    """Where an expert is poisoned, the rows that did not choose it stay as they were."""
+    """If an expert is poisoned, the rows that did not choose it do not change."""
     made = config(1, experts=Experts(6, 1, 48, False, (True,)))
     model, text = NativeExecutor(made, weights(made), threads=1), ids(24)
     rows = forest([(b, 0, [token], []) for b, token in enumerate(text)])

@@ -33,8 +33,8 @@ make = functools.cache(executor)
 
 TREES = {
     "chain": [*range(-1, 11)],
-    "one sibling beside a chain": [-1, -1, *range(1, 11)],
-    "comb": [-1, -1, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8],  # at every depth one that goes on and one that does not
+    "a chain with one sibling": [-1, -1, *range(1, 11)],
+    "comb": [-1, -1, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8],  # at every depth one node with children and one without
     "flat": [-1] * 14,
     "binary": [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5],
 }
@@ -46,7 +46,7 @@ def on_threads(model: NativeExecutor, threads: int) -> NativeExecutor:
 
 
 def begin(model: NativeExecutor, seq_id: int, tokens: list[int]) -> None:
-    """Put a prompt into the cache in one pass."""
+    """Prefill a prompt in one pass."""
     model.release(seq_id)
     if tokens:
         model.forward(chain(seq_id, 0, tokens, []))
@@ -67,8 +67,8 @@ def same(found: Tensor, wanted: Tensor) -> None:
 
 
 def check(model: NativeExecutor, members: list[tuple[int, list[int], list[int]]], seed: int) -> None:
-    """Of each (length of the prompt, known rows and nodes' tokens, parents), in one batch on several threads: every row
-    equals the row alone."""
+    """Run all members (prompt length, tokens of pending rows and nodes, parents) in one batch on several threads: every
+    row equals the row alone."""
     logits, kept, rows = [], [], []
     for b, (past, tokens, parents) in enumerate(members):
         prompt = ids(past, seed + b)
@@ -86,7 +86,7 @@ def check(model: NativeExecutor, members: list[tuple[int, list[int], list[int]]]
 
 
 def random_tree(draw: random.Random, most: int) -> list[int]:
-    """Parents of up to so many nodes: bushy, lean, or with gaps between siblings."""
+    """Parents of up to `most` nodes: wide or narrow, or with other nodes between siblings."""
     nodes, kind = draw.randint(1, most), draw.random()
     return [i - 1 if draw.random() < kind else draw.randint(-1, i - 1) for i in range(nodes)]
 
@@ -136,8 +136,8 @@ def test_ragged_batches_of_trees_and_chains(shape: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 2, 5, 31, 32, 33, 64])
-def test_a_window_crossed_inside_a_burst(window: int) -> None:
-    """Chains and trees that begin before, at and behind its edge, also at the edge of a block of the cache."""
+def test_a_window_edge_inside_a_draft(window: int) -> None:
+    """Chains and trees that begin before, at and after its edge, also at the edge of a block of the cache."""
     model = make("llama", windows=(window, None))
     for past in {0, 1, max(0, window - 3), window - 1, window, window + 1, 30, 33}:
         check(model, [(past, ids(9, past), [])], seed=past)
@@ -146,8 +146,8 @@ def test_a_window_crossed_inside_a_burst(window: int) -> None:
 
 @pytest.mark.parametrize("form", ["float32", "w8a16", "float16 with a cache in float16"])
 @pytest.mark.parametrize("shape", ["llama", "windows", "many heads"])
-def test_a_long_context_that_threads_divide_among_themselves(shape: str, form: str) -> None:
-    """From LONG slots on, where heads are too few for the threads."""
+def test_a_long_context_that_is_split_among_threads(shape: str, form: str) -> None:
+    """From MIN_SPLIT_SLOTS slots on, if there are fewer heads than threads."""
     draw, model = random.Random(7), make(shape, form)
     for past in (MIN_SPLIT_SLOTS - 2, MIN_SPLIT_SLOTS + 150, 2 * MIN_SPLIT_SLOTS + 5):
         check(model, [(past, ids(3, past), [])], seed=past)
@@ -156,8 +156,8 @@ def test_a_long_context_that_threads_divide_among_themselves(shape: str, form: s
     check(model, [(MIN_SPLIT_SLOTS + 40, ids(4, 4), [-1, -1, 0]), (5, ids(2, 5), [])], seed=8)
 
 
-def test_only_the_rows_whose_logits_are_wanted_change_nothing() -> None:
-    """The last layer goes on with these alone."""
+def test_computing_fewer_logits_does_not_change_them() -> None:
+    """The last layer then computes only these rows."""
     for shape in ("llama", "mixture"):
         model = make(shape)
         batch = tree(TOGETHER, 0, ids(17, 9), TREES["comb"])
@@ -170,7 +170,7 @@ def test_only_the_rows_whose_logits_are_wanted_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("form", EVERY_FORMAT)
-def test_a_draft_in_one_call_equals_one_pass_a_step(form: str) -> None:
+def test_a_draft_in_one_call_equals_one_pass_per_step(form: str) -> None:
     model = make("windows", form)
     texts = [ids(n, n) for n in (30, 4, 61)]
     for b, text in enumerate(texts):

@@ -1,5 +1,5 @@
 """The native executor against the torch executor in float64: every format, chains drafted in one call, trees,
-rollbacks, slices of layers. What every executor must do is in the conformance suite too."""
+rollbacks, slices of layers. The promises of every executor are in the conformance suite."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TREE = [-1, 0, -1, 2]  # below a root, two branches of two
 native = functools.cache(executor)
 
 TOLERANCES = {"bfloat16 products": 0.1, "w8a16": 3e-3, "w8a8": 0.1, "int8 without dot products": 5e-3}
-"""Relative to the largest value; 1e-5 for weights that are used as they are, 2e-3 for a cache in float16."""
+"""Relative to the largest value; 1e-5 for weights in their stored format, 2e-3 for a cache in float16."""
 
 
 def tolerance(form: str) -> float:
@@ -82,7 +82,7 @@ def near(got: Tensor, want: Tensor, allowed: float = 1e-5) -> None:
 
 
 def together(texts: list[list[int]], pending: int = 2) -> Batch:
-    """The last tokens of each text; their logits alone are wanted."""
+    """The last tokens of each text, with their logits only."""
     batch = forest([(b, len(text) - pending, text[-pending:], []) for b, text in enumerate(texts)])
     return dataclasses.replace(batch, select=[s - 1 for s in batch.splits[1:]])
 
@@ -146,7 +146,7 @@ def test_every_kind_of_decoder_computes_what_the_torch_executor_computes(shape: 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("form", EVERY_FORMAT)
-def test_sizes_need_not_be_multiples_of_what_a_step_of_a_product_takes(form: str, tied: bool) -> None:
+def test_sizes_need_not_be_multiples_of_a_products_step(form: str, tied: bool) -> None:
     dtype, options = FORMATS[form]
     made = config(hidden_size=75, intermediate_size=131, vocab_size=101, heads=3, kv_heads=1, tie_embeddings=tied)
     if tied and "quantize" in options:
@@ -169,7 +169,7 @@ def test_trees_chains_and_new_sequences_share_a_batch() -> None:
     near(model.forward(batch).logits, reference.forward(batch).logits)
 
 
-def test_rolling_back_is_passing_a_smaller_past() -> None:
+def test_a_smaller_past_is_a_rollback() -> None:
     model, reference, text, other = native(), oracle(), ids(60, 5), ids(60, 6)
     model.forward(chain(4, 0, text))
     mixed = text[:30] + other[:10]
@@ -180,7 +180,7 @@ def test_rolling_back_is_passing_a_smaller_past() -> None:
 
 @pytest.mark.parametrize("shape", ["llama", "windows"])
 @pytest.mark.parametrize("past", [28, 31])  # 31: the move crosses a block
-def test_a_branch_that_is_moved_reads_as_its_chain(past: int, shape: str) -> None:
+def test_a_branch_that_is_moved_equals_its_chain(past: int, shape: str) -> None:
     model, text = native(shape), ids(36, 7)
     a, b, c, d, e = text[past : past + 5] if past + 5 <= 36 else ids(5)
     model.forward(chain(5, 0, text[:past]))
@@ -217,12 +217,12 @@ def test_slices_of_layers_share_the_cache() -> None:
         model.forward(chain(8, 15, text[15:]), layers=(1, 2))
 
 
-def test_blocks_grow_across_many_sequences_and_are_used_again() -> None:
+def test_blocks_grow_across_many_sequences_and_are_reused() -> None:
     model, reference = executor(), oracle()
     texts = [ids(33 + 7 * i, i) for i in range(12)]
     for i, text in enumerate(texts):
         model.forward(chain(i, 0, text[:-1], [0]))
-    assert len(model._blocks.keys[0]) > 16  # it has grown, with content in it
+    assert len(model._blocks.keys[0]) > 16  # it has grown, with content
     for i, text in enumerate(texts):
         got = model.forward(chain(i, len(text) - 1, text[-1:])).logits
         reference.release(50)
@@ -240,7 +240,7 @@ def test_blocks_grow_across_many_sequences_and_are_used_again() -> None:
 
 
 @pytest.mark.parametrize("form", ["float16", "float16 with a cache in float16"])
-def test_whatever_was_in_a_block_before_does_not_shine_through(form: str) -> None:
+def test_earlier_content_of_a_block_has_no_effect(form: str) -> None:
     model, text = native("windows", form), ids(40)
     batch = tree(0, 0, text, TREE)
     want = model.forward(batch).logits.clone()
@@ -249,7 +249,7 @@ def test_whatever_was_in_a_block_before_does_not_shine_through(form: str) -> Non
     assert torch.equal(model.forward(batch).logits, want)
 
 
-def test_logits_handed_out_earlier_stay_readable() -> None:
+def test_logits_of_earlier_calls_stay_readable() -> None:
     model, text = native(), ids(300)
     first = model.forward(chain(9, 0, text[:5])).logits
     for n in (1, 70, 200, 2):
@@ -323,7 +323,7 @@ def test_a_random_session_equals_the_torch_executor(shape: str, threads: int) ->
 @pytest.mark.parametrize(("shape", "form"), [("llama", "float32"), ("gpt2", "float32"), ("llama", "w8a16")])
 @pytest.mark.parametrize("kind", ["maximum", "uniforms", "noise"])
 @pytest.mark.parametrize("vocab", [None, VOCAB - 5])
-def test_a_chain_equals_one_forward_a_step(shape: str, form: str, kind: str, vocab: int | None) -> None:
+def test_a_chain_equals_one_forward_per_step(shape: str, form: str, kind: str, vocab: int | None) -> None:
     texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
     draws, model = numbers(kind, vocab), native(shape, form)
     made = model.decode_steps(prefilled(model, texts), 4, draws)
@@ -349,7 +349,7 @@ def test_distributions_are_those_of_the_logits_in_float64(kind: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["float16", "w8a8"])
-def test_a_chain_is_the_same_bit_for_bit_alone_and_in_company(form: str) -> None:
+def test_a_chain_is_the_same_bit_for_bit_for_any_batch(form: str) -> None:
     texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
     draws, model = numbers("uniforms"), native(form=form)
     company = model.decode_steps(prefilled(model, texts), 4, draws)
@@ -359,9 +359,9 @@ def test_a_chain_is_the_same_bit_for_bit_alone_and_in_company(form: str) -> None
         assert torch.equal(one.logits[:, 0], company.logits[:, b])
 
 
-def test_the_keys_and_values_of_every_token_but_the_last_are_there() -> None:
+def test_the_cache_holds_every_token_but_the_last() -> None:
     text, model, reference = ids(62, 5), native(form="float16"), oracle(form="float16")
-    made = model.decode_steps(prefilled(model, [text]), 5)  # the chain goes on into a new block of the cache
+    made = model.decode_steps(prefilled(model, [text]), 5)  # the chain continues in a new block of the cache
     whole = text + made.tokens[:-1, 0].tolist()
     reference.forward(chain(0, 0, whole))
     near(model.kv(0, len(whole)), reference.kv(0, len(whole)))
@@ -381,8 +381,8 @@ def test_an_exit_returns_the_stream_of_every_token_and_writes_the_KV_of_its_laye
     assert torch.equal(model.kv(8, 23)[0], model.kv(9, 23)[0])
 
 
-def test_a_greedy_sequence_among_drawn_ones_has_its_first_maximum() -> None:
-    """And a uniform next to 1 names a token."""
+def test_a_greedy_sequence_among_sampled_ones_has_its_first_maximum() -> None:
+    """A uniform close to 1 picks a token, too."""
     batch = forest([(0, 0, [3], []), (1, 0, [4], [])])
     heat, u = (
         torch.tensor([ARGMAX_INV_TEMPERATURE, 0.01], dtype=torch.float64),
@@ -420,7 +420,7 @@ def test_minus_infinity_forbids_a_token_and_of_equal_scores_the_first_wins() -> 
 
 
 @pytest.mark.parametrize("options", [{"quantize": "int4"}, {"quantize": "int8"}, {"threads": 0}, {"kv_dtype": "int8"}])
-def test_a_setting_that_cannot_be_honoured_is_refused(options: dict[str, Any]) -> None:
+def test_an_unsupported_setting_is_refused(options: dict[str, Any]) -> None:
     made = config()
     with pytest.raises(ParameterError):
         NativeExecutor(made, weights(made), **options)
@@ -441,7 +441,7 @@ def chosen(config: Any, executor: str, dtype: Any, device: str, quantize: str | 
     return choose(config, executor, resolve_settings(executor, dtype, device, quantize)).name
 
 
-def test_what_the_kernels_do_not_run_is_refused_by_name_and_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_decoder_is_refused_by_name_and_runs_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     made = config()
     odd, wide = dataclasses.replace(made, head_dim=24), dataclasses.replace(made, intermediate_size=MOST_COLUMNS + 64)
     assert refusal(made) is refusal(made, "w8a8") is refusal(wide) is None
@@ -463,7 +463,7 @@ def test_what_the_kernels_do_not_run_is_refused_by_name_and_left_to_torch(monkey
 
 
 def test_int8_weights_and_bfloat16_arithmetic_are_refused_together() -> None:
-    """Neither is dropped in silence."""
+    """Neither is ignored silently."""
     for executor_name in ("auto", "native", "torch"):
         with pytest.raises(ParameterError, match="quantize='w8a8' and dtype='bfloat16' were asked for together"):
             chosen(config(), executor_name, "bfloat16", "cpu", "w8a8")
@@ -480,14 +480,14 @@ def test_without_bfloat16_products_the_dtype_is_refused_by_name(monkeypatch: pyt
 
 
 @needs_bfloat16
-def test_with_them_auto_runs_bfloat16_here() -> None:
+def test_with_bfloat16_products_auto_runs_bfloat16_natively() -> None:
     assert chosen(config(), "auto", "bfloat16", "cpu") == "native"
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
-def test_weights_are_kept_as_narrow_as_the_checkpoint_has_them() -> None:
+def test_weights_are_stored_in_the_checkpoints_format() -> None:
     forms = ("float32", "float16", "bfloat16", "w8a8")
     sizes = {form: native(form=form).memory()["weights"] for form in forms}
     assert sizes["float16"] < 0.55 * sizes["float32"]
@@ -497,7 +497,7 @@ def test_weights_are_kept_as_narrow_as_the_checkpoint_has_them() -> None:
     assert tied["embed"]["values"] == tied["head"]["weights"]
 
 
-def test_a_checkpoint_of_several_dtypes_is_kept_in_float32() -> None:
+def test_a_checkpoint_of_several_dtypes_is_stored_in_float32() -> None:
     made = config()
     mixed = weights(made, torch.float16)
     name = "layers.1.self_attn.o_proj.weight"
@@ -509,7 +509,7 @@ def test_a_checkpoint_of_several_dtypes_is_kept_in_float32() -> None:
 
 
 def test_weights_of_a_pass_are_counted() -> None:
-    made = config(vocab_size=128, hidden_size=128, heads=4, intermediate_size=192)  # nothing is filled up
+    made = config(vocab_size=128, hidden_size=128, heads=4, intermediate_size=192)  # no padding
     model = NativeExecutor(made, weights(made, torch.float16), threads=1)
     assert 2 * matrix_values(made) <= model.memory()["weights"] <= 2.1 * matrix_values(made)
 
@@ -518,7 +518,7 @@ def test_loading_leaves_the_cache_empty() -> None:
     assert executor().memory()["kv"] == 0
 
 
-def test_a_cache_in_float16_takes_half() -> None:
+def test_a_cache_in_float16_needs_half_the_memory() -> None:
     sizes = []
     for form in ("float16", "float16 with a cache in float16"):
         model = executor(form=form)
@@ -527,14 +527,14 @@ def test_a_cache_in_float16_takes_half() -> None:
     assert sizes[0] == 2 * sizes[1] > 0
 
 
-def test_small_models_take_more_steps_a_call_than_large_ones() -> None:
+def test_small_models_run_more_steps_per_call_than_large_ones() -> None:
     found = [best_steps_per_call(size) for size in (1 << 10, 30_000_000, 200_000_000, 1 << 33)]
     assert found == sorted(found, reverse=True)
     assert (found[0], found[-1]) == (12, 1)
 
 
 @pytest.mark.parametrize("form", EVERY_FORMAT)
-def test_what_is_compiled_on_loading_is_all_that_is_ever_needed(form: str) -> None:
+def test_everything_is_compiled_on_loading(form: str) -> None:
     model, kernels = native(form=form), (decoder_pass.forward, decoder_pass.decode)
 
     def compiled() -> list[int]:

@@ -1,4 +1,4 @@
-"""Matrix products in every format, against plain models of their arithmetic: bit for bit where that is fixed."""
+"""Matrix products in every format, against simple models of their arithmetic: bit for bit where the order is fixed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def weights(seed: int, outs: int, columns: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("form", EXACT)
 @pytest.mark.parametrize(("outs", "columns"), [(1, 1), (63, 66), (64, 64), (65, 127), (130, 3), (200, 193)])
-def test_a_product_is_what_its_format_promises_bit_for_bit(form: str, outs: int, columns: int) -> None:
+def test_a_product_equals_the_model_of_its_format_bit_for_bit(form: str, outs: int, columns: int) -> None:
     weight, x, bias = weights(1, outs, columns), random(2, 40, columns), random(3, outs)
     x[5], x[9] = 0, x[9] * 1e-20
     x[11] *= np.float32(1e20)
@@ -56,7 +56,7 @@ def test_long_sums_of_integers_are_exact(form: str, columns: int) -> None:
 
 @pytest.mark.parametrize("form", INTEGERS)
 @pytest.mark.parametrize("columns", [64, 14336, MOST_COLUMNS])
-def test_the_greatest_sum_of_integers_does_not_overflow(form: str, columns: int) -> None:
+def test_the_largest_sum_of_integers_does_not_overflow(form: str, columns: int) -> None:
     weight = torch.ones(4, columns)
     weight[1] = -1
     weight[2, ::2] = -1
@@ -71,9 +71,7 @@ def test_the_greatest_sum_of_integers_does_not_overflow(form: str, columns: int)
 
 @pytest.mark.parametrize("form", ALL)
 @pytest.mark.parametrize(("outs", "columns"), [(130, 96), (400, 257), (1000, 70)])
-def test_a_row_is_the_same_bit_for_bit_in_any_company_and_on_any_number_of_threads(
-    form: str, outs: int, columns: int
-) -> None:
+def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_number_of_threads(form: str, outs: int, columns: int) -> None:
     product, x = Product(weights(10, outs, columns), form), random(11, 120, columns)
     alone = np.concatenate([product(x[r : r + 1]) for r in range(120)])
     for rows in (2, 3, 4, 6, 8, 9, 12, 13, 17, 40, 49, 97, 120):
@@ -82,7 +80,7 @@ def test_a_row_is_the_same_bit_for_bit_in_any_company_and_on_any_number_of_threa
 
 
 @pytest.mark.parametrize("form", ["float32", "float16", "bfloat16"])
-def test_weights_of_16_bits_are_used_as_they_are_and_products_summed_in_float32(form: str) -> None:
+def test_weights_of_16_bits_are_exact_and_products_are_summed_in_float32(form: str) -> None:
     weight = weights(12, 90, 48).to(getattr(torch, form))
     x, exact = random(13, 31, 48).astype(np.float64), weight.double().numpy().T
     error = np.abs(Product(weight.float(), form)(x) - x @ exact)
@@ -90,8 +88,8 @@ def test_weights_of_16_bits_are_used_as_they_are_and_products_summed_in_float32(
 
 
 @pytest.mark.parametrize("form", ["float16", "bfloat16"])
-def test_every_value_of_16_bits_is_widened_exactly(form: str) -> None:
-    """Denormal and greatest numbers, too."""
+def test_every_value_of_16_bits_is_converted_exactly(form: str) -> None:
+    """Denormal and largest numbers, too."""
     every = torch.arange(2**16).to(torch.uint16).view(getattr(torch, form))
     every = every[torch.isfinite(every)].float()
     table = every[: len(every) // 8 * 8].reshape(-1, 8)
@@ -126,7 +124,7 @@ def test_activations_are_rounded_to_the_nearest_bfloat16_ties_to_even() -> None:
 
 
 @pytest.mark.parametrize("form", INTEGERS)
-def test_int8_is_near_the_product_with_the_rounded_weights(form: str) -> None:
+def test_int8_is_close_to_the_product_with_the_rounded_weights(form: str) -> None:
     weight, x = weights(17, 100, 640), random(18, 5, 640)
     values, scale = quantise_rows(weight)
     want = x.astype(np.float64) @ (values.double() * scale.double()).numpy().T
@@ -135,7 +133,7 @@ def test_int8_is_near_the_product_with_the_rounded_weights(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ALL)
-def test_a_row_that_is_not_finite_stays_so_and_harms_no_other(form: str) -> None:
+def test_a_row_that_is_not_finite_does_not_change_other_rows(form: str) -> None:
     product, x = Product(weights(19, 70, 130), form), random(20, 9, 130)
     want = product(x)
     for strange in (np.nan, np.inf, -np.inf):
@@ -145,7 +143,7 @@ def test_a_row_that_is_not_finite_stays_so_and_harms_no_other(form: str) -> None
         assert np.array_equal(np.delete(found, 4, 0), np.delete(want, 4, 0))
 
 
-def test_the_model_of_rounding_keeps_the_greatest_value() -> None:
+def test_the_model_of_rounding_keeps_the_largest_value() -> None:
     x = random(21, 7, 640)
     integers, unit = rounded(x, 127)
     assert np.abs(integers).max(1).tolist() == [127] * 7

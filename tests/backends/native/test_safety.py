@@ -1,4 +1,4 @@
-"""Nothing that a prompt, a draft or a pair can hold reads memory that is not the model's."""
+"""No prompt, draft or pair of models makes a kernel read memory outside the model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FORMS = ["float32", "float16", "w8a8", pytest.param("bfloat16 products", marks=n
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("shape", ["llama", "qwen"])  # an embedding of its own, and one that is the output head too
+@pytest.mark.parametrize("shape", ["llama", "qwen"])  # untied and tied embeddings
 def test_a_token_outside_of_the_vocabulary_is_an_error_and_nothing_is_read(shape: str, form: str) -> None:
     model, text = executor(shape, form), ids(6)
     want = model.forward(chain(0, 0, text)).logits.clone()
@@ -123,8 +123,8 @@ def test_hidden_states_that_overflow_are_refused() -> None:
 
 @pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_key_or_value_that_is_not_finite_shows_in_the_logits(values: bool, threads: int) -> None:
-    """Whether the context is divided among threads or not."""
+def test_a_key_or_value_that_is_not_finite_is_detected_in_the_logits(values: bool, threads: int) -> None:
+    """Whether the context is split among threads or not."""
     model = executor(threads=threads)
     for past in (40, 600):
         for strange in (math.nan, math.inf) if values else (math.nan,):
@@ -142,7 +142,7 @@ def test_a_key_or_value_that_is_not_finite_shows_in_the_logits(values: bool, thr
 def test_an_interrupt_while_the_cache_grows_leaves_every_sequence_readable(
     monkeypatch: pytest.MonkeyPatch, allocations: int
 ) -> None:
-    """Some layers have new arrays by then, and some the old ones."""
+    """Some layers then have new arrays, others the old ones."""
     model, text = executor(), ids(60)
     want = model.forward(chain(0, 0, text)).logits.clone()
     model.forward(chain(1, 0, text[:59], []))
@@ -168,7 +168,7 @@ def test_an_interrupt_while_the_cache_grows_leaves_every_sequence_readable(
 # --- processors ------------------------------------------------------------------------------------------------------
 
 
-def test_without_instructions_for_float16_weights_are_widened_and_logits_the_same(
+def test_without_float16_instructions_weights_are_converted_and_logits_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = ids(30)
@@ -183,7 +183,7 @@ def test_without_instructions_for_float16_weights_are_widened_and_logits_the_sam
         executor(form="float16 with a cache in float16")
 
 
-# --- pairs that do not fit -------------------------------------------------------------------------------------------
+# --- incompatible pairs ----------------------------------------------------------------------------------------------
 
 PAIRS = """
 import sys
@@ -205,7 +205,7 @@ for draft in (narrow, Decoder.load(narrow, "native", threads=1)):
 
 
 def test_a_draft_of_fewer_ids_than_its_target_is_refused_or_harmless(tiny: Tiny, tmp_path: Path) -> None:
-    """In a process of its own: a crash would take the tests along."""
+    """In a separate process, because a crash would end the tests."""
     make_model(tmp_path / "draft", vocab_size=300)
     found = subprocess.run(
         [sys.executable, "-c", PAIRS, tiny.target, tmp_path / "draft"], capture_output=True, text=True, timeout=120

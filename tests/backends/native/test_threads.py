@@ -29,7 +29,7 @@ from slipstream.backends.native.threads import (
 from slipstream.targets.decoder import Decoder
 from tests.backends.native.models import chain, executor, ids
 
-WHOLE = ContentionMonitor.threads  # what `undisturbed` has put aside for the other tests
+WHOLE = ContentionMonitor.threads  # `undisturbed` replaces it in the other tests
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -44,7 +44,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """available_threads() of a machine with so many processors, two to a core where it has hyperthreads."""
+    """available_threads() of a machine with these processors; two per core if it has hyperthreads."""
 
     def count(cpus: set[int], quota: float | None = None, hyper: bool = False, **environment: str) -> int:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -66,14 +66,14 @@ def test_threads_are_the_cores_that_this_process_may_use(machine: Callable[..., 
     assert machine(set(range(1000))) == native_threads.MOST_THREADS
 
 
-def test_a_container_has_the_time_that_it_is_allowed(machine: Callable[..., int]) -> None:
+def test_a_containers_cpu_quota_limits_the_threads(machine: Callable[..., int]) -> None:
     assert machine(set(range(8)), quota=2.0) == 2
     assert machine(set(range(8)), quota=2.9) == 2
     assert machine(set(range(8)), quota=0.5) == 1
     assert machine(set(range(2)), quota=64.0) == 2
 
 
-def test_the_user_has_the_last_word(machine: Callable[..., int]) -> None:
+def test_the_users_setting_takes_precedence(machine: Callable[..., int]) -> None:
     assert machine(set(range(8)), quota=2.0, OMP_NUM_THREADS="5") == 5
     assert machine(set(range(8)), OMP_NUM_THREADS="3,2") == 3
     assert machine({0}, OMP_NUM_THREADS="100000") == native_threads.MOST_THREADS
@@ -89,7 +89,7 @@ def group(folder: Path, **files: str) -> Path:
 
 
 def test_quotas_of_control_groups_version_2(tmp_path: Path) -> None:
-    """The tightest of the own group and those above it."""
+    """The lowest quota of the own group and its parents."""
     root, own = group(tmp_path / "cgroup"), tmp_path / "self"
     own.write_text("0::/kube/pod\n")
     assert container_quota(root, own) is None
@@ -99,7 +99,7 @@ def test_quotas_of_control_groups_version_2(tmp_path: Path) -> None:
     assert container_quota(root, own) == 3.5
     group(root / "kube", cpu__max="150000 100000\n")
     assert container_quota(root, own) == 1.5
-    group(root, cpu__max="50000 100000\n")  # as a container sees its own
+    group(root, cpu__max="50000 100000\n")  # as seen inside a container
     assert container_quota(root, own) == 0.5
     group(root / "other", cpu__max="1000 100000\n")
     assert container_quota(root, own) == 0.5
@@ -126,13 +126,13 @@ def test_what_cannot_be_read_is_no_limit(content: str, tmp_path: Path) -> None:
 # --- other processes -------------------------------------------------------------------------------------------------
 
 
-def test_threads_that_others_keep_from_running_are_let_go_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulated: passes of 10 ms, of whose processor time another process takes half."""
+def test_under_contention_passes_run_on_one_thread_and_later_on_all_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated: passes of 10 ms, of which another process takes half the processor time."""
     monkeypatch.setattr(ContentionMonitor, "threads", WHOLE)
     contention, now = ContentionMonitor(), 100.0
 
     def passes(seconds: float, share: float) -> float:
-        """Share of the time in which all four threads were asked for."""
+        """Share of the time in which passes used all four threads."""
         nonlocal now
         end, together, total = now + seconds, 0.0, 0.0
         while now < end:
@@ -146,14 +146,14 @@ def test_threads_that_others_keep_from_running_are_let_go_and_taken_back(monkeyp
 
     assert passes(5, 1.0) == 1
     assert passes(5, 0.8) == 1
-    contention.observe(0.03, 0.01, 4, now)  # a single pass that was held up
+    contention.observe(0.03, 0.01, 4, now)  # a single pass that was delayed
     assert passes(1, 1.0) == 1
     first, later = passes(1.5, 0.5), passes(30, 0.5)
     assert later < 0.05 < first < 0.5
     assert contention.threads(4, now) in (1, 4)
     now += contention.longest
     assert passes(5, 1.0) == 1  # the cores are free again
-    assert passes(1.5, 0.5) > 0.05  # and the pauses are short again
+    assert passes(1.5, 0.5) > 0.05  # the pauses are short again
 
 
 def test_pauses_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_idle_workers_sleep() -> None:
     assert torch.equal(model.forward(chain(0, 20, [5])).logits, want)
 
 
-def test_a_pool_that_grows_ends_the_old_one() -> None:
+def test_a_pool_that_grows_stops_the_old_one() -> None:
     with native_threads.kernel_lock():
         size = pool().size
     model = executor(threads=size + 2)
@@ -215,14 +215,14 @@ def test_a_pool_that_is_closed_has_no_threads() -> None:
     assert threading.active_count() == before
 
 
-def test_a_small_model_has_one_thread_for_few_rows() -> None:
+def test_a_small_model_uses_one_thread_for_few_rows() -> None:
     small, large = Threads(4, 1 << 20), Threads(4, 1 << 30)
     assert (small.of(1), small.of(32), small.of(33)) == (1, 1, 4)
     assert (large.of(1), large.of(500)) == (4, 4)
     assert Threads(10_000, 1).most == native_threads.MOST_THREADS
 
 
-def test_what_is_placed_is_a_copy_at_the_start_of_a_cache_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aligned_copy_starts_at_a_cache_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     for size in (0, 1, 63, 1 << 21):
         values = torch.randint(0, 255, (size,), dtype=torch.uint8).numpy()
@@ -267,7 +267,7 @@ def test_two_python_threads_generate_on_two_LLMs_as_each_would_alone() -> None:
             assert list(helpers.map(lambda model: model.generate([prompt], params)[0].token_ids, models)) == want
 
 
-def test_loading_leaves_the_threads_of_torch_as_they_are() -> None:
+def test_loading_does_not_change_torchs_threads() -> None:
     before = torch.get_num_threads()
     executor(threads=3).forward(chain(0, 0, [3]))
     assert torch.get_num_threads() == before
@@ -330,6 +330,6 @@ print("fine")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-def test_control_C_ends_a_long_prompt_between_two_pieces_and_the_executor_goes_on() -> None:
+def test_control_C_ends_a_long_prompt_between_two_pieces_and_the_executor_keeps_working() -> None:
     found = run_python(INTERRUPT)
     assert (found.returncode, found.stdout.strip()) == (0, "fine"), found.stderr

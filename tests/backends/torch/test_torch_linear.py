@@ -30,10 +30,10 @@ def test_packed_equals_plain(out: int, width: int, rows: int, bias: bool) -> Non
 @pytest.mark.parametrize("most", [127, 63])
 @pytest.mark.parametrize("bias", [False, True])
 def test_int8_equals_its_definition(bias: bool, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounded weights times rounded activations, summed exactly, then scaled, whether or not the processor can add
-    products of 8 bits without cutting them off."""
+    """Rounded weights times rounded activations, summed exactly, then scaled, whether or not the processor adds 8-bit
+    products without saturation."""
     if most > packed.largest_activation():
-        pytest.skip("this processor cuts off sums of such products")
+        pytest.skip("this processor saturates sums of such products")
     monkeypatch.setattr(packed, "largest_activation", lambda: most)
     weight, b = layer(48, 64, bias)
     x = torch.randn(6, 64) * torch.tensor([1e-3, 0.1, 1, 10, 1e3, 0])[:, None]  # [M, in], one row all zero
@@ -42,20 +42,20 @@ def test_int8_equals_its_definition(bias: bool, most: int, monkeypatch: pytest.M
     torch.testing.assert_close(packed.linear(weight, b, CPU, "int8")(x), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_sums_of_the_greatest_products_are_exact() -> None:
+def test_sums_of_the_largest_products_are_exact() -> None:
     """Without VNNI, pairs of 8-bit products are added in 16 bits: activations are then rounded more coarsely."""
     made = packed.linear(torch.ones(48, 64), None, CPU, "int8")
     assert torch.equal(made(torch.ones(3, 64)), torch.full((3, 48), 64.0))
     assert torch.equal(made(-torch.ones(3, 64)), torch.full((3, 48), -64.0))
 
 
-def test_an_int8_row_does_not_depend_on_the_rows_beside_it() -> None:
+def test_an_int8_row_does_not_depend_on_other_rows() -> None:
     made = packed.linear(*layer(40, 64, True), CPU, "int8")
     x = torch.randn(9, 64) * torch.logspace(-3, 3, 9)[:, None]  # [M, in]
     assert torch.equal(made(x), torch.cat([made(row[None]) for row in x]))
 
 
-def test_plain_layers_stand_in_where_the_operators_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_layers_are_used_if_the_operators_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "_has_packed", lambda: False)
     monkeypatch.setattr(packed, "_has_int8", lambda: False)
     weight, b = layer(16, 32, True)
