@@ -1,5 +1,5 @@
-"""Every tiny checkpoint of transformers that tests run: a Llama with a draft that agrees with it most of the time and
-their byte-level tokenizer, and one model of each supported family."""
+"""The tiny checkpoints of the tests: a Llama with a draft model that mostly agrees with it and their byte-level
+tokenizer, and one model of each supported family."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class Tiny:
 
 def make_tokenizer(folder: Path, vocab_size: int = 320, texts: list[str] = TEXTS) -> Any:
     """A byte-level tokenizer with a chat template in `folder`; every UTF-8 text has ids. Other `texts` give other
-    merges, so that ids from 260 on stand for other tokens."""
+    merges, so that ids from 260 on are other tokens."""
     tokenizer = train_tokenizer(texts, vocab_size)
     save_tokenizer(tokenizer, folder, CONTEXT)
     return tokenizer
 
 
 def random_llama(seed: int = 0, noise: float = 0.0, **shape: Any) -> Any:
-    """A random Llama whose weights depend on `seed`, `noise` and the shape alone. `noise` shakes the weights that
-    `seed` gives, so that a draft nearly agrees. shape: as `LlamaConfig`, over SHAPE.
+    """A random Llama whose weights depend only on `seed`, `noise` and the shape. `noise` disturbs the weights of
+    `seed`, so that a draft model mostly agrees. shape: as `LlamaConfig`, over SHAPE.
 
-    Weights are drawn wide (std 0.25 rather than the usual 0.02), so that the first token is ahead by far more than
-    rounding and a wrong mask does not hide in a tolerance.
+    Weights have a large spread (std 0.25 instead of the usual 0.02), so that the best token is far ahead of rounding,
+    and the effect of a wrong mask exceeds the tolerance.
     """
     from transformers import LlamaForCausalLM
 
@@ -89,7 +89,7 @@ def make_tiny(folder: Path) -> Tiny:
 
 
 def clone(source: Path, folder: Path) -> Path:
-    """A copy to damage."""
+    """A copy that a test may damage."""
     return Path(shutil.copytree(source, folder))
 
 
@@ -166,7 +166,7 @@ def make_family(family: str, folder: Path, shard_bytes: int | None = None) -> Pa
     model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]())
     with torch.no_grad():
         for p in model.parameters():
-            if p.ndim == 1:  # biases start at 0 and norms at 1: a swapped or forgotten one would not show
+            if p.ndim == 1:  # biases start at 0 and norms at 1: a swapped or missing one would have no effect
                 p.add_(torch.randn_like(p) * 0.2)
     model.save_pretrained(folder, **({} if shard_bytes is None else {"max_shard_size": shard_bytes}))
     return folder

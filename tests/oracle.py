@@ -1,4 +1,4 @@
-"""Plain decoding written out a second time, and the exact distribution of what a target says, by enumeration."""
+"""A second implementation of plain decoding, and a target's exact distribution by enumeration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Distribution = dict[tuple[int, ...], float]
 
 
 class Oracle:
-    """A target's logits after any text, each computed once, by prefill alone: no draft, no batch, no reused cache."""
+    """A target's logits after any text, each computed once by prefill only: no draft, no batch, no reused cache."""
 
     def __init__(self, target: Target):
         self.target = target
@@ -37,7 +37,7 @@ class Oracle:
         return warp(self.logits([*prompt, *output])[None], params, prompt, [list(output)], frozenset(stop_ids))[0]
 
     def greedy(self, prompt: Seq[int], n: int) -> list[int]:
-        """The n tokens that plain greedy decoding says."""
+        """The n tokens of plain greedy decoding."""
         text = list(prompt)
         for _ in range(n):
             text.append(int(self.logits(text).argmax()))
@@ -51,8 +51,8 @@ def joint_distribution(
     stop_ids: frozenset[int] = frozenset(),
     length: int = 3,
 ) -> Distribution:
-    """Probability of each possible beginning, `length` tokens or ended earlier by a stop id. `params` may differ from
-    token to token."""
+    """Probability of each possible prefix of `length` tokens, or shorter if ended by a stop id. `params` may differ
+    from token to token."""
     each = [params] * length if isinstance(params, SamplingParams) else params
     probs: Distribution = {}
     open_ends: Distribution = {(): 1.0}

@@ -9,8 +9,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence as Seq
 from scipy.stats import chi2
 
 LEVEL = 1e-6
-"""A test fails where a correct program would with this probability: with some 40 tests, once in 25000 runs; but
-seeds are fixed, so a test that passes once passes always. The mildest wrong rule is off by far more (see the tests)."""
+"""Probability that a test fails for a correct program: with some 40 tests, once in 25000 runs. Seeds are fixed, so a
+test that passes once always passes. The smallest error of a wrong rule is far larger (see the tests)."""
 
 
 def g_test(
@@ -37,8 +37,8 @@ def assert_distribution(samples: Iterable[Hashable] | Mapping[Hashable, int], pr
 
 
 def needed(probs: Mapping[Hashable, float], other: Mapping[Hashable, float]) -> float:
-    """How many samples of `other` it takes until `g_test` against `probs` is expected to fail: small if the test can
-    tell them apart. Expected G is 2 n KL(other, probs) + degrees of freedom."""
+    """How many samples of `other` are needed until `g_test` against `probs` is expected to fail: small if the test
+    can distinguish them. Expected G is 2 n KL(other, probs) + degrees of freedom."""
     if any(outcome not in probs for outcome in other):
         return 0.0
     divergence = sum(p * math.log(p / probs[outcome]) for outcome, p in other.items())

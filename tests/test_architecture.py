@@ -1,4 +1,4 @@
-"""The package has the structure that docs/architecture.md draws."""
+"""The package has the structure of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 
 def documented() -> dict[str, int]:
-    """Room -> lines, highest room first."""
+    """Folder -> number of lines, highest layer first."""
     table = PAGE.read_text(encoding="utf-8").split("<!-- rooms")[1].split("<!-- end of rooms")[0]
     return {room: int(lines.replace(",", "")) for room, lines in re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", table, re.M)}
 
@@ -30,7 +30,7 @@ def room_of(parts: tuple[str, ...]) -> str:
 
 @cache
 def imports() -> list[tuple[Path, str, str]]:
-    """(file, its room, imported room) for every import within the package, those inside of functions included."""
+    """(file, its folder, imported folder) for every import within the package, also inside functions."""
     found = []
     for path in SOURCES:
         parts = path.relative_to(PACKAGE).parts
@@ -48,7 +48,7 @@ def imports() -> list[tuple[Path, str, str]]:
     return found
 
 
-def test_every_room_is_documented_with_about_as_many_lines_as_it_has() -> None:
+def test_every_folder_is_documented_with_its_approximate_number_of_lines() -> None:
     counted: Counter[str] = Counter()
     for path in SOURCES:
         counted[room_of(path.relative_to(PACKAGE).parts)] += len(path.read_text(encoding="utf-8").splitlines())
@@ -93,8 +93,8 @@ def test_core_needs_nothing_but_torch_numpy_and_the_standard_library() -> None:
 
 
 @pytest.mark.parametrize("kind", ["target", "executor", "head"])
-def test_nobody_probes_for_what_a_contract_declares(kind: str) -> None:
-    """`getattr(target, "...")` and `hasattr` on targets, executors, drafters and heads."""
+def test_no_code_probes_for_what_a_contract_declares(kind: str) -> None:
+    """No `getattr(target, "...")` and `hasattr` on targets, executors, drafters and heads."""
     probes = []
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

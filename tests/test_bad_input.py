@@ -34,7 +34,7 @@ def test_an_unknown_parameter() -> None:
         SamplingParams(temprature=1)  # type: ignore[call-arg]
 
 
-def test_the_openvino_executor_is_gone_and_the_message_says_what_to_do(tiny: Tiny) -> None:
+def test_the_removed_openvino_executor_is_refused_with_a_fix(tiny: Tiny) -> None:
     gone = "does not exist any more. The OpenVINO executor was removed because the native executor is faster. Fix: omit"
     with pytest.raises(ParameterError, match="(?i)" + gone):
         LLM(tiny.target, executor="openvino")

@@ -1,4 +1,4 @@
-"""The worked examples of CONTRIBUTING.md and docs/model-families.md do what the text says."""
+"""The examples of CONTRIBUTING.md and docs/model-families.md work as described."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def module(name: str, code: str, **names: Any) -> ModuleType:
 
 
 class TestTheDrafterOfTheGuide(Conformance):
-    """It passes the conformance suite, as every drafter does."""
+    """It passes the conformance suite of drafters."""
 
     @pytest.fixture
     def case(self) -> Case:
@@ -59,7 +59,7 @@ class TestTheDrafterOfTheGuide(Conformance):
         return Case(lambda: ToyTarget(5, order=3, seed=21, sharpness=1.5), drafter.make)
 
 
-def test_the_lines_of_the_guide_for_tables_can_be_written_so() -> None:
+def test_the_table_lines_of_the_guide_are_valid() -> None:
     """The line of the drafter's table and the declaration of a sampling parameter."""
     names = {"DrafterSpec": DrafterSpec, "Needs": Needs, "parameter": parameter, "number": number, "Effect": Effect}
     (spec,) = re.findall(r"^    (DrafterSpec\(.*\)),$", GUIDE, re.MULTILINE)

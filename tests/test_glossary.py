@@ -1,4 +1,4 @@
-"""docs/glossary.md defines each term once and every reported figure; its computed figures are those of the code."""
+"""docs/glossary.md defines each term once and every reported figure; its computed figures agree with the code."""
 
 from __future__ import annotations
 

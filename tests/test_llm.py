@@ -1,4 +1,4 @@
-"""`LLM`: what a Python user sees. Exactness itself is proven elsewhere; this is the contract of the interface."""
+"""`LLM`: the Python interface. Exactness is tested elsewhere."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_completion_carries_everything(llm, plain):
     assert done.prompt_token_ids == llm.tokenizer.encode("def add(")
 
 
-def test_results_stand_in_the_order_of_the_prompts_and_batches_do_not_matter(tiny, llm):
+def test_results_are_in_the_order_of_the_prompts_for_any_batch(tiny, llm):
     alone = [llm.generate(prompt, greedy())[0].token_ids for prompt in PROMPTS]
     narrow = LLM(tiny.target, tiny.draft, max_batch=2, **EXACT)
     for engine in (llm, narrow):
@@ -75,7 +75,7 @@ def test_token_ids_are_prompts_too(llm):
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("tokens", [1, 2, 7, 40])
 def test_a_stream_adds_up_to_the_completion(llm, prompt, tokens):
-    """The random model writes broken UTF-8: also where the text ends inside a character."""
+    """The random model generates broken UTF-8, so texts may end inside a character."""
     chunks = list(llm.stream(prompt, greedy(tokens)))
     done = chunks[-1].completion
     assert (
@@ -98,7 +98,7 @@ def test_closing_a_stream_early_releases_everything(llm):
     assert llm.generate(PROMPTS[0], greedy())[0].token_ids == llm.generate(PROMPTS[0], greedy())[0].token_ids
 
 
-def test_a_sequence_can_be_followed_and_looked_at_before_its_end(llm):
+def test_a_sequence_can_be_read_while_it_is_generated(llm):
     seq = llm.sequence(PROMPTS[0], greedy(40))
     steps = llm.follow(seq)
     shown = next(steps).text + next(steps).text
@@ -121,7 +121,7 @@ def test_stop_strings_cut_text_and_stream_alike(llm, plain, k):
 
 
 def test_a_stop_string_before_min_tokens_does_not_count(llm, plain):
-    """Text that was already shown stays: the stop string that ends the text is one completed after min_tokens."""
+    """Text that was already streamed stays: only a stop string completed after min_tokens ends the text."""
     whole = plain.generate(PROMPTS[1], greedy(40, ignore_eos=True))[0]
     stop = whole.text[2]
     for least in (1, 5, 12, 30):
@@ -139,7 +139,7 @@ def test_logprobs_are_those_of_the_target_alone(llm, plain):
     assert all(len(x.top) == 2 and x.top[0][0] == x.id for x in ours)
 
 
-def test_the_draft_length_of_a_request_counts(llm):
+def test_a_request_can_have_its_own_draft_length(llm):
     assert llm.generate(PROMPTS[0], greedy(draft_tokens=0))[0].stats.proposed == 0
     assert max(llm.generate(PROMPTS[0], greedy(draft_tokens=2))[0].stats.drafted_at) == 2
 
@@ -174,7 +174,7 @@ def test_seeds_repeat_and_coupled_texts_do_not_depend_on_the_drafter(tiny, llm, 
     assert len(texts) == 1
 
 
-def test_loaded_models_are_taken_as_they_are(tiny, llm):
+def test_loaded_models_are_used_directly(tiny, llm):
     from transformers import AutoModelForCausalLM
 
     models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (tiny.target, tiny.draft)]
@@ -190,7 +190,7 @@ def test_loaded_models_are_taken_as_they_are(tiny, llm):
         LLM(models[0], device="meta")
 
 
-def test_any_target_will_do(tiny, llm):
+def test_any_target_object_works(tiny, llm):
     target, draft = (Decoder.load(path, **EXACT) for path in (tiny.target, tiny.draft))
     engine = LLM(target, draft, tokenizer=llm.tokenizer)
     assert engine.generate(PROMPTS[0], greedy())[0].text == llm.generate(PROMPTS[0], greedy())[0].text
@@ -211,7 +211,7 @@ def test_chat_follows_the_template(llm):
     assert llm.chat("hi", greedy(6)).prompt_token_ids == llm.chat_prompt([{"role": "user", "content": "hi"}])
 
 
-def test_chat_without_a_template_says_so(tiny, plain):
+def test_chat_without_a_template_is_refused(tiny, plain):
     class Bare:
         chat_template = None
 
@@ -245,7 +245,7 @@ def test_a_draft_with_a_shorter_context_stops_drafting_there(tiny, tmp_path, llm
     assert "context of 32 tokens" in record.getMessage()
 
 
-def test_drafts_with_a_padded_vocabulary_fit(tiny, tmp_path, plain):
+def test_drafts_with_a_padded_vocabulary_are_compatible(tiny, tmp_path, plain):
     """The draft's output has 64 rows more than there are tokens: rows without a token are never drafted."""
     from tests.checkpoints import make_tokenizer
 
@@ -260,7 +260,7 @@ def test_drafts_with_a_padded_vocabulary_fit(tiny, tmp_path, plain):
 
 
 class Scripted(NoDrafter):
-    """Returns whatever it was given, or raises it."""
+    """Returns the given object, or raises it."""
 
     name = "scripted"
 
@@ -287,7 +287,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("answer", NONSENSE.values(), ids=NONSENSE.keys())
-def test_a_drafter_that_misbehaves_never_harms_the_text(tiny, plain, caplog, answer):
+def test_a_faulty_drafter_never_changes_the_text(tiny, plain, caplog, answer):
     engine = LLM(tiny.target, Scripted(answer), **EXACT)
     with caplog.at_level(logging.WARNING, "slipstream"):
         done = engine.generate(PROMPTS[0], greedy())[0]
@@ -305,7 +305,7 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_name():
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, "int8"), ("none", None), ("int8", "int8")])
-def test_r24_the_draft_model_can_be_quantised_on_its_own(monkeypatch, tiny, own, expected):
+def test_r24_the_draft_model_can_be_quantised_separately(monkeypatch, tiny, own, expected):
     asked = []
     original = Decoder.load
 

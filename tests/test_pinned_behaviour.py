@@ -1,6 +1,6 @@
-"""What users see stays as it is: texts, statistics, exit codes, names. `tests/pinned` holds what was seen before.
+"""Behaviour that users see does not change: texts, statistics, exit codes, names. `tests/pinned` holds the recording.
 
-A difference is a bug, or a change that is meant; for one that is meant, record anew: `python -m tests.pinned.record`.
+A difference is a bug or an intended change. After an intended change, record again: `python -m tests.pinned.record`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ KINDS = {"greedy": GREEDY, "edited": EDITED}
 NATIVE_ONLY = (
     "model, confidence", "model, topk tree", "layerskip, gain", "suffix, branches", "sam, corpus", "eagle3, comb",
 )  # fmt: skip
-"""Asked on the faster executor alone."""
+"""Tested on the faster executor only."""
 THOROUGH = ("none", "model", "lookahead", "medusa", "eagle3", "eagle3, tree", "hybrid")
-"""Asked on torch in every way."""
+"""Tested on torch in every way."""
 
 
 def asked(executor: str, drafter: str, way: str) -> bool:
-    """Whether to ask: everything natively; on torch, which is slower, every drafter in the usual way, some in all."""
+    """Whether to test this: everything natively; on torch, which is slower, every drafter in the default way and some
+    in all ways."""
     usual = way in ("greedy", "rejection") and drafter not in NATIVE_ONLY
     return executor == "native" or usual or drafter in THOROUGH
 
@@ -65,8 +66,8 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def drafting(scratch: Path) -> Callable[..., LLM]:
-    """The engine with a drafter and a rule. A drafter is kept until the next one is asked for: making one takes longer
-    than a text."""
+    """The engine with a drafter and a rule. A drafter is kept until the next one is requested: creating one takes
+    longer than a text."""
     known = cases.speculations(scratch, RECORDING)
 
     def engine_with(executor: str, drafter: str, rule: str = "rejection") -> LLM:
@@ -93,7 +94,7 @@ def check_course(done: Completion, expected: list[Any] | None) -> None:
 def test_greedy_texts_and_their_statistics_are_those_that_were_pinned(
     drafting: Callable[..., LLM], executor: str, drafter: str, kind: str
 ) -> None:
-    """Of three requests in one batch; where nothing edits the logits also of requests alone."""
+    """Three requests in one batch; if nothing edits the logits also each request alone."""
     expected = TEXTS[kind]
     llm, wanted = drafting(executor, drafter), KINDS[kind]
     single = [] if kind == "edited" else ["short"] if executor == "torch" else list(wanted)
@@ -111,7 +112,7 @@ def test_greedy_texts_and_their_statistics_are_those_that_were_pinned(
 def test_seeded_samples_and_their_statistics_are_those_that_were_pinned(
     drafting: Callable[..., LLM], executor: str, drafter: str, rule: str
 ) -> None:
-    """Of three requests in one batch; under the usual rule, natively, also of each request alone."""
+    """Three requests in one batch; under the default rule, natively, also each request alone."""
     expected = SAMPLES[drafter][rule]
     wanted = {name: replace(params, seed=expected[name]["seed"]) for name, params in SAMPLED.items()}
     for alone in (False, True) if (executor, rule) == ("native", "rejection") else (False,):
@@ -122,7 +123,7 @@ def test_seeded_samples_and_their_statistics_are_those_that_were_pinned(
 
 
 @on_both_executors
-def test_two_threads_say_what_one_says(executor: str) -> None:
+def test_two_threads_give_the_text_of_one(executor: str) -> None:
     llm = LLM("embedded", "embedded", executor=executor, dtype="float32", threads=2)
     for name, done in ask(llm, {"short": GREEDY["short"]}).items():
         assert text_of(done) == TEXTS["greedy"]["texts"][name]
@@ -162,7 +163,7 @@ def test_a_chat_follows_the_template_to_the_pinned_text(drafting: Callable[..., 
 
 
 @on_both_executors
-def test_the_small_decoder_of_the_tutorial_says_the_pinned_text(executor: str) -> None:
+def test_the_small_decoder_of_the_tutorial_gives_the_pinned_text(executor: str) -> None:
     target, draft, tokenizer = load_model_pair("embedded", "embedded", executor=executor, dtype="float32", threads=1)
     decoder = SpeculativeDecoder(target, draft, draft_tokens=4)
     text = TEXTS["greedy"]["texts"]["code"]
@@ -176,8 +177,8 @@ def test_the_small_decoder_of_the_tutorial_says_the_pinned_text(executor: str) -
 
 @pytest.mark.parametrize("line", cases.COMMANDS)
 def test_a_command_ends_as_it_was_pinned(scratch: Path, line: str) -> None:
-    """The exit code, whether there is text, help or JSON, whether there is an error, and no traceback. The wording is
-    free, and JSON may have more keys than it had."""
+    """The exit code, whether there is text, help or JSON, whether there is an error, and no traceback. The wording may
+    change, and JSON may have further keys."""
     code, out, err = cases.run_command(line, scratch)
     assert "Traceback" not in out + err
     seen, expected = cases.kind_of(code, out, err), dict(OUTCOMES[line])
@@ -186,8 +187,8 @@ def test_a_command_ends_as_it_was_pinned(scratch: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize("command", cases.SUBCOMMANDS)
-def test_a_command_takes_every_option_that_it_took(command: str) -> None:
-    """Asked together with --help, a command reads all options and then does nothing but show its help."""
+def test_a_command_accepts_every_recorded_option(command: str) -> None:
+    """With --help, a command parses all options and then only shows its help."""
     shown = [*command.split(), "--help"]
     options = [[name, *["1"] * count] for name, count in NAMES["options"][command].items()]
     if invoke([*shown, *(word for words in options for word in words)])[0]:
@@ -201,7 +202,7 @@ def test_options_of_other_programs_are_still_understood() -> None:
     assert invoke(["generate", "--help", *given])[0] == 0
 
 
-def test_every_exported_name_is_still_there() -> None:
+def test_every_exported_name_still_exists() -> None:
     assert set(NAMES["exports"]) <= set(slipstream.__all__)
     for name in NAMES["exports"]:
         assert set(NAMES["members"][name]) <= set(cases.members_of(name, engine("native"))), name
@@ -214,7 +215,7 @@ def test_parameters_keep_their_names_their_order_and_their_defaults(path: str) -
     assert {name: seen[name] for name in expected} == expected
 
 
-def test_every_drafter_is_still_there_and_is_pinned() -> None:
+def test_every_drafter_still_exists_and_is_pinned() -> None:
     assert set(NAMES["drafters"]) <= set(DRAFTERS)
     for name in NAMES["drafters"]:
         assert invoke(["drafters", name])[0] == 0
@@ -222,7 +223,7 @@ def test_every_drafter_is_still_there_and_is_pinned() -> None:
 
 @pytest.mark.parametrize("mistake", cases.MISTAKES)
 def test_a_mistake_raises_an_error_of_the_same_kind(scratch: Path, mistake: str) -> None:
-    """The class that was raised, or one derived from it."""
-    _drafts.clear()  # some mistakes change the drafter before they are noticed
+    """The recorded class, or one derived from it."""
+    _drafts.clear()  # some mistakes change the drafter before they are detected
     seen = cases.error_of(cases.MISTAKES[mistake], engine("native"), scratch)
     assert [name for name in seen if name in NAMES["errors"][mistake]] == NAMES["errors"][mistake]

@@ -1,4 +1,4 @@
-"""What somebody sees who looks at the package in an interactive session: `dir(slipstream)` and `repr(LLM(...))`."""
+"""The package in an interactive session: `dir(slipstream)` and `repr(LLM(...))`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import Tiny
 
 
-def test_dir_lists_the_public_names_and_each_of_them_is_there() -> None:
+def test_dir_lists_the_public_names_and_each_of_them_exists() -> None:
     assert dir(slipstream) == sorted(slipstream.__all__)
     assert {"LLM", "SamplingParams", "SpeculativeDecoder", "load_model_pair"} <= set(dir(slipstream))
     for name in dir(slipstream):

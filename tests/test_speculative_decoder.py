@@ -57,7 +57,7 @@ def test_loaded_transformers_models_and_paths_agree(tiny, pair):
     assert torch.equal(outputs[0], outputs[2])
 
 
-def test_shapes_dtypes_and_filling(pair):
+def test_shapes_dtypes_and_padding(pair):
     decoder = SpeculativeDecoder(*pair[:2])
     one = decoder.decode(torch.tensor([5, 6, 7], dtype=torch.int32), 8)
     assert (one.shape, one.dtype) == ((1, 11), torch.int32)
@@ -93,21 +93,21 @@ def test_bad_input_ids_are_refused(pair):
         decoder.decode(torch.tensor([[320]]), 4)
 
 
-def test_load_model_pair_refuses_pairs_that_do_not_fit(tiny, tmp_path):
+def test_load_model_pair_refuses_incompatible_pairs(tiny, tmp_path):
     make_model(tmp_path)
     make_tokenizer(tmp_path, texts=OTHER_TEXTS)
     with pytest.raises(PairError, match="do not share a vocabulary"):
         load_model_pair(tiny.target, tmp_path)
 
 
-def test_load_model_pair_returns_what_llm_takes(tiny, pair):
+def test_load_model_pair_returns_what_llm_accepts(tiny, pair):
     target, draft, tokenizer = pair
     llm = LLM(target, draft, tokenizer=tokenizer)
     text = llm.generate("for", SamplingParams(max_tokens=8))[0].text
     assert text == LLM(tiny.target, **EXACT).generate("for", SamplingParams(max_tokens=8))[0].text
 
 
-def test_embedded_names_the_pair_that_ships(tiny, pair, monkeypatch):
+def test_embedded_names_the_embedded_pair(tiny, pair, monkeypatch):
     monkeypatch.setattr("slipstream.zoo.target_dir", lambda: tiny.target)
     monkeypatch.setattr("slipstream.zoo.draft_dir", lambda: tiny.draft)
     ids = torch.tensor([[5, 6, 7]])

@@ -1,4 +1,4 @@
-"""docs/tutorial.md: its snippets print what it shows, its commands are commands, its numbers come from the script."""
+"""docs/tutorial.md: its snippets print what it shows, its commands exist, its numbers come from the script."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REMAKE = "run `make figures FIGURES=--still`"
 
 
 class LoadedError(Exception):
-    """Everything was understood, and the weights would be read now."""
+    """All options were accepted, and the weights would be loaded now."""
 
 
 @pytest.mark.parametrize(("code", "shown"), SNIPPETS, ids=range(len(SNIPPETS)))
@@ -40,7 +40,7 @@ def test_every_python_snippet_shows_its_output() -> None:
     assert all(shown.strip() for _, shown in SNIPPETS)
 
 
-def test_the_step_that_is_taught_takes_twenty_lines() -> None:
+def test_the_step_of_the_tutorial_has_twenty_lines() -> None:
     body = next(code for code, _ in SNIPPETS if "def one_step" in code)
     taught = body[body.index("def distributions") : body.index("\ntext =")]
     lines = [line for line in taught.splitlines() if line.strip()]
@@ -48,7 +48,7 @@ def test_the_step_that_is_taught_takes_twenty_lines() -> None:
 
 
 @pytest.mark.parametrize("command", OURS)
-def test_a_command_is_understood_up_to_loading(
+def test_a_command_is_accepted_up_to_loading(
     command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All options are parsed and checked by the commands themselves; those that load nothing run to their end."""
@@ -83,7 +83,7 @@ def test_other_commands_exist() -> None:
         assert command in targets
 
 
-def test_the_blocks_are_those_that_the_script_makes() -> None:
+def test_the_blocks_are_those_of_the_script() -> None:
     assert sorted(FIGURES) == sorted(tutorial.BLOCKS)
     assert TEXT.count("<!-- figure:") == TEXT.count("<!-- /figure -->") == len(FIGURES)
     assert all(body.strip() for body in FIGURES.values()), "run `make figures`"
@@ -110,28 +110,28 @@ def test_the_figures_are_there_small_and_used() -> None:
         assert len(text) < 80_000
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_a_target() -> None:
     heads = re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
     anchors = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
     for place in re.findall(r"\]\(([^)]+)\)", TEXT):
         assert place[1:] in anchors if place.startswith("#") else (TUTORIAL.parent / place).is_file(), place
 
 
-def test_no_measured_number_stands_in_the_prose() -> None:
-    """Outside of code and of what the script wrote, numbers with a unit or a decimal are quotations or papers."""
+def test_the_prose_has_no_measured_numbers() -> None:
+    """Outside of code and of generated blocks, numbers with a unit or a decimal are quotations or papers."""
     prose = re.sub(r"```.*?```", "", tutorial.FIGURE.sub("", TEXT), flags=re.DOTALL)
     prose = re.sub(r'"[^"\n]*"|`[^`]*`|arXiv \d+\.\d+', "", prose)
     assert re.findall(r"\d+\.\d+|\d+ ?%|\d+ ?(?:ms|tokens/s|times|x)\b", prose) == []
 
 
-def test_a_block_is_replaced_and_nothing_else() -> None:
+def test_only_the_block_is_replaced() -> None:
     text = "a\n<!-- figure:one -->\nold\n<!-- /figure -->\nb\n<!-- figure:two -->\n<!-- /figure -->\n"
     made = tutorial.with_figure(text, "two", "new \\1\n")
     assert made == text.replace("two -->\n", "two -->\nnew \\1\n")
     assert tutorial.with_figure(made, "one", "old") == made
 
 
-def test_an_output_is_replaced_by_what_is_printed() -> None:
+def test_an_output_is_replaced_by_the_printed_text() -> None:
     text = '```python\nprint("new")\n```\n\n<!-- output -->\n```text\nold\n```\n<!-- /output -->\n'
     assert tutorial.with_outputs(text) == text.replace("old", "new")
 
@@ -141,7 +141,7 @@ def test_a_command_that_fails_stops_the_script(tmp_path: Path) -> None:
         Kit(tmp_path, tmp_path).run("slipstream drafters nobody")
 
 
-def test_the_pair_with_the_shapes_of_gpt2_agrees_now_and_then(tmp_path: Path) -> None:
+def test_the_pair_with_the_shapes_of_gpt2_agrees_sometimes(tmp_path: Path) -> None:
     target, draft = gpt2_pair.make(tmp_path, layers=4, width=64, vocabulary=4200)
     exact = {"executor": "torch", "dtype": "float64"}
     params = SamplingParams(max_tokens=24, ignore_eos=True)

@@ -21,7 +21,7 @@ MEGABYTES = 42
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built by the build backend that is installed here, so that no network is needed."""
+    """Built with the installed build backend, without network access."""
     for name in ("hatchling", "pip"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed, so no wheel can be built (`make install` installs it)")
@@ -47,7 +47,7 @@ def about(content: dict[str, bytes], file: str) -> str:
     return content[name].decode()
 
 
-def test_it_holds_the_files_of_the_package_folder_and_nothing_else(content: dict[str, bytes]) -> None:
+def test_it_holds_only_the_files_of_the_package_folder(content: dict[str, bytes]) -> None:
     """No tests, recipes or benchmarks, and no caches."""
     packed = {name for name in content if not name.partition("/")[0].endswith(".dist-info")}
     here = {path.relative_to(ROOT) for path in (ROOT / "slipstream").rglob("*") if path.is_file()}
@@ -72,7 +72,7 @@ def test_it_names_its_licence_and_holds_licence_and_notice(content: dict[str, by
         assert about(content, f"licenses/{name}") == (ROOT / name).read_text()
 
 
-def test_the_console_command_is_there(content: dict[str, bytes]) -> None:
+def test_the_wheel_has_the_console_command(content: dict[str, bytes]) -> None:
     points = ConfigParser()
     points.read_string(about(content, "entry_points.txt"))
     assert dict(points["console_scripts"]) == {"slipstream": "slipstream.cli.main:main"}
@@ -80,5 +80,5 @@ def test_the_console_command_is_there(content: dict[str, bytes]) -> None:
     assert callable(getattr(importlib.import_module(module), name))
 
 
-def test_it_is_not_larger_than_its_models_explain(wheel: Path) -> None:
+def test_the_wheel_is_not_too_large(wheel: Path) -> None:
     assert wheel.stat().st_size < MEGABYTES * 1e6

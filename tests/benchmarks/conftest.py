@@ -1,4 +1,4 @@
-"""`benchmarks` is not installed with the package, so its parent must be on the path however pytest was called."""
+"""`benchmarks` is not installed with the package, so its parent folder must be on the path."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A worker that decodes nothing: it counts on from the last id. Its model's name says how it behaves."""
+"""A worker that decodes nothing: it counts up from the last id. The model's name decides how it behaves."""
 
 from typing import Any
 

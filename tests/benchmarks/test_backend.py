@@ -51,7 +51,7 @@ def test_options_choose_groups_contenders_and_passes():
     assert chosen(["gpt2"], ["llamacpp_f16"], [8], prompt=False) == {}
 
 
-def test_a_ratio_is_judged_by_its_bound():
+def test_a_ratio_is_compared_with_its_bound():
     row = judge(Figure("14M", "native_w8a16", "before_openvino_int8", 1, 0.8), SERIES, {})
     assert (row["verdict"], row["value"]) == ("reached", pytest.approx(0.5))
     assert row["low"] <= row["value"] <= row["high"]
@@ -59,13 +59,13 @@ def test_a_ratio_is_judged_by_its_bound():
     assert judge(Figure("14M", "native_w8a8", "native_w8a16", 8, 0.9), SERIES, SKIPPED)["verdict"] == "not measured"
 
 
-def test_first_uses_are_judged_by_their_median():
+def test_first_uses_are_compared_by_their_median():
     assert judge_first_use(FirstUse(False, 25.0), USES["now"], None)["value"] == 22.0
     assert judge_first_use(FirstUse(True, 0.5), USES["now"], None)["verdict"] == "missed"
     assert judge_first_use(FirstUse(True, 0.5), [], "no Numba")["reason"] == "no Numba"
 
 
-def test_the_table_begins_with_what_was_missed_and_hides_nothing(results):
+def test_the_table_begins_with_missed_bounds_and_is_complete(results):
     text = markdown(results)
     verdicts = [line.split("|")[-2].strip().strip("*") for line in text.splitlines() if " | at most " in line]
     assert len(verdicts) == len(FIGURES) + 2
@@ -76,7 +76,7 @@ def test_the_table_begins_with_what_was_missed_and_hides_nothing(results):
     assert "| 1 row | native, w8a16 | 1.05e+03 (1.02e+03 to 1.08e+03) | 0.50 (0.50 to 0.50) | 7.1 % |" in text
 
 
-def test_a_busy_machine_is_said_first(results):
+def test_a_busy_machine_is_reported_first(results):
     assert "Not a quiet machine" not in markdown(results)
     results["provenance"]["neighbours"] = 0.4
     assert markdown(results).startswith("**Not a quiet machine:** 40 %")
@@ -88,7 +88,7 @@ def test_a_report_of_a_run_in_which_nothing_could_be_measured():
     assert "no rounds" in text
 
 
-def test_workers_that_cannot_be_started_say_why(tmp_path):
+def test_workers_that_cannot_be_started_are_reported_with_the_reason(tmp_path):
     assert "--before" in str(places(None)["before"].missing)
     with pytest.raises(ContenderError, match="no environment"):
         places(tmp_path)["before"].start("x")

@@ -1,4 +1,4 @@
-"""What is made of the drafters' runs, from numbers that were never measured."""
+"""The figures of the drafters' benchmark, from made-up measurements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RANDOM = SimpleNamespace(data={"arms": [
 ]})  # fmt: skip
 
 
-def test_a_hybrid_is_held_against_the_best_single_drafter_of_each_kind() -> None:
+def test_a_hybrid_is_compared_with_the_best_single_drafter_of_each_kind() -> None:
     rows = {row["figure"]: row for row in figures({"mix": MIX})}  # type: ignore[dict-item]
     best = rows["best drafter against plain decoding, greedy, code"]
     assert (best["measured"], best["by"], best["verdict"]) == (3, "suffix+model", "reached")
@@ -38,7 +38,7 @@ def test_a_hybrid_is_held_against_the_best_single_drafter_of_each_kind() -> None
     assert (round(code["measured"], 6), code["verdict"]) == (1.25, "reached")
 
 
-def test_a_run_that_was_not_asked_for_has_no_figure_and_is_not_wanted() -> None:
+def test_a_run_that_was_not_requested_has_no_figure() -> None:
     text = "any drafter under its own control against plain decoding, random tokens"
     assert text not in {row["figure"] for row in figures({"mix": MIX})}  # type: ignore[dict-item]
     row = next(row for row in figures({"mix": MIX, "random": RANDOM}) if row["figure"] == text)  # type: ignore[dict-item]

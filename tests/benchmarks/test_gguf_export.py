@@ -1,4 +1,4 @@
-"""The conversion for llama.cpp, with a writer that only remembers: no peer is needed."""
+"""The conversion for llama.cpp, with a writer that only records: llama.cpp is not needed."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ NAMES = {
 
 
 class Writer:
-    """Keeps what a GGUFWriter would write."""
+    """Records what a GGUFWriter would write."""
 
     last: Any = None
 
@@ -105,7 +105,7 @@ def test_a_tied_output_matrix_is_left_out(export, checkpoint, tmp_path):
     "changes",
     [{"model_type": "gpt2"}, {"attention_bias": True}, {"rope_parameters": {"rope_type": "llama3", "factor": 8}}],
 )
-def test_what_is_no_plain_llama_is_refused(export, checkpoint, tmp_path, changes):
+def test_other_models_than_plain_llamas_are_refused(export, checkpoint, tmp_path, changes):
     folder, _ = checkpoint(**changes)
     with pytest.raises(ValueError, match="no plain Llama"):
         export.convert(folder, tmp_path / "out.gguf")

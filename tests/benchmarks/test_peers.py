@@ -1,4 +1,4 @@
-"""The side-by-side table: who stands in it, how it reads, and the command that makes it, all without any peer."""
+"""The side-by-side table: its rows, its text, and the command that creates it, without any other engine."""
 
 import json
 import re
@@ -67,7 +67,7 @@ def test_every_worker_can_be_made_by_a_make_target():
     assert set(everything[1].split()) == made
 
 
-def test_all_get_the_same_prompts_and_all_drafts_of_a_kind_the_same_length():
+def test_all_have_the_same_prompts_and_drafts_of_a_kind_have_the_same_length():
     assert {who.prompts for who in LINEUP.values()} == {"both"}
     lengths = {key: who.draft_tokens for key, who in LINEUP.items()}
     assert {lengths[key] for key in ("draft", "eagle3", "transformers_draft", "genai_draft", "vllm_draft")} == {5}
@@ -81,13 +81,13 @@ def test_code_and_edits_take_turns():
     assert [p.ids for p in both(sets)["both"]] == [[1], [4], [2], [5]]
 
 
-def test_speeds_are_told_apart_by_kind_of_prompt(results):
+def test_speeds_are_listed_by_kind_of_prompt(results):
     row = next(row for row in results["contenders"] if row["key"] == "draft")
     assert (row["code"]["median"], row["edit"]["median"], row["draft_tokens"]) == (512, 256, 5)
     assert row["over_plain"]["value"] == pytest.approx(2.0)
 
 
-def test_a_missing_peer_has_a_row_that_says_why(results):
+def test_a_missing_peer_has_a_row_with_the_reason(results):
     table = rows(results)
     assert "not measured: genai is not installed: run `make peer-genai`" in table["OpenVINO GenAI, plain"]
     assert "not measured: RuntimeError: no memory" in table["llama.cpp F32, draft model"]
@@ -95,7 +95,7 @@ def test_a_missing_peer_has_a_row_that_says_why(results):
     assert "vLLM, n-gram" not in table  # nobody asked for it
 
 
-def test_where_we_lose_is_said(results):
+def test_where_slipstream_is_slower_is_stated(results):
     lines = [line for line in markdown(results, LABELS).splitlines() if line.startswith("| plain |")]
     assert any("llama.cpp F32, plain" in line and "0.80x" in line and "**slower**" in line for line in lines)
     assert any("transformers, plain" in line and "2.00x" in line and "faster" in line for line in lines)
@@ -103,7 +103,7 @@ def test_where_we_lose_is_said(results):
     assert any("GenAI" in line and "not measured" in line for line in lines)
 
 
-def test_texts_are_judged_by_the_gap_where_they_part(results):
+def test_different_texts_are_classified_by_the_logit_gap_at_the_first_difference(results):
     said = {row["key"]: verdict(row) for row in results["contenders"]}
     assert said["plain"] == "the reference"
     assert said["draft"] == "identical"
@@ -113,7 +113,7 @@ def test_texts_are_judged_by_the_gap_where_they_part(results):
     assert said["transformers"] == "**1 of 2 differ, at a gap of 0.25**"
 
 
-def test_a_divergence_whose_gap_nobody_measured_is_no_tie(results):
+def test_a_divergence_without_a_measured_gap_is_no_tie(results):
     row = next(row for row in results["contenders"] if row["key"] == "vllm")
     del row["text"]["divergences"][0]["margin"]
     assert verdict(row) == "1 of 2 differ, gaps unknown"
@@ -123,7 +123,7 @@ def test_notes_say_how_weights_are_stored(results):
     assert "- llama.cpp Q8_0, plain: stored as 100% Q8_0" in markdown(results, LABELS)
 
 
-def test_the_plot_shows_everybody_that_was_measured(results):
+def test_the_plot_shows_all_measured_contenders(results):
     drawing = svg(plot(results))
     assert drawing.lstrip().startswith("<?xml")
     assert all(LABELS[key] in drawing for key in SECONDS)
@@ -132,7 +132,7 @@ def test_the_plot_shows_everybody_that_was_measured(results):
 
 @pytest.fixture
 def faked(monkeypatch, tmp_path):
-    """The command with one worker that decodes nothing in the place of all, but for OpenVINO GenAI, which is absent."""
+    """The command with a fake worker for all engines, except OpenVINO GenAI, which is missing."""
     fake, absent = WorkerKind("tests.benchmarks.fake_peer"), WorkerKind("", Path("/nowhere"), "peer-genai")
     kinds = {name: absent if name == "genai" else fake for name in WORKERS}
     monkeypatch.setattr(command, "WORKERS", kinds)
@@ -153,7 +153,7 @@ def test_the_command_writes_table_plot_and_document(faked, tmp_path, capsys):
     assert fast["over_plain"]["value"] == pytest.approx(11.0)  # the fake is 1 + draft length times as fast
 
 
-def test_an_output_folder_that_cannot_be_made_is_found_out_first(faked, tmp_path):
+def test_an_output_folder_that_cannot_be_created_is_refused_first(faked, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         command.main(["--out", str(tmp_path / "file" / "folder")])

@@ -1,4 +1,4 @@
-"""The picture at the top of README: what it draws is what was measured, and it needs nothing but a browser."""
+"""The picture at the top of README: it shows what was measured, and needs only a browser."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_tokens_appear_when_they_were_measured_and_drafted_ones_are_marked(drawn
         assert len(pills) == (0 if step == 1 else sum(piece.drafted for piece in pieces(take("", 4, 1.0))))
 
 
-def test_the_picture_runs_without_scripts_and_begins_with_its_end(drawn: str) -> None:
+def test_the_picture_runs_without_scripts_and_shows_the_final_state_first(drawn: str) -> None:
     for word in ("<script", "javascript", "http://", "https://", "url("):
         assert word not in drawn.replace("http://www.w3.org/2000/svg", "")
     for frames in re.findall(r"@keyframes \w+\{0%\{([^}]*)\}", drawn):

@@ -1,4 +1,4 @@
-"""The results document and the table, from a session that was never run."""
+"""The results document and the table, from a made-up session."""
 
 import json
 from typing import Any
@@ -54,7 +54,7 @@ def test_every_figure_has_a_row_with_a_verdict(results):
     assert "no memory" in rows["draft_vs_transformers"]["reason"]
 
 
-def test_missed_and_skipped_are_said_in_the_table(results):
+def test_missed_and_skipped_contenders_are_in_the_table(results):
     table = {line.split("|")[1].strip(): line for line in markdown(results).splitlines() if line.startswith("|")}
     assert "**missed**" in table[FIGURES["int8_vs_float32"].text]
     assert "1.20x" in table[FIGURES["int8_vs_float32"].text]
@@ -81,7 +81,7 @@ def test_bounds_point_the_right_way():
     assert judge("rows_int8", series, {})["verdict"] == "missed"
 
 
-def test_a_busy_machine_is_said_first(results):
+def test_a_busy_machine_is_reported_first(results):
     assert "Not a quiet machine" not in markdown(results)
     results["provenance"]["neighbours"] = 0.4
     assert markdown(results).startswith("**Not a quiet machine:** 40 %")

@@ -37,7 +37,7 @@ def run(monkeypatch):
         session.close()
 
 
-def test_a_worker_answers_in_turn_and_ends_when_its_input_does():
+def test_a_worker_answers_in_order_and_ends_when_its_input_does():
     worker = Worker("fake", MODULE)
     try:
         assert worker.call("load", name="plain") == {}
@@ -60,7 +60,7 @@ def test_an_error_of_a_worker_comes_back_with_its_reason_and_leaves_it_alive():
         worker.close()
 
 
-def test_everyone_is_timed_on_every_prompt_in_every_round(run):
+def test_every_contender_is_timed_on_every_prompt_in_every_round(run):
     session = run("plain", "noted", rounds=3)
     assert session.cells == {name: [[1.0] * 3] * 2 for name in ("plain", "noted")}
     assert session.outputs["plain"] == [[2, 3, 4, 5], [8, 9, 10]]
@@ -72,11 +72,11 @@ def test_a_fixed_draft_length_reaches_the_worker(run):
     assert run("plain", draft_tokens=4).cells["plain"] == [[0.2], [0.2]]
 
 
-def test_the_first_round_is_whole_even_if_there_is_no_time_and_no_other_begins(run):
+def test_the_first_round_is_completed_after_the_time_limit_and_no_other_begins(run):
     assert run("plain", rounds=5, deadline=0).cells == {"plain": [[1.0], [1.0]]}
 
 
-def test_who_is_not_installed_is_skipped_and_says_how_to_install_it(run):
+def test_a_missing_contender_is_skipped_with_how_to_install_it(run):
     session = run("plain", "absent")
     assert session.skipped == {"absent": "away is not installed: run `make peer-away`"}
     assert list(session.cells) == ["plain"]
@@ -85,24 +85,24 @@ def test_who_is_not_installed_is_skipped_and_says_how_to_install_it(run):
 @pytest.mark.parametrize(
     ("model", "reason"), [("broken", "no memory"), ("dying", "died"), ("short", "3 tokens instead of 4")]
 )
-def test_who_fails_is_skipped_and_the_others_go_on(run, model, reason):
+def test_a_failing_contender_is_skipped_and_the_others_continue(run, model, reason):
     session = run("plain", model)
     assert reason in session.skipped[model]
     assert model not in session.cells
-    if model != "dying":  # which takes along whoever shares its process
+    if model != "dying":  # it also ends the contenders of the same process
         assert list(session.cells) == ["plain"]
 
 
-def test_a_run_is_not_lost_if_nobody_can_tell_how_near_a_tie_was(run):
+def test_a_run_is_kept_if_the_margins_of_a_divergence_cannot_be_measured(run):
     session = run("plain")
-    session.workers["transformers"] = session.workers["fake"]  # which knows no margins
+    session.workers["transformers"] = session.workers["fake"]  # which has no margins
     divergences = [{"prompt": 0, "token": 1}]
     session.margins([[2, 3]], PROMPTS["code"], divergences)
     assert divergences == [{"prompt": 0, "token": 1}]
     assert "margin" in session.skipped["margins"]
 
 
-def test_a_fingerprint_follows_the_weights_and_nothing_else(tmp_path):
+def test_a_fingerprint_depends_on_the_weights_only(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"1")
     before = fingerprint(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({}))

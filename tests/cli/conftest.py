@@ -1,4 +1,4 @@
-"""`cli` runs a command in this process and returns what came out; models and prompts to run it on."""
+"""`cli` runs a command in this process and returns its output; models and prompts to run it on."""
 
 from __future__ import annotations
 

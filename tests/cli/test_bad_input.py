@@ -28,10 +28,10 @@ FILES = {
     "cut.json": "{",
     "openvino.json": '{"executor": "openvino"}',
 }
-"""Files in the folder that a command runs in, beside `result.json` and `forecast.json`."""
+"""Files in the folder that a command runs in, besides `result.json` and `forecast.json`."""
 
 TABLE: list[tuple[str, str]] = [
-    # command line, where {pair} stands for the options of a tiny pair; what the message must contain
+    # command line, with {pair} for the options of a tiny pair; what the message must contain
     ("generat x", "Did you mean 'generate'"),
     # generate: options
     ("generate x --temprature 1", "--temperature"),
@@ -225,7 +225,7 @@ def test_bad_input_is_refused_in_one_message_with_code_2(cli, pair, folder, line
 
 
 def test_a_value_out_of_range_is_refused_with_its_fix(cli):
-    """Every sampling parameter of the table that is refused before loading says what to do."""
+    """The message of every sampling parameter of the table that is refused before loading has a fix."""
     lines = [line for line, _ in TABLE if line.startswith("generate x -m /nonexistent --") and "=" in line]
     assert len(lines) == 14
     for line in lines:

@@ -24,7 +24,7 @@ def broken(tiny: Tiny, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(tiny: Tiny) -> None:
-    """The kernels, so that nobody is told that they are being compiled."""
+    """Compile the kernels first, so that no message about it appears."""
     LLM(tiny.target, executor="native")
 
 

@@ -49,7 +49,7 @@ def test_a_system_message_opens_the_conversation(session, plain, capsys):
     assert capsys.readouterr().out == plain.chat(messages, SamplingParams(max_tokens=12)).text
 
 
-def test_raw_completes_prompts_as_they_are(tiny, session, plain, capsys):
+def test_raw_completes_prompts_without_a_template(tiny, session, plain, capsys):
     raw = Session(session.llm, session.models, session.params, raw=True)
     for _ in range(2):
         raw.handle("def add(")
@@ -79,12 +79,12 @@ def test_raw_completes_prompts_as_they_are(tiny, session, plain, capsys):
         ("/ignore-eos no", "ignore_eos", False),
     ],
 )
-def test_sampling_changes_while_it_runs(session, line, field, value):
+def test_sampling_can_be_changed_while_it_runs(session, line, field, value):
     assert session.handle(line)
     assert getattr(session.params, field) == value
 
 
-def test_speculation_changes_while_it_runs_and_texts_stay(session, capsys):
+def test_speculation_can_be_changed_without_changing_the_text(session, capsys):
     session.raw = True
     session.handle("for")
     text = capsys.readouterr().out
@@ -107,7 +107,7 @@ def test_speculation_changes_while_it_runs_and_texts_stay(session, capsys):
     assert session.llm.rule.name == "coupled"
 
 
-def test_each_command_says_what_holds_now(session, capsys):
+def test_each_command_shows_the_current_setting(session, capsys):
     for line, said in {
         "/rule": "rejection rule (lossless)",
         "/draft-tokens": "draft-tokens 4",
@@ -154,7 +154,7 @@ def test_mistakes_change_nothing(session, line, message):
     assert before == (session.params, session.llm.rule, session.llm.drafter.name, session.llm.draft_tokens)
 
 
-def test_a_conversation_that_is_full_says_so(session):
+def test_a_full_conversation_is_reported(session):
     session.handle("hi")
     with pytest.raises(PromptError, match=f"the conversation has .* context holds {CONTEXT}.*Fix: /reset"):
         session.handle("x" * 300)
@@ -196,7 +196,7 @@ def test_side_by_side_shows_three_texts(session, plain, capsys):
     assert capsys.readouterr().out == text
 
 
-def test_side_by_side_with_a_drafter_that_is_no_model(session, capsys):
+def test_side_by_side_with_a_drafter_without_a_model(session, capsys):
     session.handle("/drafter ngram")
     session.handle("/side for")
     assert "'ngram' cannot generate text alone" in capsys.readouterr().out
@@ -204,7 +204,7 @@ def test_side_by_side_with_a_drafter_that_is_no_model(session, capsys):
 
 
 @pytest.mark.parametrize(("columns", "stacked"), [(80, True), (120, False)])
-def test_side_by_side_stands_in_columns_where_there_is_room(session, capsys, monkeypatch, columns, stacked):
+def test_side_by_side_uses_columns_if_the_terminal_is_wide_enough(session, capsys, monkeypatch, columns, stacked):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -7,7 +7,7 @@ import json
 from tests.checkpoints import OTHER_TEXTS, make_model, make_tokenizer
 
 
-def test_check_pair_of_models_that_fit(cli, tiny, tmp_path):
+def test_check_pair_of_compatible_models(cli, tiny, tmp_path):
     make_model(tmp_path, num_hidden_layers=8)
     make_tokenizer(tmp_path)
     result = cli("check-pair", tmp_path, tiny.draft)
@@ -21,7 +21,7 @@ def test_check_pair_of_models_that_fit(cli, tiny, tmp_path):
     assert (found["fits"], found["differing_ids"], found["measured"]) == (True, 0, [])
 
 
-def test_check_pair_of_models_that_do_not(cli, tiny, tmp_path):
+def test_check_pair_of_incompatible_models(cli, tiny, tmp_path):
     make_model(tmp_path)
     make_tokenizer(tmp_path, texts=OTHER_TEXTS)
     result = cli("check-pair", tiny.target, tmp_path)

@@ -33,7 +33,7 @@ def test_the_demo_as_json(cli, embedded):
     assert all(m["token_identical"] and m["lossless"] for group in found.values() for m in group)
 
 
-def test_the_demo_fails_loudly_where_texts_differ(cli, embedded, monkeypatch):
+def test_the_demo_fails_if_texts_differ(cli, embedded, monkeypatch):
     generate, calls = LLM.generate, []
 
     def wrong(self, prompts, params=None):

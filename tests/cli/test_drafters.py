@@ -19,7 +19,7 @@ def test_the_table_names_every_drafter(cli):
     assert all(f"\n {name} " in said for name in DRAFTERS)
 
 
-def test_shows_the_options_that_the_drafter_really_takes(cli):
+def test_shows_the_options_that_the_drafter_accepts(cli):
     from slipstream.drafters.ngram import NgramConfig
 
     options = json.loads(cli("drafters", "ngram", "--json").out)

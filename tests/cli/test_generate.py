@@ -1,4 +1,4 @@
-"""`slipstream generate`: text here, everything else there."""
+"""`slipstream generate`: text on standard output, everything else on standard error."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_stop_strings_end_the_text(cli, pair, llm):
         (["--rule", "block"], "speculative decoding: draft model, 4 draft tokens, block rule (lossless)"),
     ],
 )
-def test_every_way_to_speculate_gives_the_same_text_and_says_what_it_does(cli, pair, llm, options, start):
+def test_every_way_to_speculate_gives_the_same_text_and_reports_its_settings(cli, pair, llm, options, start):
     result = cli("generate", "def add(", "-n", "16", *options, *pair)
     assert result.said.startswith(start)
     assert result.out == text_of(llm, "def add(")

@@ -29,7 +29,7 @@ def test_info_for_people_and_programs(cli, tiny):
 
 
 @pytest.mark.parametrize("has", [True, False], ids=["with instructions", "without"])
-def test_info_says_what_runs_the_model_and_what_each_setting_changes(cli, tiny, monkeypatch, has):
+def test_info_shows_the_backend_and_the_effect_of_each_setting(cli, tiny, monkeypatch, has):
     for name in ("has_byte_dots", "has_bfloat16_dots"):
         monkeypatch.setattr(f"slipstream.backends.native.kernels.processor.{name}", lambda: has)
     monkeypatch.setattr("slipstream.backends.native.kernels.processor.is_arm", lambda: False)

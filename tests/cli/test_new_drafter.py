@@ -1,4 +1,4 @@
-"""A drafter added as `drafters.registry` says, a file and a line, is everywhere that drafters are."""
+"""A drafter added as described in `drafters.registry`, by a file and a line, is available everywhere."""
 
 from __future__ import annotations
 
@@ -114,9 +114,7 @@ def test_it_is_a_choice_with_its_own_length_and_its_options_are_checked(added: N
     assert (result.code, "most is 0" in result.said) == (2, True)
 
 
-def test_it_generates_what_the_target_says_alone_and_in_a_stack(
-    added: None, cli, pair: list[object], tiny: Tiny
-) -> None:
+def test_it_generates_the_targets_text_alone_and_in_a_stack(added: None, cli, pair: list[object], tiny: Tiny) -> None:
     plain = cli("generate", "for", *pair, "-n", "12", "-q", "--drafter", "none")
     for name in ("copycat", "suffix,copycat"):
         assert cli("generate", "for", *pair, "-n", "12", "-q", "--drafter", name).out == plain.out
@@ -124,7 +122,7 @@ def test_it_generates_what_the_target_says_alone_and_in_a_stack(
     assert llm.generate("for", SamplingParams(max_tokens=12))[0].stats.proposed > 0
 
 
-def test_the_laboratory_measures_it(added: None) -> None:
+def test_the_lab_measures_it(added: None) -> None:
     contender = LabModels(drafter=["copycat:most=2"]).contenders()[0]
     assert (contender.drafter, contender.draft_tokens, contender.options) == ("copycat", 7, {"most": 2})
     assert recreated_per_pass("copycat")

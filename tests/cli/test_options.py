@@ -55,13 +55,13 @@ def test_sampling_options_keep_their_names_and_defaults(command):
     assert not any(p.secondary_opts for p in known)
 
 
-def test_sampling_parameters_without_an_option_are_those_that_do_not_fit_on_a_line():
+def test_sampling_parameters_without_an_option_are_the_structured_ones():
     assert set(declared(SamplingParams)) - set(SAMPLING) == {
         "logit_bias", "bad_words", "stop_token_ids", "draft_tokens",
     }  # fmt: skip
 
 
-def test_what_is_used_where_nothing_is_named():
+def test_the_defaults_of_models_and_drafters():
     assert (ModelOptions().draft_model, ModelOptions().method, ModelOptions().length) == ("embedded", "model", 4)
     own = ModelOptions(target="somewhere")
     assert (own.draft_model, own.method, own.length) == (None, "ngram", 10)
@@ -119,7 +119,7 @@ def test_drafter_options():
         parse_options(["=3"])
 
 
-def test_a_bug_is_called_one_and_shows_its_traceback_under_debug_only(cli, monkeypatch, capfd):
+def test_a_bug_is_reported_as_such_and_shows_its_traceback_with_debug_only(cli, monkeypatch, capfd):
     monkeypatch.setattr("slipstream.cli.info.describe", lambda model: 1 / 0)
     result = cli("info", "x")
     assert result.code == 1

@@ -57,7 +57,7 @@ def test_advice_names_every_situation_and_its_commands(cli):
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("slipstream ")])
 def test_advised_commands_are_understood(command):
-    """Parsed by the command line itself: options that were renamed would show here."""
+    """Parsed by the command line itself, to detect renamed options."""
     name, *arguments = canonical(shlex.split(command)[1:])
     group = typer.main.get_command(app)
     wanted = group.get_command(click.Context(group), name)  # type: ignore[attr-defined]
@@ -80,7 +80,7 @@ def test_suggestions_for_a_known_target(cli, tmp_path):
     assert {one["name"] for one in (*seen["fitting"], *seen["rejected"])} == {*MODELS} - {"Llama-3.1-70B"}
 
 
-def test_nothing_fits_and_the_alternatives_are_named(cli, tiny, tmp_path):
+def test_without_a_compatible_draft_the_alternatives_are_named(cli, tiny, tmp_path):
     make_model(tmp_path / "other")
     make_tokenizer(tmp_path / "other", texts=OTHER_TEXTS)
     result = cli("suggest-draft", tiny.target, "--models", tmp_path)

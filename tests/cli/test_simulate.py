@@ -1,4 +1,4 @@
-"""`slipstream simulate`: every way to ask, what people see, and what is refused."""
+"""`slipstream simulate`: its inputs, its output, and what is refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_tables_fit_80_columns_and_nothing_is_cut(cli, arguments, monkeypatch):
     assert "…" not in result.out
 
 
-def test_a_plan_for_hardware_that_is_not_here(cli):
+def test_a_plan_for_other_hardware(cli):
     seen = found(cli, "--hardware", "H100", "-m", "Llama-3.1-70B", "-md", "Llama-3.1-8B", "--batch", "1,64",
                  "--latency-ms", "30", "--users", "3000")  # fmt: skip
     assert seen["hardware"]["devices"] == 4
@@ -74,7 +74,7 @@ def test_the_cache_of_the_target_can_be_given(cli):
     assert none["loads"][0]["plain_seconds"] < usual["loads"][0]["plain_seconds"]
 
 
-def test_assumptions_are_said(cli):
+def test_assumptions_are_stated(cli):
     said = " ".join(
         cli("simulate", "--hardware", "a100", "-m", "Mixtral-8x7B", "-md", "Mistral-7B", "--bits", "4").out.split()
     )

@@ -72,7 +72,7 @@ def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch)
     assert (kept["complete"], kept["data"]["raced"][0]["rounds"], kept["data"]["choice"]) == (False, 1, None)
 
 
-def test_what_is_tried_where_nothing_is_named():
+def test_what_is_tried_by_default():
     assert [(c.label, c.draft_tokens) for c in TuneModels().longest()] == [
         ("model", 8), ("ngram", 10), ("suffix", 10), ("recycling", 8)
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a bench result holds, and two of them side by side. Nothing here depends on how fast anything was."""
+"""The content of a bench result, and the comparison of two. No test depends on measured speed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_provenance_says_where_the_numbers_come_from(bench_result):
     json.dumps(bench_result.as_dict(), allow_nan=False)
 
 
-def test_progress_is_as_announced(tiny_llm, contenders, prompt_set):
+def test_progress_has_the_announced_number_of_steps(tiny_llm, contenders, prompt_set):
     config = BenchConfig(tokens=2, rounds=1, batches=(1, 2))
     moved = []
     bench(tiny_llm, contenders, prompt_set, config, advance=lambda: moved.append(1))
@@ -119,7 +119,7 @@ class Silent(Faulty):
         return Draft.empty(len(seqs))
 
 
-def test_drafters_that_fail_or_draft_nothing_are_warned_of(tiny_llm, prompt_set):
+def test_drafters_that_fail_or_draft_nothing_get_a_warning(tiny_llm, prompt_set):
     made = [Contender("faulty", Faulty(), 3), Contender("silent", Silent(), 3)]
     result = bench(tiny_llm, made, prompt_set, BenchConfig(tokens=4, rounds=1))
     said = "\n".join(result.warnings)
@@ -128,7 +128,7 @@ def test_drafters_that_fail_or_draft_nothing_are_warned_of(tiny_llm, prompt_set)
     assert "3 prompts are few" in said
 
 
-def test_settings_that_cannot_be():
+def test_impossible_settings_are_refused():
     for wrong in ({"tokens": 0}, {"batches": ()}, {"batches": (0,)}, {"temperatures": (-1.0,)}, {"rounds": 0}):
         with pytest.raises(ParameterError):
             BenchConfig(**wrong)
@@ -155,7 +155,7 @@ def stored(result: Result, path, factor: float = 1.0, **changes) -> str:
     return str(path)
 
 
-def test_a_change_beyond_both_intervals_is_significant(bench_result, tmp_path):
+def test_a_change_outside_both_intervals_is_significant(bench_result, tmp_path):
     a = stored(bench_result, tmp_path / "a.json")
     same = compare(a, stored(bench_result, tmp_path / "b.json", 1.01))
     assert not any(row["significant"] for row in same["rows"])
@@ -194,7 +194,7 @@ def test_files_without_a_common_arm_or_of_another_kind_are_refused(bench_result,
 
 
 def test_an_arm_without_its_baseline_is_not_reported(tiny_llm, contenders, prompt_set, tmp_path):
-    """In the second round the order has turned: an interruption in the first may leave one arm ahead of the other."""
+    """The second round runs in another order: an interruption in the first may leave one arm ahead of the other."""
     for stop in range(9, 19):
         moved = []
 

@@ -1,4 +1,4 @@
-"""Planning for many users follows from the costs."""
+"""Plans for many users follow from the costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same choice for other programs: their names, and an honest no where there is nothing of the kind."""
+"""The same settings for other programs: with their names, or a clear statement that they have no equivalent."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_a_shell_reads_is_the_json():
     assert json.loads(value) == {"method": "eagle3", "model": "it's/head", "num_speculative_tokens": 5}
 
 
-def test_what_has_no_counterpart_says_so():
+def test_settings_without_an_equivalent_are_reported():
     for drafter in ("recycling", "lookahead", "sam", "bandit", "medusa"):
         found = others(Choice(drafter, 4, draft="d"))
         assert set(found) == set(PROGRAMS)
@@ -58,7 +58,7 @@ def test_what_has_no_counterpart_says_so():
     assert "0.32" in vllm(Choice("medusa", 4, draft="d")).note
 
 
-def test_a_stack_is_a_list_where_stacks_are_known():
+def test_a_stack_is_a_list_for_programs_with_stacks():
     stack = Choice("ngram+model", 6, draft="d")
     assert llama_server(stack).values["spec-type"] == "ngram-simple,draft-simple"
     assert vllm(stack).values is None
@@ -72,7 +72,7 @@ def test_an_exit_of_the_target_itself():
     assert transformers(Choice("layerskip", 3)).values is None
 
 
-def test_plain_decoding_is_said_too():
+def test_plain_decoding_has_settings_too():
     for each in others(Choice("none")).values():
         assert (each.values, each.text) == ({}, "")
         assert each.note.startswith("plain decoding")
@@ -82,7 +82,7 @@ def test_plain_decoding_is_said_too():
     }  # fmt: skip
 
 
-def test_every_drafter_is_answered_for():
+def test_every_drafter_has_an_answer():
     for drafter in DRAFTERS:
         assert set(others(Choice(drafter, 4, draft="d"))) == set(PROGRAMS)
 

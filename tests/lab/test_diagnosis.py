@@ -1,4 +1,4 @@
-"""Every cause is planted and named: by numbers, and by drafters and targets that have it."""
+"""Every cause is created on purpose and found: by numbers, and by drafters and targets that have it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cause(m: Measured) -> str:
     return diagnose(m).cause
 
 
-def test_a_healthy_pair_is_left_alone():
+def test_a_good_pair_has_no_cause():
     found = diagnose(GOOD)
     assert (found.cause, found.fix) == ("nothing is wrong", "")
     assert found.speedup == found.predicted == pytest.approx(GOOD.prediction().speedup)
@@ -72,14 +72,14 @@ def test_a_lookup_that_finds_nothing_has_low_acceptance():
 
 
 def test_a_batch_that_fills_the_machine_is_too_large():
-    """Up to eight rows cost what one costs, then each costs its share: sixteen sequences gain nothing, one does."""
+    """Up to eight rows cost as much as one, further rows cost extra: sixteen sequences gain nothing, one does."""
     knee = CostCurve((1, 8, 16, 160), (0.010, 0.0101, 0.020, 0.2))
     big = replace(GOOD, costs=knee, batch=16, draft_each=0.002)
     assert cause(big) == "batch too large"
     assert cause(replace(big, batch=1, draft_each=0.0005)) == "nothing is wrong"
 
 
-def test_experts_are_blamed_where_there_are_any():
+def test_a_mixture_of_experts_is_named_as_a_cause():
     steep = replace(GOOD, costs=CostCurve((1, 2, 64), (0.010, 0.019, 0.5)))
     assert cause(steep) == "compute-bound target"
     found = diagnose(replace(steep, experts=(2, 8)))
@@ -99,7 +99,7 @@ def test_drafts_that_are_too_long_are_shortened_first():
     assert found.best_speedup == pytest.approx(long.prediction(found.best_length).speedup)
 
 
-def test_what_the_clock_says_counts_more_than_what_is_predicted():
+def test_measurements_count_more_than_predictions():
     slow = diagnose(replace(GOOD, speedup=(0.8, 0.7, 0.9)))
     assert slow.cause != "nothing is wrong"
     assert slow.speedup == 0.8
@@ -149,7 +149,7 @@ def test_no_prediction_is_above_the_mean_acceptance_length():
     assert replace(noisy, speedup=None).expected(4) <= noisy.length(4)
 
 
-def test_two_faults_at_once_are_said_not_to_be_enough():
+def test_with_two_faults_removing_one_is_reported_as_not_enough():
     found = diagnose(replace(GOOD, draft_each=0.1, costs=CostCurve((1, 2), (0.01, 0.04))))
     assert found.cause == "draft too expensive"
     assert not found.enough
@@ -180,7 +180,7 @@ def test_impossible_measurements_are_refused():
         replace(GOOD, prefill=-1.0)
 
 
-# --- end to end: something is really slow ----------------------------------------------------------------------------
+# --- end to end, with slow parts -------------------------------------------------------------------------------------
 
 PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two")], "0")
 QUICK = DoctorConfig(tokens=12, rounds=2)
@@ -193,7 +193,7 @@ def quiet(monkeypatch):
 
 
 class Slow(ToyTarget):
-    """2 ms a pass, and `row` seconds for each row beyond the first."""
+    """2 ms per pass, and `row` seconds for each row after the first."""
 
     row = 0.0
 
@@ -232,7 +232,7 @@ def test_a_drafter_that_sleeps_is_too_expensive():
 
 
 def test_a_drafter_that_drafts_at_random_has_low_acceptance():
-    """Of 256 tokens it hits one by chance, and four rows more cost as much as a pass: no noise makes that worth it."""
+    """One of 256 tokens is right by chance, and four further rows cost as much as a pass: it can never be faster."""
     target = Slow(vocab=256)
     target.row = 0.0005
     found = seen(target, RandomDrafter(256, sampled=False))
@@ -241,7 +241,7 @@ def test_a_drafter_that_drafts_at_random_has_low_acceptance():
     assert found["speedup"] < 0.9
 
 
-def test_a_target_that_pays_for_every_row_is_compute_bound(monkeypatch):
+def test_a_target_whose_cost_grows_with_every_row_is_compute_bound(monkeypatch):
     monkeypatch.setattr(lab, "ROWS", (1, 2, 4, 6))
     target = ComputeBound(vocab=16)
     found = seen(target, oracle(target))
@@ -249,13 +249,13 @@ def test_a_target_that_pays_for_every_row_is_compute_bound(monkeypatch):
     assert found["break_even"] is None
 
 
-def test_host_work_is_seen(monkeypatch):
-    """A verification that dawdles whenever there is something to verify."""
+def test_host_work_is_detected(monkeypatch):
+    """A slow verification of drafts."""
     from slipstream.core import step
 
     follow = step.follow
 
-    def dawdling(draft, picks):
+    def slow(draft, picks):
         if len(draft):
             sleep(0.03)
         return follow(draft, picks)
@@ -265,7 +265,7 @@ def test_host_work_is_seen(monkeypatch):
     assert seen(target, oracle(target))["cause"] == "host overhead"
 
 
-def test_a_good_drafter_is_left_alone_and_everything_is_kept(tmp_path):
+def test_a_good_drafter_has_no_cause_and_everything_is_stored(tmp_path):
     target = Slow(vocab=16)
     calls = []
     llm = LLM(target)
@@ -288,7 +288,7 @@ def test_a_busy_machine_is_noticed_while_measuring(monkeypatch):
     assert section(result).lead.startswith("Not diagnosed: other processes took 50%")
 
 
-def test_room_is_counted_apart_from_drafts():
+def test_room_for_drafts_is_counted_separately():
     """The last steps of a text have no room for deep draft tokens; that does not lower the drafter's rates."""
     target, tally = ToyTarget(vocab=16), Tally()
     llm = LLM(target, Counting(oracle(target), tally), draft_tokens=4)

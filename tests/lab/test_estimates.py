@@ -19,9 +19,9 @@ def test_interval_of_a_constant_ratio_is_a_point():
     assert (found.low, found.value, found.high) == (3.0, 3.0, 3.0)
 
 
-def test_pairing_cancels_what_disturbs_both_sides():
+def test_pairing_cancels_disturbances_of_both_sides():
     rng = np.random.default_rng(1)
-    noise = rng.lognormal(0, 1, size=(1, 9))  # one factor a round
+    noise = rng.lognormal(0, 1, size=(1, 9))  # one factor per round
     bottom = np.ones((6, 9)) * noise
     found = ratio(2 * bottom, bottom)
     assert found.high - found.low < 1e-12

@@ -1,4 +1,4 @@
-"""Presets are the vendors' figures; the roofline over them meets measured speeds."""
+"""Presets are the vendors' figures; the roofline reproduces measured speeds."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ A100, H100 = PRESETS["a100"], PRESETS["h100"]
         (LLAMA_70B, 2, 21.32), (LLAMA_70B, 4, 38.01), (LLAMA_70B, 8, 62.50),
     ],
 )  # fmt: skip
-def test_the_roofline_meets_the_measured_speeds_of_gpt_fast(model, devices, tokens_per_second):
+def test_the_roofline_reproduces_the_measured_speeds_of_gpt_fast(model, devices, tokens_per_second):
     """README of gpt-fast: A100-80GB, 16 bits, batch 1, a prompt of 5 tokens and 200 new ones."""
     predicted = 1 / forward_seconds(model, A100.times(devices), rows=1, sequences=1, context=100)
     assert predicted == pytest.approx(tokens_per_second, rel=0.06)
 
 
-def test_presets_are_found_however_they_are_spelt():
+def test_presets_are_found_in_any_spelling():
     for name, key in (("H100", "h100"), ("RTX 4090", "rtx4090"), ("rtx-3090", "rtx3090"), ("4090", "rtx4090"),
                       ("NVIDIA GeForce RTX 3090", "rtx3090"), ("nvidia a100", "a100")):  # fmt: skip
         assert find_hardware(name) is PRESETS[key]
@@ -42,8 +42,8 @@ def test_impossible_hardware_is_refused(change):
         Hardware(**{"name": "x", "bandwidth": 1e9, "flops": 1e12, "memory": 1e9} | change)
 
 
-def test_a_dense_model_turns_from_reading_to_computing_at_the_ridge():
-    """Below it rows are free but for the overhead; far above it they cost in proportion."""
+def test_a_dense_model_is_memory_bound_below_the_ridge_and_compute_bound_above():
+    """Below the ridge rows are almost free; far above it the cost is proportional to rows."""
     model = ModelSize.like_llama(70e9)
     few, many = int(H100.ridge * 0.9), int(H100.ridge * 4)
     assert forward_seconds(model, H100, few) == pytest.approx(forward_seconds(model, H100, 1))
@@ -78,7 +78,7 @@ def test_the_cache_is_read_as_often_as_there_are_sequences():
 
 
 def test_a_mixture_reads_more_experts_as_rows_grow():
-    """2 of 8 experts: one row reads two, many rows all eight; the rest is read once in any case."""
+    """2 of 8 experts: one row reads two, many rows all eight; the rest is always read once."""
     model = MODELS["Mixtral-8x7B"].size
     assert model.weights_read(1) == pytest.approx(model.step)
     shared = model.step - model.mixtures / 4
@@ -87,7 +87,7 @@ def test_a_mixture_reads_more_experts_as_rows_grow():
     assert LLAMA_7B.weights_read(1000) == LLAMA_7B.step
 
 
-def test_checking_costs_a_mixture_more_than_a_dense_model():
+def test_verification_costs_a_mixture_more_than_a_dense_model():
     mixture, dense = MODELS["Mixtral-8x7B"].size, LLAMA_70B
     assert roofline_curve(mixture, H100.times(2)).relative(8) > 2.5
     assert roofline_curve(dense, H100.times(4)).relative(8) < 1.02

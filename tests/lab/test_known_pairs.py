@@ -1,4 +1,4 @@
-"""Every recommended pair is there, with published figures only where there are some."""
+"""Every recommended pair is listed, with figures only if they are published."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ RECOMMENDED = [
 
 
 @pytest.mark.parametrize(("target", "draft", "acceptance", "speedup"), RECOMMENDED)
-def test_every_recommended_pair_is_there(target, draft, acceptance, speedup):
+def test_every_recommended_pair_is_listed(target, draft, acceptance, speedup):
     pair = published(target, draft)
     assert pair is not None
     assert (pair.acceptance, pair.speedup) == (acceptance, speedup)
     assert pair.source
 
 
-def test_figures_have_sources_and_nothing_else_has():
+def test_every_figure_has_a_source():
     for pair in PAIRS:
         assert bool(pair.acceptance) == bool(pair.acceptance_source)
         assert bool(pair.speedup) == bool(pair.speedup_source)
@@ -52,7 +52,7 @@ def test_shapes_give_the_published_parameter_counts(name, parameters):
     assert MODELS[name].facts.parameters == parameters
 
 
-def test_names_are_known_however_they_are_spelt():
+def test_names_are_found_in_any_spelling():
     for name in ("meta-llama/Llama-3.1-70B-Instruct", "Meta-Llama-3.1-70B-Instruct", "llama-3.1-70b",
                  "/models/Llama-3.1-70B/"):  # fmt: skip
         assert known_model(name) is MODELS["Llama-3.1-70B"]
@@ -77,7 +77,7 @@ def test_every_hub_id_leads_to_its_own_model():
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda p: f"{p.target}+{p.draft}")
-def test_every_pair_has_an_outlook(pair):
+def test_every_pair_has_a_forecast(pair):
     found = outlook(pair, PRESETS["h100"]).forecast
     assert found.rates.source == ("assumed" if pair.acceptance is None else "published")
     assert found.speedup >= 1
@@ -87,9 +87,9 @@ def test_every_pair_has_an_outlook(pair):
         assert found.break_even < found.rates.alpha
 
 
-def test_outlooks_agree_with_what_is_published_where_the_arithmetic_allows():
-    """70B + 3B lands within the published range; GPT-2 + DistilGPT-2 cannot, on any hardware: a draft token costs
-    two thirds of a target step in bytes alone."""
+def test_forecasts_agree_with_published_speedups_where_they_are_possible():
+    """70B + 3B is within the published range; GPT-2 + DistilGPT-2 cannot be, on any hardware: a draft token reads two
+    thirds of the bytes of a target step."""
     seen = outlook(published("Llama-3.1-70B", "Llama-3.2-3B"), PRESETS["h100"]).forecast
     assert 2 <= seen.speedup <= 3
     ideal = Hardware("no overhead", 1e12, 1e15, 80e9, overhead=0.0)
@@ -104,7 +104,7 @@ def test_a_given_acceptance_is_used_and_called_given():
     assert (rates.alpha, rates.source) == (0.9, "given")
 
 
-def test_a_pair_that_fits_nowhere_is_refused():
+def test_a_pair_that_fits_on_no_hardware_is_refused():
     with pytest.raises(ParameterError, match="do not fit into 64 x tiny"):
         outlook(PAIRS[0], Hardware("tiny", 1e9, 1e12, 1e9))
 

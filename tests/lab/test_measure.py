@@ -1,4 +1,4 @@
-"""Interleaving, pairing and the figures that follow from the cells."""
+"""Interleaving, pairing and the figures computed from the cells."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_arm_runs_in_every_round_and_takes_turns(llm, monkeypatch):
     assert [len(row) for run in runs for row in run.cells] == [4] * 8
     timed = order[8:]
     assert timed[:4] == ["plain", "ngram"] * 2
-    assert timed[8:12] == ["ngram", "plain"] * 2  # the order turns with each round
+    assert timed[8:12] == ["ngram", "plain"] * 2  # the order rotates with each round
 
 
 def test_greedy_texts_are_compared_with_plain_decodings(llm):
@@ -91,7 +91,7 @@ def test_all_arms_sample_with_the_same_seeds_and_rounds_differ(llm):
     assert len(set(texts)) > 1
 
 
-def test_what_is_named_is_made_anew_and_what_holds_weights_is_kept(llm):
+def test_named_drafters_are_recreated_and_drafters_with_weights_are_kept(llm):
     named, options = load_weights_once(llm, "ngram", {"max_ngram": 3})
     assert (named, options) == ("ngram", {"max_ngram": 3})
     arm = Arm("ngram", llm, named, 3, options)
@@ -105,7 +105,7 @@ def test_what_is_named_is_made_anew_and_what_holds_weights_is_kept(llm):
     assert arm.prepare().members[1] is arm.prepare().members[1] is kept
 
 
-def test_no_further_round_begins_after_the_time_but_three_are_run(llm):
+def test_at_least_three_rounds_are_run_and_none_begins_after_the_time_limit(llm):
     runs = line_up(pair(llm), PROMPTS[:1])
     race(runs, 9, seconds=0)
     assert runs[0].rounds == 3
@@ -139,13 +139,13 @@ def test_an_unfinished_round_does_not_count(llm):
     assert runs[0].seconds_per_token().shape == (2, 1)
 
 
-def test_peak_memory_is_of_the_stretch_and_not_of_the_past():
+def test_peak_memory_is_that_of_the_measured_part_only():
     big = torch.ones(30_000_000)
     del big
     with Peak(torch.device("cpu")) as peak:
         small = torch.ones(2_000_000)
     if peak.bytes is None:
-        pytest.skip("the system cannot forget an earlier peak")
+        pytest.skip("the system cannot reset the peak")
     with Peak(torch.device("cpu")) as larger:
         kept = torch.ones(30_000_000)
     assert larger.bytes - peak.bytes > 60_000_000

@@ -1,4 +1,4 @@
-"""Grids, and predictions beside measurements."""
+"""Grids, and predictions next to measurements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_grids():
         grid({"k": range(10), "t": range(10)})
 
 
-def test_the_numeric_axis_with_most_values_lies_flat():
+def test_the_numeric_axis_with_most_values_is_the_x_axis():
     assert horizontal({"drafter": ("a", "b", "c"), "draft_tokens": (2, 4), "dtype": (None,)}) == "draft_tokens"
     assert horizontal({"drafter": ("a", "b"), "draft_tokens": (2,)}) == "drafter"
 
@@ -41,8 +41,8 @@ def test_every_setting_has_a_point_and_chains_have_a_prediction(sweep_result):
     assert "predicted" not in points[0]
 
 
-def test_predicted_tokens_a_round_are_exact_at_the_longest_draft(sweep_result):
-    """Acceptance by position determines tau; only the ends of texts, where drafts are shorter, blur it."""
+def test_predicted_tokens_per_step_are_exact_at_the_longest_draft(sweep_result):
+    """Acceptance by position determines tau, except for the shorter drafts at the ends of texts."""
     longest = sweep_result.data["arms"][-1]
     stats, texts = longest["overall"]["stats"], 3 * longest["rounds"]
     behind_the_first = (stats["tokens"] - texts) / (stats["steps"] - texts)
@@ -72,7 +72,7 @@ def test_a_prediction_from_known_cells():
     assert found["speedup"] == pytest.approx(0.41 / 0.13, rel=0.02)
 
 
-def test_trees_are_told_from_chains():
+def test_trees_are_distinguished_from_chains():
     chain, tree = SpecStats(), SpecStats()
     chain.count([1, 2, 3], 1, 2)
     tree.count([1, 1, 2], 1, 2)

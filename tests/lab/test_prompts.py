@@ -53,7 +53,7 @@ def test_human_eval_json_lines_and_text(tmp_path):
     assert [e.text for e in entries(path)] == ["first\n\n  still", "second"]
 
 
-def test_the_prompts_that_ship(llm):
+def test_the_embedded_prompts(llm):
     made = load(llm, "code,edit", 4)
     assert made.categories == ["code", "code", "edit", "edit"]
     assert made.source == "code,edit"
@@ -89,7 +89,7 @@ def test_names_that_are_wrong(tmp_path, llm):
         load(llm, template="chatt")
 
 
-def test_categories_take_turns_where_there_are_too_many(tmp_path):
+def test_too_many_prompts_are_reduced_evenly_over_categories(tmp_path):
     kinds = ["a"] * 5 + ["b"] + ["c"] * 3
     found = entries(lines(tmp_path / "x.jsonl", *({"prompt": f"p{i}", "category": k} for i, k in enumerate(kinds))))
     assert [e.category for e in in_turns(found, 6)] == ["a", "a", "a", "b", "c", "c"]
@@ -97,7 +97,7 @@ def test_categories_take_turns_where_there_are_too_many(tmp_path):
     assert len(in_turns(found, 99)) == 9
 
 
-def test_repeated_prompts_are_left_out_and_said_to_be(tmp_path, llm):
+def test_repeated_prompts_are_left_out_and_reported(tmp_path, llm):
     path = lines(tmp_path / "x.txt", "one and the same", "another", "one and the same")
     made = load(llm, path)
     assert len(made.prompts) == 2
@@ -112,8 +112,8 @@ def test_prompts_longer_than_the_context_are_left_out(tmp_path, llm):
         load(llm, lines(tmp_path / "y.txt", "word " * 400))
 
 
-def test_random_tokens_are_told_from_text():
-    """By the embedded target, which knows Python and nothing of noise."""
+def test_random_tokens_are_distinguished_from_text():
+    """By the embedded target, which was trained on Python."""
     from slipstream.lab.prompts import Prompt, PromptSet
 
     llm = LLM("embedded")

@@ -5,10 +5,10 @@ import pytest
 
 from slipstream.lab.provenance import OtherProcesses, _others
 
-pytestmark = pytest.mark.skipif(_others() is None, reason="the system does not tell")
+pytestmark = pytest.mark.skipif(_others() is None, reason="the system does not report it")
 
 
-def test_own_children_are_no_neighbours():
+def test_own_child_processes_do_not_count_as_other_load():
     neighbours, before = OtherProcesses(), _others()
     code = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
     subprocess.run([sys.executable, "-c", code], check=True)

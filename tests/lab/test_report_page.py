@@ -81,7 +81,7 @@ def test_tables_have_captions_and_headers(text):
     assert {a["scope"] for t, a in found.tags if t == "th"} == {"col", "row"}
 
 
-def test_every_figure_says_command_date_machine_and_what_it_shows(text, results):
+def test_every_figure_states_command_date_machine_and_what_it_shows(text, results):
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", text, re.DOTALL)
     assert len(captions) == sum(len(section(r).plots) for r in results)
     for caption in captions:
@@ -101,7 +101,7 @@ def test_figures_follow_the_colours_of_the_page(text):
     assert "@media print" in text
 
 
-def test_what_a_model_writes_is_text_and_never_markup(trace_result):
+def test_model_output_is_escaped(trace_result):
     made = copy.deepcopy(trace_result)
     evil = "</script><img src=x onerror=alert(1)>"
     made.data["pieces"] = [evil] * len(made.data["pieces"])
@@ -124,7 +124,7 @@ def test_the_trace_can_be_used_from_the_keyboard(trace_result):
     assert all(a["aria-label"] for a in tokens)
 
 
-def test_an_interrupted_run_says_so(bench_result):
+def test_an_interrupted_run_is_marked(bench_result):
     made = copy.deepcopy(bench_result)
     made.complete = False
     assert "The run was interrupted" in page([made])

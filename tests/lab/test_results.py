@@ -1,4 +1,4 @@
-"""Result files: whole or not at all, of this version or refused, kept whatever happens."""
+"""Result files: written completely or not at all, refused if of another version, kept after an interruption."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_what_is_written_is_read(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]  # nothing temporary stays
 
 
-def test_numbers_that_json_has_not_become_null(tmp_path):
+def test_numbers_that_json_cannot_represent_become_null(tmp_path):
     write(Result("bench", {}, {}, {"a": [float("nan"), float("inf"), 1.5]}), tmp_path / "a.json")
     assert read(tmp_path / "a.json").data == {"a": [None, None, 1.5]}
 
@@ -44,7 +44,7 @@ def test_another_version_is_refused_with_both_versions_named(tmp_path):
         ('{"format": "slipstream-lab", "format_version": 2, "kind": "bench"}', "lacks settings, provenance"),
     ],
 )
-def test_what_is_no_result_is_refused(tmp_path, text, said):
+def test_an_invalid_result_is_refused(tmp_path, text, said):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ResultError, match=said):
         read(tmp_path / "a.json")
@@ -70,7 +70,7 @@ def test_an_unwritable_place_is_refused_before_anything_runs(tmp_path):
         check_writable(tmp_path)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is forbidden to root")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(ResultError, match="cannot be written to"):

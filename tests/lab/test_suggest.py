@@ -1,4 +1,4 @@
-"""Drafts are found among the registry and local folders, and every rejection says why."""
+"""Drafts are found among the known models and local folders; every rejection has a reason."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def reasons(found):
     return {c.name: c.rejected for c in found.rejected if c.place != REGISTRY}
 
 
-def test_the_fitting_draft_is_found_and_the_others_have_reasons(shelf):
+def test_the_compatible_draft_is_found_and_the_others_have_reasons(shelf):
     found = suggest(str(shelf / "target"), [shelf], context=100)
     assert [c.name for c in found.fitting] == ["good"]
     why = reasons(found)
@@ -62,7 +62,7 @@ def test_the_fitting_draft_is_found_and_the_others_have_reasons(shelf):
     assert not {".hidden", "notes"} & {*why}
 
 
-def test_a_short_context_is_a_note_where_it_is_not_asked_for(shelf):
+def test_a_short_context_is_only_a_note_if_no_context_is_required(shelf):
     found = suggest(str(shelf / "target"), [shelf])
     short = next(c for c in found.fitting if c.name == "short")
     assert any("drafting stops at 64" in note for note in short.notes)
@@ -94,14 +94,14 @@ def test_a_given_acceptance_counts_for_all():
     assert "too large" in next(c for c in low.rejected if c.name == "DistilGPT-2").rejected
 
 
-def test_hardware_prices_small_drafts_dearer_than_their_bytes():
+def test_on_hardware_small_drafts_cost_more_than_their_bytes():
     by_bytes = suggest("Llama-3.1-70B").fitting
     priced = suggest("Llama-3.1-70B", hardware=PRESETS["h100"].times(4)).fitting
     cost = {c.name: c.forecast.costs.c for c in by_bytes}
     assert all(c.forecast.costs.c > cost[c.name] for c in priced)
 
 
-def test_local_models_stand_in_for_those_of_the_registry(tmp_path):
+def test_local_models_replace_known_ones(tmp_path):
     config = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
               "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192, "vocab_size": 128256,
               "max_position_embeddings": 131072, "tie_word_embeddings": True}  # fmt: skip
@@ -127,7 +127,7 @@ def test_of_a_cached_repository_the_newest_snapshot_counts(tmp_path, tiny: Tiny)
     assert places == ["new"]
 
 
-def test_unnamed_vocabularies_are_told_apart_by_size(shelf):
+def test_unknown_vocabularies_are_distinguished_by_size(shelf):
     found = suggest("Llama-3.1-70B", [shelf])
     assert reasons(found)["good"] == "another vocabulary: 320 ids, the target has 128256"
 
@@ -140,7 +140,7 @@ def test_commands_name_something_that_can_be_loaded(shelf):
     assert all("{target}" not in a["command"] for a in plain["alternatives"])
 
 
-def test_mistakes_are_answered(tmp_path, shelf):
+def test_mistakes_get_a_clear_error(tmp_path, shelf):
     with pytest.raises(ParameterError, match="not a folder"):
         suggest("GPT-2", [tmp_path / "nowhere"])
     with pytest.raises(ParameterError, match=r"acceptance is 1\.5"):

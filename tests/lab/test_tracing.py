@@ -1,4 +1,4 @@
-"""A trace records what happened, and nothing but what happened."""
+"""A trace records what happened and does not change it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_tracing_does_not_change_the_text(tiny_llm, contenders, trace_result):
     assert plain.drafted == [t["drafted"] for t in trace_result.data["tokens"]]
 
 
-def test_every_token_says_who_proposed_it_and_what_was_rejected(trace_result):
+def test_every_token_has_its_drafter_and_the_rejected_draft_token(trace_result):
     tokens = trace_result.data["tokens"]
     assert {t["by"] for t in tokens} == {"target", "model"}
     for t in tokens:
@@ -64,7 +64,7 @@ def test_at_temperature_0_probabilities_are_the_softmax(tiny_llm):
         assert t["entropy"] > 0
 
 
-def test_members_of_a_stack_are_told_apart(tiny_llm, contenders):
+def test_members_of_a_stack_are_distinguished(tiny_llm, contenders):
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     stack = Contender("ngram+model", ["ngram", contenders[0].drafter], 4)
     found = trace(tiny_llm, stack, [5, 6, 7] * 8, params)
@@ -83,7 +83,7 @@ def test_tracing_a_stack_changes_none_of_its_drafts(tiny_llm, contenders):
     assert traced["histogram"] == plain.as_dict()["histogram"]
 
 
-def test_what_a_lookup_adds_behind_a_chain_is_the_lookups():
+def test_tokens_appended_by_a_lookup_are_attributed_to_it():
     class Chain:
         name, taps = "chain", ()
 

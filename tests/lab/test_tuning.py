@@ -43,7 +43,7 @@ def test_candidates_are_every_length_best_first():
     assert (found[0].label, found[0].draft_tokens, found[0].predicted) == ("good", *best)
 
 
-def test_the_shortlist_has_the_best_of_each_that_is_predicted_to_win():
+def test_the_shortlist_has_the_best_of_each_drafter_that_is_predicted_to_be_faster():
     found = candidates(["good", "fair", "bad"], [facts(0.8), facts(0.6), facts(0.1, 4, 0.01)])
     short = shortlist(found, 3)
     assert [c.label for c in short] == ["good", "fair", "good"]
@@ -51,7 +51,7 @@ def test_the_shortlist_has_the_best_of_each_that_is_predicted_to_win():
     assert [c.label for c in shortlist(found, 1)] == ["good"]
 
 
-def test_where_all_are_predicted_to_lose_the_least_bad_is_still_raced():
+def test_if_all_are_predicted_to_be_slower_the_best_is_still_measured():
     found = candidates(["a", "b"], [facts(0.1, 2, 0.01), facts(0.2, 2, 0.01)])
     assert [c.label for c in shortlist(found, 1)] == ["b"]
 
@@ -60,7 +60,7 @@ def row(value: float, low: float, exact: bool = True) -> dict:
     return {"speedup": {"value": value, "low": low, "high": 2 * value}, "exact": exact}
 
 
-def test_only_what_is_faster_beyond_doubt_is_chosen():
+def test_only_a_significantly_faster_setting_is_chosen():
     assert choose([row(1.5, 1.2), row(1.9, 0.9), row(1.7, 1.1)]) == row(1.7, 1.1)
     assert choose([row(1.5, 0.99), row(0.8, 0.7)]) is None
     assert choose([row(3.0, 2.0, exact=False)]) is None
@@ -75,7 +75,7 @@ SHORT = TuneConfig(tokens=8, rounds=2)
 
 
 class Slow(ToyTarget):
-    """5 ms a pass, whatever its rows."""
+    """5 ms per pass, for any number of rows."""
 
     def run(self, seqs, draft, taps=()):
         sleep(0.005)
@@ -112,7 +112,7 @@ def test_the_better_drafter_is_chosen_and_predicted(tmp_path):
     assert read(tmp_path / "r.json", "tune").data["choice"] == data["choice"]
 
 
-def test_what_is_slower_than_plain_is_never_chosen():
+def test_a_setting_slower_than_plain_decoding_is_never_chosen():
     class Sleepy(RandomDrafter):
         def propose(self, seqs, budget):
             sleep(0.03)
@@ -164,7 +164,7 @@ def test_no_schedule_by_batch_is_made_of_one_batch():
 
 
 def test_a_wrong_text_is_never_chosen(monkeypatch):
-    """However fast it is."""
+    """Even if it is fastest."""
     target = Slow(vocab=16)
     monkeypatch.setattr("slipstream.lab.measure.Run.exact", property(lambda run: False))
     data = tune(LLM(target), [Contender("fast", scripted(target, wrong_at(9)), 4)], PROMPTS, QUICK).data

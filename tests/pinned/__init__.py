@@ -1,2 +1,2 @@
-"""What Slipstream does today, written down: `cases` says what is asked, the JSON files hold the answers, and `record`
-writes them anew. `tests/test_pinned_behaviour.py` asks again and compares."""
+"""Recorded behaviour of Slipstream: `cases` defines the requests, the JSON files hold the results, and `record` writes
+them again. `tests/test_pinned_behaviour.py` repeats the requests and compares."""

@@ -1,5 +1,5 @@
-"""What is asked, and how an answer is written down. Both the recorder and the test use this module, and it goes through
-the public interface alone: `slipstream.LLM` and its neighbours, and `main` of the command line."""
+"""The requests, and the form in which results are stored. The recorder and the test use this module. It uses only the
+public interface: what `slipstream` exports, and `main` of the command line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXECUTORS = ("native", "torch")
 
 
 def pinned(name: str) -> Any:
-    """What a file of this folder holds."""
+    """The content of a file of this folder."""
     return json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -61,10 +61,10 @@ PROMPTS: dict[str, str] = {
     "short": "try:\n    value = int(text)\nexcept ValueError:\n",
     "chat": "Add a docstring.\n\ndef add(a, b):\n    return a + b\n",
 }
-"""Of differing lengths; the one named "chat" goes through the chat template, and its greedy text ends by itself."""
+"""Prompts of different lengths; "chat" uses the chat template, and its greedy text ends by itself."""
 
 GREEDY = {name: SamplingParams(max_tokens=n, seed=1) for name, n in (("code", 28), ("short", 20), ("chat", 60))}
-"""With a seed: greedy texts need none, but two drafters draw some of their draft tokens."""
+"""With a seed: greedy texts need none, but two drafters sample some of their draft tokens."""
 SAMPLED = {
     "code": SamplingParams(temperature=0.8, top_p=0.9, top_k=40, min_p=0.02, max_tokens=16),
     "short": SamplingParams(temperature=0.8, max_tokens=16),
@@ -73,21 +73,21 @@ SAMPLED = {
         logit_bias={40: 2.0, 300: -100.0}, bad_words=["pass", [13, 13]], min_tokens=8, stop=["+ b"], max_tokens=24,
     ),
 }  # fmt: skip
-"""One request a prompt. Every field of `SamplingParams` that shapes a distribution occurs in one of them."""
+"""One request per prompt. Every field of `SamplingParams` that affects the distribution occurs in one of them."""
 EDITED = {
     name: replace(params, seed=1, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0) for name, params in SAMPLED.items()
 }
 EDITED["short"] = replace(EDITED["short"], repetition_penalty=1.3, logprobs=2)
 EDITED["code"] = replace(EDITED["code"], frequency_penalty=0.5, stop_token_ids=[5], ignore_eos=True)
-"""Greedy, with logits that are edited."""
+"""Greedy, with parameters that edit the logits."""
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """What `LLM.use` is given, and the draft length.
+    """Arguments of `LLM.use`, and the draft length.
 
-    timed  the drafter decides by times that it measures: its texts are pinned where they do not depend on that, and
-           its statistics are not.
+    timed  the drafter's decisions depend on measured times: only texts that do not depend on them are pinned, and no
+           statistics.
     """
 
     draft: Any
@@ -97,8 +97,8 @@ class Speculation:
 
 
 def speculations(scratch: Path, recording: Recording) -> dict[str, Speculation]:
-    """Every registered drafter, most of them in several shapes. scratch: see `make_scratch`; recording: prompt -> what
-    is said to it, for the drafters that read one."""
+    """Every registered drafter, most of them in several shapes. scratch: see `make_scratch`; recording: prompt ->
+    continuation, for the drafters that replay one."""
     corpus = [list(prompt) for prompt in recording]
     return {
         "none": Speculation(None),
@@ -130,8 +130,8 @@ def speculations(scratch: Path, recording: Recording) -> dict[str, Speculation]:
 
 
 def rules(name: str, speculation: Speculation) -> list[str]:
-    """The rules under which a drafter's sampled texts are pinned, among those that its drafts suit. The text of a
-    drafter that is timed is certain only where it does not depend on the drafter."""
+    """The rules under which a drafter's sampled texts are pinned, among those that support its drafts. The text of a
+    timed drafter is reproducible only if it does not depend on the drafter."""
     if speculation.timed:
         return ["coupled"]
     return ["rejection", *(rule for rule, drafters in RULES.items() if name in drafters)]
@@ -145,7 +145,7 @@ RULES = {
         "medusa", "medusa, sampled", "eagle", "eagle3", "hybrid", "replay",
     ),
 }  # fmt: skip
-"""The usual rule, rejection, is pinned for all of them."""
+"""The default rule, rejection, is pinned for all of them."""
 
 
 def requests(llm: LLM) -> dict[str, str | list[int]]:
@@ -170,7 +170,7 @@ def set_up(llm: LLM, speculation: Speculation, rule: str = "rejection") -> None:
 
 
 def text_of(done: Completion) -> dict[str, Any]:
-    """What a completion says."""
+    """The text of a completion."""
     return {
         "ids": done.token_ids,
         "text": done.text,
@@ -183,7 +183,7 @@ COURSE = ("drafted", "steps", "proposed", "accepted", "undrafted", "histogram", 
 
 
 def course_of(done: Completion) -> dict[str, Any]:
-    """How a text came about: which tokens were drafted, and its statistics but for times and what follows from others
+    """How a text was generated: which tokens were drafted, and its statistics except times and what follows from others
     (see `derived`). The files hold the values alone, in the order of `COURSE`."""
     stats = done.stats.as_dict()
     drafted = "".join(str(int(each)) for each in done.drafted)
@@ -192,7 +192,7 @@ def course_of(done: Completion) -> dict[str, Any]:
 
 
 def derived(done: Completion) -> dict[str, Any]:
-    """The remaining statistics, by their definitions: what `as_dict` must say beside what `course_of` takes."""
+    """The remaining statistics of `as_dict`, computed from those of `course_of` by their definitions."""
     stats = done.stats
     return {
         "tokens": len(done.token_ids),
@@ -203,16 +203,16 @@ def derived(done: Completion) -> dict[str, Any]:
 
 
 Recording = Mapping[tuple[int, ...], Seq[int]]
-"""Prompt -> what the target says to it, greedily."""
+"""Prompt -> the target's greedy continuation."""
 
 
 def recording_of(texts: Mapping[str, Any]) -> Recording:
-    """The greedy texts, as `text_of` writes them."""
+    """The recording of greedy texts in the form of `text_of`."""
     return {tuple(text["prompt"]): text["ids"] for text in texts.values()}
 
 
 def make_scratch(folder: Path, recording: Recording) -> Path:
-    """Files that cases name: an EAGLE-1 head, a model of another vocabulary, broken and odd files."""
+    """Create the files that cases name: an EAGLE-1 head, a model with another vocabulary, broken and unusual files."""
     make_eagle(folder / "eagle", recording)
     make_model(folder / "other")
     make_tokenizer(folder / "other", texts=OTHER_TEXTS)
@@ -234,8 +234,8 @@ def make_scratch(folder: Path, recording: Recording) -> Path:
 
 
 def make_eagle(folder: Path, recording: Recording) -> None:
-    """An EAGLE-1 head for the embedded target, in the field's layout, as none ships. It is written down, not trained:
-    its first matrix answers each token with what follows it in the recording, and the rest are waves that disturb."""
+    """An EAGLE-1 head for the embedded target in the standard layout, because none is embedded. It is constructed, not
+    trained: its first matrix maps each token to the one that follows it in the recording; the rest disturbs it."""
     target = Path(json.loads(invoke(["info", "--json"])[1])["folder"])
     shape = json.loads((target / "config.json").read_text(encoding="utf-8"))
     width, narrow = shape["hidden_size"], shape["num_key_value_heads"] * shape["head_dim"]
@@ -300,7 +300,7 @@ COMMANDS = (
     "simulate --gpus 0 -m 7B --hardware h100",
     "pairs --acceptance 2", "suggest-draft GPT-2 --acceptance -1", "train medusa --data corpus",
     "train medusa --data corpus --budget-tokens 9 --heads 0", "check-pair embedded embedded --draft-tokens -1",
-    # names that there are not
+    # unknown names
     "generate x --rule rejction", "generate x --drafter n-gram", "generate x --drafter suffix,n-gram",
     "generate x --executor nativ", "generate x --executor openvino", "generate x --dtype float33",
     "generate x --quantize int4", "generate x --draft-quantize int4", "generate x --kv-dtype float61",
@@ -348,14 +348,14 @@ COMMANDS = (
     "sweep {prompts.jsonl} --draft-tokens 2:3 -n 6 --rounds 1 --drafter ngram --json",
     "doctor {prompts.jsonl} -n 6 --rounds 1 --drafter ngram --json",
 )  # fmt: skip
-"""Lines as they are typed, behind `slipstream`; {NAME} stands for a file that `make_scratch` makes."""
+"""Command lines without `slipstream`; {NAME} is replaced by a file of `make_scratch`."""
 
 ALIASES = (
     "--model", "--target-model", "--model-draft", "--draft-model", "--spec-model", "--num-draft-tokens",
     "--num-speculative-tokens", "--num-assistant-tokens", "--spec-tokens", "--draft-max", "--spec-method",
     "--spec-type", "--temp", "--repeat-penalty", "--max-tokens", "--n-predict",
 )  # fmt: skip
-"""Names of options in other programs, which are understood."""
+"""Option names of other programs, which are accepted."""
 
 STDIN = {
     "generate - -n 4 -q": "import os\n",
@@ -391,8 +391,8 @@ def invoke(words: Seq[str], stdin: str = "") -> tuple[int, str, str]:
 
 
 def kind_of(code: int, out: str, err: str) -> dict[str, Any]:
-    """What a command did, whatever the words: its exit code, what it printed, whether it complained, and the keys of
-    its JSON."""
+    """What a command did, independent of the wording: its exit code, the kind of its output, whether it reported an
+    error, and the keys of its JSON."""
     kind: dict[str, Any] = {"code": code, "out": "text" if out.strip() else "nothing"}
     kind["error"] = any(line.lower().startswith("error") for line in err.splitlines())
     if "Usage:" in out:
@@ -409,7 +409,7 @@ def paths_of(found: Mapping[str, Any], depth: int = 2) -> set[str]:
 
 
 def options_of(command: str) -> dict[str, int]:
-    """The options of a command, as its own parser lists them, each with the number of values that it takes."""
+    """The options of a command according to its parser, each with its number of values."""
     found: Any = typer.main.get_command(importlib.import_module(main.__module__).app)
     for word in command.split():
         found = found.commands[word]
@@ -422,7 +422,7 @@ def options_of(command: str) -> dict[str, int]:
 
 def members_of(name: str, llm: LLM) -> list[str]:
     """Public attributes of what `slipstream` exports under this name. Of requests and counters only what users read or
-    set: their other attributes serve the engine."""
+    set: their other attributes are for the engine."""
     thing = getattr(slipstream, name)
     if not inspect.isclass(thing) or issubclass(thing, (Exception, SamplingParams)):
         return []
@@ -469,11 +469,11 @@ MISTAKES: dict[str, Callable[[LLM, Path], Any]] = {
     "a setting that cannot be honoured": lambda llm, scratch: LLM("embedded", executor="native", dtype="float64"),
     "the rule greedy above temperature 0": lambda llm, scratch: sampled_greedily(llm),
 }
-"""Mistakes in Python; each raises an error whose class is pinned."""
+"""Mistakes in Python code; each raises an error whose class is pinned."""
 
 
 def sampled_greedily(llm: LLM) -> None:
-    """Ask for samples under the rule that has none."""
+    """Request samples under the greedy rule."""
     llm.use("ngram")
     llm.rule = "greedy"
     try:

@@ -1,7 +1,7 @@
-"""Write down anew what Slipstream does: `python -m tests.pinned.record [greedy] [sampled] [commands] [names]`.
+"""Record Slipstream's behaviour again: `python -m tests.pinned.record [greedy] [sampled] [commands] [names]`.
 
-Only for a change that is meant. What depends on rounding is refused: greedy texts whose two best logits come close, and
-anything that changes with the executor, the precision, the number of threads, or a little noise on the logits.
+Only for intended changes. Results that depend on rounding are refused: greedy texts whose two best logits are close,
+and anything that changes with the executor, the precision, the number of threads, or a little noise on the logits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slipstream import LLM, Completion, SamplingParams
 from tests.pinned import cases
 from tests.pinned.cases import EDITED, GREEDY, HERE, SAMPLED, Recording, Speculation, ask, course_of, set_up, text_of
 
-MARGIN = 1e-3  # between the two best logits; the noise is as large
+MARGIN = 1e-3  # minimum gap between the two best logits; the noise has the same size
 ENGINES: dict[str, dict[str, Any]] = {
     "native": {"executor": "native", "dtype": "float32", "threads": 1},
     "native, two threads": {"executor": "native", "dtype": "float32", "threads": 2},
@@ -29,7 +29,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "torch, two threads": {"executor": "torch", "dtype": "float32", "threads": 2},
     "torch, float64": {"executor": "torch", "dtype": "float64", "threads": 1},
 }
-LIKELY = 32  # tokens a step that get noise
+LIKELY = 32  # number of tokens per step that get noise
 SEEDS = 60  # tried for each sampled text before giving up
 Wanted = Mapping[str, SamplingParams]
 
@@ -51,12 +51,12 @@ def noisy(wanted: Wanted, seed: int) -> Wanted:
 
 
 def outcome(done: Completion, timed: bool) -> dict[str, Any]:
-    """What has to be equal everywhere."""
+    """What must be equal on all engines."""
     return text_of(done) | ({} if timed else course_of(done))
 
 
 def fragile(wanted: Wanted, found: Mapping[str, Completion], timed: bool) -> dict[str, str]:
-    """Prompts whose answer is another one elsewhere, and where."""
+    """Prompts whose result differs on another engine, and on which."""
     out: dict[str, str] = {}
     native = engine("native")
     others: dict[str, Callable[[], dict[str, Completion]]] = {
@@ -80,7 +80,7 @@ def settle(speculation: Speculation) -> None:
 
 
 def plain_texts() -> dict[str, Any]:
-    """The greedy texts, with a look at their margins."""
+    """The greedy texts; checks their margins."""
     native = engine("native")
     set_up(native, Speculation(None))
     looked = ask(native, {name: replace(params, logprobs=2) for name, params in GREEDY.items()})
@@ -92,7 +92,7 @@ def plain_texts() -> dict[str, Any]:
 
 
 def greedy(scratch: Path, recording: Recording) -> dict[str, Any]:
-    """The greedy texts, bare and with edited logits, and how each drafter came to them."""
+    """The greedy texts, with and without edited logits, and the statistics of each drafter."""
     found: dict[str, Any] = {}
     for title, wanted in (("greedy", GREEDY), ("edited", EDITED)):
         found[title] = {"texts": {}, "courses": {}}
@@ -126,7 +126,7 @@ def sampled(scratch: Path, recording: Recording) -> dict[str, Any]:
 
 
 def sturdy(speculation: Speculation, rule: str) -> dict[str, Any]:
-    """One row a prompt."""
+    """One row per prompt."""
     for name in ENGINES:
         engine(name).rule = rule
     seeds = dict.fromkeys(SAMPLED, 1)
@@ -155,7 +155,7 @@ def values(done: Completion) -> list[Any]:
 
 
 def commands(scratch: Path, recording: Recording) -> dict[str, Any]:
-    """What each line of the command line comes to."""
+    """The result of each command line."""
     found = {}
     for line in cases.COMMANDS:
         code, out, err = cases.run_command(line, scratch)
@@ -166,7 +166,7 @@ def commands(scratch: Path, recording: Recording) -> dict[str, Any]:
 
 
 def names(scratch: Path, recording: Recording) -> dict[str, Any]:
-    """Everything that users write down: names, parameters, options, kinds of errors."""
+    """Everything that users refer to: names, parameters, options, error classes."""
     llm = engine("native")
     return {
         "exports": cases.exports(),
@@ -179,7 +179,7 @@ def names(scratch: Path, recording: Recording) -> dict[str, Any]:
 
 
 def rows(value: Any, indent: int = 0) -> str:
-    """JSON with one line for each object that holds no further object."""
+    """JSON with one line per innermost object."""
     if not isinstance(value, dict) or not any(isinstance(each, dict) for each in value.values()):
         return json.dumps(value, separators=(",", ":"))
     inner = [f"{' ' * (indent + 1)}{json.dumps(name)}: {rows(each, indent + 1)}" for name, each in value.items()]

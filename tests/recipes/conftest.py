@@ -1,4 +1,4 @@
-"""A minuscule training set-up: a generated package, a two-layer model, a run of a few steps."""
+"""A tiny training set-up: a generated package, a two-layer model, a run of a few steps."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_a_run_without_a_budget_is_one_message_and_exit_code_2(
     assert "give one of the two" in capsys.readouterr().err
 
 
-def test_the_card_repeats_a_command_that_the_parser_takes() -> None:
+def test_the_card_shows_a_command_that_the_parser_accepts() -> None:
     config = {"role": "draft", "teacher": "x", "budget_tokens": 100, "seed": 3, "lr": 0.003, "mix": {"edit": 0.25}}
     command = command_of(config)
     assert command == (
@@ -42,7 +42,7 @@ def test_the_card_repeats_a_command_that_the_parser_takes() -> None:
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_the_commands_of_the_shipped_cards_are_taken(role: str) -> None:
+def test_the_commands_of_the_embedded_cards_are_accepted(role: str) -> None:
     card = (ROOT / "slipstream" / "zoo" / "models" / role / "README.md").read_text()
     commands = [line.strip() for line in card.splitlines() if "-m recipes.embedded.train" in line]
     assert len(commands) >= 3

@@ -60,7 +60,7 @@ def test_blocked_attention_is_causal_attention() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, h, 70, 16, generator=generator, dtype=torch.float64) for h in (6, 2, 2))
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    # The softmax is in float32 on purpose, as in training.
+    # The softmax is in float32, as in training.
     assert torch.allclose(blocked_attention(q, k, v, block=32), expected, atol=1e-6)
 
 

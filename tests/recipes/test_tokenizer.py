@@ -22,7 +22,7 @@ def tokenizer() -> Tokenizer:
 @pytest.mark.parametrize(
     "text", [CODE, "", " ", "\n", "\r\n x\r\n", "a  b   c\t\td", "\x00\x7f", "日本語", "  indented\n"]
 )
-def test_every_text_survives(tokenizer: Tokenizer, text: str) -> None:
+def test_encoding_and_decoding_keeps_every_text(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
@@ -31,7 +31,7 @@ def test_layout_of_the_vocabulary(tokenizer: Tokenizer) -> None:
     assert tokenizer.get_vocab_size() <= 400
 
 
-def test_digits_stand_alone_and_indentation_is_one_token(tokenizer: Tokenizer) -> None:
+def test_digits_are_single_tokens_and_indentation_is_one_token(tokenizer: Tokenizer) -> None:
     pieces = [tokenizer.decode([i]) for i in tokenizer.encode("    def g(self):\n        return 1234").ids]
     assert pieces[-4:] == ["1", "2", "3", "4"]
     assert "\n        " in pieces

@@ -64,7 +64,7 @@ def test_decay_now_file_starts_the_decay(tiny: BaseConfig, packages: list[Packag
     assert Trainer(replace(tiny, budget_tokens=20 * 256, resume=True)).progress.step == 6  # 0.3 of 20 steps
 
 
-def test_sigterm_saves_and_leaves(tiny: BaseConfig, packages: list[Package], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_saves_and_exits(tiny: BaseConfig, packages: list[Package], monkeypatch: pytest.MonkeyPatch) -> None:
     original = Trainer.step
 
     def step(self: Trainer) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""A tiny target that has learned something, and texts of the same kind."""
+"""A tiny trained target, and texts of its kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training predicts and what decoding measures."""
+"""The acceptance that training predicts against what decoding measures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_simulated_acceptance_length_is_what_decoding_measures(
         mode = drafter["greedy" if held.temperature == 0 else "sampled"]
         llm.use(made, **mode)
         prompts = [t.tokens[: t.prompt] for t in held.texts]
-        # Other draws than those that wrote the texts: the simulation must predict, not repeat.
+        # Other seeds than those of the texts: the simulation must predict, not repeat.
         params = [
             SamplingParams(temperature=held.temperature, max_tokens=60, seed=1000 + i) for i in range(len(prompts))
         ]
@@ -93,10 +93,10 @@ def test_a_text_that_ended_early_has_no_steps_after_its_end() -> None:
     assert expected_steps(chance, ended) == 2.0  # prefill, and one step whose draft tokens reach the end
 
 
-def test_chances_are_the_acceptance_probabilities_given_the_text() -> None:
+def test_the_predicted_acceptance_probabilities_are_those_given_the_text() -> None:
     generator = torch.Generator().manual_seed(0)
     q, p = torch.randn(2, 6, generator=generator), torch.randn(2, 6, generator=generator)
-    # Summed over what the target may say, they must give sum_x min(p, q), the acceptance rate.
+    # Summed over the target's tokens, they must give sum_x min(p, q), the acceptance rate.
     distributions = [(x.double() / 0.7).softmax(-1) for x in (q, p)]
     rate = torch.zeros(2, dtype=torch.float64)
     for token in range(6):
@@ -108,7 +108,7 @@ def test_chances_are_the_acceptance_probabilities_given_the_text() -> None:
     )  # not in the draft vocabulary
 
 
-def test_texts_are_kept_as_they_were_written(tmp_path: Path) -> None:
+def test_texts_are_stored_unchanged(tmp_path: Path) -> None:
     held = HeldOutText([Written([1, 2, 3], 1, 9), Written([4, 5], 1, 9)], 0.8)
     save_texts(tmp_path / "t.npz", held)
     assert load_texts(tmp_path / "t.npz") == held

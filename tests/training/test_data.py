@@ -1,4 +1,4 @@
-"""What `--data` takes, and what it refuses before any work."""
+"""What `--data` accepts, and what it refuses before any work."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_text_needs_a_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [64, 4096])
-def test_data_that_fills_no_window_is_refused(length: int, encoder: Encoder, tmp_path: Path) -> None:
+def test_data_shorter_than_a_window_is_refused(length: int, encoder: Encoder, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x = 1\n" * 12)
     with pytest.raises(DataError, match=f"too short: .* tokens.*window of {length + 1}"):
         prepare_data(tmp_path / "data", [str(tmp_path / "a.txt")], encoder, 300, length)
@@ -197,7 +197,7 @@ def test_changed_data_is_refused_in_the_same_folder(encoder: Encoder, tmp_path: 
         prepare_data(tmp_path / "data", [str(source)], encoder, 300, 32)
 
 
-def test_wide_vocabularies_and_masks_survive_the_disk(tmp_path: Path) -> None:
+def test_large_vocabularies_and_masks_are_stored_correctly(tmp_path: Path) -> None:
     documents: list[tuple[list[int], list[bool] | None]] = [
         ([70000, 5, 6], [False, True, True]),
         ([7], None),

@@ -1,4 +1,4 @@
-"""Several processes share a batch. accelerate itself is replaced: what is tested is what is asked of it."""
+"""Several processes share a batch. accelerate is replaced by a fake: the tests check the calls to it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_two_processes_draw_the_batch_of_one_and_only_the_first_writes(
     original = loop.window
     monkeypatch.setattr(loop, "window", lambda chosen: drawn.append(chosen) or original(chosen))
     loop.devices = Devices("cuda", bf16=False)
-    # A torch built for CUDA would look for a driver while it optimises.
+    # A CUDA build of torch would look for a driver in the optimiser.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for rank in (0, 1):
         monkeypatch.setattr(accelerate, "process_index", rank)

@@ -1,4 +1,4 @@
-"""Training-time test: chains unrolled side by side are the chains that drafting makes one by one."""
+"""Training-time test: chains that are unrolled in parallel equal the chains of drafting."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def drafted(head: EagleHead, tokens: Tensor, taps: list[Tensor], start: int) -> 
     return out
 
 
-def test_side_by_side_is_one_by_one(head: EagleHead, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_in_parallel_equal_chains_one_by_one(head: EagleHead, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eagle3, "BLOCK", 4)  # several blocks of queries, the last one shorter
     tokens, taps = inputs()
     rotary = rotary_tables(DECODER, 64)
@@ -72,7 +72,7 @@ def test_side_by_side_is_one_by_one(head: EagleHead, monkeypatch: pytest.MonkeyP
         for start in (0, 1, 5, T - STEPS - 1):
             alone = drafted(head, tokens[b], [tap[b] for tap in taps], start)
             for j in range(STEPS):
-                # The softmax is in float32 on purpose.
+                # The softmax is in float32.
                 assert torch.allclose(states[j][b, start], alone[j], atol=1e-4), (b, start, j)
 
 
@@ -82,14 +82,14 @@ def test_the_common_loss_is_the_loss_of_the_chains(head: EagleHead) -> None:
     states = [torch.randn(2, T - STEPS, D, generator=rng) for _ in range(STEPS)]
     head = head.float()
     known = torch.ones(2, T, dtype=torch.bool)
-    short = [x[:, :-1] for x in states]  # the common loss also needs the token behind the last distribution
+    short = [x[:, :-1] for x in states]  # the common loss also needs the token after the last distribution
     expected = chain_losses(head, short, final @ table.T)
     own = Aims(final, table[head.target_ids], torch.zeros(2, T, dtype=torch.int64), known, 1)
     _, each = distribution_losses("kl", torch.stack(short), head.lm_head.weight[None], own, [1.0] * STEPS)
     assert each.tolist() == pytest.approx([x.item() for x in expected], rel=1e-4)
 
 
-def test_the_draft_vocabulary_is_what_the_data_uses_most(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_draft_vocabulary_has_the_most_frequent_tokens_of_the_data(tmp_path) -> None:  # type: ignore[no-untyped-def]
     write_stream(tmp_path / "a.bin", [[5] * 6 + [7] * 3 + [9]], eos=None)
     write_stream(tmp_path / "b.bin", [[3] * 50 + [7] * 50], eos=None)
     streams = [Stream.open(tmp_path / f"{name}.bin", whole=False) for name in "ab"]

@@ -40,7 +40,7 @@ def test_exit_weights_follow_the_paper() -> None:
     assert sum(weights.values()) == pytest.approx(1.0)
 
 
-def test_rotation_visits_every_layer_in_turn() -> None:
+def test_rotation_visits_every_layer() -> None:
     seen = [set(exit_weights(8, LayerSkip(rotation=7), step)) - {7} for step in range(7)]
     assert set().union(*seen) == {1, 2, 3, 4, 5, 6}  # e(0) = 0: an exit without weight is not computed
     assert exit_weights(8, LayerSkip(rotation=0), 3) == {7: 1.0}

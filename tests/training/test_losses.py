@@ -28,7 +28,7 @@ def setting(shared: bool) -> tuple[Tensor, Tensor, Aims]:
 
 
 def plain(kind: str, states: Tensor, weight: Tensor, aims: Aims) -> Tensor:
-    """The same by the definitions, all distributions at once."""
+    """The same by definition, with all distributions at once."""
     p = (aims.final @ aims.head.T).softmax(-1)
     total = torch.zeros((), dtype=torch.float64)
     for k in range(K):

@@ -42,7 +42,7 @@ def test_functions_are_dedented_and_parse() -> None:
 
 @pytest.mark.parametrize("kind", list(EDITS))
 @pytest.mark.parametrize("seed", range(6))
-def test_every_edit_changes_what_it_says_and_nothing_else(kind: str, seed: int) -> None:
+def test_every_edit_changes_only_what_it_requests(kind: str, seed: int) -> None:
     rng = random.Random(seed)
     for source, node in functions(TEXT):
         made = EDITS[kind](rng, source, node)

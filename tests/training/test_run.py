@@ -1,4 +1,5 @@
-"""A run of any objective: it learns, repeats, resumes, survives interruption, and exports what decoding loads."""
+"""A run of any objective: it learns, is reproducible, resumes after an interruption, and exports what decoding
+loads."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def quiet(text: str) -> None:
 
 
 def small(kind: str, target: Path, data: Path, out: Path, **loop: Any) -> RunConfig:
-    """Few texts and few steps: for what does not depend on how good the head is."""
+    """Few texts and few steps, for tests that do not depend on the head's quality."""
     config = run_config(kind, OPTIONS[kind], target, data, out, **({"budget_tokens": 8 * 256} | loop))
     return replace(config, texts=2, text_tokens=6, temperatures=(0.0,))
 
@@ -124,7 +125,7 @@ def test_a_signal_saves_and_stops(
 
 
 @pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), SafetensorError("I/O error")])
-def test_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on(
+def test_a_full_disk_keeps_the_old_checkpoint_and_the_run_continues(
     fault: Exception, tiny_target: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -198,7 +199,7 @@ def test_impossible_settings_are_refused(
         prepare(small("medusa", tiny_target, tiny_data, tmp_path, **change), say=quiet)
 
 
-def test_cached_states_train_the_same_and_are_made_once(
+def test_cached_states_give_the_same_training_and_are_computed_once(
     tiny_target: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streamed = prepare(small("eagle3", tiny_target, tiny_data, tmp_path / "streamed"), say=quiet)
@@ -272,7 +273,7 @@ def test_the_targets_own_text_is_regenerated_in_shards_that_resume(
     resumed = Stream.open(module.regenerate(llm, [source], tmp_path / "b", config, 48), whole=True)
     assert resumed.tokens.tolist() == whole.tokens.tolist()
     assert not list((tmp_path / "b").glob("regenerated-*"))
-    # The answers are what the target says: greedy ones are repeated by greedy decoding.
+    # The answers are the target's text: greedy decoding repeats the greedy ones.
     _, mask = next(iter(whole.documents()))
     assert mask is not None
     assert mask == sorted(mask), "a prompt, then its answer"
@@ -308,7 +309,7 @@ def test_other_kinds_of_targets_can_be_trained_for(kind: str, family: str, tiny_
     assert llm.generate([prompt], params)[0].token_ids == plain
 
 
-def test_a_draft_goes_on_from_a_checkpoint(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_a_draft_continues_from_a_checkpoint(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
     config = small("draft", tiny_target, tiny_data, tmp_path)
     options = DraftOptions(start=str(tiny_target), depth=2)
     run = prepare(replace(config, options=options), say=quiet)
@@ -322,7 +323,7 @@ def test_taps_of_small_targets_are_different_layers() -> None:
     assert [layers_read(n) for n in (1, 2, 3, 4, 8, 32)] == [(1,), (1,), (1, 2), (1, 2, 3), (2, 4, 5), (2, 16, 29)]
 
 
-def test_layerskip_says_what_differs_from_the_original(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_layerskip_reports_what_differs_from_the_original(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
     run = prepare(small("layerskip", tiny_target, tiny_data, tmp_path), say=quiet)
     found = run.loop.evaluate()
     assert found["agree_original"] == pytest.approx(1.0, abs=0.01)

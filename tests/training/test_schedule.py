@@ -43,7 +43,7 @@ def test_minutes_count_time_spent_not_tokens() -> None:
     assert s.factor() == pytest.approx(0.5)
 
 
-def test_resumed_with_a_larger_budget_goes_on() -> None:
+def test_resumed_with_a_larger_budget_continues() -> None:
     progress = Progress(step=10, tokens=650)
     assert schedule(progress, tokens=1000).factor() == 1.0
     assert schedule(progress, tokens=2000).share == pytest.approx(0.325)

@@ -1,4 +1,4 @@
-"""A tiny target that has learned something, made in seconds: what every objective is tested on."""
+"""A tiny target, trained in seconds: every objective is tested on it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SHAPE = ModelShape(
 
 
 def texts(rng: np.random.Generator, count: int, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """[count, length] ids of an order-2 source: from two ids follow one likely and three less likely ones. 0 is the
-    end of a text, and 1 never comes."""
+    """[count, length] ids of an order-2 source: two ids are followed by one likely and three less likely ones. 0 is
+    the end of a text, and 1 never occurs."""
     ids = rng.integers(2, VOCAB, (count, length))
     steps = np.array((0, 1, 5, 11))[np.searchsorted((0.7, 0.85, 0.95), rng.random((count, length)))]
     for t in range(2, length):
@@ -38,7 +38,7 @@ def write_data(path: Path, documents: int = 160, length: int = 60, seed: int = 0
 
 
 def train_target(folder: Path, steps: int = 120) -> Path:
-    """A target that has seen such texts, saved as a folder."""
+    """A target trained on such texts, saved as a folder."""
     rng = np.random.default_rng(1)
     model = CompactLlama(SHAPE)
     model.initialise(torch.Generator().manual_seed(0))

@@ -31,7 +31,7 @@ def measured(llm: LLM, prompts: Seq[list[int]], tokens: int) -> SpecStats:
 
 @pytest.mark.parametrize("k", EAGLE3)
 def test_the_eagle3_head_reaches_its_acceptance_length(llm: LLM, k: int) -> None:
-    """Greedy, so only near ties in float32 can move it: 4 % of slack."""
+    """Greedy, so only near ties in float32 can change it: tolerance 4 %."""
     llm.use("eagle3")
     llm.draft_tokens = k
     stats = measured(llm, prompts(llm), 96)

@@ -16,7 +16,7 @@ def test_prompts_name_their_origin(kind: str, least: int) -> None:
     assert (zoo.HERE / "prompts" / f"{kind}.jsonl").stat().st_size < 40_000
 
 
-def test_edit_prompts_carry_right_answers() -> None:
+def test_edit_prompts_have_correct_answers() -> None:
     for entry in zoo.prompts("edit"):
         ast.parse(entry["answer"])
         common = set(entry["prompt"].split("\n")) & set(entry["answer"].split("\n"))

@@ -195,13 +195,13 @@ def test_a_folder_that_the_user_has_chosen_is_the_only_one(
 @POSIX
 @pytest.mark.parametrize("rights", [0o770, 0o707, 0o777, 0o1777])
 def test_a_folder_that_others_can_write_is_refused(rights: int, places: dict[str, Path]) -> None:
-    beside = places["package"] / "__pycache__"
-    beside.mkdir()
-    beside.chmod(rights)
+    own = places["package"] / "__pycache__"
+    own.mkdir()
+    own.chmod(rights)
     assert compiled.folder() == places["home"] / "slipstream" / "kernels"
-    beside.chmod(0o755)
+    own.chmod(0o755)
     compiled.folder.cache_clear()
-    assert compiled.folder() == beside
+    assert compiled.folder() == own
 
 
 @POSIX

@@ -352,11 +352,11 @@ def test_distributions_are_those_of_the_logits_in_float64(kind: str) -> None:
 def test_a_chain_is_the_same_bit_for_bit_for_any_batch(form: str) -> None:
     texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
     draws, model = numbers("uniforms"), native(form=form)
-    company = model.decode_steps(prefilled(model, texts), 4, draws)
+    batch = model.decode_steps(prefilled(model, texts), 4, draws)
     for b, text in enumerate(texts):
         one = model.decode_steps(chain(b, len(text) - 2, text[-2:], [1]), 4, alone(draws, b))
-        assert torch.equal(one.tokens[:, 0], company.tokens[:, b])
-        assert torch.equal(one.logits[:, 0], company.logits[:, b])
+        assert torch.equal(one.tokens[:, 0], batch.tokens[:, b])
+        assert torch.equal(one.logits[:, 0], batch.logits[:, b])
 
 
 def test_the_cache_holds_every_token_but_the_last() -> None:

@@ -62,7 +62,7 @@ def test_a_token_outside_of_the_vocabulary_is_an_error_and_nothing_is_read(shape
     assert model.forward(chain(0, 0, [VOCAB - 1, 0])).logits.isfinite().all()
 
 
-def test_a_learned_position_beyond_the_last_one_is_an_error() -> None:
+def test_a_learned_position_after_the_last_one_is_an_error() -> None:
     model = executor("gpt2", context=20)
     text = ids(22)
     model.forward(chain(0, 0, text[:20]))
