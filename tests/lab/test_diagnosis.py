@@ -260,7 +260,7 @@ def test_host_work_is_detected(monkeypatch):
             sleep(0.03)
         return follow(draft, picks)
 
-    monkeypatch.setattr(step, "follow", dawdling)
+    monkeypatch.setattr(step, "follow", slow)
     target = Slow(vocab=16)
     assert seen(target, oracle(target))["cause"] == "host overhead"
 
