@@ -84,7 +84,7 @@ def main() -> int:
     with Progress(TextColumn("{task.description}"), BarColumn(), *clocks, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=None)
         session = Session(target, draft, lambda doing: progress.update(task, description=doing, advance=1))
-        progress.update(task, total=session.calls(wanted(figures), options.prompts, options.steps))
+        progress.update(task, total=session.calls(wanted(figures), options.prompts, options.rounds))
         try:
             run(session, figures, prompts, spare, options.rounds, options.minutes)
             source["versions"] = {name: worker.call("info")["versions"] for name, worker in session.workers.items()}

@@ -34,7 +34,7 @@ def contender(key: str, session: Session, prompts: Prompts) -> dict[str, Any]:
     """Speed (tokens/s, prefill included) and, where the engine counts it, acceptance of one contender."""
     who, seconds, counts = session.contenders[key], session.cells[key], session.counts.get(key, [])
     new = np.array([[prompt.tokens] for prompt in prompts[who.prompts]])  # [prompts, 1]
-    total = {n: sum(c[n] for c in counts) for n in ("tokens", "rounds", "proposed", "accepted")} if counts else {}
+    total = {n: sum(c[n] for c in counts) for n in ("tokens", "steps", "proposed", "accepted")} if counts else {}
     phases = {p: sum(c["seconds"][p] for c in counts) for p in counts[0]["seconds"]} if counts else {}
     return {
         "key": key,
@@ -45,7 +45,7 @@ def contender(key: str, session: Session, prompts: Prompts) -> dict[str, Any]:
         "seconds": seconds,
         "tokens_per_second": spread(new / np.asarray(seconds)),
         "acceptance_rate": total["accepted"] / total["proposed"] if total.get("proposed") else None,
-        "mean_acceptance_length": total["tokens"] / total["rounds"] if total else None,
+        "mean_acceptance_length": total["tokens"] / total["steps"] if total else None,
         "phase_shares": {p: s / sum(phases.values()) for p, s in phases.items()} if phases else None,
     }
 

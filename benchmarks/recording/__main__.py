@@ -123,7 +123,7 @@ def main() -> int:
     prompt = llm.chat_prompt(f"{REQUEST}\n\n{CODE}")
     draft = names if len(names) > 1 else names[0]
     others = OtherProcesses()
-    found = rounds(llm, prompt, draft, options.draft_tokens, note, options.steps)
+    found = rounds(llm, prompt, draft, options.draft_tokens, note, options.rounds)
     share = others.share()
     each = [sorted(takes, key=lambda take: take.seconds) for takes in zip(*found, strict=True)]
     if len({take.text for takes in each for take in takes}) > 1:

@@ -13,7 +13,7 @@ from benchmarks.session import Session
 
 SECONDS = {"plain": 0.6, "draft": 0.3, "int8": 0.5, "plain_edit": 0.6, "ngram_edit": 0.2, "transformers": 1.8}
 STATS = {
-    "tokens": 128, "rounds": 64, "proposed": 256, "accepted": 64,
+    "tokens": 128, "steps": 64, "proposed": 256, "accepted": 64,
     "seconds": {"draft": 0.1, "target": 0.4, "verify": 0.02, "host": 0.01},
 }  # fmt: skip
 PROMPTS = {"code": [Prompt([1]), Prompt([2])], "edit": [Prompt([3]), Prompt([4], 90)]}
