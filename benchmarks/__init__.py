@@ -1,1 +1,1 @@
-"""Side-by-side runs of Slipstream against other systems: `python -m benchmarks`, or `make bench`."""
+"""Comparisons of Slipstream with other systems: `python -m benchmarks`, or `make bench`."""

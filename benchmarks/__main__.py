@@ -32,7 +32,7 @@ ROWS = {"plain": "float32", "int8": "int8"}
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=4, help="timed runs of every contender on every prompt")
-    parser.add_argument("--minutes", type=float, default=8, help="begin no round that would end later")
+    parser.add_argument("--minutes", type=float, default=8, help="time limit: no round begins that would end later")
     parser.add_argument("--prompts", type=int, default=10, help="prompts of each set")
     parser.add_argument("--only", nargs="+", choices=FIGURES, metavar="FIGURE", help=f"of {', '.join(FIGURES)}")
     parser.add_argument("--target", help="checkpoint folder; the embedded model by default")

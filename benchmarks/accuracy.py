@@ -1,7 +1,8 @@
-"""`python -m benchmarks.accuracy`: how far the native executor's quantisations move the embedded target's distribution.
+"""`python -m benchmarks.accuracy`: how much the native executor's quantisations change the embedded target's
+distribution.
 
-Every prompt that ships is run once by the torch executor in float64 and once in each way; each token gives a row. The
-results stand in `slipstream.backends.native.accuracy`.
+Every embedded prompt is run once by the torch executor in float64 and once with each setting; each token gives a row.
+The results are in `slipstream.backends.native.accuracy`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who runs: each contender is a way of decoding, served by a worker process, on one set of prompts."""
+"""The contenders: each is a way of decoding, run by a worker process, on one set of prompts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Contender:
     model    name under which the worker loaded it (see `loads`).
     prompts  set of prompts: "code" asks for a continuation, "edit" for an edit of a given text.
     lengths  draft lengths among which the fastest is chosen, on prompts that are not measured.
-    same_k   instead: takes the draft length that was chosen for this contender.
+    same_k   instead: uses the draft length that was chosen for this contender.
     draft_tokens  instead: this draft length.
-    exact    False where weights or arithmetic differ from the others', so its text may too.
-    note     what the reader of a table must know about this row.
+    exact    False if weights or arithmetic differ from the others', so that its text may differ, too.
+    note     what readers of the table must know about this row.
     """
 
     label: str

@@ -1,8 +1,8 @@
 """`python -m benchmarks.drafters`: every way to draft, on the embedded target, in one interleaved run.
 
-Three runs, each with plain decoding of its own: code and edit prompts (greedy and sampled), random tokens (each
-drafter under its own control: a bandit with this one member), and, where the file is given, HumanEval. With `--runs`
-only these are run, and the others taken from the results as they are.
+Three runs, each with its own plain decoding: code and edit prompts (greedy and sampled), random tokens (each drafter as
+the only member of a bandit), and HumanEval if its file is given. With `--runs` only the named runs are repeated; the
+others are kept from the earlier results.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ Arm = dict[str, Any]
 
 LOOKUPS = tuple(name for name, spec in DRAFTERS.items() if spec.lookup)
 CARRY = 16.0
-"""Rounds that the bandits' experience with other requests is worth: prompts of one kind follow one another here."""
+"""Weight of earlier requests in the bandits' statistics, in steps: here prompts of one kind follow one another."""
 SINGLES = (
     *LOOKUPS, "recycling", "lookahead", "model", "model int8",
     "medusa", "eagle3", "eagle3 int8", "eagle3 comb", "eagle3 tree", "layerskip",
 )  # fmt: skip
 """Labels of the drafters that a hybrid is compared with."""
 HYBRID = "suffix+model"
-"""The hybrid that is held against them, at both temperatures: a lookup before the draft model."""
+"""The hybrid that is compared with them, at both temperatures: a lookup before the draft model."""
 RUNS = {"mix": "Code and edits", "random": "Random tokens, each under its own control", "humaneval": "HumanEval"}
 SURE = {"suffix": 6, "ngram": 4}
-"""Shortest match that overrides the draft model. An n-gram hardly finds longer ones."""
+"""Shortest match that overrides the draft model. Longer n-gram matches are rare."""
 
 
 @functools.cache
 def draft(quantize: str | None) -> Target:
-    """The draft model that ships. In int8 its draft tokens are as good and it is read faster; the text is the target's
+    """The embedded draft model. In int8 its draft tokens are as good and it is read faster; the text is the target's
     anyway. It is so small that one thread may be faster than several, so it chooses."""
     return as_target(zoo.draft_dir(), threads=None if quantize else THREADS, quantize=quantize)
 
 
 def contenders(only: Seq[str] = ()) -> list[Contender]:
-    """The drafters at the settings that suit the embedded target on a CPU; those whose head does not ship are left
-    out. `only`: labels."""
+    """The drafters with good settings for the embedded target on a CPU; those without an embedded head are left out.
+    `only`: labels."""
     int8 = ("model", {"model": draft("int8")})
     found = [
         *(Contender(name, name, 16) for name in LOOKUPS),
@@ -83,9 +83,8 @@ def contenders(only: Seq[str] = ()) -> list[Contender]:
 
 
 def controlled(only: Seq[str] = ()) -> list[Contender]:
-    """Each single drafter as the one member of a bandit, which may draft nothing. Texts are short here, and a chance
-    for a neural member costs the reading of a prompt: hence the long rests. What it promises to gain must be more than
-    costs change from one second to the next."""
+    """Each single drafter as the only member of a bandit, which may draft nothing. Texts are short, and trying a neural
+    member costs a prefill, so pauses are long. The predicted gain must exceed the usual variation of the costs."""
     control = {"carry": CARRY, "longest_rest": 256, "margin": 0.1}
     return [
         Contender(c.label, "bandit", c.draft_tokens, {"members": [(c.drafter, c.options)], **control})
@@ -99,7 +98,7 @@ def shipped(kind: str) -> bool:
 
 
 def random_prompts(llm: LLM, count: int, length: int = 96) -> PromptSet:
-    """Tokens drawn uniformly: text in which nothing repeats and that no drafter has learnt."""
+    """Uniformly random tokens: text without repetition that no drafter has learnt."""
     rng = np.random.default_rng(0)
     rows = rng.integers(8, llm.target.vocab_size, (count, length)).tolist()
     return PromptSet("random tokens", [Prompt(row, "random", f"random {i}") for i, row in enumerate(rows)], "seed 0")
@@ -126,7 +125,7 @@ def measure(options: argparse.Namespace) -> dict[str, Result]:
             "random tokens",
             controlled(options.only),
             random_prompts(llm, 12),
-            BenchConfig(  # twice the rounds: all that is looked for here is a few per cent
+            BenchConfig(  # twice the rounds, because the differences are a few per cent
                 **longest | {"tokens": 64},
                 **common | {"rounds": 2 * options.rounds, "seconds": 120 * options.minutes},
                 temperatures=(1.0,),
@@ -158,7 +157,7 @@ def speed(arm: Arm, category: str | None = None) -> float:
 
 
 def figures(found: dict[str, Result]) -> list[dict[str, Any]]:
-    """What was promised, beside what was measured."""
+    """The figures to reach, next to the measured ones."""
     greedy = arms_of(found["mix"], 0.0)
     rows = []
 
@@ -255,7 +254,7 @@ def table(arms: Seq[Arm], kinds: Seq[str]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drafters", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="timed passes over the prompts by each drafter")
-    parser.add_argument("--minutes", type=float, default=3, help="of each run: begin no further pass after so long")
+    parser.add_argument("--minutes", type=float, default=3, help="time limit of each run: no pass begins after it")
     parser.add_argument("--prompts", type=int, default=32, help="code and edit prompts together")
     parser.add_argument("--humaneval", type=Path, help="HumanEval.jsonl")
     parser.add_argument("--only", nargs="+", default=(), help="labels of drafters")

@@ -1,4 +1,4 @@
-"""The table: what is measured, what it must reach, and how it follows from the raw numbers."""
+"""The figures of the table: what is measured, which value must be reached, and how it is computed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FIGURES = {
         "share of a step outside target and draft forwards, draft-model speculation", 0.10,
         "outside_draft", "step_draft", at_most=True, share=True),
     "memory": Figure(
-        "peak memory beyond the bare imports over weights and KV, plain float32", 1.6,
+        "peak memory without the imports over weights and KV, plain float32", 1.6,
         "peak", "weights_and_kv", at_most=True),
 }  # fmt: skip
 

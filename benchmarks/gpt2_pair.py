@@ -1,11 +1,11 @@
-"""A pair with the shapes of GPT-2 and DistilGPT-2, made here: what a benchmark of theirs costs, without a download.
+"""A pair with the shapes of GPT-2 and DistilGPT-2, for benchmarks without a download.
 
     python -m benchmarks.gpt2_pair FOLDER      # writes FOLDER/target and FOLDER/draft, about 0.9 GB
 
-Speed depends on shapes, so it is GPT-2's. Acceptance depends on what the weights have learnt, and these are random: as
-in DistilGPT-2, whose layers were copied from GPT-2, the draft is the target with fewer layers, and the layers that it
-lacks are damped so far that both agree on about two draft tokens in three, the figure that goes around for this family.
-Nothing else about the text means anything.
+Speed depends on shapes, so it is that of GPT-2. Acceptance depends on trained weights, and these are random. As in
+DistilGPT-2, whose layers were copied from GPT-2, the draft model is the target with fewer layers. The missing layers
+are scaled down until both agree on about two tokens in three, the usual figure for this family. The text itself has no
+meaning.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import shutil
 from pathlib import Path
 
 DAMPING = 0.22
-"""Factor on what the upper half of the layers adds. Agreement with the draft model per token: 0.28 at 0.5, 0.61 at
+"""Factor on the output of the upper half of the layers. Agreement with the draft model per token: 0.28 at 0.5, 0.61 at
 0.25, 0.81 at 0.12 (greedy, 64 tokens of random prompts)."""
 POSITIONS = 0.1
-"""Spread of the position embeddings. At GPT-2's own 0.02 a random model repeats one token for ever."""
+"""Standard deviation of the position embeddings. With GPT-2's own 0.02 a random model repeats one token forever."""
 
 
 def make(folder: Path, layers: int = 12, width: int = 768, vocabulary: int = 50257) -> tuple[Path, Path]:
@@ -35,7 +35,7 @@ def make(folder: Path, layers: int = 12, width: int = 768, vocabulary: int = 502
         torch.manual_seed(0)
         target, draft = GPT2LMHeadModel(config(layers)), GPT2LMHeadModel(config(layers // 2))
         target.transformer.wpe.weight.normal_(std=POSITIONS)
-        draft.load_state_dict(target.state_dict(), strict=False)  # all of its own; the upper layers are left over
+        draft.load_state_dict(target.state_dict(), strict=False)  # the upper layers are not used
         for layer in target.transformer.h[layers // 2 :]:
             layer.attn.c_proj.weight.mul_(DAMPING)
             layer.mlp.c_proj.weight.mul_(DAMPING)

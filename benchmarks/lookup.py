@@ -1,14 +1,14 @@
 """Host time of the lookups: `python -m benchmarks.lookup`.
 
-What a step costs that drafts by lookup, beyond the target: `propose` and `observe` of one sequence, from the tokens of
-the last step to the `Draft` and back, at growing lengths of history. No model runs. The streams:
+The cost of a step with a lookup, without the target: `propose` and `observe` of one sequence, for growing lengths of
+history. No model runs. The streams:
 
-    random  uniform over the vocabulary: nothing repeats itself but by chance
-    code    Python source of the interpreter's own library, cut into words and signs
+    random  uniform over the vocabulary: repetitions only by chance
+    code    Python source of the standard library, split into words and punctuation
 
 Reported are median and 95th percentile of the wall time that a step spends in the drafter, over `--steps` steps; the
-processor time of a step, including verification of its draft tokens; what the store holds at that history (by
-`tracemalloc`, in a pass of its own); and the machine.
+processor time of a step, including verification of its draft tokens; the memory of the store at that history (by
+`tracemalloc`, in a separate pass); and the machine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def uniform(n: int, seed: int = 1) -> list[int]:
 
 
 def code(n: int) -> list[int]:
-    """n ids of words and signs of the interpreter's own library, file by file in the order of their names."""
+    """n ids of words and punctuation of the standard library, file by file in the order of their names."""
     ids: dict[str, int] = {}
     out: list[int] = []
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
@@ -83,8 +83,8 @@ STREAMS: dict[str, Callable[[int], list[int]]] = {"random": uniform, "code": cod
 
 
 def measure(name: str, stream: str, tokens: Seq[int], history: int, steps: int, draft_tokens: int) -> Cell:
-    """`steps` steps behind `history` tokens. The text is what the stream says: draft tokens are accepted as far
-    as they agree."""
+    """`steps` steps after `history` tokens. The text is the stream: draft tokens are accepted as far as they agree with
+    it."""
     drafter, seq = DRAFTERS[name](), Sequence(list(tokens[:history]))
     seq.kv_len = history - 1
     step(drafter, seq, tokens, draft_tokens)  # indexes the prompt
@@ -103,18 +103,18 @@ def measure(name: str, stream: str, tokens: Seq[int], history: int, steps: int, 
 
 
 def step(drafter: Drafter, seq: Sequence, tokens: Seq[int], draft_tokens: int) -> float:
-    """One step in which the text goes on as `tokens` has it; seconds in the drafter."""
+    """One step in which the text continues as in `tokens`; returns the seconds in the drafter."""
     began = perf_counter()
     draft = drafter.propose([seq], [draft_tokens])
     spent = perf_counter() - began
-    verdict = judge(draft, tokens[len(seq.tokens) : len(seq.tokens) + draft_tokens + 1])
+    verdict = verify(draft, tokens[len(seq.tokens) : len(seq.tokens) + draft_tokens + 1])
     seq.advance(verdict, draft, 0)
     began = perf_counter()
     drafter.observe([seq], draft, NOTHING, verdict)
     return spent + perf_counter() - began
 
 
-def judge(draft: Draft, text: Seq[int]) -> Verdict:
+def verify(draft: Draft, text: Seq[int]) -> Verdict:
     """The draft tokens that agree with the text, and the token after them."""
     children, node, path = draft.children(0), -1, list[int]()
     while True:
@@ -136,7 +136,7 @@ def table(cells: Seq[Cell]) -> str:
 def main(arguments: Seq[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lookup", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--steps", type=int, default=2000, help="measured steps of each cell")
-    parser.add_argument("--draft-tokens", type=int, default=8, help="most draft tokens a step")
+    parser.add_argument("--draft-tokens", type=int, default=8, help="maximum draft tokens per step")
     parser.add_argument("--history", type=int, nargs="+", default=HISTORY, help="tokens before the first step")
     parser.add_argument("--only", nargs="+", choices=DRAFTERS, default=list(DRAFTERS))
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Results as Markdown: what the reports of the benchmarks share."""
+"""Results as Markdown: shared code of the benchmark reports."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from slipstream.lab.tables import Table
 
 QUIET = 0.03
-"""Share of the machine's time that others may use before a report carries a warning."""
+"""Share of the machine's time that other processes may use before the report has a warning."""
 
 Part = Callable[[dict[str, Any]], list[str]]
 
 
 def document(results: dict[str, Any], parts: Seq[Part]) -> str:
-    """The lines that each part makes of the results, parts without any left out."""
+    """The lines of all parts; empty parts are left out."""
     blocks = ["\n".join(part(results)) for part in parts]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def noise(results: dict[str, Any]) -> list[str]:
-    """A warning if others used the machine meanwhile."""
+    """A warning if other processes used the machine during the run."""
     share = results["provenance"]["neighbours"]
     if share is None or share < QUIET:
         return []
@@ -28,7 +28,7 @@ def noise(results: dict[str, Any]) -> list[str]:
 
 
 def versions(source: dict[str, Any]) -> str:
-    """Of every process that took part."""
+    """The versions of every process."""
     found = (f"{n}: " + ", ".join(f"{p} {v}" for p, v in each.items()) for n, each in source["versions"].items())
     return f"Versions, by process: {'; '.join(found)}."
 

@@ -1,7 +1,7 @@
-"""Peak memory of decoding, in processes of its own: `python -m benchmarks.memory decode|imports` (a child's call).
+"""Peak memory of decoding, in separate processes: `python -m benchmarks.memory decode|imports` (called for the child).
 
-What is charged to Slipstream is the peak of a process that loads the target and decodes 128 tokens, less the peak of
-a process that only imports the very modules which the first one had imported by its end.
+Slipstream's memory is the peak of a process that loads the target and decodes 128 tokens, minus the peak of a process
+that only imports the same modules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slipstream.lab.memory_use import process_peak
 
 
 def measure(target: str, ids: list[int], quantize: str | None = None) -> dict[str, Any]:
-    """Bytes: `peak` beyond the imports, `imports`, and `needed`, the float32 weights plus the KV of the text."""
+    """Bytes: `peak` without the imports, `imports`, and `needed`, the float32 weights plus the KV of the text."""
     decoded = _child("decode", {"target": target, "ids": ids, "quantize": quantize})
     imported = _child("imports", {"modules": decoded["modules"]})
     needed = weights(target) + kv(target, len(ids) + TOKENS)
@@ -69,7 +69,7 @@ def _imports(modules: list[str]) -> dict[str, Any]:
     for name in modules:
         try:
             importlib.import_module(name)
-        except Exception:  # a module that some package made at run time
+        except Exception:  # a module that some package created at run time
             continue
     return {"peak": process_peak()}
 

@@ -9,14 +9,14 @@ from typing import Any
 
 SETS = ("code", "edit")
 TOKENS = 128
-"""New tokens of a text, unless its prompt says fewer."""
+"""Maximum new tokens of a text."""
 SPARE = 3
 """Prompts of each set, taken from its end, on which draft lengths are chosen; they are never measured."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids, and how many tokens every contender is to add."""
+    """Token ids, and how many tokens every contender generates."""
 
     ids: list[int]
     tokens: int = TOKENS
@@ -29,8 +29,7 @@ def load(folder: Path, tokenizer: Any, count: int) -> tuple[Prompts, Prompts]:
     """At most the first `count` prompts of each set, and its last `SPARE`.
 
     Every line of `<set>.jsonl` has a "prompt": for code a text to continue, for edit a request, put into the chat
-    template. A request may bring its known "answer"; no more tokens than that has are asked for, because what follows
-    the answer is no edit.
+    template. A request may have a known "answer"; then no more tokens than the answer has are generated.
     """
     measured, spare = {}, {}
     for name in SETS:

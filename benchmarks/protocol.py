@@ -1,7 +1,7 @@
-"""Contenders live in processes of their own and answer JSON lines, so that rounds interleave and idle ones only wait.
+"""Contenders run in separate processes and answer JSON lines, so that rounds interleave and idle processes only wait.
 
 The driver writes {"op": name, ...arguments} on the contender's standard input and reads one line back: the reply, or
-{"error": text}. This file runs in every environment, so it needs nothing beyond the standard library.
+{"error": text}. This file runs in every environment, so it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Worker:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._noise: deque[str] = deque(maxlen=20)  # the last lines on standard error, for the report of a death
+        self._log: deque[str] = deque(maxlen=20)  # the last lines on standard error, for the report of a death
         Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
@@ -62,7 +62,7 @@ class Worker:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise ContenderError(f"{self.name} died during {op!r}:\n{''.join(self._noise)}")
+            raise ContenderError(f"{self.name} died during {op!r}:\n{''.join(self._log)}")
         reply = json.loads(line)
         if "error" in reply:
             raise ContenderError(f"{self.name} failed in {op!r}:\n{reply['error']}")
@@ -92,7 +92,7 @@ def serve(operations: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
 
 
 def fingerprint(checkpoint: str | Path) -> str:
-    """16 hex digits that change with the weights of a checkpoint: the name of what was converted from it."""
+    """16 hex digits that change with the weights of a checkpoint: the name of converted files."""
     files = sorted(Path(checkpoint).glob("*.safetensors"))
     return hashlib.sha256(b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files)).hexdigest()[:16]
 

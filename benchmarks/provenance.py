@@ -1,4 +1,4 @@
-"""Where the numbers of a side-by-side run come from; what each contender runs on, it reports itself."""
+"""The origin of the results of a run. Contenders report their own versions."""
 
 from __future__ import annotations
 

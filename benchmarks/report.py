@@ -1,4 +1,4 @@
-"""From a finished session to the results: a JSON document, and the markdown table made from it alone."""
+"""The results of a finished session: a JSON document, and the Markdown table created from it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def figure_table(results: dict[str, Any]) -> list[str]:
 
 
 def speed_table(results: dict[str, Any]) -> list[str]:
-    """Speeds, and acceptance in the sense of `slipstream.core.stats`."""
+    """Speeds, and acceptance as in `slipstream.core.stats`."""
     heads = ["contender", "prompts", "draft length", "tokens/s, median (quartiles)", "acceptance rate", "tokens a step"]
     body = []
     for row in results["contenders"]:
@@ -109,7 +109,7 @@ def speed_table(results: dict[str, Any]) -> list[str]:
 
 
 def text_notes(results: dict[str, Any]) -> list[str]:
-    """One line a contender on how its text compares with our plain decoding; differences are never hidden."""
+    """One line per contender: how its text compares with our plain decoding."""
     if not results["agreement"]:
         return []
     notes = ["Texts compared with Slipstream's plain decoding, greedy:", ""]

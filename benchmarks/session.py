@@ -1,4 +1,4 @@
-"""One run: start the contenders, choose draft lengths, warm up, and time everybody in interleaved rounds."""
+"""One run: start the contenders, choose draft lengths, warm up, and time all contenders in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ROWS_PAST, ROWS_REPEATS = 256, 200
 class Session:
     """What has been measured so far.
 
-    contenders, kinds  who may run, and the workers that serve them.
+    contenders, kinds  the contenders, and the workers that run them.
     skipped  contender or series -> why it was not measured.
-    notes    contender -> what its worker said about the model when it had loaded it.
-    chosen   contender -> draft length.  tuning: contender -> draft length -> seconds a token.
+    notes    contender -> its worker's note about the loaded model.
+    chosen   contender -> draft length.  tuning: contender -> draft length -> seconds per token.
     cells    contender -> seconds, [prompts][rounds].  outputs: contender -> tokens of each prompt in the first round.
     unstable contender -> prompts whose output was not the same in every round.
     counts   contender -> engine statistics of each cell, for the contenders that report any.
@@ -97,7 +97,7 @@ class Session:
             self.chosen[key] = min(total, key=lambda length: total[length])
 
     def measure(self, keys: Iterable[str], prompts: Prompts, spare: Prompts, rounds: int, deadline: float) -> None:
-        """Time every contender on every prompt, `rounds` times; the order of contenders turns by one each time.
+        """Time every contender on every prompt, `rounds` times; the order of contenders rotates by one each time.
 
         deadline  on `time.monotonic`: no round but the first begins that would, as long as the one before, end later.
         """
@@ -142,7 +142,8 @@ class Session:
                 self.series.setdefault(f"{name}_{key}", [[] for _ in self.cells[key]])[number].append(seconds)
 
     def rows(self, name: str, model: str) -> None:
-        """Series rows1_`name` and rows8_`name`: seconds of the target's bare forward, 1 and 8 rows in turn."""
+        """Series rows1_`name` and rows8_`name`: seconds of the target's forward pass alone, 1 and 8 rows
+        alternating."""
         self.advance(f"forward of 1 and 8 rows, {name}")
         try:
             seconds = self.workers["slipstream"].call(

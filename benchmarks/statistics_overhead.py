@@ -38,7 +38,7 @@ class Noted(SpecStats):
 
 
 def step_seconds(llm: LLM, prompts: list[list[int]]) -> tuple[float, list[tuple[Any, ...]]]:
-    """Processor seconds of a step behind the prompt, and the arguments of each count."""
+    """Processor seconds of a step after the prompt, and the arguments of each count."""
     spent, calls = 0.0, []
     for prompt in prompts:
         seq = llm.sequence(prompt, SamplingParams(max_tokens=TOKENS, ignore_eos=True))

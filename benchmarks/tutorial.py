@@ -7,7 +7,7 @@ make figures FIGURES=--quick                # tiny settings: does everything run
 
 <!-- figure:NAME -->     rewritten by `BLOCKS[NAME]`, which runs the command that the block then shows
 <!-- /figure -->
-<!-- output -->          behind a Python snippet: what it prints
+<!-- output -->          after a Python snippet: what it prints
 <!-- /output -->
 """
 
@@ -105,7 +105,7 @@ def main() -> None:
             if name in chosen:
                 began = monotonic()
                 made = BLOCKS[name](kit)
-                # Read anew and written at once: an interruption keeps what was done.
+                # Read again and written immediately, so that an interruption keeps the finished blocks.
                 TUTORIAL.write_text(with_figure(TUTORIAL.read_text("utf-8"), name, made), "utf-8")
                 print(f"{name}: {monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     if not options.only:

@@ -1,4 +1,4 @@
-"""Who is timed on what, and which ratios must be reached."""
+"""Which contenders are timed on which passes, and which ratios must be reached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROWS = (1, 8, 16)
 PAST = 128
 """Tokens in the KV cache before the rows that are timed."""
 MOST_ROWS = 32
-"""Largest number of rows that can be timed behind `PAST` tokens."""
+"""Largest number of rows that can be timed after `PAST` tokens."""
 PROMPT = 512
 """Tokens of the timed prompt; its pass begins with an empty cache and computes the logits of the last token."""
 
@@ -48,8 +48,8 @@ class Group:
     """Contenders that are loaded together and timed in interleaved rounds.
 
     model   name in `models.MODELS`.
-    passes  contender -> the passes to time: a number of rows behind `PAST` tokens, or `PROMPT`.
-    busy    number of processes that compute without pause beside all of them.
+    passes  contender -> the passes to time: a number of rows after `PAST` tokens, or `PROMPT`.
+    busy    number of processes that compute without pause at the same time.
     weight  share of the time, relative to the other groups.
     """
 
@@ -79,12 +79,12 @@ GROUPS = {
     "gpt2-float32": Group(
         "GPT-2, stored in float32", "gpt2-float32", dict.fromkeys(("before_openvino", "native"), (1, 8)), weight=0.5),
     "busy": Group(
-        "14M beside two busy processes", "14M", dict.fromkeys(("native", "native_one_thread"), (1, 8)), busy=2,
+        "14M with two busy processes", "14M", dict.fromkeys(("native", "native_one_thread"), (1, 8)), busy=2,
         weight=0.5),
 }  # fmt: skip
 
 REFERENCES = ("before_openvino", "native", "before_openvino_int8", "before_native")
-"""Whose times and logits the others are compared with in the tables: the first that was measured."""
+"""Reference for times and logits in the tables: the first of these that was measured."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def first_use_label(figure: FirstUse) -> str:
 def chosen(groups: Iterable[str], contenders: Iterable[str], rows: Iterable[int], prompt: bool) -> dict[str, Group]:
     """The named groups, with only these contenders and passes."""
     names, wanted = set(contenders), {*rows, *([PROMPT] if prompt else [])}
-    extra = tuple(sorted(wanted - {*ROWS, PROMPT}))  # numbers of rows that no group has by itself are for all
+    extra = tuple(sorted(wanted - {*ROWS, PROMPT}))  # numbers of rows that no group has apply to all groups
     found = {}
     for key in groups:
         passes = {

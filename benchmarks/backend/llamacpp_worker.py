@@ -30,7 +30,7 @@ def load(path: str, past: int, most: int, kind: str, threads: int = THREADS) -> 
 
 
 def _decode(past: int, rows: int, last_only: bool = False) -> np.ndarray:
-    """One pass over `rows` new tokens behind `past`; logits of the last one."""
+    """One pass over `rows` new tokens after `past`; logits of the last one."""
     batch = _batch(past, rows, last_only)
     try:
         return _run(past, rows, batch)
@@ -61,9 +61,9 @@ def _run(past: int, rows: int, batch: Any) -> np.ndarray:
 
 
 def forwards(rows: int, past: int, most: int, repeats: int, warmups: int, limit: float) -> dict[str, Any]:
-    """Seconds of up to `repeats` passes over `rows` new tokens behind `past`, fewer once they took `limit` seconds.
-    The batch is made outside the clock. With `past` 0 it is a prompt, which overwrites the cache: no further rows can
-    be timed after it."""
+    """Seconds of up to `repeats` passes over `rows` new tokens after `past`, fewer once they took `limit` seconds.
+    The batch is created before the timing starts. With `past` 0 it is a prompt, which overwrites the cache: no further
+    rows can be timed after it."""
     batch, seconds = _batch(past, rows, past == 0), []
     for index in range(warmups + repeats):
         start = time.perf_counter()

@@ -77,13 +77,13 @@ def write(model: Model, path: Path) -> Path:
     for name, shape in ((name, tensor.shape) for name, tensor in made.state_dict().items()):
         if name == "lm_head.weight" and made.config.tie_word_embeddings:
             continue
-        values = torch.empty(shape, dtype=torch.bfloat16)  # the same values whatever they are stored in
+        values = torch.empty(shape, dtype=torch.bfloat16)  # the same values for every stored dtype
         if len(shape) > 1:
             values.normal_(std=STD, generator=generator)
         else:
             values.fill_(0.0 if name.endswith("bias") else 1.0)
         weights[name] = values.to(getattr(torch, model.stored))
-    part = path.with_name(path.name + ".part")  # an interrupted run leaves no half of a checkpoint behind
+    part = path.with_name(path.name + ".part")  # an interrupted run leaves no incomplete checkpoint
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     made.config.architectures = [type(made).__name__]

@@ -1,4 +1,4 @@
-"""From a finished session to the results: a JSON document, and the tables made from it alone."""
+"""The results of a finished session: a JSON document, and tables created from it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def deviation(logits: list[float], reference: list[float]) -> float:
 
 
 def reference(names: Iterable[str]) -> str | None:
-    """The contender whose times and logits the others are compared with."""
+    """The reference contender for times and logits."""
     names = list(names)
     return next((name for name in REFERENCES if name in names), names[0] if names else None)
 
@@ -118,7 +118,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def figure_table(results: dict[str, Any]) -> list[str]:
-    """What was missed comes first."""
+    """The table of figures; missed ones come first."""
     body = []
     for row in sorted(results["figures"], key=lambda row: ORDER.index(row["verdict"])):
         show = lambda value, unit=row["unit"]: f"{value:.2f}{unit}" if unit == "x" else f"{value:.2f} {unit}"  # noqa: E731

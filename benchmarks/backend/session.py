@@ -24,14 +24,14 @@ HERE = Path(__file__).resolve().parent
 LLAMACPP = ROOT / ".venv-peer-llamacpp" / "bin" / "python"
 
 REQUEST_SECONDS = 0.25
-"""A request repeats its pass for about so long; the median of its passes is one measurement."""
+"""Time for which a request repeats its pass; the median of the passes is one measurement."""
 FEWEST_ROUNDS = 3
 SLOW = 1.0
-"""Seconds of a pass from which on it is not warmed up before each measurement."""
+"""Passes that take longer are not warmed up before each measurement."""
 
 
 class Process(Worker):
-    """A worker that is run by file, with another checkout's packages where `root` is one."""
+    """A worker that is run by file; `root`: a checkout whose packages it uses."""
 
     def __init__(self, name: str, script: Path, python: str | Path, root: Path, environment: Mapping[str, str] = {}):
         self.name = name
@@ -54,7 +54,7 @@ class Process(Worker):
 
 @dataclass
 class Place:
-    """How the workers of one kind are started. missing: why they cannot be, None if they can."""
+    """How the workers of one kind are started. missing: the reason if they cannot be started, or None."""
 
     script: Path
     python: Path
@@ -89,10 +89,10 @@ class Session:
     """What has been measured so far.
 
     checkpoint  (model, worker) -> folder of the model's checkpoint that this worker reads.
-    series   group -> contender -> pass (number of rows, as text) -> seconds, one a round.
+    series   group -> contender -> pass (number of rows, as text) -> seconds, one per round.
     skipped  "group contender" -> why it was not measured.
-    logits   group -> contender -> some logits of the same pass, to see that all compute the same model.
-    notes    "group contender" -> what its worker said about the model.
+    logits   group -> contender -> some logits of the same pass, to check that all compute the same model.
+    notes    "group contender" -> its worker's note about the model.
     """
 
     places: Mapping[str, Place]
@@ -146,7 +146,7 @@ class Session:
     def _rounds(self, key: str, group: Group, workers: dict[str, Worker], seconds: float) -> None:
         series = self.series.setdefault(key, {})
         typical: dict[tuple[str, int], float] = {}
-        for name, rows in _turns(group, list(workers)):
+        for name, rows in _interleaved(group, list(workers)):
             if f"{key} {name}" not in self.skipped:
                 self.say(f"{group.label}: warming up {self.contenders[name].label}, {pass_label(rows)}")
                 typical[name, rows] = self._time(key, workers, name, rows, 1, 0 if rows == PROMPT else 3) or 0.0
@@ -156,7 +156,7 @@ class Session:
         order, deadline, index, lasted = list(workers), monotonic() + seconds, 0, 0.0
         while series and (index < FEWEST_ROUNDS or monotonic() + lasted < deadline):
             began = monotonic()
-            for name, rows in _turns(group, order):
+            for name, rows in _interleaved(group, order):
                 if name not in series:
                     continue
                 self.say(f"{group.label}, round {index + 1}: {self.contenders[name].label}, {pass_label(rows)}")
@@ -190,7 +190,7 @@ class Session:
 
     def first_use(self, worker: str, cold: int, cached: int) -> None:
         """Seconds of the first use of the native backend: `cold` times with an empty cache of compiled kernels, then
-        `cached` times with what the last of these left there. Every time in a new process."""
+        `cached` times with the kernels of the last of these. Every time in a new process."""
         found = self.first_uses.setdefault(worker, [])
         paths = {role: str(self.checkpoint(role, worker)) for role in ("target", "draft")}
         try:
@@ -209,8 +209,8 @@ class Session:
             self.skip("first_use", worker, error)
 
 
-def _turns(group: Group, order: list[str]) -> Iterator[tuple[str, int]]:
-    """Everyone's passes of one round: pass by pass, so that those that are compared follow each other."""
+def _interleaved(group: Group, order: list[str]) -> Iterator[tuple[str, int]]:
+    """All passes of one round, pass by pass, so that compared passes follow each other."""
     for rows in dict.fromkeys(rows for passes in group.passes.values() for rows in passes):
         for name in order:
             if rows in group.passes[name]:
@@ -219,7 +219,7 @@ def _turns(group: Group, order: list[str]) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """So many processes that compute without pause."""
+    """Run `count` processes that compute without pause."""
     made = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -237,7 +237,7 @@ def reason_of(report: str) -> str:
 
 
 def hide(text: str, folders: Iterable[Path]) -> str:
-    """The text without the names of these folders: results are published, the places of files are nobody's concern."""
+    """The text without the names of these folders, for publication."""
     for folder in sorted({str(each) for each in folders if str(each) not in (".", "/")}, key=len, reverse=True):
         text = text.replace(folder, "...")
     return text

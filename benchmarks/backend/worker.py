@@ -1,6 +1,6 @@
 """Times forward passes of Slipstream: of this checkout, or of another one that `PYTHONPATH` names.
 
-It therefore uses nothing of `benchmarks.backend`, and of Slipstream only what both checkouts have.
+So it uses nothing of `benchmarks.backend`, and of Slipstream only what both checkouts have.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.protocol import serve, versions
 try:
     from slipstream.models.executor import Batch
     from slipstream.targets.decoder import Decoder
-except ImportError:  # a checkout in which they still lay elsewhere
+except ImportError:  # an older checkout, with other module names
     from slipstream.targets.decoder.executor import Batch  # type: ignore[no-redef]
     from slipstream.targets.decoder.model import Decoder  # type: ignore[no-redef]
 
@@ -35,7 +35,7 @@ loaded: list[Decoder] = []
 def load(path: str, past: int, most: int, threads: int = 2, **options: Any) -> dict[str, Any]:
     """Load a decoder (`options` as in `Decoder.load`) and fill its cache with `past` tokens.
 
-    most  largest number of rows that will be asked for behind them.
+    most  largest number of rows that will be timed after them.
     logits: of the last of 8 rows, at 64 columns; memory: bytes of weights that a pass reads.
     """
     decoder = Decoder.load(path, threads=threads, **options)
@@ -55,7 +55,7 @@ def _forward(sequence: int, past: int, rows: int, select: Sequence[int], limit: 
 
 
 def forwards(rows: int, past: int, most: int, repeats: int, warmups: int, limit: float) -> dict[str, Any]:
-    """Seconds of up to `repeats` passes over `rows` new tokens behind `past`, fewer once they took `limit` seconds.
+    """Seconds of up to `repeats` passes over `rows` new tokens after `past`, fewer once they took `limit` seconds.
     With `past` 0 it is a prompt: only the logits of its last token are computed."""
     prompt = past == 0
     select = [rows - 1] if prompt else range(rows)

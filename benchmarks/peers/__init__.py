@@ -1,1 +1,1 @@
-"""One contender a file, each a long-lived process that answers JSON lines (see `benchmarks.protocol`)."""
+"""One engine per file, each a long-lived process that answers JSON lines (see `benchmarks.protocol`)."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers`: Slipstream beside what one would use instead, everybody in one interleaved run."""
+"""`python -m benchmarks.peers`: Slipstream and other engines in one interleaved run."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ from slipstream.models.text import load_tokenizer
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument(
-        "--minutes", type=float, default=4, help="begin no round that would end later, loading included"
+        "--minutes", type=float, default=4, help="time limit, loading included: no round begins that would end later"
     )
-    parser.add_argument("--rounds", type=int, default=6, help="most timed runs of every contender on every prompt")
+    parser.add_argument(
+        "--rounds", type=int, default=6, help="maximum number of timed runs of every contender on every prompt"
+    )
     parser.add_argument("--prompts", type=int, default=3, help="prompts of each set")
-    parser.add_argument("--tokens", type=int, default=128, help="most new tokens a prompt")
+    parser.add_argument("--tokens", type=int, default=128, help="maximum new tokens per prompt")
     parser.add_argument("--draft-tokens", type=int, default=5, help="draft length of every draft model")
     parser.add_argument("--lookup-tokens", type=int, default=10, help="draft length of every lookup")
     names = list(lineup(1, 1))
@@ -51,7 +53,7 @@ def shortened(prompts: Prompts, tokens: int) -> Prompts:
 
 
 def versions(session: Session) -> dict[str, Any]:
-    """What each worker runs on; workers of the same module say the same once. One that has died says nothing."""
+    """The versions of each worker's packages, once per module. Dead workers are left out."""
     found: dict[str, Any] = {}
     for name, worker in session.workers.items():
         try:
@@ -66,7 +68,7 @@ def versions(session: Session) -> dict[str, Any]:
 def main(words: list[str] | None = None) -> int:
     """Run, print, and write three files. 1 if not even our own plain decoding could be measured."""
     options, console = arguments(words), Console(stderr=True)
-    options.out.mkdir(parents=True, exist_ok=True)  # an unwritable folder is found out before, not after
+    options.out.mkdir(parents=True, exist_ok=True)  # fails before the run if the folder is not writable
     target, draft = options.target or str(zoo.target_dir()), options.draft or str(zoo.draft_dir())
     contenders = lineup(options.draft_tokens, options.lookup_tokens)
     keys = [key for key in contenders if key in (options.only or contenders) or key == BASE]

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: `LLMPipeline`, plain, with a draft model and with prompt lookup. Runs in an environment of its own
+"""OpenVINO GenAI: `LLMPipeline`, plain, with a draft model and with prompt lookup. Runs in its own environment
 (`make peer-genai`)."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ lookups: dict[str, bool] = {}
 
 
 def scheduler() -> genai.SchedulerConfig:
-    """One request at a time. The prefix cache is off: rounds repeat prompts, and their prefill must be paid."""
+    """One request at a time. The prefix cache is off: rounds repeat prompts, and their prefill must be timed."""
     config = genai.SchedulerConfig()
     config.enable_prefix_caching = False
     config.max_num_seqs = 1
@@ -59,7 +59,7 @@ def load(
 
 
 def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
-    """Greedy continuation of `ids` by `tokens` tokens; `draft_tokens` > 0 drafts as many each round.
+    """Greedy continuation of `ids` by `tokens` tokens; `draft_tokens` > 0 drafts as many per step.
 
     seconds: wall time of the call, prefill included. Ids go in and come out, so no text is made.
     """

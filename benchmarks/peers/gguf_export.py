@@ -15,7 +15,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 PLAIN = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
-"""Settings of a checkpoint that this export takes, with no other value than these."""
+"""Settings that a checkpoint must have for this export."""
 
 
 def paired(weight: np.ndarray, heads: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Who stands side by side: every system in each way of decoding that it offers, on the same prompts."""
+"""The compared contenders: every engine in each of its ways of decoding, on the same prompts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODEL = {
     "genai_draft": Contender("OpenVINO GenAI, draft model", "genai", "draft"),
     "vllm_draft": Contender("vLLM, draft model", "vllm_draft", "draft"),
 }
-"""Who drafts by a network."""
+"""Contenders with a draft model or head."""
 LOOKUP = {
     "suffix": Contender("Slipstream, suffix tree", "slipstream", "suffix"),
     "hybrid": Contender("Slipstream, suffix tree and draft model", "slipstream", "hybrid"),
@@ -38,7 +38,7 @@ LOOKUP = {
     "genai_lookup": Contender("OpenVINO GenAI, prompt lookup", "genai", "lookup"),
     "vllm_ngram": Contender("vLLM, n-gram", "vllm_ngram", "ngram"),
 }
-"""Who drafts by looking up text."""
+"""Contenders with a lookup."""
 PLAIN = {
     "plain": Contender("Slipstream, plain", "slipstream", "plain"),
     "int8": Contender("Slipstream, plain, int8", "slipstream", "int8", exact=False),
@@ -54,7 +54,7 @@ PLAIN = {
 
 @dataclass(frozen=True)
 class Match:
-    """Two that do the same: ours, and one that another system offers."""
+    """Two contenders that do the same: one of Slipstream and one of another engine."""
 
     what: str
     ours: str
@@ -72,7 +72,7 @@ MATCHES = (
 
 
 def lineup(draft_tokens: int, lookup_tokens: int) -> dict[str, Contender]:
-    """Everybody, system by system; all draft models get one draft length, all lookups another."""
+    """All contenders, engine by engine; all draft models have one draft length, all lookups another."""
     fixed = PLAIN | {key: replace(who, draft_tokens=draft_tokens) for key, who in MODEL.items()}
     fixed |= {key: replace(who, draft_tokens=lookup_tokens) for key, who in LOOKUP.items()}
     systems = list(dict.fromkeys(SYSTEMS.values()))
@@ -81,5 +81,5 @@ def lineup(draft_tokens: int, lookup_tokens: int) -> dict[str, Contender]:
 
 
 def both(prompts: Prompts) -> Prompts:
-    """The sets as one, in turn: code, edit, code, edit, ...; as many of each."""
+    """Both sets, alternating: code, edit, code, edit, ...; the same number of each."""
     return {"both": [prompt for pair in zip(prompts["code"], prompts["edit"], strict=False) for prompt in pair]}

@@ -1,8 +1,8 @@
 """llama.cpp through llama-cpp-python: F32, F16, Q8_0, Q4_K_M, and F32 with its two kinds of draft.
 
-Its `draft_model` is a callable from ids to draft ids. Prompt lookup ships with it; a draft model is a second `Llama`
+Its `draft_model` is a callable from ids to draft ids. The package has prompt lookup; a draft model is a second `Llama`
 that continues greedily, which the interface allows but no class of the package provides. llama.cpp's own speculation
-(of `llama-server`) is not reachable from Python, so this measures the bindings' loop. Runs in an environment of its own
+(of `llama-server`) is not reachable from Python, so this measures the bindings' loop. Runs in its own environment
 (`make peer-llamacpp`).
 """
 
@@ -52,7 +52,7 @@ def quantized(checkpoint: str, kind: str) -> Path:
     if file.exists():
         return file
     FILES.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(".part")  # a run that is cut off leaves no half of a model behind
+    part = file.with_suffix(".part")  # an interrupted run leaves no incomplete model
     if kind == "F32":
         convert(checkpoint, part)
     else:
@@ -85,7 +85,7 @@ def load(name: str, target: str, kind: str, draft: str | None = None, lookup: bo
 
 
 def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
-    """Greedy continuation of `ids` by `tokens` tokens; a model with a helper drafts `draft_tokens` each round.
+    """Greedy continuation of `ids` by `tokens` tokens; a model with a drafter drafts `draft_tokens` per step.
 
     seconds: wall time of the call, prefill included; nothing is kept from an earlier call.
     """

@@ -31,8 +31,8 @@ def load(
 
 
 def _engine(name: str, draft_tokens: int) -> LLM:
-    """The engine of that name, made anew where it was made for another draft length: what a drafter prepares for one
-    length must not weigh on another."""
+    """The engine of that name, created again for another draft length, because a drafter may prepare for one length
+    only."""
     if name not in models or models[name].draft_tokens != draft_tokens:
         models.pop(name, None)
         llm = LLM(**loaded[name], draft_tokens=draft_tokens, dtype="float32", threads=THREADS)
@@ -67,7 +67,7 @@ def _clock(executor: Executor) -> None:
 def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
     """Greedy continuation of `ids` by `tokens` tokens.
 
-    seconds: wall time of the call, prefill and the making of text included. step: of its steps alone; forwards: of
+    seconds: wall time of the call, prefill and detokenisation included. step: of its steps alone; forwards: of
     target and draft passes within them. stats: what the engine counted.
     """
     params, engine = SamplingParams(max_tokens=tokens, ignore_eos=True), _engine(name, draft_tokens)
@@ -83,9 +83,9 @@ def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> d
 
 
 def rows(name: str, past: int, counts: Seq[int], repeats: int) -> dict[str, Any]:
-    """Seconds of the target's forward over each number of new rows after `past` tokens, in turn, `repeats` times.
+    """Seconds of the target's forward over each number of new rows after `past` tokens, alternating, `repeats` times.
 
-    Every row's logits are asked for, as verification does.
+    All rows' logits are computed, as in verification.
     """
     target = models[name].target
     executor, vocab = target.executor, target.vocab_size  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""From a finished side-by-side session to its results: a JSON document, and table and plot made from it alone."""
+"""The results of a finished session: a JSON document, and a table and a plot created from it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _row(key: str, session: Session, prompts: Prompts, text: dict[str, Any] | No
 
 
 def _match(match: Match, session: Session) -> dict[str, Any]:
-    """How many times as fast ours is as theirs, prompt by prompt and round by round."""
+    """How many times as fast as the other contender ours is, paired by prompt and round."""
     row: dict[str, Any] = dict(vars(match))
     if match.ours not in session.cells or match.theirs not in session.cells:
         return row | {"verdict": "not measured"}
@@ -64,7 +64,8 @@ def _last(reason: str) -> str:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """A row's text against Slipstream's plain decoding: identical, parted at near-ties, other weights, or different."""
+    """A row's text against Slipstream's plain decoding: identical, different at near-ties, other weights, or
+    different."""
     if row["key"] == BASE:
         return "the reference"
     text = row["text"]
@@ -87,13 +88,13 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def markdown(results: dict[str, Any], labels: dict[str, str]) -> str:
-    """The tables for people. labels: contender -> name of everybody who was asked for, measured or not."""
+    """The tables for people. labels: contender -> name, of all requested contenders, measured or not."""
     blocks = [noise(results), speeds(results, labels), matches(results, labels), notes(results), origin(results)]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
 def speeds(results: dict[str, Any], labels: dict[str, str]) -> list[str]:
-    """Everybody, in the order of the line-up; who was not measured, and why."""
+    """All contenders in the order of the line-up; for those not measured, the reason."""
     rows = ["| contender | draft length | code, tokens/s | edits, tokens/s | over our plain (95 %) | text |"]
     rows.append("|---|---|---|---|---|---|")
     measured = {row["key"]: row for row in results["contenders"]}
@@ -116,7 +117,7 @@ def speeds(results: dict[str, Any], labels: dict[str, str]) -> list[str]:
 
 
 def matches(results: dict[str, Any], labels: dict[str, str]) -> list[str]:
-    """Like against like, losses in bold."""
+    """Comparisons of equal methods; slower ones of Slipstream in bold."""
     rows = ["| like against like | ours | theirs | ours is (95 %) | |", "|---|---|---|---|---|"]
     for row in (row for row in results["matches"] if {row["ours"], row["theirs"]} <= labels.keys()):
         line = [row["what"], labels[row["ours"]], labels[row["theirs"]]]
@@ -135,7 +136,7 @@ def notes(results: dict[str, Any]) -> list[str]:
 
 
 def plot(results: dict[str, Any]) -> Plot:
-    """Speed over Slipstream's plain decoding, one line a contender, coloured by system."""
+    """Speed over Slipstream's plain decoding, one line per contender, coloured by engine."""
     rows = [row for row in results["contenders"] if "over_plain" in row]
     systems = list(dict.fromkeys(SYSTEMS.values()))
     lines = [(row["label"], row["over_plain"], systems.index(row["system"])) for row in rows]

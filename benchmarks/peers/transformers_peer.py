@@ -14,12 +14,12 @@ models: dict[str, Any] = {}
 
 
 def load(name: str, target: str, draft: str | None = None) -> dict[str, Any]:
-    """Load target and assistant in float32, each once, whatever the name."""
+    """Load target and assistant in float32, each only once for all names."""
     for role, path in (("target", target), ("draft", draft)):
         if path is None or role in models:
             continue
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        # Every contender goes on past the end of the text, without forbidding its token, as min_new_tokens would.
+        # Every contender ignores the end of the text, without forbidding its token, as min_new_tokens would.
         model.generation_config.eos_token_id = model.config.eos_token_id = None
         model.generation_config.pad_token_id = 0
         models[role] = model
@@ -27,7 +27,7 @@ def load(name: str, target: str, draft: str | None = None) -> dict[str, Any]:
 
 
 def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
-    """Greedy continuation of `ids` by `tokens` tokens; `draft_tokens` > 0 drafts as many each round, by the assistant
+    """Greedy continuation of `ids` by `tokens` tokens; `draft_tokens` > 0 drafts as many per step, by the assistant
     or, if the name is "lookup", from the text so far.
 
     seconds: wall time of the call, prefill included.

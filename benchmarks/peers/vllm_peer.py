@@ -1,4 +1,4 @@
-"""vLLM's CPU build: plain, with a draft model, and with n-grams. Runs in an environment of its own
+"""vLLM's CPU build: plain, with a draft model, and with n-grams. Runs in its own environment
 (`make peer-vllm`)."""
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ |= {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: no messages between processes are timed
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # runs the engine in this process, without messages between processes
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # OMP_NUM_THREADS counts, as for everyone
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # OMP_NUM_THREADS applies, as for all
     "KMP_BLOCKTIME": "5",  # ms that threads spin before they sleep, and the next: as vLLM sets them when it binds
     "KMP_TPAUSE": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -20,8 +20,8 @@ os.environ |= {
 
 
 def preload() -> None:
-    """Start again with the OpenMP and allocator libraries that vLLM's documentation says to preload, where they are
-    there: it warns of a significant loss of speed without."""
+    """Restart with the OpenMP and allocator libraries that vLLM's documentation recommends to preload, if they exist:
+    it warns of a significant loss of speed without them."""
     here = Path(sys.prefix, "lib")
     wanted = [*here.glob("libiomp5.so"), *here.glob("*/*/vllm/libs/libtcmalloc*.so*")]
     already = os.environ.get("LD_PRELOAD", "")
@@ -39,13 +39,13 @@ from vllm import LLM, SamplingParams  # noqa: E402
 from benchmarks.protocol import serve, versions  # noqa: E402
 
 CONTEXT, LOOKUP_NGRAM = 1024, 3
-engines: dict[str, tuple[int, LLM]] = {}  # with the draft length that each was made for
+engines: dict[str, tuple[int, LLM]] = {}  # with the draft length that each was created for
 loaded: dict[str, dict[str, Any]] = {}
 
 
 def load(name: str, target: str, draft: str | None = None, lookup: bool = False) -> dict[str, Any]:
-    """Keep the arguments; the draft length is fixed when an engine is made, so the first `generate` makes it. A plain
-    one is made here."""
+    """Store the arguments. The draft length is fixed when an engine is created, so the first `generate` creates it. A
+    plain engine is created here."""
     loaded[name] = {"target": target, "draft": draft, "lookup": lookup}
     if not draft and not lookup:
         _engine(name, 0)
@@ -71,7 +71,7 @@ def _engine(name: str, draft_tokens: int) -> LLM:
             dtype="float32",
             max_model_len=CONTEXT,
             max_num_seqs=1,
-            enable_prefix_caching=False,  # rounds repeat prompts, and their prefill must be paid
+            enable_prefix_caching=False,  # rounds repeat prompts, and their prefill must be timed
             disable_log_stats=True,
             speculative_config=speculation(arguments["draft"], arguments["lookup"], draft_tokens),
         )

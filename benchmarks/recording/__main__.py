@@ -1,8 +1,8 @@
 """`python -m benchmarks.recording`: record plain and speculative decoding of one text, as an animated SVG.
 
-The text is a small edit that the embedded target answers correctly. Both methods decode it in turns, several times; of
-each method, the pass of median time is drawn. Greedy decoding, so all texts have to be token-identical, or nothing is
-drawn. The times of tokens are those of these passes, all slowed down by one stated factor.
+The text is a small edit that the embedded target answers correctly. Both methods decode it alternately, several times;
+the pass of median time of each method is drawn. Decoding is greedy, so all texts must be token-identical; otherwise
+nothing is drawn. The tokens appear at the measured times, slowed down by one stated factor.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ NOTES = {
     "embedded": "drafts with a 2.4M model",
     "eagle3": "drafts with an EAGLE-3 head",
 }
-"""What the picture says about a drafter."""
+"""The picture's text about a drafter."""
 
 
 def record(llm: LLM, prompt: list[int], name: str, note: str) -> Take:
-    """Decode the prompt once, and time every step. Tokens of one step of speculation appear together; where plain
-    decoding makes several tokens in one call, the time of the call is shared out evenly among them."""
+    """Decode the prompt once, and time every step. Tokens of one speculative step appear together. If plain decoding
+    runs several steps in one call, the time of the call is divided equally among its tokens."""
     seq = llm.sequence(prompt, SamplingParams(max_tokens=400))
     plain = llm.drafter.name == "none"
     tokens: list[Token] = []
-    begun, before = perf_counter(), 0.0
+    start, before = perf_counter(), 0.0
     for _ in llm.follow(seq):
-        now = perf_counter() - begun
+        now = perf_counter() - start
         new = range(len(tokens), len(seq.output))
         for i, at in enumerate(new, 1):
             seconds = before + (now - before) * i / len(new) if plain else now
@@ -64,7 +64,7 @@ def record(llm: LLM, prompt: list[int], name: str, note: str) -> Take:
 
 
 def rounds(llm: LLM, prompt: list[int], draft: str | list[str], length: int, note: str, count: int) -> list[list[Take]]:
-    """[plain, speculative] of each round, after one round that is not kept. The drafter is made anew each time."""
+    """[plain, speculative] of each round, after one warm-up round. The drafter is created again each time."""
     found = []
     for _ in range(count + 1):
         llm.use(None)
@@ -101,7 +101,7 @@ def origin(llm: LLM, each: list[list[Take]], others: float | None) -> str:
         f"{date.today()}, {cpu['cores']} cores of {cpu['cpu']} ({', '.join(cpu['vector'])}), {platform.system()}",
         f"slipstream {__version__}, {llm!r}",
         f"command: {command}",
-        f"medians of {len(each[0])} passes in turns (quartiles), prompt included: {', '.join(times)}",
+        f"medians of {len(each[0])} interleaved passes (quartiles), prompt included: {', '.join(times)}",
     ]
     if others is not None:
         parts.append(f"{others:.0%} of the machine's time went to other work")

@@ -1,8 +1,8 @@
-"""Draws two timed decodings of one text beside each other, as an animated SVG.
+"""Draws two timed decodings of one text side by side, as an animated SVG.
 
-Everything moves by CSS keyframes, so the picture needs no script and runs inside an `<img>`. The loop begins with the
-finished texts: whoever shows only the first frame, or has asked for less motion, sees the result. Colours follow the
-reader's light or dark theme.
+The animation uses CSS keyframes, so the picture needs no script and works in an `<img>`. The loop begins with the
+finished texts, so that a viewer that shows only the first frame, or reduces motion, shows the result. Colours follow
+the reader's light or dark theme.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 
 MEAN = "mean acceptance length"
 HOLD = 4.0
-"""Seconds that the finished picture stands."""
+"""Seconds for which the finished picture is shown."""
 COLUMN, LINE = 7.45, 19.0
 """Width of a character and height of a line of code, in pixels."""
 FONT = "ui-monospace,SFMono-Regular,'SF Mono',Menlo,Consolas,'Liberation Mono','DejaVu Sans Mono',monospace"
@@ -69,8 +69,8 @@ class Take:
 
 @dataclass(frozen=True)
 class Recording:
-    """request: what was asked, one line; takes: [plain, speculative]; slowdown: seconds of the picture for one second
-    measured; origin: command, date and machine."""
+    """request: one line; takes: [plain, speculative]; slowdown: seconds of the picture per measured second; origin:
+    command, date and machine."""
 
     request: str
     takes: list[Take]
@@ -117,7 +117,7 @@ class Picture:
         self.add(f'<text x="{x:g}" y="{y:g}" class="{kind}"{more}>{escape(text)}</text>')
 
     def appears(self, at: float) -> str:
-        """Class of what is hidden from the end of the hold until `at` seconds of the loop."""
+        """CSS class of an element that is hidden from the end of the hold until `at` seconds of the loop."""
         return self.frames.setdefault(round(at, 3), f"t{len(self.frames)}")
 
     def keyframes(self) -> str:
@@ -130,7 +130,7 @@ class Picture:
 
 
 def draw(recording: Recording, narrow: bool = False) -> str:
-    """The SVG document. narrow: panes below each other, for a telephone."""
+    """The SVG document. narrow: panes below each other, for phones."""
     plain = recording.takes[0]
     lines = plain.text.rstrip("\n").count("\n") + 1
     columns = max(len(line) for line in plain.text.split("\n"))
@@ -162,7 +162,7 @@ def draw(recording: Recording, narrow: bool = False) -> str:
 
 
 def fitted(text: str, column: float = COLUMN) -> str:
-    """Attributes that give a text its width, whatever monospaced font the reader has."""
+    """Attributes that give a text the same width in every monospaced font."""
     return f' textLength="{len(text) * column:.1f}" lengthAdjust="spacingAndGlyphs"'
 
 
@@ -212,7 +212,7 @@ def grouped(take: Take) -> dict[float, list[Piece]]:
 
 
 def captions(picture: Picture, recording: Recording, narrow: bool, margin: float, width: float, height: float) -> None:
-    """What the colour means, and how the times are to be read."""
+    """The meaning of the colour and of the times."""
     plain, fast = recording.takes
     y = height - (36 if narrow else 15)
     picture.add(f'<rect x="{margin + 2:g}" y="{y - 10:g}" width="22" height="13" rx="3" class="pill"/>')

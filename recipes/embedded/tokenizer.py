@@ -25,7 +25,7 @@ SPLIT = (
     r"|\s+"
 )
 
-# A system message goes on top of the first user turn: small models see too few of them for a token of its own.
+# A system message is put before the first user turn: small models see too few of them for a separate token.
 CHAT_TEMPLATE = (
     "{%- set ns = namespace(system='') -%}"
     "{%- for message in messages -%}"
