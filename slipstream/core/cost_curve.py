@@ -54,8 +54,8 @@ class CostCurve(Strict):
         return self(rows) / self.seconds[0]
 
     def jump(self, batch: int = 1) -> float:
-        """What the first draft token for each of `batch` sequences costs beyond a further one, in units of a plain
-        step: when the number of rows changes, a runtime may prepare its kernels anew. Going back to plain decoding
+        """Extra cost of the first draft token for each of `batch` sequences over a further one, in units of a decode
+        step: when the number of rows changes, a runtime may prepare its kernels again. Going back to plain decoding
         costs the same again."""
         first, second = self(2 * batch) - self(batch), self(3 * batch) - self(2 * batch)
         return max(0.0, first - second) / self(batch)

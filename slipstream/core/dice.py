@@ -33,7 +33,7 @@ class Dice:
     def __init__(self, streams: Seq[Stream], positions: Seq[int], counts: Seq[int]):
         self._streams, self._positions, self._counts = streams, positions, counts
         self._columns: NDArray[np.float64] | None = None  # [B, 1 + max(counts)]; column 0 serves `choose`
-        self._turn = 0
+        self._column = 0
 
     def _uniforms(self, column: int) -> NDArray[np.float64]:
         """[B]."""
@@ -52,8 +52,8 @@ class Dice:
         """[B] -> [B]: True with the given probability; values above 1 are certain, 0 and NaN never happen (the test is
         strict: a uniform of exactly 0 does not accept an impossible token). Computed on the host, where trees are
         walked."""
-        self._turn += 1
-        return [u < p for u, p in zip(self._uniforms(self._turn).tolist(), probability, strict=True)]
+        self._column += 1
+        return [u < p for u, p in zip(self._uniforms(self._column).tolist(), probability, strict=True)]
 
     def choose(self, probs: Tensor) -> Tensor:
         """[B, V] (rows sum to 1) -> int64 [B]: a token of each row, by inverse-CDF sampling."""

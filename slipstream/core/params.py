@@ -159,7 +159,7 @@ class SamplingParams(Strict):
     min_tokens          no stop id can be sampled before so many output tokens.
     max_tokens          most output tokens (>= 1).
     stop                strings that end the text; the text is cut before them.
-    stop_token_ids      ids that end the text, beside the model's EOS.
+    stop_token_ids      ids that end the text, besides the model's EOS.
     ignore_eos          the model's EOS does not end the text.
     seed                any integer makes the request reproducible; None draws one from the operating system.
     logprobs            None, or the number of alternatives to report with each token's log-probability.

@@ -224,7 +224,7 @@ def predict(
     draft_seconds   of drafting and observing, a step.
     drafted         share of the steps that draft at depth j or deeper (drafted_at[j] / steps that could draft); None:
                     every step drafts to full depth. n-gram drafters often draft nothing.
-    step_host, plain_host   seconds of a speculative step, and of a plain step, beside draft and target.
+    step_host, plain_host   seconds of a speculative step, and of a plain step, without draft and target.
     prefill, draft_prefill   seconds of the step that reads the prompt (it yields the first token): the target's share,
                              which plain decoding pays too, and the drafter's.
     tokens          length of the text: then the shorter drafts at its end are exact. None: the long run, no prefill.

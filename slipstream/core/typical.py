@@ -51,9 +51,9 @@ def typical(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     for level in levels:
         at = torch.tensor(level, device=device)  # [n] nodes of one depth
         row, parent = nodes[at], parents[at]
-        stands = passes[at] & (length[parent] >= 0)
-        length[row] = torch.where(stands, length[parent] + 1, -1)
-        weight[row] = torch.where(stands, weight[parent] + p_x[at].log(), 0)
+        accept = passes[at] & (length[parent] >= 0)
+        length[row] = torch.where(accept, length[parent] + 1, -1)
+        weight[row] = torch.where(accept, weight[parent] + p_x[at].log(), 0)
     size = max(draft.splits[b + 1] - draft.splits[b] for b in range(B)) + 1
     own = [[roots[b] + min(i, len(draft.nodes(b))) for i in range(size)] for b in range(B)]  # the last one repeats
     grid = torch.tensor(own, device=device)  # [B, size] packed rows of each sequence

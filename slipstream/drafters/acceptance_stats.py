@@ -18,10 +18,10 @@ RESTART_BELOW = 0.01  # a streak with a lower probability than this means that t
 class MatchLengthStats:
     """Acceptance probability of draft tokens, learned for each length of match: a longer match is more reliable.
 
-    A draft token at depth d is accepted with probability a^d, where a is the share of recently judged draft tokens that
-    were accepted. Verifying rejected rows is not free, so the draft ends at the last depth with a^d >= row_cost. If not
-    even one draft token is worth its row, the record fades with every match that is not used, until a draft token is
-    tried again. Only earlier steps are used, so the output distribution is unchanged.
+    A draft token at depth d is accepted with probability a^d, where a is the share of recently compared draft tokens
+    that were accepted. Verifying rejected rows is not free, so the draft ends at the last depth with a^d >= row_cost.
+    If not even one draft token is worth its row, the record fades with every match that is not used, until a draft
+    token is tried again. Only earlier steps are used, so the output distribution is unchanged.
 
     Draft tokens of one draft are accepted or rejected together more often than independent ones, so a^d is too low for
     large d: this limits wasted rows, it is not an optimum. On 129 held-out Python files, at 8 draft tokens a step of
@@ -33,43 +33,43 @@ class MatchLengthStats:
 
     def __init__(self, row_cost: float, longest: int):
         self.row_cost = row_cost
-        # By length of match; draft tokens after a rejected one are not judged. The record starts with the tokens of the
-        # match itself, as if each were a draft token that was accepted.
-        self.judged = [float(match) for match in range(longest + 1)]
+        # By length of match; draft tokens after a rejected one are not compared. The record starts with the tokens of
+        # the match itself, as if each were a draft token that was accepted.
+        self.compared = [float(match) for match in range(longest + 1)]
         self.accepted = [float(match) for match in range(longest + 1)]
-        self.unjudged: tuple[int, Draft, int] | None = None  # (match, draft, sequence) of the last draft
+        self.uncompared: tuple[int, Draft, int] | None = None  # (match, draft, sequence) of the last draft
 
     def depth(self, match: int) -> int:
         """Greatest depth at which a draft token is worth its row."""
         if not self.row_cost:
             return MAX_NODES
-        match = min(match, len(self.judged) - 1)
-        a = (self.accepted[match] + 3) / (self.judged[match] + 4)  # prior: 3 of 4 accepted
+        match = min(match, len(self.compared) - 1)
+        a = (self.accepted[match] + 3) / (self.compared[match] + 4)  # prior: 3 of 4 accepted
         depth = int(math.log(self.row_cost) / math.log(a))
         if not depth:
-            self.judged[match] *= FADE
+            self.compared[match] *= FADE
             self.accepted[match] *= FADE
         return depth
 
     def learn(self, match: int, proposed: int, accepted: int) -> None:
         """Record that the first `accepted` of `proposed` > 0 draft tokens were accepted."""
-        match = min(match, len(self.judged) - 1)
-        judged = min(proposed, accepted + 1)
-        keep = FADE**judged
-        self.judged[match] = self.judged[match] * keep + judged
+        match = min(match, len(self.compared) - 1)
+        compared = min(proposed, accepted + 1)
+        keep = FADE**compared
+        self.compared[match] = self.compared[match] * keep + compared
         self.accepted[match] = self.accepted[match] * keep + accepted
 
     def remember(self, match: int, draft: Draft, b: int) -> None:
-        """Keep the draft of sequence b, found by a match of length `match`, until `judge` sees the text."""
-        self.unjudged = match, draft, b
+        """Keep the draft of sequence b, found by a match of length `match`, until `compare` sees the text."""
+        self.uncompared = match, draft, b
 
-    def judge(self, run: Seq[int]) -> None:
+    def compare(self, run: Seq[int]) -> None:
         """Learn from the emitted tokens `run`, whether the remembered draft was verified or another drafter's was."""
-        if self.unjudged is not None:
-            match, draft, b = self.unjudged
+        if self.uncompared is not None:
+            match, draft, b = self.uncompared
             accepted, rejected = accepted_prefix(draft, b, run)
             self.learn(match, accepted + rejected, accepted)
-            self.unjudged = None
+            self.uncompared = None
 
 
 class DepthStats:
@@ -90,46 +90,46 @@ class DepthStats:
 
     def __init__(self, deepest: int, prior: float, weight: float, fade: float, restart_below: float = RESTART_BELOW):
         self.prior, self.weight, self.fade, self.restart_below = prior, weight, fade, restart_below
-        self.judged = [0.0] * deepest  # [i] steps in which draft token i + 1 was judged: all before it were accepted
+        self.compared = [0.0] * deepest  # [i]: steps that compared draft token i + 1, all before it accepted
         self.accepted = [0.0] * deepest
         self.streak = 0  # steps in a row whose first draft token was accepted; negative: rejected
 
     def learn(self, accepted: int, rejected: bool) -> None:
         """Record a step whose first `accepted` draft tokens were accepted. rejected: the next one was rejected;
-        otherwise it was not judged."""
+        otherwise it was not compared."""
         if accepted or rejected:
             self.streak = max(self.streak, 0) + 1 if accepted else min(self.streak, 0) - 1
             usual = self.acceptance_by_depth(1)[0]
             if (usual if accepted else 1 - usual) ** abs(self.streak) < self.restart_below:
                 before = abs(self.streak) - 1
-                self.judged = [float(before), *[0.0] * (len(self.judged) - 1)]
+                self.compared = [float(before), *[0.0] * (len(self.compared) - 1)]
                 self.accepted = [float(before) if accepted else 0.0, *[0.0] * (len(self.accepted) - 1)]
-        self.judged = [count * self.fade for count in self.judged]
+        self.compared = [count * self.fade for count in self.compared]
         self.accepted = [count * self.fade for count in self.accepted]
-        last = len(self.judged) - 1
+        last = len(self.compared) - 1
         for i in range(accepted):
-            self.judged[min(i, last)] += 1
+            self.compared[min(i, last)] += 1
             self.accepted[min(i, last)] += 1
         if rejected:
-            self.judged[min(accepted, last)] += 1
+            self.compared[min(accepted, last)] += 1
 
     def inherit(self, past: DepthStats, steps: float) -> None:
         """Start from another record, weighted like at most `steps` steps."""
-        share = min(1.0, steps / max(past.judged[0], 1e-9))
-        self.judged = [count * share for count in past.judged]
+        share = min(1.0, steps / max(past.compared[0], 1e-9))
+        self.compared = [count * share for count in past.compared]
         self.accepted = [count * share for count in past.accepted]
 
     @property
     def rate(self) -> float:
         """Acceptance probability of a draft token of unknown depth."""
-        return (sum(self.accepted) + self.weight * self.prior) / (sum(self.judged) + self.weight)
+        return (sum(self.accepted) + self.weight * self.prior) / (sum(self.compared) + self.weight)
 
     def acceptance_by_depth(self, depth: int) -> list[float]:
         """Probability that draft token 1, 2, ..., `depth` is accepted together with all before it."""
-        rate, last, joint, probabilities = self.rate, len(self.judged) - 1, 1.0, []
+        rate, last, joint, probabilities = self.rate, len(self.compared) - 1, 1.0, []
         for i in range(depth):
             i = min(i, last)
-            joint *= (self.accepted[i] + self.weight * rate) / (self.judged[i] + self.weight)
+            joint *= (self.accepted[i] + self.weight * rate) / (self.compared[i] + self.weight)
             probabilities.append(joint)
         return probabilities
 

@@ -10,10 +10,10 @@ Lookup drafters are asked every step, because drafting is almost free. Their dra
 whether they were verified or not, so there is nothing to explore; statistics are kept by length of match. A lookup
 draft is cut at the depth with the highest expected tokens per second.
 
-A draft model or head can only be judged in steps in which it runs. It starts with the acceptance rate `prior`. While it
-is not chosen, it is retried with exponential back-off: after 2, 4, 8, ... idle steps. (The idle time is not doubled if
-the retry gained time unexpectedly.) So n steps spend about log2(n) retries on it, and a change of the text is noticed.
-With one member, the bandit switches that drafter on and off and sets its draft length.
+A draft model or head can only be observed in steps in which it runs. It starts with the acceptance rate `prior`. While
+it is not chosen, it is retried with exponential back-off: after 2, 4, 8, ... idle steps. (The idle time is not doubled
+if the retry gained time unexpectedly.) So n steps spend about log2(n) retries on it, and a change of the text is
+noticed. With one member, the bandit switches that drafter on and off and sets its draft length.
 
 The choice depends on the costs, the tokens so far and past steps, never on the token just drawn, so the output
 distribution is the target's. At temperature 0, and under the rule `coupled`, the text does not depend on the costs at
@@ -54,7 +54,7 @@ class BanditConfig(Strict):
     """lengths        draft lengths of neural drafters, increasing from 1. Four, because a draft model keeps four
                    compiled. Using only these loses at most 4.4 % of the speed of the best length, for acceptance rates
                    of 0.5 to 0.9 and draft tokens that cost 0.05 to 0.2 of a decode step each.
-    prior          assumed acceptance rate of a drafter before any of its draft tokens were judged, in (0, 1).
+    prior          assumed acceptance rate of a drafter before any of its draft tokens was verified, in (0, 1).
     weight         number of draft tokens that this assumption counts as.
     margin         minimum predicted gain of a neural member over plain decoding, as a share. The prediction uses few
                    steps and costs measured beforehand. Without a margin, a member that is about even would run half of

@@ -117,7 +117,7 @@ class HybridDrafter:
         self.taps = joint_taps(members)
         self._is_lookup = tuple(isinstance(member, Lookup) for member in members)
         self._chain_stats: dict[int, DepthStats] = {}  # for each sequence that a neural member has read
-        self._unjudged: dict[int, tuple[Draft, int]] = {}  # by sequence: the neural chain that this step will judge
+        self._uncompared: dict[int, tuple[Draft, int]] = {}  # by sequence: the neural chain that this step will verify
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depth = list(budget)  # 0 once a sequence has its draft
@@ -167,7 +167,7 @@ class HybridDrafter:
         depth = min(self.config.append_tokens, budget - len(chain))
         if not chain or depth <= 0 or any(draft.depths[i] != n for n, i in enumerate(draft.nodes(b), start=1)):
             return []
-        self._unjudged[seq.id] = draft, b
+        self._uncompared[seq.id] = draft, b
         if self._chain_stats[seq.id].acceptance_by_depth(len(chain))[-1] < self.config.append_probability:
             return []
         for lookup in lookups:
@@ -178,14 +178,14 @@ class HybridDrafter:
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         for b, seq in enumerate(seqs):
-            if seq.id in self._unjudged:
-                self._chain_stats[seq.id].learn(*accepted_prefix(*self._unjudged.pop(seq.id), verdict.run(draft, b)))
+            if seq.id in self._uncompared:
+                self._chain_stats[seq.id].learn(*accepted_prefix(*self._uncompared.pop(seq.id), verdict.run(draft, b)))
         for member in self.members:
             member.observe(seqs, draft, out, verdict)
 
     def release(self, seq_id: int) -> None:
         self._chain_stats.pop(seq_id, None)
-        self._unjudged.pop(seq_id, None)
+        self._uncompared.pop(seq_id, None)
         for member in self.members:
             member.release(seq_id)
 

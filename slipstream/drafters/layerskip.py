@@ -25,7 +25,7 @@ from slipstream.errors import ParameterError
 
 log = logging.getLogger("slipstream")
 
-JUDGED = 256
+COMPARED = 256
 """Draft tokens after which an exit that was given, not measured, is compared with the break-even acceptance rate."""
 
 
@@ -90,7 +90,7 @@ class LayerSkipDrafter:
             self._measure(layers)
         self._chains = Chains(self, target.vocab_size, self.config.length(self.cost))
         self._drafted: dict[int, list[int]] = {}  # last draft of each sequence
-        self._judged = self._accepted = 0
+        self._compared = self._accepted = 0
 
     def _measure(self, layers: int) -> None:
         from slipstream.targets.exits import measure_exits
@@ -141,7 +141,7 @@ class LayerSkipDrafter:
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         """There is no cache to update. For an exit that was not measured, observe the acceptance rate until
-        `JUDGED`."""
+        `COMPARED`."""
         if not self._unmeasured:
             return
         for b, seq in enumerate(seqs):
@@ -149,12 +149,12 @@ class LayerSkipDrafter:
             accepted = next((i for i, pair in enumerate(zip(drafted, text, strict=False)) if pair[0] != pair[1]), None)
             known = min(len(drafted), len(text))
             self._accepted += known if accepted is None else accepted
-            self._judged += known if accepted is None else accepted + 1
-        if self._judged >= JUDGED:
+            self._compared += known if accepted is None else accepted + 1
+        if self._compared >= COMPARED:
             self._unmeasured = False
             self._drafted.clear()
-            if self._accepted <= self.cost * self._judged:
-                self._warn(self._accepted / self._judged, self.target.layers)
+            if self._accepted <= self.cost * self._compared:
+                self._warn(self._accepted / self._compared, self.target.layers)
 
     def _warn(self, agreement: float, layers: int) -> None:
         log.warning(

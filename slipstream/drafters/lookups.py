@@ -40,7 +40,7 @@ class LookupDrafter(ABC, Generic[S]):
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         for b, seq in enumerate(seqs):
             if seq.id in self._states:
-                self._states[seq.id].match_stats.judge(verdict.run(draft, b))
+                self._states[seq.id].match_stats.compare(verdict.run(draft, b))
 
     def match_length(self, seq_id: int) -> int:
         """See `hybrid.Lookup`."""

@@ -86,7 +86,7 @@ class Shape:
 
     def __init__(self, config: RecyclingConfig):
         self.config = config
-        self.judged = 0.0
+        self.compared = 0.0
         self.accepted = [0.0] * config.candidates
         self._steps = 0
         self._rebuild()
@@ -94,11 +94,11 @@ class Shape:
     def rates(self) -> list[float]:
         """Estimated acceptance rate of each rank."""
         assumed = ASSUMED[: self.config.candidates]
-        return [(n + a * TRUST) / (self.judged + TRUST) for n, a in zip(self.accepted, assumed, strict=True)]
+        return [(n + a * TRUST) / (self.compared + TRUST) for n, a in zip(self.accepted, assumed, strict=True)]
 
     def learn(self, rank: int | None) -> None:
         """Count the rank of the emitted token; None: it was not a candidate."""
-        self.judged = self.judged * FADE + 1
+        self.compared = self.compared * FADE + 1
         self.accepted = [n * FADE for n in self.accepted]
         if rank is not None:
             self.accepted[rank] += 1

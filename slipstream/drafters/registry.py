@@ -87,8 +87,8 @@ class DrafterSpec:
 
     @property
     def weightless(self) -> bool:
-        """Whether it holds nothing but what it has seen: quickly made, and made anew for each timed pass, so that it
-        cannot repeat in one pass what it learned in the pass before."""
+        """Whether it holds nothing but what it has seen: quickly created, and created again for each timed pass, so
+        that it cannot repeat in one pass what it learned in the pass before."""
         return self.needs is Needs.NOTHING and self.length > 0
 
 

@@ -49,7 +49,7 @@ class SuffixConfig(MatchConfig):
     row_cost     cost of verifying one more row, as a share of a step; see `MatchLengthStats`. 0: no limit.
     max_tokens   most tokens of one request that are remembered. They are held in two generations: when the younger has
                  half of them, the older is forgotten. A token costs at most one leaf and one inner node, about
-                 0.15 kB, whatever max_depth.
+                 0.15 kB, for any max_depth.
     across       also remember the outputs of finished requests, for all requests.
     past_tokens  most tokens of finished requests that are remembered, also in two generations: the oldest go
                  first. Used with `across` only.
@@ -124,7 +124,7 @@ def grow(
 
 def _ways(node: Node, total: int, branches: int) -> list[tuple[float, int, Node | int]]:
     """(share, token, where it leads) of the most frequent followers of the string at the end of `node`, which has been
-    followed `total` times; among equals, the one that came up last stands first."""
+    followed `total` times; among equals, the latest comes first."""
     counts = [(c.count if isinstance(c, Node) else 1, t, c) for t, c in node.children.items()]
     if len(counts) > 1:
         counts = heapq.nlargest(branches, reversed(counts), key=itemgetter(0))

@@ -20,15 +20,15 @@ FANOUT = 16  # most followers kept of one string; beyond, one that occurred only
 
 
 class Node:
-    """An inner node: the end of a string that goes on in more than one way, or of one as long as the tree is deep."""
+    """An inner node: the end of a string with several continuations, or of one as long as the tree's depth."""
 
     __slots__ = ("base", "children", "count", "end")
 
     def __init__(self, base: int, end: int, count: int, children: dict[int, Node | int]):
-        self.base = base  # where in the text the string stands, its latest occurrence
+        self.base = base  # position of the string's latest occurrence in the text
         self.end = end  # its length
         self.count = count  # its occurrences
-        self.children = children  # next token -> node below, or where the string stands that has occurred only once
+        self.children = children  # next token -> node below, or position of a string that occurred only once
 
 
 class SuffixTree:
@@ -75,7 +75,8 @@ class SuffixTree:
                 ends.pop()
 
     def _descend(self, node: Node, token: int, length: int, start: int) -> Node | None:
-        """Add `token` behind the string at the end of `node`; the node that it leads to, None if it is new there."""
+        """Add `token` after the string at the end of `node`. Returns the node that it leads to, or None if it is
+        new."""
         child = node.children.get(token)
         if child is None:
             if len(node.children) >= FANOUT and length:
@@ -96,7 +97,7 @@ class SuffixTree:
         self.ends = [self.root]
 
     def locate(self, string: Seq[int]) -> Node | int | None:
-        """The node at or above which `string` ends, or the place where it stands once, or None."""
+        """The node at or above which `string` ends, or the position of its only occurrence, or None."""
         text, node, at = self.text, self.root, 0
         while at < len(string):
             child = node.children.get(string[at])
@@ -111,9 +112,9 @@ class SuffixTree:
         return node
 
     def longest(self, tail: Seq[int], above: int = 0) -> tuple[int, Node | int]:
-        """The longest end of `tail` that stands in the text, of more than `above` and less than `depth` tokens: its
-        length, `above` if there is none, and where it ends. With a string all its ends stand there, so doubling, then
-        halving, finds it."""
+        """The longest suffix of `tail` that occurs in the text, of more than `above` and less than `depth` tokens: its
+        length (`above` if there is none) and where it ends. All suffixes of an occurring string occur, too, so doubling
+        and then halving the length finds it."""
         most = min(len(tail), self.depth - 1)
         low, high, step = above, most, 1
         where: Node | int = self.root

@@ -43,10 +43,10 @@ class BlockPool:
     """The blocks of one `store`, and the tables of its sequences.
 
     capacity  most blocks; None for a pool that grows by doubling as long as the store can.
-    spread    free blocks that a new sequence leaves behind the one before it, where there is room: that one can then go
-              on in consecutive blocks. For stores that read consecutive blocks without copying them.
+    spread    free blocks that a new sequence leaves after the sequence before it, if there is room, so that that one
+              continues in consecutive blocks. For stores that read consecutive blocks without copying them.
     tables    sequence id -> its blocks, in the order of its slots. Changed by this class only.
-    version   number that changes whenever a table does, for whoever keeps copies of tables.
+    version   number that changes with every change of a table, so that copies of tables can be checked.
     used      blocks 0..used-1 were handed out at least once.
     """
 
@@ -68,10 +68,10 @@ class BlockPool:
         return len(shared) + missing
 
     def reserve(self, seq_id: int, start: int, stop: int) -> None:
-        """Let a sequence write slots start..stop-1: it then owns blocks for `stop` slots, and shares none of those that
-        are written. New sequences begin here, with start = 0.
+        """Prepare a sequence for writing slots start..stop-1: afterwards it owns blocks for `stop` slots, and shares
+        none of those to be written. New sequences begin here, with start = 0.
 
-        Raises TargetError where `start` lies behind the slots that the sequence has, or blocks or memory run out; then
+        Raises TargetError if `start` is after the slots that the sequence has, or if blocks or memory run out; then
         nothing has changed.
         """
         table = self.tables.get(seq_id, [])
@@ -85,8 +85,8 @@ class BlockPool:
         if not missing and not shared:
             self.tables[seq_id] = table
             return
-        behind = table[-1] + 1 if table and not shared else None
-        taken = self._take(missing + len(shared), behind, seq_id, stop)
+        after = table[-1] + 1 if table and not shared else None
+        taken = self._take(missing + len(shared), after, seq_id, stop)
         copies, new = taken[: len(shared)], taken[len(shared) :]
         if shared:
             self._store.copy([table[i] for i in shared], copies)
@@ -187,12 +187,12 @@ class BlockPool:
         written = range(start // self.block, min(last, held)) if start < stop else ()
         return [i for i in written if self._counts[table[i]] > 1], max(0, last - held)
 
-    def _take(self, count: int, behind: int | None, seq_id: int, slots: int) -> list[int]:
-        """Free blocks, counted once each: consecutive where possible, and best those from `behind` on."""
-        at = self._place(count, behind)
+    def _take(self, count: int, after: int | None, seq_id: int, slots: int) -> list[int]:
+        """Take free blocks, with one owner each: consecutive if possible, preferably starting at `after`."""
+        at = self._place(count, after)
         if at < 0 and (self._free.count(1) < count or (self.spread and self.capacity is None)):
             self._grow(count, seq_id, slots)
-            at = self._place(count, behind)
+            at = self._place(count, after)
         if at < 0:
             at = self._free.find(b"\1" * count)
         if at >= 0:
@@ -204,16 +204,16 @@ class BlockPool:
         self.used = max(self.used, taken[-1] + 1 if taken else 0)
         return taken
 
-    def _place(self, count: int, behind: int | None) -> int:
-        """First of `count` consecutive free blocks, -1 where there is no good place: from `behind` on, or else where
-        whoever owns the blocks before keeps `spread` free ones to go on with."""
-        if behind is not None and self._free.startswith(b"\1" * count, behind):
-            return behind
+    def _place(self, count: int, after: int | None) -> int:
+        """First of `count` consecutive free blocks: at `after`, or else at a place that leaves `spread` free blocks to
+        the owner of the blocks before. -1 if there is no such place."""
+        if after is not None and self._free.startswith(b"\1" * count, after):
+            return after
         at = self._free.find(b"\1" * (self.spread + count))
         return at + self.spread if at > 0 else at
 
     def _grow(self, count: int, seq_id: int, slots: int) -> None:
-        """Have the store make room for at least `count` blocks more."""
+        """Let the store allocate at least `count` further blocks."""
         held, free = len(self._free), self.free
         if free is not None and free < count:
             raise TargetError(

@@ -27,13 +27,13 @@ def test_in_a_tree_any_branch_may_be_accepted_but_no_node_that_is_not_acceptable
 def test_a_lookups_draft_is_scored_once() -> None:
     match_stats = MatchLengthStats(0.05, longest=4)
     match_stats.remember(3, Draft.chains([[1, 2, 3]]), 0)
-    match_stats.judge([1, 2, 9])
-    assert (match_stats.accepted[3], match_stats.judged[3]) == (3 * FADE**3 + 2, 3 * FADE**3 + 3)
-    match_stats.judge([1, 2, 9])
-    assert (match_stats.accepted[3], match_stats.judged[3]) == (3 * FADE**3 + 2, 3 * FADE**3 + 3)
+    match_stats.compare([1, 2, 9])
+    assert (match_stats.accepted[3], match_stats.compared[3]) == (3 * FADE**3 + 2, 3 * FADE**3 + 3)
+    match_stats.compare([1, 2, 9])
+    assert (match_stats.accepted[3], match_stats.compared[3]) == (3 * FADE**3 + 2, 3 * FADE**3 + 3)
     match_stats.remember(99, Draft.chains([[1]]), 0)
-    match_stats.judge([5])
-    assert (match_stats.accepted[4], match_stats.judged[4]) == (4 * FADE, 4 * FADE + 1), (
+    match_stats.compare([5])
+    assert (match_stats.accepted[4], match_stats.compared[4]) == (4 * FADE, 4 * FADE + 1), (
         "longer matches share the last record"
     )
 
@@ -90,7 +90,7 @@ def test_a_step_without_a_comparison_changes_nothing() -> None:
 def test_depths_after_the_last_share_its_record() -> None:
     stats = DepthStats(deepest=2, prior=0.5, weight=1.0, fade=1.0)
     stats.learn(4, rejected=True)
-    assert stats.judged == [1, 4]
+    assert stats.compared == [1, 4]
     assert stats.accepted == [1, 3]
     assert len(stats.acceptance_by_depth(5)) == 5
 
@@ -99,7 +99,7 @@ def test_old_steps_fade() -> None:
     stats = DepthStats(1, 0.5, 1.0, fade=0.5)
     stats.learn(1, rejected=False)
     stats.learn(0, rejected=True)
-    assert stats.judged == [1.5]
+    assert stats.compared == [1.5]
     assert stats.accepted == [0.5]
 
 
@@ -110,11 +110,11 @@ def test_a_streak_too_unlikely_to_be_chance_resets_the_record() -> None:
     believed = stats.acceptance_by_depth(1)[0]
     assert believed == pytest.approx(0.9, abs=0.02)
     misses = 0
-    while stats.judged[0] > 10:
+    while stats.compared[0] > 10:
         stats.learn(0, rejected=True)
         misses += 1
     assert misses == 3, "two in a row may be chance; the third is decisive"
-    assert stats.judged[0] == 3
+    assert stats.compared[0] == 3
     assert stats.acceptance_by_depth(1)[0] < 0.5
     for _ in range(30):
         stats.learn(0, rejected=True)
