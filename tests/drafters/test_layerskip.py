@@ -15,7 +15,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
 from slipstream.core.theory import speedup
 from slipstream.core.warp import warp
-from slipstream.drafters.layerskip import JUDGED, LayerSkipConfig, LayerSkipDrafter
+from slipstream.drafters.layerskip import COMPARED, LayerSkipConfig, LayerSkipDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import PairError, ParameterError
 from slipstream.targets.decoder import Decoder
@@ -159,7 +159,7 @@ def test_the_predicted_speedup_of_an_exit_is_the_closed_form_at_its_best_length(
 def test_a_target_that_was_not_trained_for_it_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     of = target(3.0)
     prompts = [[t] for t in range(V)]
-    params = SamplingParams(max_tokens=2 * JUDGED // V)
+    params = SamplingParams(max_tokens=2 * COMPARED // V)
     plain = LLM(of).generate(prompts, params)
     with caplog.at_level(logging.WARNING, logger="slipstream"):
         done = LLM(of, drafter(of, 3)).generate(prompts, params)
