@@ -49,7 +49,7 @@ class Worker:
 
     def _listen(self) -> None:
         assert self.process.stderr
-        self._noise.extend(self.process.stderr)
+        self._log.extend(self.process.stderr)
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Send one request and wait for its reply."""
