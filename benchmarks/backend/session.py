@@ -48,7 +48,7 @@ class Process(Worker):
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._noise: deque[str] = deque(maxlen=20)
+        self._log: deque[str] = deque(maxlen=20)
         Thread(target=self._listen, daemon=True).start()
 
 

@@ -157,5 +157,5 @@ def test_it_passes_the_conformance_suite(added: None) -> None:
     case = Case(lambda: ToyTarget(5, order=3, seed=21), lambda target: make_drafter("copycat", target))
     suite = Conformance()
     suite.test_is_a_drafter(case)
-    suite.test_keeps_to_every_budget_with_well_formed_drafts(case)
+    suite.test_drafts_are_well_formed_and_within_every_budget(case)
     suite.test_greedy_text_is_the_targets(case)
