@@ -1,5 +1,5 @@
-"""What README and docs/commands.md show runs as it stands (with the embedded models where it says `path/to/...`), and
-the commands print what is shown, other numbers aside."""
+"""The examples of README and docs/commands.md run (with the embedded models for `path/to/...`), and the commands print
+what is shown, except for numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHORTER = {
     "verify": [*("--prompts", "2", "--distribution-prompts", "1", "--samples", "100", "--seed", "1"),
                *("--texts", "4", "--reach", "0", "-n", "64")],
 }  # fmt: skip
-"""Options that make a command quick without changing the form of what it prints."""
+"""Options that make a command faster without changing the form of its output."""
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -55,7 +55,7 @@ def test_the_commands_of_the_readme_print_what_it_shows(
 
 
 def taken(command: str) -> tuple[list[str], list[str]]:
-    """The words of a command, which may go over several lines, and the lines after it."""
+    """The words of a command, which may span several lines, and the lines after it."""
     lines = command.splitlines()
     for count in range(1, len(lines) + 1):
         try:
@@ -79,6 +79,6 @@ def test_the_files_that_a_page_links_to_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "log.md"], ids=lambda page: page.name)
 def test_the_paths_that_a_page_names_exist(page: Path) -> None:
-    """The log may name what was there once, and NAME stands for a name."""
+    """The log may name removed files, and NAME is a placeholder."""
     named = re.findall(r"`((?:slipstream|recipes|benchmarks|tests|docs)/[\w./-]+)`", page.read_text())
     assert not [path for path in named if "NAME" not in path and not (ROOT / path).exists()]

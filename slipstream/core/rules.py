@@ -42,7 +42,8 @@ class Rule:
     """How `verify` decides. `lossless` is part of every completion and every table.
 
     tokenwise  a token has the target's distribution also given that its node was reached. It does not under `block`,
-               which decides on a chain as a whole. `slipstream verify` judges single places of a step only if it does.
+               which decides on a chain as a whole. `slipstream verify` tests single positions of a step only if it
+               does.
     """
 
     name: str
@@ -122,20 +123,20 @@ def rejection(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     trial = {b: node for b in range(B) if (node := next(untried[b], None)) is not None}
     chances = {b: first[draft.splits[b] + node] for b, node in trial.items()}
     while trial:
-        stands = dice.accept([chances.get(b, 0.0) for b in range(B)])
-        fell = {b: node for b, node in trial.items() if not stands[b]}
+        accepted = dice.accept([chances.get(b, 0.0) for b in range(B)])
+        rejected = {b: node for b, node in trial.items() if not accepted[b]}
         for b, node in trial.items():
-            if stands[b]:
+            if accepted[b]:
                 paths[b].append(node)
                 p[b] = probs[draft.splits[b] + b + 1 + node]
                 untried[b] = iter(trees[b].get(node, ()))
-        if fell:
-            packed = [draft.splits[b] + node for b, node in fell.items()]
-            for b, rest in zip(fell, _without(draft, torch.stack([p[b] for b in fell]), packed), strict=True):
+        if rejected:
+            packed = [draft.splits[b] + node for b, node in rejected.items()]
+            for b, rest in zip(rejected, _without(draft, torch.stack([p[b] for b in rejected]), packed), strict=True):
                 p[b] = rest
         trial = {b: node for b in trial if (node := next(untried[b], None)) is not None}
-        chances = {b: first[draft.splits[b] + node] for b, node in trial.items() if b not in fell}
-        again = [b for b in trial if b in fell]
+        chances = {b: first[draft.splits[b] + node] for b, node in trial.items() if b not in rejected}
+        again = [b for b in trial if b in rejected]
         if again:
             packed = [draft.splits[b] + trial[b] for b in again]
             left = torch.stack([p[b] for b in again])  # [F, V]
@@ -215,9 +216,9 @@ def block(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
         Z = residual.sum(-1)  # [B]
         # Z + 1 - w is 0 only if w is 1 and P equals Q: then the next draft token is certainly accepted, too.
         h = torch.where(more, torch.where(Z + 1 - w > 0, Z / (Z + 1 - w), 1.0), w)
-        stands = live & torch.tensor(dice.accept(h.tolist()), device=device)
-        tau = torch.where(stands, i, tau)
-        rest = torch.where(stands[:, None], residual, rest)
+        accept = live & torch.tensor(dice.accept(h.tolist()), device=device)
+        tau = torch.where(accept, i, tau)
+        rest = torch.where(accept[:, None], residual, rest)
     following = dice.choose(_normalise(rest, P))
     columns = torch.stack([following, tau], 1).tolist()
     return [list(range(n)) for _, n in columns], [token for token, _ in columns]

@@ -1,4 +1,4 @@
-"""`verify` passes what is right and catches what is planted."""
+"""`verify` passes correct programs and finds planted faults."""
 
 from __future__ import annotations
 
@@ -50,20 +50,21 @@ def test_lossless_rules_pass(rule):
 
 
 class SkewedDrafter(RandomDrafter):
-    """Draws from one law whatever the text, and says so. (From a uniform law, fault A would not even bias.)"""
+    """Samples from one distribution after every text, and reports it. (With a uniform one, fault A would cause no
+    bias.)"""
 
-    law = torch.tensor([0.5, 0.25, 0.15, 0.05, 0.05], dtype=torch.float64)
+    probs = torch.tensor([0.5, 0.25, 0.15, 0.05, 0.05], dtype=torch.float64)
 
     def propose(self, seqs, budget):
         rows = [
-            torch.bucketize(torch.from_numpy(seq.random.uniforms(DRAFT, len(seq.tokens), n)), self.law.cumsum(0)[:-1])
+            torch.bucketize(torch.from_numpy(seq.random.uniforms(DRAFT, len(seq.tokens), n)), self.probs.cumsum(0)[:-1])
             for seq, n in zip(seqs, budget, strict=True)
         ]
-        return Draft.chains([row.tolist() for row in rows], self.law.expand(sum(budget), 5).contiguous())
+        return Draft.chains([row.tolist() for row in rows], self.probs.expand(sum(budget), 5).contiguous())
 
 
 class LyingDrafter(RandomDrafter):
-    """Draws uniformly and claims another law."""
+    """Samples uniformly and reports another distribution."""
 
     def propose(self, seqs, budget):
         draft = super().propose(seqs, budget)
@@ -72,7 +73,7 @@ class LyingDrafter(RandomDrafter):
 
 
 class ArgmaxDrafter(RandomDrafter):
-    """Fault E: always its likeliest token, with the softmax as q."""
+    """Fault E: always the most probable token, with the softmax as q."""
 
     def propose(self, seqs, budget):
         rows = [[0] * depth for depth in budget]
@@ -91,23 +92,23 @@ def test_a_q_that_is_not_what_was_sampled_from_is_a_bug(drafter):
 
 
 def wrong_rule(accept, otherwise) -> Rule:
-    """A chain rule that claims to be lossless: accept(p_x, q_x) is the chance of a guess [B], otherwise(p, q) the mass
-    to draw from after a rejection [B, V]."""
+    """A chain rule that claims to be lossless: accept(p_x, q_x) is a draft token's probability of acceptance [B],
+    otherwise(p, q) the mass to sample from after a rejection [B, V]."""
 
-    def decide(draft, law, dice):
+    def decide(draft, probs, dice):
         start = torch.tensor(draft.splits[:-1])  # [B]
         length, row = torch.tensor(draft.splits[1:]) - start, start + torch.arange(draft.batch)
-        standing, stood, mass = length >= 0, torch.zeros_like(start), law[row]
+        alive, accepted, mass = length >= 0, torch.zeros_like(start), probs[row]
         for i in range(int(length.max())):
-            live = standing & (i < length)
+            live = alive & (i < length)
             node = torch.where(live, start + i, 0)
-            p, q, x = law[torch.where(live, row + i, 0)], draft.q[node], draft.tokens[node][:, None]
-            standing = live & torch.tensor(dice.accept(accept(p.gather(1, x)[:, 0], q.gather(1, x)[:, 0]).tolist()))
-            stood += standing
-            after = torch.where(standing[:, None], law[torch.where(live, row + i + 1, 0)], otherwise(p, q))
+            p, q, x = probs[torch.where(live, row + i, 0)], draft.q[node], draft.tokens[node][:, None]
+            alive = live & torch.tensor(dice.accept(accept(p.gather(1, x)[:, 0], q.gather(1, x)[:, 0]).tolist()))
+            accepted += alive
+            after = torch.where(alive[:, None], probs[torch.where(live, row + i + 1, 0)], otherwise(p, q))
             mass = torch.where(live[:, None], after, mass)
         following = dice.choose(mass / mass.sum(-1, keepdim=True)).tolist()
-        return [list(range(n)) for n in stood.tolist()], following
+        return [list(range(n)) for n in accepted.tolist()], following
 
     return Rule("planted", True, decide)
 
@@ -136,7 +137,7 @@ def test_wrong_rules_are_bugs(name):
     assert llm.rule.name == "planted"
 
 
-def test_the_same_walk_with_the_right_rule_is_none():
+def test_the_same_code_with_the_correct_rule_has_no_bug():
     llm = toy(SkewedDrafter(5))
     llm._rule = wrong_rule(lambda p, q: p / q, residual)
     found = verify(
@@ -152,7 +153,7 @@ def test_a_lossy_rule_differs_and_is_no_bug():
 
 
 def test_a_wrong_greedy_is_a_bug(monkeypatch):
-    """Accepting the second best where the draft has it."""
+    """Accepts the second best token if it is drafted."""
 
     def second_best(draft, picks):
         if len(draft):
@@ -166,7 +167,7 @@ def test_a_wrong_greedy_is_a_bug(monkeypatch):
 
 
 class Shifty(ToyTarget):
-    """Whose logits depend on what is run beside them; `size` is by how much."""
+    """A target whose logits depend on the other rows of the pass, by `size`."""
 
     size = 1e-9
 
@@ -181,7 +182,7 @@ class ShiftyState(Shifty):
     size = 3.0
 
 
-def test_the_control_tells_rounding_from_a_wrong_target():
+def test_the_control_distinguishes_rounding_from_a_wrong_target():
     text = LLM(ToyTarget(vocab=5)).generate([[1, 2]], SamplingParams(max_tokens=6))[0].token_ids
     small, large = (control(kind(vocab=5), [1, 2], text, 3) for kind in (Shifty, ShiftyState))
     assert (small.verdict, small.positions, small.flips) == ("rounding", 6, 0)
@@ -192,7 +193,7 @@ def test_the_control_tells_rounding_from_a_wrong_target():
 
 
 def test_plain_text_that_is_not_the_targets_best_is_a_bug(monkeypatch):
-    """A fault that plain and speculative decoding share shows in no comparison of texts."""
+    """A fault of both plain and speculative decoding is found by no comparison of texts."""
     monkeypatch.setattr(core_step, "first_maxima", lambda logits: logits.topk(2).indices[:, 1].tolist())
     found = verify(toy(), PROMPTS, VerifyConfig(checks=("greedy",)))
     assert {row["verdict"] for row in found.data["greedy"]} == {"identical"}
@@ -215,8 +216,8 @@ def test_controls_add_up():
     assert both == Control(3, 40, 0.3, 1.75, 0.2, 1)
 
 
-def test_a_tie_is_a_tie():
-    """All logits equal up to the noise of this target: texts part, and no one is to blame."""
+def test_a_tie_is_no_bug():
+    """All logits are equal up to this target's noise: texts differ, without a fault."""
 
     class Tied(ToyTarget):
         def run(self, seqs, draft, taps=()):
@@ -253,16 +254,16 @@ def test_penalties_and_filters_are_checked_too():
     assert verify(toy(), PROMPTS, config).data["verdict"] == "ok"
 
 
-# --- the law check ---------------------------------------------------------------------------------------------------
+# --- the distribution check -------------------------------------------------------------------------------------------
 
 
-def test_cells_are_the_exact_law_pooled():
+def test_cells_are_the_exact_distribution_pooled():
     llm = LLM(ToyTarget(vocab=5, sharpness=1.5))
     params = SamplingParams(temperature=1.0)
     made = cells(llm, [1, 2], params, 300)
     assert sum(made.mass.values()) == pytest.approx(1)
     assert all(300 * mass >= verify_distribution.FEWEST for mass in made.mass.values())
-    every = Counter()  # the joint law of three tokens by enumeration, in the same cells
+    every = Counter()  # the joint distribution of three tokens by enumeration, in the same cells
     for a in range(5):
         for b in range(5):
             for c in range(5):
@@ -274,7 +275,7 @@ def test_cells_are_the_exact_law_pooled():
     assert every == pytest.approx(made.mass)
 
 
-def test_a_text_may_end_and_a_filter_forbids():
+def test_ends_of_texts_and_filtered_tokens_are_handled():
     llm = LLM(ToyTarget(vocab=5, sharpness=1.0, eos_ids=(0,)))
     params = SamplingParams(temperature=1.0, top_k=3)
     made = cells(llm, [1, 2], params, 100_000)
@@ -286,7 +287,7 @@ def test_a_text_may_end_and_a_filter_forbids():
     assert (found.forbidden, found.p) == (1, 0.0)
 
 
-def test_a_filter_that_rounding_moves_forbids_nothing():
+def test_a_token_at_a_filters_edge_is_not_forbidden():
     llm = LLM(ToyTarget(vocab=5, sharpness=1.0))
     params = SamplingParams(temperature=1.0, top_k=3)
     strict, loose = (cells(llm, [1, 2], params, 1000, noise=noise) for noise in (1e-9, 1e3))
@@ -294,7 +295,7 @@ def test_a_filter_that_rounding_moves_forbids_nothing():
     assert not loose.forbidden[()]
 
 
-def test_a_point_mass_shows_nothing():
+def test_a_point_mass_tests_nothing():
     llm = toy()
     config = VerifyConfig(
         params=SamplingParams(temperature=1e-6), checks=("distribution",), samples=50, distribution_prompts=1
@@ -309,13 +310,13 @@ def test_quantiles_and_power_are_right():
     assert ncx2.sf(chi2.isf(0.001, 20), 20, shift) == pytest.approx(0.9, rel=1e-6)
 
 
-def test_the_stated_bias_is_seen_as_often_as_stated():
-    """Plant the hardest bias of the stated size (half against half) into a known law and count rejections."""
-    length, n, law = 12, 2000, [1 / 12] * 12
-    made = Cells(2, {(i,): p for i, p in enumerate(law)}, {()}, {(): frozenset()})
+def test_the_stated_bias_is_detected_as_often_as_stated():
+    """Plant the hardest bias of the stated size (half against half) into a known distribution and count rejections."""
+    length, n, probs = 12, 2000, [1 / 12] * 12
+    made = Cells(2, {(i,): p for i, p in enumerate(probs)}, {()}, {(): frozenset()})
     exact = distribution_test([[i % length] for i in range(n)], made, 0.001, 0.9)
     bias = exact.smallest_bias
-    shifted = torch.tensor([p * (1 + 2 * bias * (1 if i < 6 else -1)) for i, p in enumerate(law)])
+    shifted = torch.tensor([p * (1 + 2 * bias * (1 if i < 6 else -1)) for i, p in enumerate(probs)])
     rng = torch.Generator().manual_seed(0)
     seen = 0
     for _ in range(100):

@@ -23,7 +23,7 @@ from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
 
 VOCAB = 12
-# Different ones, so that a row of a neighbour shows.
+# Different ones, so that a row of another sequence is detected.
 PROMPTS = PromptSet("made up", [Prompt([i, 5 * i % VOCAB, i // 2], "a", str(i)) for i in range(8)], "0")
 
 
@@ -154,7 +154,7 @@ def test_a_fault_far_into_a_text_is_found(monkeypatch):
     assert not faulty_places(found(config=QUICK))
 
 
-def test_a_rule_that_decides_on_chains_as_a_whole_is_judged_over_all_positions():
+def test_a_rule_that_decides_on_whole_chains_is_tested_over_all_positions():
     data = found(RULES["block"])
     assert [row["place"] for row in data["positions"]] == ["all positions"]
     assert data["verdict"] == "ok"

@@ -1,4 +1,4 @@
-"""The reference of `verify` and `warp`, written apart, agree on every sampling parameter."""
+"""The reference of `verify` and `warp`, two separate implementations, agree on every sampling parameter."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_equal_logits_are_filtered_by_their_ids():
     assert distribution(np.zeros(8), params, [], [], frozenset()).nonzero()[0].tolist() == [0, 1, 2]
 
 
-def test_logits_are_left_untouched():
+def test_logits_are_not_changed():
     logits = np.ones(8)
     edited(logits, SamplingParams(repetition_penalty=2.0, logit_bias={1: -100.0}), [1, 2], [3], frozenset())
     assert (logits == 1).all()
@@ -67,7 +67,7 @@ def test_a_token_that_rounding_may_keep_is_not_impossible():
     assert (exact.tolist(), loose.tolist()) == ([False, False, True, True], [False, False, False, True])
 
 
-def test_a_forbidden_token_is_impossible_whatever_the_noise():
+def test_a_forbidden_token_is_impossible_for_any_noise():
     logits, params = np.zeros(4), SamplingParams(temperature=1.0, logit_bias={1: -100.0})
     p = distribution(logits, params, [], [], frozenset())
     assert impossible(p, logits, params, [], [], frozenset(), 1e3).tolist() == [False, True, False, False]
