@@ -37,7 +37,7 @@ from slipstream.core.params import Strict, check_integer
 
 @dataclass(frozen=True)
 class CopycatConfig(Strict):
-    """most  draft tokens a step, whatever the budget."""
+    """most  maximum draft tokens per step."""
 
     most: int = 3
 

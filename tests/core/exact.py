@@ -1,7 +1,7 @@
 """Proof by enumeration: the exact distribution of what the production code emits.
 
-`ExactDice` stands in for `Dice`. Where production draws a number, it takes *one* possible answer, remembers the
-others as branches still to be run, and multiplies the weight of the run by the answer's probability. Running until
+`ExactDice` replaces `Dice`. Where production draws a number, it returns *one* possible answer, records the others as
+branches to run later, and multiplies the weight of the run by the answer's probability. Running until
 no branch is left gives every outcome of `verify` with its probability. A run is replayed from its beginning by its
 tape, the list of answers to give, so the code under test needs no hook for it.
 

@@ -93,9 +93,9 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "lookahead, smallest": lambda target: make_drafter("lookahead", target, window=1, ngram=2, guesses=1),
     "eagle3, gain": lambda target: eagle_drafter(V, 3, control="gain"),
     "eagle tree, drawn": lambda target: eagle_drafter(V, 3, shape="tree", width=3, nodes=7),
-    "eagle tree, likeliest": lambda target: eagle_drafter(V, 1, shape="tree", width=2, nodes=5, sampled=False),
+    "eagle tree, top-k": lambda target: eagle_drafter(V, 1, shape="tree", width=2, nodes=5, sampled=False),
     "eagle comb, drawn": lambda target: eagle_drafter(V, 3, shape="comb", width=3, nodes=9),
-    "eagle comb, likeliest": lambda target: eagle_drafter(V, 1, shape="comb", width=3, nodes=9, sampled=False),
+    "eagle comb, top-k": lambda target: eagle_drafter(V, 1, shape="comb", width=3, nodes=9, sampled=False),
     "scripted": scripted,
     "random": lambda target: RandomDrafter(V, sampled=True),
 }

@@ -73,7 +73,7 @@ def test_costs_choose_the_node_count_with_the_most_tokens_per_second() -> None:
 
 
 def drawn(uniforms: list[float], probs: list[float], comb: bool = False) -> Tree:
-    """Siblings below the root, or beside a chain of token 0, drawn with these random numbers."""
+    """Siblings below the root, or of a chain of token 0, drawn with these random numbers."""
     tree = Tree(Sequence([0]), 1, len(uniforms) + comb, len(uniforms) + comb, drawn=True)
     tree._uniforms = np.array([0.0, *uniforms] if comb else uniforms)
     row = torch.tensor([probs], dtype=torch.float64)
@@ -84,7 +84,7 @@ def drawn(uniforms: list[float], probs: list[float], comb: bool = False) -> Tree
     return tree
 
 
-LAST = 1 - 2.0**-53  # the greatest random number
+LAST = 1 - 2.0**-53  # the largest random number
 
 
 @pytest.mark.parametrize("comb", [False, True])

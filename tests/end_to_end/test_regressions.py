@@ -149,7 +149,7 @@ def test_r08_rejection_at_every_position_of_the_draft(k: int) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_r13_penalties_see_every_token_and_no_rejected_draft_token(how: Script, temperature: float) -> None:
     """sglang 33643: one token per step was counted; vmlx-swift 357: rejected draft tokens were. The text under
-    penalties, bad words and min_tokens equals that of plain decoding, whatever share of the draft tokens is
+    penalties, bad words and min_tokens equals that of plain decoding, for any share of draft tokens
     accepted."""
     params = SamplingParams(
         temperature=temperature,

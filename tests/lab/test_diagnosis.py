@@ -141,7 +141,7 @@ def test_a_gain_is_not_praised_where_a_shorter_draft_gains_more():
 
 
 def test_no_prediction_is_above_the_mean_acceptance_length():
-    """A step that drafts is never faster than a plain one, whatever noisy clocks say."""
+    """A step that drafts is never predicted to be faster than a decode step, even from noisy times."""
     noisy = replace(GOOD, draft_each=0.0, step_host=0.0, plain_host=0.004, speedup=(3.9, 3.0, 4.8))
     for k in range(1, 5):
         assert noisy.expected(k) <= noisy.length(k) <= k + 1
@@ -188,7 +188,7 @@ QUICK = DoctorConfig(tokens=12, rounds=2)
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    """Whatever else runs beside the tests."""
+    """Other processes do not affect these tests."""
     monkeypatch.setattr(lab.OtherProcesses, "share", lambda self: 0.0)
 
 

@@ -167,7 +167,7 @@ def test_devices_that_do_not_hold_the_target_are_refused():
     assert refusal.value.fix == "give --gpus 2"
 
 
-def test_a_draft_that_does_not_fit_beside_the_target_is_rejected():
+def test_a_draft_that_does_not_fit_into_memory_with_the_target_is_rejected():
     """Two cards have 144 GB to use: 3 billion more weights are too many, also if a single card would do for them."""
     found = suggest("Llama-3.1-70B", hardware=PRESETS["h100"], devices=2)
     assert [c.name for c in found.fitting] == ["Llama-3.2-1B"]

@@ -58,7 +58,7 @@ def test_at_temperature_0_probabilities_are_the_softmax(tiny_llm):
     found = trace(tiny_llm, Contender("ngram", "ngram", 4), [5, 6, 7, 5, 6, 7, 5, 6], params)
     assert found.settings["distribution"] == "softmax"
     for t in found.data["tokens"]:
-        assert t["p"] == t["top"][0][1]  # greedy: the likeliest
+        assert t["p"] == t["top"][0][1]  # greedy: the most probable token
         assert t["token"] == t["top"][0][0]
         assert t["q"] is None
         assert t["entropy"] > 0
