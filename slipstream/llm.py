@@ -185,6 +185,8 @@ class LLM:
         """Complete one prompt or several (text or token ids), `max_batch` at a time; results in the order of the
         prompts. `params`: one for all, or one for each."""
         many = _as_list(prompts)
+        if isinstance(params, Mapping):
+            raise _not_params(params)
         one = params is None or isinstance(params, SamplingParams)
         each: list[SamplingParams | None] = [params] * len(many) if one else list(params)  # type: ignore
         if len(each) != len(many):
@@ -293,6 +295,8 @@ class LLM:
 
     def _resolved(self, params: SamplingParams) -> SamplingParams:
         """Check what depends on this model, and encode bad words that were given as text."""
+        if not isinstance(params, SamplingParams):
+            raise _not_params(params)
         if (params.stop or any(isinstance(w, str) for w in params.bad_words)) and self.tokenizer is None:
             raise ParameterError("stop strings and bad words as text need a tokenizer", fix="give token ids")
         if any(isinstance(word, str) for word in params.bad_words):
@@ -309,6 +313,13 @@ class LLM:
         if params.logprobs is not None and params.logprobs > self.target.vocab_size:
             raise ParameterError(f"logprobs is {params.logprobs}, the vocabulary has {self.target.vocab_size} ids")
         return params
+
+
+def _not_params(given: Any) -> ParameterError:
+    named = ", ".join(f"{name}=..." for name in given) if isinstance(given, Mapping) else "..."
+    return ParameterError(
+        f"the sampling parameters are a {type(given).__name__}: {given!r}", fix=f"write SamplingParams({named})"
+    )
 
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:

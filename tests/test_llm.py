@@ -355,3 +355,11 @@ def test_a_dtype_on_a_cpu_chooses_the_executor(tiny, dtype):
 def test_an_unknown_quantisation_of_the_draft_is_refused():
     with pytest.raises(ParameterError, match="draft_quantize is 'int4'"):
         LLM("anything", draft_quantize="int4")
+
+
+def test_sampling_parameters_as_a_dict_are_refused_with_the_way_to_write_them(llm: LLM) -> None:
+    for given in ({"max_tokens": 2}, [{"max_tokens": 2}]):
+        with pytest.raises(ParameterError, match=r"write SamplingParams\(max_tokens=\.\.\.\)"):
+            llm.generate("x", given)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="are a int"):
+        llm.sequence("x", 3)  # type: ignore[arg-type]

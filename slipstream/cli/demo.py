@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -54,6 +54,8 @@ def demo(
         if render.coloured(render.out()):
             render.err().print(render.legend())
     with Interrupt() as interrupt:
+        if not as_json:
+            warm_up(llm, jobs)
         for job in jobs if not as_json else ():
             for i in range(len(job.prompts)):
                 if not show(llm, job, i, interrupt):
@@ -86,6 +88,17 @@ def plan(llm: LLM, models: ModelOptions, count: int, tokens: int) -> list[Job]:
         Job(kind, [entry["file"] for entry in zoo.prompts(kind)[:count]], built_in(llm, kind, count), arms)
         for kind, arms in kinds.items()
     ]
+
+
+def warm_up(llm: LLM, jobs: list[Job]) -> None:
+    """Decode a few tokens with each arm, so that the first times shown are not those of first calls."""
+    from slipstream.lab.measure import decode
+
+    with render.status("warming up"):
+        for job in jobs:
+            for arm in job.arms:
+                short = replace(arm, params=replace(arm.params, max_tokens=8))
+                decode(short, short.prepare(), job.prompts[:1], [0])
 
 
 def show(llm: LLM, job: Job, i: int, interrupt: Interrupt) -> bool:

@@ -14,6 +14,7 @@ from slipstream.cli import render
 from slipstream.cli.interrupt import Interrupt
 from slipstream.cli.loading import banner, load
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
+from slipstream.cli.prompt_lines import encoded, is_lines, read_lines
 from slipstream.errors import PromptError
 
 if TYPE_CHECKING:
@@ -25,16 +26,28 @@ if TYPE_CHECKING:
 def generate(
     models: ModelOptions,
     sampling: SamplingOptions,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; - for standard input.", show_default=False)] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; - or none: standard input.", show_default=False)
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Read the prompt from a file; .jsonl: one prompt a line.")
+    ] = None,
+    prompt_field: Annotated[
+        str | None, typer.Option(help="JSON field of the prompt, if not prompt, text or messages.", metavar="NAME")
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a chat message.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the generated text.")] = False,
 ) -> None:
     """Complete a prompt. The text goes to standard output, everything else to standard error.
 
-    On a terminal, colours distinguish accepted draft tokens from tokens chosen by the target.
+    On a terminal, colours distinguish accepted draft tokens from tokens chosen by the target. Each line of a .jsonl
+    file is answered with one JSON line on standard output, in the same order.
     """
+    if file is not None and prompt is None and is_lines(file):
+        return answer_lines(models, sampling.params(), read_lines(file, prompt_field), chat, quiet)
+    if prompt_field is not None:
+        raise PromptError("--prompt-field is for JSON lines", fix="give a .jsonl file with --file")
     text, params = read_prompt(prompt, file), sampling.params()
     llm = load(models, quiet or as_json, silent=quiet)
     request: Prompt = llm.chat_prompt(text) if chat else text
@@ -51,9 +64,37 @@ def generate(
         raise typer.Exit(130)
 
 
+def answer_lines(models: ModelOptions, params: SamplingParams, prompts: list[Any], chat: bool, quiet: bool) -> None:
+    """Complete every prompt, and print each as soon as it and those before it are done."""
+    from slipstream.core.stats import SpecStats
+
+    llm = load(models, quiet, silent=quiet)
+    seqs = [llm.sequence(encoded(llm, prompt, chat), params) for prompt in prompts]
+    if not quiet:
+        render.line(banner(llm, models))
+    printed = 0
+    with Interrupt() as interrupt:
+        for _ in llm.decode(seqs):
+            while printed < len(seqs) and seqs[printed].finish:
+                done = llm.completion(seqs[printed])
+                print(json.dumps(as_dict(done, done.finish_reason, llm.rule.name), ensure_ascii=False), flush=True)
+                printed += 1
+            if interrupt.asked:
+                break
+    if not quiet:
+        total = sum((seq.stats for seq in seqs), SpecStats())
+        render.line(f"{printed} of {len(seqs)} prompts; {render.summary(total, llm.rule.name, llm.rule.lossless)}")
+    if printed < len(seqs):
+        raise typer.Exit(130)
+
+
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """The prompt from the argument, the file or standard input. Raises PromptError if none or both are given, or if it
     cannot be read."""
+    if prompt is None and file is None and not sys.stdin.isatty():
+        prompt = sys.stdin.read() or None
+        if prompt is not None:
+            return prompt
     if (prompt is None) == (file is None):
         raise PromptError(
             "no prompt was given" if prompt is None else "both a prompt and --file were given",

@@ -25,6 +25,8 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False) -> LLM
     console = render.err()
     options = parse_options(models.drafter_option or ())
     drafter, own = models.speculation
+    if not (silent or models.draft_is_read):
+        render.message("warning", f"--draft {models.draft} is not used: {models.drafter} reads no draft model or head")
     from slipstream.cli.early import check_drafter
 
     check_drafter(models.target, drafter, options | own)

@@ -106,6 +106,9 @@ def _failed(error: Exception, debug: bool, code: int) -> int:
         traceback.print_exception(error)
     if isinstance(error, SlipstreamError):
         render.error(error)
+    elif isinstance(error, OSError) and error.strerror:
+        where = "" if error.filename is None else f": {error.filename}"
+        render.message("error", f"{error.strerror}{where}", "The operating system refused this.")
     else:
         render.message("error", f"{type(error).__name__}: {error}", _UNKNOWN_FAULT)
     return code

@@ -218,6 +218,12 @@ class ModelOptions:
         return asked(self.names, self.draft_model)
 
     @property
+    def draft_is_read(self) -> bool:
+        """False if a draft model or head was named that no drafter in use reads. (`none` says so itself.)"""
+        reads = [name == "none" or DRAFTERS[name].reads_draft for name in self.names]
+        return self.draft is None or not reads or any(reads)
+
+    @property
     def length(self) -> int:
         """Draft length in use."""
         return draft_length(self.draft_tokens, self.method)

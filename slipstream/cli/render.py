@@ -7,6 +7,7 @@ used only on a terminal, and not if NO_COLOR is set.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
@@ -78,10 +79,18 @@ class TextWriter:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """End the line if the output is a terminal."""
-        if self._terminal and not self.written.endswith("\n"):
+        """End the line if something may follow on it: on a terminal, or where standard error goes to the same place."""
+        if (self._terminal or _one_stream()) and not self.written.endswith("\n"):
             sys.stdout.write("\n")
         sys.stdout.flush()
+
+
+def _one_stream() -> bool:
+    """Whether standard output and standard error are the same file or pipe."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):  # replaced by objects that are no files
+        return False
 
 
 def printable(text: str) -> str:

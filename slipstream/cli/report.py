@@ -19,9 +19,9 @@ def report(
 ) -> None:
     """Turn result files into one self-contained HTML page (offline, light and dark, printable), or into plots."""
     from slipstream.lab.report_page import export, write_page
-    from slipstream.lab.results import read
+    from slipstream.lab.results import read_all
 
-    found = [read(path) for path in results]
+    found = [result for path in results for result in read_all(path)]
     folders = [(kind, folder) for kind, folder in (("png", png), ("svg", svg)) if folder is not None]
     for kind, folder in folders:
         if folder.exists() and not folder.is_dir():

@@ -29,6 +29,7 @@ class Column:
     engine: LLM | None
     pieces: list[Any] = field(default_factory=list)
     note: str = ""
+    ids: list[int] | None = None
 
 
 def side_by_side(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
@@ -47,9 +48,24 @@ def side_by_side(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
                     decode(column, request, params, draw, interrupt)
                 finally:
                     llm.use(drafter)
+            if column is columns[-1] and not interrupt.asked:
+                column.note += f"; {against_plain(llm, params, columns[0].ids, column.ids)}"
             draw()
             if interrupt.asked:
                 break
+
+
+def against_plain(llm: LLM, params: SamplingParams, plain: list[int] | None, fast: list[int] | None) -> str:
+    """Whether the speculative text is the plain one, or why it need not be."""
+    if plain == fast:
+        return "identical text"
+    if not llm.rule.lossless:
+        return f"differs from plain: the rule {llm.rule.name} is lossy"
+    if not params.greedy and llm.rule.name != "coupled":
+        return "another sample of the same distribution (rule coupled or temperature 0 would repeat the plain text)"
+    if not params.greedy and params.seed is None:
+        return "another sample: no seed is set"
+    return "differs from plain: `slipstream verify` tells rounding from a bug"
 
 
 def drafter_alone(llm: LLM) -> LLM | None:
@@ -66,7 +82,7 @@ def decode(column: Column, prompt: list[int], params: SamplingParams, draw: Any,
         draw()
         if interrupt.asked:
             break
-    stats = seq.stats
+    stats, column.ids = seq.stats, seq.output
     column.note = (
         f"{render.tokens(stats.tokens)}, {stats.total_seconds:.2f} s, {stats.tokens_per_second or 0:.0f} tokens/s"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,17 @@ def checkpoints_of(drafter: Any, options: Mapping[str, Any]) -> list[str | Path]
     return [each for each in named if isinstance(each, (str, Path)) and each not in DRAFTERS]
 
 
+def _refuse_misspelt(draft: str) -> None:
+    """Raise ParameterError for a name that is nearly one of ours, before the hub is asked for it."""
+    if "/" in draft or Path(draft).expanduser().exists():
+        return
+    near = get_close_matches(draft, [*DRAFTERS, EMBEDDED], n=1, cutoff=0.75)
+    if near:
+        raise ParameterError(
+            f"there is no drafter, folder or model {draft!r}", fix=f"did you mean {near[0]!r}? A folder: ./{draft}"
+        )
+
+
 def embedded_role(drafter: str) -> str:
     """What "embedded" is for this drafter ("+" between members), as a role of `zoo.checkpoint_of`."""
     heads = [name for name in drafter.split("+") if name in DRAFTERS and DRAFTERS[name].needs is Needs.DRAFT_HEAD]
@@ -124,6 +136,7 @@ class DrafterFactory:
         if isinstance(draft, str) and draft in DRAFTERS:
             return self._named(draft, options)
         if isinstance(draft, (str, Path)) and draft != EMBEDDED:
+            _refuse_misspelt(str(draft))
             from slipstream.heads.recognition import recognise
 
             kind = recognise(draft)

@@ -113,6 +113,10 @@ def read(path: str | Path, kind: str | None = None) -> Result:
         raise ResultError(f"{path} cannot be read: {fault.strerror}", fix="check the name") from fault
     except (UnicodeDecodeError, json.JSONDecodeError) as fault:
         raise ResultError(f"{path} is not JSON: {fault}", fix="give a file that a slipstream command wrote") from fault
+    return _checked(str(path), found, kind)
+
+
+def _checked(path: str, found: Any, kind: str | None = None) -> Result:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ResultError(
             f"{path} is not a result file of Slipstream", fix="give a file that bench, sweep or trace wrote with --out"
@@ -131,6 +135,19 @@ def read(path: str | Path, kind: str | None = None) -> Result:
     if kind is not None and found["kind"] != kind:
         raise ResultError(f"{path} is the result of {found['kind']!r}, one of {kind!r} is needed")
     return Result(**{name: found[name] for name in names})
+
+
+def read_all(path: str | Path) -> list[Result]:
+    """The results of a file: one, or those of a benchmark of this project, which keeps several under "runs". Raises as
+    `read`."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None  # `read` says what is wrong
+    runs = found.get("runs") if isinstance(found, dict) else None
+    if not isinstance(runs, dict) or not runs:
+        return [read(path)]
+    return [_checked(f"{path}, run {name!r},", run) for name, run in runs.items()]
 
 
 @contextmanager

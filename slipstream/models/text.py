@@ -34,8 +34,8 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 def _is_general(folder: Path) -> bool:
-    """Whether everything about the tokenizer is in tokenizer.json. `AutoTokenizer` would return the same object, but its
-    import takes 2.5 s of processor time, most of it for models."""
+    """Whether everything about the tokenizer is in tokenizer.json. `AutoTokenizer` would return the same object, but
+    importing it takes 2.5 s of processor time, most of it for models."""
     try:
         named = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
     except (OSError, ValueError):

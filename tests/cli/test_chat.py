@@ -213,3 +213,14 @@ def test_side_by_side_uses_columns_if_the_terminal_is_wide_enough(session, capsy
     title = next(line for line in reversed(shown.splitlines()) if "plain" in line)
     assert ("speculative" in title) is not stacked
     assert shown.rstrip("\n").endswith("\x1b[?25h"), "the cursor is shown again"
+
+
+def test_side_by_side_says_whether_the_text_is_the_plain_one(session, capsys):
+    session.handle("/side for")
+    assert "identical text" in " ".join(capsys.readouterr().out.split())
+    session.handle("/temperature 1")
+    session.handle("/side for")
+    assert "another sample of the same distribution" in " ".join(capsys.readouterr().out.split())
+    session.handle("/rule typical")
+    session.handle("/side for")
+    assert "the rule typical is lossy" in " ".join(capsys.readouterr().out.split())

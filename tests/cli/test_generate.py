@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -92,7 +95,7 @@ def test_stop_strings_end_the_text(cli, pair, llm):
 )
 def test_every_way_to_speculate_gives_the_same_text_and_reports_its_settings(cli, pair, llm, options, start):
     result = cli("generate", "def add(", "-n", "16", *options, *pair)
-    assert result.said.startswith(start)
+    assert start in result.said
     assert result.out == text_of(llm, "def add(")
 
 
@@ -155,3 +158,30 @@ def test_a_second_ctrl_c_does_not_wait(cli, pair, monkeypatch):
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_draft_model_that_the_drafter_does_not_read_is_named(cli, pair):
+    said = cli("generate", "for x in", *pair, "-n", "3", "--drafter", "ngram").said
+    assert "is not used: ngram reads no draft model or head" in said
+    assert "is not used" not in cli("generate", "for x in", *pair, "-n", "3").said
+
+
+def test_statistics_begin_on_a_line_of_their_own_where_both_streams_are_one(pair):
+    command = [sys.executable, "-m", "slipstream.cli.main"]
+    found = subprocess.run(
+        [*command, "generate", "for x in", *map(str, pair), "-n", "3"], stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.splitlines()[-1].startswith("3 tokens, ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which only Linux has")
+def test_a_full_disk_is_not_called_a_bug(pair):
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(
+            [sys.executable, "-m", "slipstream.cli.main", "generate", "for x in", *map(str, pair), "-n", "3"],
+            stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert found.returncode == 1
+    assert "No space left on device" in found.stderr
+    assert "bug" not in found.stderr
