@@ -223,7 +223,9 @@ class LLM:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         if self.tokenizer is None or not self.tokenizer.chat_template:
-            raise PromptError("this target has no chat template", fix="use generate with a plain prompt")
+            raise PromptError(
+                "this target has no chat template", fix="give a plain prompt to generate (without --chat)"
+            )
         text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         return self.tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
 

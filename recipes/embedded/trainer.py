@@ -36,6 +36,7 @@ from slipstream.training.display import Display, StopSignal
 from slipstream.training.layerskip_recipe import LayerSkip, dropout_rates, exit_weights, kept_layers
 from slipstream.training.resume_state import load_checkpoint, load_weights, save_checkpoint
 from slipstream.training.schedule import Progress, Schedule
+from slipstream.training.training_settings import check_budget
 
 TARGET = ModelShape()
 """The embedded target (14.2M parameters)."""
@@ -89,12 +90,7 @@ class BaseConfig:
     max_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.budget_tokens is None) == (self.budget_minutes is None):
-            raise ParameterError(
-                f"budget_tokens={self.budget_tokens} and budget_minutes={self.budget_minutes}",
-                why="the learning rate is a function of the spent share of exactly one budget",
-                fix="give one of the two",
-            )
+        check_budget(self.budget_tokens, self.budget_minutes)
         if self.role not in ("target", "draft"):
             raise ParameterError(f"role={self.role!r} is unknown", fix="use 'target' or 'draft'")
         for length in (self.length, self.long_length):

@@ -104,7 +104,9 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         if file is not None:
             return file.read_text(encoding="utf-8")
         return sys.stdin.read() if prompt == "-" else str(prompt)
-    except (OSError, UnicodeDecodeError) as fault:
+    except OSError as fault:
+        raise PromptError(f"the prompt cannot be read: {fault}", fix="check the file name") from fault
+    except UnicodeDecodeError as fault:
         raise PromptError(
             f"the prompt cannot be read from {file or 'standard input'}: {fault}", fix="give UTF-8 text"
         ) from fault

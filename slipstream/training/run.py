@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -200,11 +201,10 @@ class Run:
 
 def check_out(config: LoopConfig, kind: str) -> None:
     """Refuse a folder that cannot be written, and one that holds another run. Raises TrainingError."""
-    try:
-        config.out.mkdir(parents=True, exist_ok=True)
-        probe = config.out / ".writable"
-        probe.write_bytes(b"")
-        probe.unlink()
+    folder = next(each for each in (config.out, *config.out.absolute().parents) if each.exists())
+    try:  # nothing is created for a run that another check may refuse
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as fault:
         raise TrainingError(
             f"{config.out} cannot be written ({fault.strerror})", fix="choose another --out, or correct its permissions"

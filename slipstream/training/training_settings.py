@@ -11,6 +11,16 @@ from slipstream.errors import ParameterError, did_you_mean
 OPTIMISERS = ("adamw", "muon")
 
 
+def check_budget(tokens: int | None, minutes: float | None) -> None:
+    """Raise ParameterError unless exactly one budget is given: the learning rate is a function of its spent share."""
+    if (tokens is None) == (minutes is None):
+        raise ParameterError(
+            "no training budget was given" if tokens is None else "two training budgets were given",
+            why="the learning rate is a function of the spent share of exactly one budget",
+            fix="give budget_tokens or budget_minutes (--budget-tokens or --budget-minutes)",
+        )
+
+
 @dataclass(frozen=True)
 class LoopConfig(Strict):
     """Settings of the training loop.
@@ -50,12 +60,7 @@ class LoopConfig(Strict):
     max_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.budget_tokens is None) == (self.budget_minutes is None):
-            raise ParameterError(
-                f"budget_tokens={self.budget_tokens} and budget_minutes={self.budget_minutes}",
-                why="the learning rate is a function of the spent share of exactly one budget",
-                fix="give one of the two",
-            )
+        check_budget(self.budget_tokens, self.budget_minutes)
         for name, low in (("length", 8), ("rows", 1), ("warmup_steps", 0), ("eval_steps", 0), ("eval_rows", 1)):
             check_integer(name, getattr(self, name), low)
         for name in ("budget_tokens", "micro_rows", "max_steps", "threads"):

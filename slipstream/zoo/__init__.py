@@ -53,10 +53,11 @@ def head_dir(kind: str, target: Path | None) -> Path:
     """
     folder = HERE / "models" / kind
     if target is None or target.resolve() != (HERE / "models" / "target").resolve() or not folder.is_dir():
+        trained = f", or train one: slipstream train {kind} --target {target or 'TARGET'}" if folder.is_dir() else ""
         raise ParameterError(
             f"no {kind} head ships for {target or 'a target that is not loaded from a checkpoint'}",
             why="a head only works with the target whose hidden states it was trained on",
-            fix=f"give its folder, or train one: slipstream train {kind} --target {target or 'TARGET'}",
+            fix=f"give its folder{trained}",
         )
     return folder
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,16 @@ def test_empty_data_is_refused_before_the_target_is_loaded(
     words = ["--data", tmp_path / "empty.txt", "--out", tmp_path / "out", "--budget-tokens", 9]
     assert run("medusa", *words) == 2
     assert "is empty" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_refused_run_leaves_no_folder(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli("train", "medusa", "--data", "nowhere", "--budget-tokens", "9").code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_python_m_slipstream_is_the_command():
+    found = subprocess.run(
+        [sys.executable, "-m", "slipstream", "--version"], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.startswith("slipstream ")

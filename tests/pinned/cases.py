@@ -343,7 +343,7 @@ COMMANDS = (
     "suggest-draft Llama-3.1-70B --json", "simulate", "simulate --json",
     "simulate --presets --json",
     "simulate --hardware h100 -m Llama-3.1-70B -md Llama-3.1-8B --batch 1 --json",
-    "trace 'import os' -n 8 --json --drafter ngram", "verify -n 6 --prompts 1 --check greedy --json",
+    "trace 'import os' -n 8 --json --drafter ngram", "verify -n 24 --prompts 3 --check greedy --json",
     "bench {prompts.jsonl} -n 6 --rounds 1 --drafter ngram --json",
     "sweep {prompts.jsonl} --draft-tokens 2:3 -n 6 --rounds 1 --drafter ngram --json",
     "doctor {prompts.jsonl} -n 6 --rounds 1 --drafter ngram --json",
