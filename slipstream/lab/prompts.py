@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,14 @@ RANDOM = 0.85
 
 @dataclass(frozen=True)
 class Entry:
-    """One prompt as text. request: a question to answer, not text to continue."""
+    """One prompt as text. request: a question to answer, not text to continue. later: further turns of the
+    conversation, which are asked after the answers to those before."""
 
     text: str
     category: str
     name: str
     request: bool = False
+    later: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,25 @@ class PromptSet:
     @property
     def ids(self) -> list[list[int]]:
         return [prompt.ids for prompt in self.prompts]
+
+    def in_context(self, tokens: int, most: int) -> list[list[int]]:
+        """Token ids of each prompt after earlier text, `tokens` in all: the other prompts, in their order, as often as
+        needed. A longer prompt keeps its end. Raises ParameterError if `tokens` is above `most`."""
+        if tokens > most:
+            raise ParameterError(
+                f"a context of {tokens} tokens was asked for, the target has room for {most} before the answer",
+                fix=f"give at most {most}, or fewer new tokens",
+            )
+        found = []
+        for i, own in enumerate(self.ids):
+            others = [ids for k in range(1, len(self.ids)) for ids in [self.ids[i - k]]] or [own]
+            row = list(own)
+            for earlier in cycle(others):
+                if len(row) >= tokens:
+                    break
+                row = [*earlier, *row]
+            found.append(row[-tokens:])
+        return found
 
     @property
     def categories(self) -> list[str]:
@@ -88,14 +110,18 @@ def load(
     categories: Seq[str] = (),
     template: str = "auto",
     warn_random: bool = True,
+    turns: int = 1,
+    tokens: int = 64,
 ) -> PromptSet:
     """Chooses and encodes prompts.
 
     source      a file, or built-in kinds, as in "code" or "code,edit".
-    count       largest number of prompts, taken from all categories in turn; None takes all.
+    count       largest number of prompts, taken from all categories in turn; None takes all. A conversation is one.
     categories  use only these categories.
     template    "chat" applies the chat template to each prompt, "raw" to none, "auto" to requests.
     warn_random warn about prompts that look like random tokens to the target.
+    turns       turns of a conversation to use, each as a prompt: see `later_turns`. 1: only the first.
+    tokens      largest number of new tokens of an answer between two turns.
 
     Raises PromptError for files that cannot be read or have no prompts, ParameterError for unknown names.
     """
@@ -109,12 +135,16 @@ def load(
                 continue
             ids = ids[-max(1, llm.target.context // 2) :]
         prompts.append(Prompt(ids, entry.category, entry.name))
+        if entry.later and turns > 1:
+            follow = later_turns(llm, entry, template, turns, tokens)
+            long += min(len(entry.later), turns - 1) - len(follow)
+            prompts += follow
     if long:
         warnings.append(f"{long} prompts do not fit into the context of {llm.target.context} tokens and were left out")
     if not prompts:
         raise PromptError(f"no prompt of {source} fits into the target's context of {llm.target.context} tokens")
     name = source if is_built_in(source) else Path(source).name
-    made = PromptSet(name, prompts, text_digest(*(entry.text for entry in chosen)), warnings)
+    made = PromptSet(name, prompts, _digest(chosen, turns), warnings)
     if warn_random:
         made.warnings += surprises(llm, made)
     return made
@@ -209,6 +239,40 @@ def encode(llm: LLM, entry: Entry, template: str) -> list[int]:
     return list(llm.tokenizer.encode(entry.text))
 
 
+def _digest(chosen: Seq[Entry], turns: int) -> str:
+    return text_digest(*(text for entry in chosen for text in (entry.text, *entry.later[: turns - 1])))
+
+
+def later_turns(llm: LLM, entry: Entry, template: str, turns: int, tokens: int) -> list[Prompt]:
+    """The second to last turn of a conversation, as prompts that hold the turns before and the target's own answers to
+    them: at most `tokens` tokens each, greedy, decoded plainly. Turns that do not fit into the context are left out."""
+    from slipstream.core.params import SamplingParams
+
+    drafter = llm.drafter
+    chat = template == "chat" or (template == "auto" and bool(getattr(llm.tokenizer, "chat_template", None)))
+    said, found = [entry.text], []
+    try:
+        llm.use(None)
+        for turn, question in enumerate(entry.later[: turns - 1], start=2):
+            before = llm.generate([_conversation(llm, said, chat)], SamplingParams(max_tokens=tokens))[0]
+            said += [before.text, question]
+            ids = _conversation(llm, said, chat)
+            if len(ids) >= llm.target.context:
+                break
+            found.append(Prompt(ids, entry.category, f"{entry.name}, turn {turn}"))
+    finally:
+        llm.use(drafter)
+    return found
+
+
+def _conversation(llm: LLM, said: Seq[str], chat: bool) -> list[int]:
+    """Token ids of what the user and the assistant said in turns, the user first; without a template, as paragraphs."""
+    if not chat:
+        return list(llm.tokenizer.encode("\n\n".join(said)))
+    roles = ("user", "assistant")
+    return llm.chat_prompt([{"role": roles[i % 2], "content": text} for i, text in enumerate(said)])
+
+
 def built_in(llm: LLM, kind: str, count: int) -> list[list[int]]:
     """Token ids of the first prompts of a kind: text to continue, or requests ("edit"). Long prompts keep only
     their end, so that half of the context is free for the answer."""
@@ -269,14 +333,17 @@ def _entry(path: Path, number: int, found: Any) -> Entry:
     category = str(found.get("category") or ("HumanEval" if "task_id" in found else path.stem))
     name = str(found.get("question_id", found.get("task_id", number)))
     turns = found.get("turns")
+    later: tuple[Any, ...] = ()
     if isinstance(turns, list) and turns:
-        text, request = turns[0], True
+        text, request, later = turns[0], True, tuple(turns[1:])
     else:
         text, request = found.get("prompt", found.get("text")), False
     if not isinstance(text, str) or not text.strip():
         has = ", ".join(map(repr, found)) or "nothing"
         raise PromptError(f"{where} holds no prompt; it has {has}", fix="needed is turns, prompt or text, not empty")
-    return Entry(text, category, name, request)
+    if not all(isinstance(turn, str) and turn.strip() for turn in later):
+        raise PromptError(f"{where} holds a turn that is not text", fix="give each turn as a string, not empty")
+    return Entry(text, category, name, request, later)
 
 
 def _plain_text(path: Path, text: str) -> Iterable[Entry]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 
+from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError, PromptError
 from slipstream.lab.prompts import entries, in_turns, load, surprises
 from slipstream.llm import LLM
@@ -124,3 +126,44 @@ def test_random_tokens_are_distinguished_from_text():
     found = surprises(llm, PromptSet("x", [*text.prompts, noise], ""))
     assert len(found) == 1
     assert "1 of 3 prompts look like random tokens" in found[0]
+
+
+def conversation(tmp_path: Path) -> Path:
+    path = tmp_path / "spec.jsonl"
+    path.write_text(json.dumps({"question_id": 81, "category": "qa", "turns": ["for x in y", "if a:", "while b:"]}))
+    return path
+
+
+def test_a_later_turn_follows_the_targets_own_answers(tiny_llm, tmp_path):
+    made = load(tiny_llm, str(conversation(tmp_path)), turns=3, tokens=5)
+    assert [prompt.name for prompt in made.prompts] == ["81", "81, turn 2", "81, turn 3"]
+    assert set(made.categories) == {"qa"}
+    first, second, third = made.ids
+    answer = tiny_llm.generate([first], SamplingParams(max_tokens=5))[0].text
+    said = [("user", "for x in y"), ("assistant", answer), ("user", "if a:")]
+    assert second == tiny_llm.chat_prompt([{"role": role, "content": text} for role, text in said])
+    assert len(third) > len(second)
+    assert tiny_llm.drafter.name == "none"
+
+
+def test_later_turns_are_used_if_asked_for_and_change_the_digest(tiny_llm, tmp_path):
+    one, two = (load(tiny_llm, str(conversation(tmp_path)), turns=turns) for turns in (1, 2))
+    assert [len(made.prompts) for made in (one, two)] == [1, 2]
+    assert one.digest != two.digest
+
+
+def test_a_turn_that_is_not_text_is_refused(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(json.dumps({"turns": ["a", 3]}))
+    with pytest.raises(PromptError, match="line 1, holds a turn that is not text"):
+        entries(str(path))
+
+
+def test_a_context_is_earlier_text_before_each_prompt(prompt_set):
+    rows = prompt_set.in_context(8, 100)
+    assert [len(row) for row in rows] == [8, 8, 8]
+    for row, own in zip(rows, prompt_set.ids, strict=True):
+        assert row[-len(own) :] == own
+    assert prompt_set.in_context(2, 100)[0] == [6, 7]  # its end
+    with pytest.raises(ParameterError, match="room for 5 before the answer"):
+        prompt_set.in_context(8, 5)
