@@ -161,8 +161,8 @@ class LLM:
         return self._rule
 
     @rule.setter
-    def rule(self, name: str) -> None:
-        self._rule = rule_named(name)
+    def rule(self, rule: str | Rule) -> None:
+        self._rule = rule_named(rule) if isinstance(rule, str) else rule
 
     @property
     def draft_tokens(self) -> int:

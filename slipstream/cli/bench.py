@@ -44,6 +44,16 @@ def bench(
     ] = 1.0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Ignore the end-of-text token.")] = False,
     batch: Annotated[str, typer.Option(help="Batch size, one or several, as in 1,4.")] = "1",
+    context: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokens before the answer, one or several, as in 256,1024: earlier text is put before each prompt.",
+            show_default="the prompts alone",
+        ),
+    ] = None,
+    turns: Annotated[
+        int, typer.Option(min=1, help="Turns of a conversation; a later one follows the target's own answers.")
+    ] = 2,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the result and its provenance to this JSON file.")] = None,
     compare: Annotated[
@@ -67,13 +77,14 @@ def bench(
     config = BenchConfig(
         tokens=tokens, rounds=rounds, seconds=seconds, seed=seed,
         temperatures=values_of("--temperature", temperature, float), batches=values_of("--batch", batch, int),
+        contexts=(None,) if context is None else values_of("--context", context, int),
         sampling={"top_k": top_k, "top_p": top_p, "ignore_eos": ignore_eos},
     )  # fmt: skip
     check_contenders(models.target, contenders)
     llm = load(models.one("none"), quiet=as_json)
     from slipstream.lab import benchmark as lab, prompts as texts
 
-    chosen = texts.load(llm, prompts, count, category or (), template)
+    chosen = texts.load(llm, prompts, count, category or (), template, turns=turns, tokens=tokens)
     render.line(f"bench: {len(chosen.prompts)} prompts of {chosen.source}, target={models.target}, {on(llm.target)}")
     with render.progress("measuring (interleaved)", lab.steps(llm, contenders, chosen, config)) as advance:
         result, code = unfinished(lambda: lab.bench(llm, contenders, chosen, config, out, advance))

@@ -51,6 +51,7 @@ def change(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         "plain": a["plain"],
         "temperature": a["temperature"],
         "batch": a["batch"],
+        "context": a.get("context"),
         "speedup": [old, new],
         "factor": {"value": factor, "low": low, "high": high},
         "significant": not low <= 1 <= high and not a["plain"],
@@ -96,8 +97,8 @@ def _deviation(estimate: dict[str, float]) -> float:
     return math.log(estimate["high"] / estimate["low"]) / (2 * _95)
 
 
-def _key(arm: dict[str, Any]) -> tuple[str, int, float, int]:
-    return arm["label"], arm["draft_tokens"], arm["temperature"], arm["batch"]
+def _key(arm: dict[str, Any]) -> tuple[str, int, float, int, int | None]:
+    return arm["label"], arm["draft_tokens"], arm["temperature"], arm["batch"], arm.get("context")
 
 
 def _short(value: Any, other: Any) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
 from slipstream.errors import ParameterError
+from slipstream.lab import loops
 from slipstream.lab.contender import Contender
 from slipstream.lab.measure import FEWEST_PASSES, Arm, Run, line_up, load_weights_once, passes, race
 from slipstream.lab.prompts import PromptSet
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 QUIET = 0.1
 """If other processes use a larger share of the machine's time than this, the report warns."""
 FEW_PROMPTS = 4
+LOOPS = 0.1
+"""If a larger share of the output tokens lies in loops, the report warns."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,9 @@ class BenchConfig(Strict):
     """tokens       largest number of new tokens per prompt.
     rounds       timed passes over the prompts for each arm.
     seconds      time limit for the passes; at least three are run.
-    temperatures, batches   every combination is measured, each with its own plain decoding.
+    temperatures, batches, contexts   every combination is measured, each with its own plain decoding.
+    contexts     tokens before the answer: each prompt follows so much earlier text (see `PromptSet.in_context`); None:
+                 the prompt alone.
     sampling     further fields of `SamplingParams`.
     """
 
@@ -41,6 +46,7 @@ class BenchConfig(Strict):
     seconds: float = 60.0
     temperatures: tuple[float, ...] = (0.0,)
     batches: tuple[int, ...] = (1,)
+    contexts: tuple[int | None, ...] = (None,)
     seed: int = 0
     sampling: dict[str, Any] = field(default_factory=dict)
 
@@ -48,8 +54,11 @@ class BenchConfig(Strict):
         check_integer("tokens", self.tokens, 1)
         check_integer("rounds", self.rounds, 1)
         check_number("seconds", self.seconds, 0.0, float("inf"))
-        if not self.temperatures or not self.batches:
-            raise ParameterError("no temperature or no batch size was given", fix="give at least one of each")
+        if not self.temperatures or not self.batches or not self.contexts:
+            raise ParameterError("no temperature, batch size or context was given", fix="give at least one of each")
+        for context in self.contexts:
+            if context is not None:
+                check_integer("context", context, 1)
         for batch in self.batches:
             check_integer("batch", batch, 1)
         for temperature in self.temperatures:
@@ -91,7 +100,23 @@ def steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: Benc
         for b in config.batches
         for _ in range(len(contenders) + 1)
     ]
-    return passes(line_up(plain, prompts.ids, prompts.categories), config.rounds)
+    return len(config.contexts) * passes(line_up(plain, prompts.ids, prompts.categories), config.rounds)
+
+
+def lines(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> list[Run]:
+    """A run for each arm at each context length. Drafters with weights are loaded once."""
+    found: list[Run] = []
+    made = arms(llm, contenders, config)
+    for context in config.contexts:
+        ids = prompts.ids if context is None else prompts.in_context(context, llm.target.context - config.tokens)
+        own: dict[int, Arm] = {}
+        for arm in made:  # arms of another context are compared with plain decoding in that context
+            own[id(arm)] = replace(arm, against=None if arm.against is None else own[id(arm.against)])
+        runs = line_up(list(own.values()), ids, prompts.categories)
+        for run in runs:
+            run.context = context
+        found += runs
+    return found
 
 
 def bench(
@@ -116,7 +141,7 @@ def bench(
         return {"prompts": prompts.as_dict(), "arms": [arm_data(run, prompts, ready) for run in ready]}
 
     with kept(result), recording(result, out, collect) as save:
-        runs += line_up(arms(llm, contenders, config), prompts.ids, prompts.categories)
+        runs += lines(llm, contenders, prompts, config)
         race(runs, config.rounds, advance, config.seconds, save, config.seed)
     return result
 
@@ -148,6 +173,7 @@ def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:
         "draft_tokens": run.arm.draft_tokens,
         "temperature": run.arm.params.temperature,
         "batch": run.arm.batch,
+        "context": run.context,
         "against": None if run.plain is None else runs.index(run.plain),
         "rounds": run.rounds,
         "lossless": run.lossless,
@@ -159,11 +185,40 @@ def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:
         "peak_memory": run.peak_memory,
         "overall": figures(run),
         "categories": categories,
+        "loops": {"share": loops.share(run.texts), "prompts": loops.looping(run.texts)},
+        "subsets": subsets(run),
+        "distance": None if run.distance is None else run.distance.as_dict(),
         "cells": {
             "prompts": run.groups,
             "seconds": [[cell.seconds for cell in row] for row in run.cells],
             "tokens": [[cell.tokens for cell in row] for row in run.cells],
         },
+    }
+
+
+def subsets(run: Run) -> dict[str, Any]:
+    """Speed-ups over parts of the texts, by how they go in plain decoding: {"prompts", "speedup"}, the latter None for
+    no prompt. A batch counts as looping if one of its texts loops, and as ended by itself if all are.
+
+    all         every text
+    no loop     texts that do not end in a loop (see `slipstream.lab.loops`)
+    loop        those that do
+    ended       texts that ended by themselves, before the largest number of tokens
+    """
+    plain = run.plain or run
+    looped = set(loops.looping(plain.texts))
+    parts = {
+        "all": list(range(len(run.groups))),
+        "no loop": [g for g, group in enumerate(run.groups) if not looped & set(group)],
+        "loop": [g for g, group in enumerate(run.groups) if looped & set(group)],
+        "ended": [g for g, group in enumerate(run.groups) if all(plain.finishes.get(i) == "stop" for i in group)],
+    }
+    return {
+        name: {
+            "prompts": sum(len(run.groups[g]) for g in groups),
+            "speedup": asdict(run.speedup(groups)) if groups else None,
+        }
+        for name, groups in parts.items()
     }
 
 
@@ -207,8 +262,10 @@ def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
         found.append(f"{len(runs[0].prompts)} prompts are few: intervals do not cover other prompts")
     if runs and 0 < min(run.rounds for run in runs) < FEWEST_PASSES:
         found.append(f"fewer than {FEWEST_PASSES} passes: intervals are too narrow")
+    found += loop_warnings(runs)
     for run in runs:
         where = f"{run.arm.name} (temperature {run.arm.params.temperature:g}, batch {run.arm.batch})"
+        where = where if run.context is None else f"{where[:-1]}, context {run.context})"
         stats = run.stats() if run.measured else None
         if not run.lossless and run.plain is not None:
             found.append(f"{where}: the rule {run.arm.llm.rule.name!r} is lossy, so texts follow another distribution")
@@ -220,6 +277,19 @@ def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
         if stats is not None and run.plain is not None and not stats.proposed:
             found.append(f"{where}: nothing was drafted")
     return found
+
+
+def loop_warnings(runs: Seq[Run]) -> list[str]:
+    """A warning if much of the text of plain decoding is a loop, for the condition where it is most."""
+    plain = [run for run in runs if run.plain is None and run.texts]
+    worst = max(plain, key=lambda run: loops.share(run.texts), default=None)
+    if worst is None or loops.share(worst.texts) <= LOOPS:
+        return []
+    many = len(loops.looping(worst.texts))
+    return [
+        f"{loops.share(worst.texts):.0%} of the output tokens repeat in a loop ({many} of {len(worst.texts)} texts): a "
+        "loop is easy to draft, so other text gains less"
+    ]
 
 
 def _settings(contenders: Seq[Contender], config: BenchConfig) -> dict[str, Any]:

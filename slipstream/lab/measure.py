@@ -25,6 +25,7 @@ from slipstream.drafters.registry import DRAFTERS
 from slipstream.lab import estimates, memory_use
 from slipstream.lab.estimates import Estimate
 from slipstream.lab.identity import Divergence, divergence
+from slipstream.lab.lossy import Distance, recorded
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM, Completion
@@ -98,7 +99,9 @@ class Run:
 
     groups       for each batch, the indices of its prompts.
     cells        [groups][passes].
-    texts        prompt -> output ids of the untimed first pass.
+    texts        prompt -> output ids of the untimed first pass; finishes: why each ended ("length", "stop", ...).
+    distance     how far a lossy rule's text is from the target's distribution; None: lossless, or plain decoding.
+    context      tokens of earlier text before each prompt were added up to this number; None: none were.
     divergences  (prompt, where its text differs from that of plain decoding); only for greedy decoding.
     peak_memory  bytes, see `memory_use.Peak`; None if the system does not report it.
     """
@@ -109,9 +112,12 @@ class Run:
     plain: Run | None = None
     cells: list[list[Cell]] = field(default_factory=list)
     texts: dict[int, list[int]] = field(default_factory=dict)
+    finishes: dict[int, str | None] = field(default_factory=dict)
     divergences: list[tuple[int, Divergence]] = field(default_factory=list)
     peak_memory: int | None = None
     drafter: Any = None
+    distance: Distance | None = None
+    context: int | None = None
 
     @property
     def lossless(self) -> bool:
@@ -237,13 +243,23 @@ def race(
 
 
 def warm_up(run: Run, seed: int, advance: Callable[[], None] = lambda: None) -> None:
-    """One untimed pass: triggers lazy compilation, stores the texts, measures memory."""
-    run.drafter = run.arm.prepare()
+    """One untimed pass: triggers lazy compilation, stores the texts, measures memory and a lossy rule's distance."""
+    run.drafter, llm, rule = run.arm.prepare(), run.arm.llm, run.arm.llm.rule
+    if run.plain is not None and not rule.lossless:
+        run.distance = Distance()
+        llm.rule = recorded(rule, run.distance)
+    try:
+        _untimed(run, seed, advance)
+    finally:
+        llm.rule = rule
+
+
+def _untimed(run: Run, seed: int, advance: Callable[[], None]) -> None:
     with memory_use.Peak(run.arm.llm.target.device) as peak:
         for group in run.groups:
             done, _ = decode(run.arm, run.drafter, [run.prompts[i] for i in group], [_seed(seed, i) for i in group])
             for i, completion in zip(group, done, strict=True):
-                run.texts[i] = completion.token_ids
+                run.texts[i], run.finishes[i] = completion.token_ids, completion.finish_reason
                 _compare(run, i, completion)
             advance()
     run.peak_memory = peak.bytes

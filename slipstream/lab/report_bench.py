@@ -26,6 +26,7 @@ def section(result: Result) -> Section:
     made.tables.append(speeds(arms))
     if fast:
         made.plots.append(speedups(fast, conditions, names))
+        made.tables += [*by_text(fast), *by_condition(fast), *distances(fast)]
         if len(arms[0]["categories"]) > 1:
             made.tables.append(by_category(arms))
             made.plots.append(category_plot(fast, conditions, names))
@@ -56,7 +57,13 @@ def name(arm: dict[str, Any]) -> str:
 
 def condition(arm: dict[str, Any]) -> str:
     sampling = "greedy" if arm["temperature"] == 0 else f"T={arm['temperature']:g}"
-    return sampling + (f", batch {arm['batch']}" if arm["batch"] > 1 else "")
+    batch = f", batch {arm['batch']}" if arm["batch"] > 1 else ""
+    return sampling + batch + (f", context {arm['context']}" if arm.get("context") else "")
+
+
+def setting(arm: dict[str, Any]) -> str:
+    """The condition as a cell: a line for each part."""
+    return condition(arm).replace(", ", "\n")
 
 
 def parted(d: dict[str, Any]) -> str:
@@ -75,7 +82,7 @@ def speeds(arms: list[dict[str, Any]]) -> Table:
         f = arm["overall"]
         gain = "1" if arm["plain"] else f["speedup"]
         speed, text = f["tokens_per_second"]["value"], VERDICTS[arm["texts"]]
-        rows.append([name(arm), condition(arm), speed, gain, f["acceptance_rate"], f["mean_acceptance_length"], text])
+        rows.append([name(arm), setting(arm), speed, gain, f["acceptance_rate"], f["mean_acceptance_length"], text])
     return Table(
         "Speed and acceptance", columns, rows,
         f"{min(arm['rounds'] for arm in arms)} interleaved passes over the prompts. Speed-up: time per token of plain "
@@ -85,6 +92,63 @@ def speeds(arms: list[dict[str, Any]]) -> Table:
     )  # fmt: skip
 
 
+TEXTS = {"all": "all", "no loop": "no loop", "loop": "loops", "ended": "ended"}
+"""Part of the texts, a key of `benchmark.subsets` -> what the table calls it."""
+
+
+def by_text(fast: list[dict[str, Any]]) -> list[Table]:
+    """Speed-up with and without looping texts; no table if all texts are of one kind."""
+    rows = []
+    for arm in fast:
+        parts = arm.get("subsets") or {}  # results of earlier versions have none
+        shown = [part for part in TEXTS if parts and parts[part]["prompts"]]
+        if any(parts[part]["prompts"] < parts["all"]["prompts"] for part in shown) or "loop" in shown:
+            rows += [
+                [name(arm), setting(arm), f"{TEXTS[part]}: {parts[part]['prompts']}", parts[part]["speedup"]]
+                for part in shown
+            ]
+    columns = [*WHO, words("texts"), Column("speed-up (95%)", "x")]
+    note = (
+        "By the texts of plain decoding, with their number. loops: more than a quarter of the text repeats exactly up "
+        "to its end. ended: the text ended by itself, before the largest number of new tokens."
+    )
+    return [Table("Speed-up with and without looping texts", columns, rows, note)] if rows else []
+
+
+def by_condition(fast: list[dict[str, Any]]) -> list[Table]:
+    """Speed-up of each method by context length, a row, and batch size, a column; only if one of them varies."""
+    batches = sorted({arm["batch"] for arm in fast})
+    contexts = list(dict.fromkeys(arm.get("context") for arm in fast))
+    if len(batches) == 1 and len(contexts) == 1:
+        return []
+    found = {(name(a), a["temperature"], a.get("context"), a["batch"]): a["overall"]["speedup"] for a in fast}
+    several = len({arm["temperature"] for arm in fast}) > 1
+    rows = [
+        [who + f"\nT={t:g}" * several, "prompt" if context is None else str(context),
+         *(found.get((who, t, context, batch)) for batch in batches)]
+        for who, t in dict.fromkeys((name(arm), arm["temperature"]) for arm in fast)
+        for context in contexts
+    ]  # fmt: skip
+    columns = [words("method"), Column("context"), *(Column(f"batch {batch}", "x") for batch in batches)]
+    note = "Each over plain decoding with the same context and batch. context: tokens before the answer."
+    return [Table("Speed-up by context length and batch size", columns, rows, note)]
+
+
+def distances(fast: list[dict[str, Any]]) -> list[Table]:
+    """How far lossy rules are from the target's distribution, beside their speed."""
+    lossy = [arm for arm in fast if arm.get("distance")]
+    rows = [
+        [name(a), setting(a), f"{a['distance']['tv']:.3f}", f"{a['distance']['kl']:.3f}", a["overall"]["speedup"]]
+        for a in lossy
+    ]
+    columns = [*WHO, Column("TV"), Column("KL, nats"), Column("speed-up (95%)", "x")]
+    note = (
+        "Of each output token's distribution from the target's, given the text before; mean over tokens. 0: lossless. "
+        "Draft tokens that were not drawn, and trees, are taken as given, which overstates both."
+    )
+    return [Table("Distance from the target's distribution", columns, rows, note)] if lossy else []
+
+
 def by_category(arms: list[dict[str, Any]]) -> Table:
     columns = [words("category"), *WHO, Column("tok/s"), Column("speed-up (95%)", "x")]
     rows = []
@@ -92,7 +156,7 @@ def by_category(arms: list[dict[str, Any]]) -> Table:
         for arm in arms:
             f = arm["categories"][kind]
             gain = "1" if arm["plain"] else f["speedup"]
-            rows.append([kind, name(arm), condition(arm), f["tokens_per_second"]["value"], gain])
+            rows.append([kind, name(arm), setting(arm), f["tokens_per_second"]["value"], gain])
     return Table("Speed-up by category", columns, rows)
 
 
@@ -102,7 +166,7 @@ def by_position(fast: list[dict[str, Any]]) -> Table:
     rows = []
     for arm in fast:
         rates = arm["overall"]["position_rates"][:deepest]
-        rows.append([name(arm), condition(arm), *rates, *[None] * (deepest - len(rates))])
+        rows.append([name(arm), setting(arm), *rates, *[None] * (deepest - len(rates))])
     return Table(
         "Acceptance by position", columns, rows,
         "Share of the steps with a draft token at position 1, 2, ... that accepted it.",
@@ -118,7 +182,7 @@ def memory_and_time(arms: list[dict[str, Any]]) -> Table:
         seconds = f["first_token_seconds"], f["seconds_per_later_token"]
         draft, target, verify, host, outside = (f["shares"][phase] for phase in PHASES)
         shares = draft, target, verify, host + outside
-        rows.append([name(arm), condition(arm), *seconds, arm["peak_memory"], *shares])
+        rows.append([name(arm), setting(arm), *seconds, arm["peak_memory"], *shares])
     return Table(
         "Latency, memory, and where the time goes", columns, rows,
         "first, next: time to the first token and per later token. Memory: peak of the whole process on a CPU, of "

@@ -8,9 +8,11 @@ import json
 import pytest
 
 from slipstream.core.draft import Draft
+from slipstream.core.rules import RULES
 from slipstream.errors import ParameterError, ResultError
 from slipstream.lab.bench_compare import compare
 from slipstream.lab.benchmark import BenchConfig, Contender, bench, steps, text_verdict
+from slipstream.lab.reports import section
 from slipstream.lab.results import Result, read, write
 from slipstream.llm import LLM
 
@@ -208,3 +210,62 @@ def test_an_arm_without_its_baseline_is_not_reported(tiny_llm, contenders, promp
             bench(tiny_llm, contenders[1:], prompt_set, config, tmp_path / "a.json", advance)
         arms = read(tmp_path / "a.json").data["arms"]
         assert all(arm["plain"] or arms[arm["against"]]["plain"] for arm in arms)
+
+
+def test_every_context_has_plain_decoding_of_its_own(tiny_llm, contenders, prompt_set):
+    config = BenchConfig(tokens=4, rounds=1, contexts=(None, 12), batches=(1, 2))
+    moved: list[int] = []
+    result = bench(tiny_llm, contenders[1:], prompt_set, config, advance=lambda: moved.append(1))
+    arms = result.data["arms"]
+    assert len(moved) == steps(tiny_llm, contenders[1:], prompt_set, config)
+    assert [(arm["label"], arm["context"], arm["batch"], arm["against"]) for arm in arms] == [
+        ("plain", None, 1, None), ("ngram", None, 1, 0), ("plain", None, 2, None), ("ngram", None, 2, 2),
+        ("plain", 12, 1, None), ("ngram", 12, 1, 4), ("plain", 12, 2, None), ("ngram", 12, 2, 6),
+    ]  # fmt: skip
+    table = next(t for t in section(result).tables if t.title == "Speed-up by context length and batch size")
+    assert [row[1] for row in table.rows] == ["prompt", "12"]
+    assert [column.name for column in table.columns[2:]] == ["batch 1", "batch 2"]
+
+
+def test_looping_texts_are_counted_apart(tiny_llm, contenders, prompt_set, monkeypatch):
+    """Of three texts one loops, and one ends by itself."""
+    ids = {0: [1, 2] * 20, 1: list(range(40)), 2: list(range(30))}
+
+    def fake(run, seed, advance):
+        run.texts, run.finishes = ids, {0: "length", 1: "length", 2: "stop"}
+        for _ in run.groups:
+            advance()
+
+    monkeypatch.setattr("slipstream.lab.measure.warm_up", fake)
+    result = bench(tiny_llm, contenders[1:], prompt_set, BenchConfig(tokens=4, rounds=2))
+    arm = result.data["arms"][1]
+    assert {part: each["prompts"] for part, each in arm["subsets"].items()} == {
+        "all": 3, "no loop": 2, "loop": 1, "ended": 1,
+    }  # fmt: skip
+    assert all(each["speedup"]["value"] > 0 for each in arm["subsets"].values())
+    assert arm["loops"] == {"share": 40 / 110, "prompts": [0]}
+    said = "36% of the output tokens repeat in a loop (1 of 3 texts)"
+    assert any(warning.startswith(said) for warning in result.warnings)
+    table = next(t for t in section(result).tables if "looping" in t.title)
+    assert [row[2] for row in table.rows] == ["all: 3", "no loop: 2", "loops: 1", "ended: 1"]
+
+
+def test_texts_of_one_kind_have_no_table_of_kinds(bench_result):
+    plain = copy.deepcopy(bench_result)
+    for arm in plain.data["arms"]:
+        arm["subsets"] = {part: {"prompts": n, "speedup": None} for part, n in
+                          (("all", 3), ("no loop", 3), ("loop", 0), ("ended", 0))}  # fmt: skip
+    assert not [t for t in section(plain).tables if "looping" in t.title]
+
+
+def test_a_lossy_rule_has_its_distance_beside_its_speed(tiny, contenders, prompt_set):
+    llm = LLM(tiny.target, executor="torch", dtype="float64", device="cpu", rule="typical")
+    result = bench(llm, contenders[:1], prompt_set, BenchConfig(tokens=8, rounds=1, temperatures=(0.0, 1.0)))
+    greedy, sampled = result.data["arms"][1]["distance"], result.data["arms"][3]["distance"]
+    assert greedy["tv"] == greedy["kl"] == 0
+    assert 0 < sampled["tv"] <= 1
+    assert sampled["kl"] > 0
+    assert result.data["arms"][0]["distance"] is None
+    assert llm.rule is RULES["typical"]
+    table = next(t for t in section(result).tables if t.title == "Distance from the target's distribution")
+    assert table.texts()[1][2] == f"{sampled['tv']:.3f}"
