@@ -64,17 +64,17 @@ def recorded(rows: list[dict[str, Any]]) -> Table:
         best = max(range(len(gains)), key=gains.__getitem__)
         rates = [percent(rate) for rate in m["position_rates"]]
         tau = row.get("mean_acceptance_length")
-        gain = times(gains[best]) + ("?" if row.get("noisy") else "")
+        gain = times(gains[best]) + ("?" if row.get("noisy") else "") + f", K={best + 1}"
         step = m["costs"]["seconds"][0] + m["plain_host"]
         cost = (m["draft_fixed"] + m["draft_each"] * m["draft_tokens"]) / step
         drafted = m["drafted"][0] if m["drafted"] else 0.0
         shown = " ".join(rates[:SHOWN_POSITIONS]) + " ..." * (len(rates) > SHOWN_POSITIONS)
-        cells.append([row["label"], drafted, shown, tau, cost, best + 1, gain])
+        cells.append([row["label"], drafted, shown, tau, cost, gain])
     columns = [words("drafter"), Column("drafts", "%"), words("accepted by position"), Column("tau", digits=2),
-               Column("cost", digits=2), Column("best K"), Column("predicted", "x")]  # fmt: skip
+               Column("cost", digits=2), Column("predicted")]  # fmt: skip
     note = (
         "drafts: share of the steps that draft. tau: tokens per step, prefill included. cost: of drafting per step, in "
-        "plain steps."
+        "plain steps. predicted: at the best draft length."
     )
     if any(row.get("noisy") for row in rows):
         note += " ?: rough, because timings of the same work differ."

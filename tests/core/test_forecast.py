@@ -158,3 +158,13 @@ def test_trees_whose_acceptance_depends_on_the_depth_are_simulated_correctly() -
     tree = optimal_tree(acceptance, 6)
     drawn = draw_trees(tree, acceptance, FREE, tokens=2000, texts=200)
     assert drawn.speedup.value == pytest.approx(tree_speedup(tree, acceptance, FREE), rel=0.01)
+
+
+@pytest.mark.parametrize("host", [0.0, 0.3])
+@pytest.mark.parametrize("costs", [None, CostCurve((1, 64), (0.01, 0.01)), CostCurve((1, 8, 64), (0.01, 0.01, 0.2))])
+def test_no_speed_up_is_above_the_mean_acceptance_length(costs, host):
+    for alpha in (0.0, 0.5, 1.0):
+        for c in (0.0, 0.1, 2.0):
+            for k in (1, 4, 16):
+                found = forecast(Rates.constant(alpha), StepCosts(c, costs, host=host), k)
+                assert found.speedup <= found.tau <= k + 1
