@@ -46,6 +46,21 @@ class CompositeDrafter(Drafter, Protocol):
     members: tuple[Drafter, ...]
 
 
+@runtime_checkable
+class RememberingDrafter(Drafter, Protocol):
+    """A drafter that can keep something of one request for the next ones."""
+
+    remembers: bool
+    """Whether it does, with the options that it has."""
+
+
+def remembers(drafter: Drafter) -> bool:
+    """Whether the drafter, or a member of it, keeps something of one request for the next ones."""
+    if isinstance(drafter, RememberingDrafter) and drafter.remembers:
+        return True
+    return isinstance(drafter, CompositeDrafter) and any(map(remembers, drafter.members))
+
+
 class NoDrafter:
     """Drafts nothing: plain decoding, the baseline of every speed-up, through the same code as everything else.
 

@@ -1,9 +1,10 @@
 """Random streams: one for each sequence, addressed by position, without state.
 
-Every number is a function of (seed, purpose, position, index), computed by the counter-based generator Philox (Salmon
-et al., SC 2011). So a request draws the same numbers alone or in a batch, before or after preemption, and nothing
-global is used. Purposes keep the draws independent: the number that sampled a draft token must not be the number that
-verification decides with.
+Every number is a function of (seed, nonce, purpose, position, index), computed by the counter-based generator Philox
+(Salmon et al., SC 2011). So a request draws the same numbers alone or in a batch, before or after preemption, and
+nothing global is used. Purposes keep the draws independent: the number that sampled a draft token must not be the
+number that verification decides with. The nonce keeps requests of one seed independent where a drafter remembers
+something of one for the next (see `engine`); elsewhere it is 0.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ class Stream:
     seed  any integer; None takes one from the operating system. Reduced modulo 2^64.
     """
 
-    __slots__ = ("_generator", "_state", "seed")
+    __slots__ = ("_generator", "_state", "nonce", "seed")
 
     def __init__(self, seed: int | None = None):
+        self.nonce = 0
         self.seed = (secrets.randbits(64) if seed is None else seed) & (2**64 - 1)
         philox = np.random.Philox(key=0)  # each draw sets its own; without a key NumPy would ask the system for entropy
         self._generator = np.random.Generator(philox)
@@ -35,7 +37,7 @@ class Stream:
         # Setting the state of one generator costs a fifth of making a new generator.
         place = self._state["state"]
         place["key"][:] = self.seed, purpose
-        place["counter"][:] = 0, position, 0, 0
+        place["counter"][:] = 0, position, self.nonce, 0
         self._generator.bit_generator.state = self._state
         return self._generator.random(n)
 

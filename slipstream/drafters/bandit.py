@@ -161,6 +161,7 @@ class BanditDrafter:
     ):
         self.members, self.vocab_size, self.device = tuple(members), vocab_size, device
         self.config = config or BanditConfig()
+        self.remembers = self.config.carry > 0
         self.taps = joint_taps(members)
         self.lookups = [m for m, member in enumerate(members) if isinstance(member, Lookup)]
         self.neural = [m for m in range(len(members)) if m not in self.lookups]

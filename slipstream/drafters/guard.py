@@ -14,7 +14,7 @@ import logging
 from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Drafter, remembers
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.errors import DraftError
@@ -33,6 +33,11 @@ class Guard:
         self.drafter, self.target = drafter, target
         self.name, self.taps = drafter.name, drafter.taps
         self.faults = 0
+
+    @property
+    def remembers(self) -> bool:
+        """See `RememberingDrafter`."""
+        return remembers(self.drafter)
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         if any(budget):

@@ -167,6 +167,7 @@ class RecyclingDrafter:
     def __init__(self, vocab_size: int, config: RecyclingConfig | None = None, device: torch.device | str = "cpu"):
         self.vocab_size, self.config, self.device = vocab_size, config or RecyclingConfig(), device
         self._shared = self._matrix() if self.config.shared else None
+        self.remembers = self.config.shared
         self._states: dict[int, _State] = {}
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:

@@ -59,7 +59,8 @@ class DrafterSpec:
     lookup      whether it finds its draft tokens in text, so that asking it is free (`hybrid.Lookup`).
     tuned       whether `slipstream tune` tries it where the user names no drafter.
     across      option with which it keeps anything across requests; None if it never does. Each is off by default,
-                because the text sampled for a seed then depends on which requests came before.
+                because the text sampled for a seed then depends on which requests came before. The drafter says so
+                in its attribute `remembers` (`core.drafter.RememberingDrafter`).
     trained_by  method of `slipstream train` that makes what it needs, or None.
     module      in `slipstream.drafters`; None: as `name`.
     maker       function of the module that makes it.

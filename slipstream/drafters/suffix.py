@@ -16,7 +16,7 @@ accepted draft tokens, by the frequencies.
 
 Every draft token is deterministic given what the trees hold, a point mass, so q is None and the distribution of the
 output does not depend on the trees. Which text is *sampled* for a given seed does: with `across` it depends, like the
-speed, on which requests finished before (rule `coupled` excepted). Hence it is off by default.
+speed, on which requests came before (rule `coupled` excepted; see `Engine.add`). Hence it is off by default.
 """
 
 from __future__ import annotations
@@ -147,6 +147,7 @@ class SuffixDrafter(MatchDrafter[SuffixConfig]):
 
     def __init__(self, config: SuffixConfig | None = None, device: torch.device | str = "cpu"):
         super().__init__(config or SuffixConfig(), device)
+        self.remembers = self.config.across
         self.past = Store(self.config.max_depth, self.config.past_tokens)
 
     def _index(self) -> Store:

@@ -9,16 +9,20 @@ A request keeps the drafter, the rule and the draft length of its engine from it
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from contextlib import AbstractContextManager
 
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Drafter, remembers
 from slipstream.core.plain import plain_steps
 from slipstream.core.rules import Rule
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import Target
+
+_nonces = itertools.count()
+"""Of this process, because several engines may share a drafter. In order, so that a program repeats its texts."""
 
 
 class Engine:
@@ -47,8 +51,15 @@ class Engine:
         self._active: list[Sequence] = []
 
     def add(self, seq: Sequence) -> None:
-        """Queue a request; it joins the batch as soon as there is room."""
+        """Queue a request; it joins the batch as soon as there is room.
+
+        What a drafter remembers of earlier requests depends on their random numbers. With the same seed, verification
+        would decide on such a draft with the numbers that made it, and the text would not have the target's
+        distribution. So each request for such a drafter draws other numbers. Under `coupled` drafts do not matter.
+        """
         seq.coupled, seq.lossless = self.rule.name == "coupled", self.rule.lossless
+        if remembers(self.drafter) and not seq.coupled:
+            seq.random.nonce = next(_nonces)
         self._waiting.append(seq)
 
     @property
