@@ -98,8 +98,8 @@ def sentence(text: str) -> str:
     return text if text.endswith("?") else text.rstrip(".") + "."
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: object, known: Iterable[str]) -> str:
     """`"did you mean 'top_p'?"` for the nearest known name, or the list of known names if none is near."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
+from numbers import Number
+from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
+
+import numpy as np
+from torch import Tensor
 
 from slipstream.core.drafter import Drafter, drafts_nothing
-from slipstream.core.params import SamplingParams
+from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
 from slipstream.core.rules import Rule, rule_named
 from slipstream.core.sequence import Sequence, TokenLogprob
 from slipstream.core.stats import SpecStats
@@ -82,10 +87,10 @@ class LLM:
     rule          how draft tokens are verified: "rejection", "block", "coupled", "greedy", or "typical" (lossy).
     max_batch     most sequences in one step.
     executor      "auto", "native" or "torch"; dtype, device, quantize ("int8", "w8a16", "w8a8"), threads and kv_dtype
-                  as in `Decoder.load`.
+                  as in `Decoder.load`. Refused with a `Target`, which is loaded already.
     draft_quantize  "int8" (which is "w8a8" for a draft model), "w8a16", "w8a8" or "none" for the draft model alone;
                   None: as the target. Quantising the draft changes how often its tokens are accepted and what they
-                  cost, never the output's distribution.
+                  cost, never the output's distribution. Refused with a drafter that loads no draft model.
     tokenizer     only needed if the target brings none; without one, prompts are token ids.
     draft_options options of the drafter, e.g. {"confidence": 0.3} or {"max_ngram": 4}.
     progress      called with (bytes read, bytes in all) while weights are loaded.
@@ -130,8 +135,11 @@ class LLM:
         draft_load = self._load | {"role": "draft"}
         if draft_quantize is not None:
             draft_load["quantize"] = None if draft_quantize == "none" else draft_quantize
-        if max_batch < 1:
-            raise ParameterError(f"max_batch is {max_batch}, must be at least 1")
+        check_integer("max_batch", max_batch, 1)
+        if draft_options is not None and not isinstance(draft_options, Mapping):
+            raise ParameterError(
+                f"draft_options is {draft_options!r}, must map names to values", fix='write {"max_ngram": 4}'
+            )
         self.max_batch = max_batch
         self._lock = threading.RLock()  # steps of several Python threads take turns
         path = checkpoint_of(target, "target") if isinstance(target, (str, Path)) else None
@@ -142,6 +150,13 @@ class LLM:
         self.rule = rule
         self.draft_tokens = draft_tokens
         self.use(draft, **(draft_options or {}))
+        # Without a drafter nothing is wrong yet: `use` may name a draft model later.
+        if draft_quantize is not None and draft is not None and not self._factory.loaded:
+            raise ParameterError(
+                f"draft_quantize is {draft_quantize!r}, but the drafter {self.drafter.name!r} loads no draft model",
+                why="it is for the weights of a draft model, and would be ignored",
+                fix="leave it out; for a draft head write draft_options={'quantize': ...}",
+            )
 
     def __repr__(self) -> str:
         """One line: target, backend and dtype, drafter, rule. No weights."""
@@ -170,8 +185,7 @@ class LLM:
 
     @draft_tokens.setter
     def draft_tokens(self, count: int) -> None:
-        if not isinstance(count, int) or count < 0:
-            raise ParameterError(f"draft_tokens is {count!r}, must be an integer >= 0", fix="0 turns speculation off")
+        check_draft_tokens(count)
         self._draft_tokens = count
 
     def use(self, draft: Any, **options: Any) -> None:
@@ -278,10 +292,10 @@ class LLM:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise PromptError("a text prompt needs a tokenizer", fix="pass token ids, or LLM(..., tokenizer=...)")
-            ids = self.tokenizer.encode(prompt)
+            ids = self.tokenizer.encode(prompt) if prompt else []
         else:
-            ids = [int(token) for token in prompt]
-        if not ids or prompt == "":
+            ids = _token_ids(prompt)
+        if not ids:
             raise PromptError("the prompt is empty", why="a causal model needs at least one token to continue")
         vocab, context = self.target.vocab_size, self.target.context
         outside = next((token for token in ids if not 0 <= token < vocab), None)
@@ -325,6 +339,23 @@ def _not_params(given: Any) -> ParameterError:
 
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    """The prompts; a single one may be text, or token ids in a list, array or tensor."""
+    if isinstance(prompts, (np.ndarray, Tensor)):
+        prompts = prompts.tolist()
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+        return [prompts]
+    given = list(prompts)
+    return [given] if given and isinstance(given[0], (Number, np.number)) else given  # type: ignore[list-item, return-value]
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    """The ids in a prompt that is not text. Raises PromptError for anything else."""
+    if isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, Mapping)):
+        given = prompt.tolist() if isinstance(prompt, (np.ndarray, Tensor)) else list(prompt)
+        wrong = [each for each in given if isinstance(each, bool) or not isinstance(each, SupportsIndex)]
+        if not wrong:
+            return [index(each) for each in given]
+        what = f"a prompt holds {wrong[0]!r}, which is not a token id"
+    else:
+        what = f"a prompt is {prompt!r}"
+    raise PromptError(what, why="a prompt is text, or a sequence of integer token ids", fix="encode it first")

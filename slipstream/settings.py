@@ -16,6 +16,10 @@ RULES = {"greedy": True, "rejection": True, "block": True, "coupled": True, "typ
 """Verification rules: name -> whether the rule is lossless. The function of that name in `core.rules` decides."""
 
 
+MOST_DRAFT_TOKENS = 256
+"""Most draft tokens of one sequence that a step verifies."""
+
+
 def check_executor(name: str) -> None:
     """Raise ParameterError unless an executor has this name."""
     if name == "openvino":

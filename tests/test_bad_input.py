@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
+import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.errors import ParameterError, PromptError
+from slipstream.drafters.ngram import NgramDrafter
+from slipstream.errors import ParameterError, PromptError, SlipstreamError
+from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import Tiny
 
 
@@ -38,3 +44,111 @@ def test_the_removed_openvino_executor_is_refused_with_a_fix(tiny: Tiny) -> None
     gone = "does not exist any more. The OpenVINO executor was removed because the native executor is faster. Fix: omit"
     with pytest.raises(ParameterError, match="(?i)" + gone):
         LLM(tiny.target, executor="openvino")
+
+
+# --- nothing is dropped in silence -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"quantize": "int3"}, {"quantize": "int8"}, {"executor": "nonsense"}, {"executor": "torch"}, {"dtype": "x"},
+        {"device": "mars"}, {"device": "cpu"}, {"threads": -5}, {"kv_dtype": "float16"},
+    ],
+)  # fmt: skip
+def test_settings_of_loading_are_refused_with_a_loaded_target(given: dict[str, object]) -> None:
+    (name, value), target = next(iter(given.items())), ToyTarget(8)
+    with pytest.raises(ParameterError, match=f"{name}={value!r} was given with a loaded target") as caught:
+        LLM(target, **given)  # type: ignore[arg-type]
+    assert caught.value.why
+    assert "Decoder.load" in caught.value.fix
+    assert LLM(target, executor="auto", progress=print).target is target
+
+
+def test_a_loaded_draft_model_keeps_its_own_settings(tiny: Tiny) -> None:
+    """Those that are given are for the target, which is loaded with them."""
+    draft = ToyTarget(600)
+    assert LLM(tiny.target, draft, executor="torch", dtype="float64", threads=1, device="cpu").drafter.name == "model"
+
+
+@pytest.mark.parametrize("draft", [None, "none", NgramDrafter()])
+def test_drafter_options_are_refused_if_no_drafter_reads_them(draft: object) -> None:
+    with pytest.raises(ParameterError, match="'max_ngram' were given with"):
+        LLM(ToyTarget(8), draft, draft_options={"max_ngram": 3})
+    with pytest.raises(ParameterError, match="nothing would read them"):
+        LLM(ToyTarget(8)).use(draft, max_ngram=3)
+    with pytest.raises(ParameterError, match="must map names to values"):
+        LLM(ToyTarget(8), "ngram", draft_options=["max_ngram"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("draft", ["ngram", NgramDrafter(), ToyTarget(8, seed=1), ["ngram", "suffix"]])
+def test_the_quantisation_of_a_draft_model_is_refused_if_none_is_loaded(draft: object) -> None:
+    with pytest.raises(ParameterError, match=r"draft_quantize is 'int8', but the drafter .* loads no draft model"):
+        LLM(ToyTarget(8), draft, draft_quantize="int8")
+
+
+WRONG_PROMPTS = [[1.5, 2], [[1.5, 2]], [2, 1.5], [[True, 2]], [["5"]], [[None]], 5, None, [5.0], [b"text"], [{"a": 1}]]
+
+
+@pytest.mark.parametrize("prompt", WRONG_PROMPTS)
+def test_a_prompt_of_anything_but_text_and_integers_is_refused(prompt: object) -> None:
+    with pytest.raises(PromptError, match=r"not a token id|a prompt is") as caught:
+        LLM(ToyTarget(8)).generate(prompt)  # type: ignore[arg-type]
+    assert caught.value.fix
+
+
+def test_integers_of_every_kind_are_token_ids() -> None:
+    llm, params = LLM(ToyTarget(8)), SamplingParams(max_tokens=3)
+    wanted = llm.generate([[1, 2]], params)[0].token_ids
+    for prompts in (
+        [1, 2], (1, 2), np.array([1, 2]), torch.tensor([1, 2]), [np.array([1, 2])], [torch.tensor([1, 2])],
+        np.array([[1, 2]]), [[np.int32(1), np.uint8(2)]], [np.int64(1), np.int64(2)], ((1, 2),), range(1, 3),
+    ):  # fmt: skip
+        assert [done.token_ids for done in llm.generate(prompts, params)] == [wanted]  # type: ignore[arg-type]
+    assert llm.generate([]) == []
+
+
+@pytest.mark.parametrize("count", [257, 300, 10**9, -1, True, 2.0, "4"])
+def test_a_draft_length_that_no_step_verifies_is_refused(count: object) -> None:
+    llm = LLM(ToyTarget(8), "ngram", draft_tokens=256)
+    with pytest.raises(ParameterError, match="draft_tokens is"):
+        LLM(ToyTarget(8), "ngram", draft_tokens=count)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="draft_tokens is"):
+        llm.draft_tokens = count  # type: ignore[assignment]
+    if not isinstance(count, float):
+        with pytest.raises(ParameterError, match="draft_tokens is"):
+            SamplingParams(draft_tokens=count)  # type: ignore[arg-type]
+    done = llm.generate([[1, 2, 1, 2, 1, 2]], SamplingParams(max_tokens=300, draft_tokens=256))
+    assert done[0].stats.drafter_faults == 0
+
+
+@pytest.mark.parametrize("count", [0, 2.5, True, "8"])
+def test_a_batch_of_no_size_is_refused(count: object) -> None:
+    with pytest.raises(ParameterError, match="max_batch is"):
+        LLM(ToyTarget(8), max_batch=count)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"device": "nowhere"}, {"device": "vulkan"}, {"device": 5}, {"dtype": torch.int8}, {"dtype": 7},
+        {"threads": 1.5}, {"threads": "2"}, {"threads": True}, {"executor": 5}, {"rule": 5},
+    ],
+)  # fmt: skip
+def test_a_setting_of_another_kind_is_refused_by_name(tiny: Tiny, given: dict[str, object]) -> None:
+    value = next(iter(given.values()))
+    with pytest.raises(SlipstreamError, match=re.escape(repr(value))) as caught:
+        LLM(tiny.target, **given)  # type: ignore[arg-type]
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-200, 1e-310, 5e-324])
+@pytest.mark.parametrize("rule", ["rejection", "coupled"])
+def test_the_least_temperatures_are_greedy_in_every_way_of_decoding(tiny: Tiny, temperature: float, rule: str) -> None:
+    """Also where several steps are one call, whose inverse temperature must not overflow."""
+    for executor in ("native", "torch"):
+        for draft in (None, "ngram"):
+            llm = LLM(tiny.target, draft, executor=executor, threads=1, rule=rule)
+            greedy = llm.generate([[5, 6, 5, 6]], SamplingParams(max_tokens=20, ignore_eos=True))[0]
+            params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=temperature, seed=1)
+            assert llm.generate([[5, 6, 5, 6]], params)[0].token_ids == greedy.token_ids

@@ -15,6 +15,7 @@ import torch
 
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.models.config import DecoderConfig
+from slipstream.models.executor import check_threads
 from slipstream.settings import BACKENDS, DTYPES, QUANTISATIONS, check_executor, one_of
 
 if TYPE_CHECKING:
@@ -99,11 +100,14 @@ def resolve_settings(
     if isinstance(dtype, str):
         one_of("dtype", dtype, DTYPES)
     asked: torch.dtype | None = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    if asked is not None and asked not in (getattr(torch, name) for name in DTYPES):
+        raise ParameterError(
+            f"dtype is {dtype!r}, must be one of {', '.join(DTYPES)}", fix="choose one, or leave it out"
+        )
+    check_threads(threads)
     if device is None:
         device = "cuda" if executor != "native" and torch.cuda.is_available() else "cpu"
-    on = torch.device(device)
-    if on.type == "cuda" and not torch.cuda.is_available():
-        raise ParameterError(f"device is {str(on)!r}, but PyTorch finds no CUDA device", fix="choose device='cpu'")
+    on = _device(device)
     of = asked or (torch.bfloat16 if on.type == "cuda" else torch.float32)
     if quantize and of == torch.bfloat16 and on.type == "cpu":
         raise ParameterError(
@@ -112,6 +116,27 @@ def resolve_settings(
             fix="drop one of them",
         )
     return RunSettings(on, of, quantize, threads, kv_dtype, role)
+
+
+def _device(device: torch.device | str) -> torch.device:
+    """The device of that name. Raises ParameterError if PyTorch does not know it or cannot use it here."""
+    try:
+        on = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ParameterError(
+            f"device is {device!r}, which is not a device of PyTorch", fix="choose device='cpu' or 'cuda'"
+        ) from error
+    if on.type == "cuda" and not torch.cuda.is_available():
+        raise ParameterError(f"device is {str(on)!r}, but PyTorch finds no CUDA device", fix="choose device='cpu'")
+    try:
+        torch.empty(0, device=on)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ParameterError(
+            f"device is {str(on)!r}, which PyTorch cannot use here",
+            why=str(error).splitlines()[0][:200],
+            fix="choose device='cpu'",
+        ) from error
+    return on
 
 
 def unsupported(name: str, config: DecoderConfig, why: str) -> UnsupportedModelError:

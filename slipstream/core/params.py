@@ -27,6 +27,7 @@ from typing import Any
 
 from slipstream.core.parameter_declaration import DISTRIBUTION, Check, Effect, declared, parameter
 from slipstream.errors import ParameterError, did_you_mean
+from slipstream.settings import MOST_DRAFT_TOKENS
 
 
 class Strict:
@@ -61,6 +62,17 @@ def check_integer(name: str, value: Any, low: int) -> None:
         raise ParameterError(f"{name} is {value!r}, must be an integer >= {low}", fix=f"choose {name} >= {low}")
 
 
+def check_draft_tokens(value: Any) -> None:
+    """Raise ParameterError unless so many draft tokens can be verified in one step."""
+    check_integer("draft_tokens", value, 0)
+    if value > MOST_DRAFT_TOKENS:
+        raise ParameterError(
+            f"draft_tokens is {value}, at most {MOST_DRAFT_TOKENS} are verified in one step",
+            why="longer drafts would be refused step by step",
+            fix=f"choose 1 to {MOST_DRAFT_TOKENS}, or 0 to turn speculation off",
+        )
+
+
 # --- checks of sampling parameters: each returns the value as it is stored -------------------------------------------
 
 
@@ -92,6 +104,14 @@ def integer(low: int, *, optional: bool = False) -> Check:
         return value
 
     return check
+
+
+def draft_length(name: str, value: Any) -> Any:
+    """Draft tokens a step; None as well."""
+    value = _as_python(value)
+    if value is not None:
+        check_draft_tokens(value)
+    return value
 
 
 def flag(name: str, value: Any) -> bool:
@@ -226,7 +246,7 @@ class SamplingParams(Strict):
         metavar="N",
     )
     draft_tokens: int | None = parameter(  # on the command line --draft-tokens is the engine's
-        None, integer(0, optional=True), Effect.CONTROLS_RUN, option=()
+        None, draft_length, Effect.CONTROLS_RUN, option=()
     )
 
     def __post_init__(self) -> None:
@@ -243,6 +263,12 @@ class SamplingParams(Strict):
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def divisor(self) -> float:
+        """What logits are divided by above temperature 0. Below 1e-30 the distribution no longer depends on the
+        temperature, but the quotient, or its inverse, would overflow."""
+        return max(self.temperature, 1e-30)
 
     @cached_property
     def needs_history(self) -> bool:

@@ -27,13 +27,12 @@ from typing import Any
 
 from slipstream.core.cost_curve import CostCurve
 from slipstream.errors import ParameterError
+from slipstream.settings import MOST_DRAFT_TOKENS
 
 Number = Any  # float or fractions.Fraction, the same throughout one call
 
 Acceptance = Seq[Number] | Seq[Seq[Number]]
 """[rank], or [depth][rank]."""
-
-_MOST_NODES = 256
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,9 @@ def best_count(chances: Seq[Number], costs: CostCurve) -> int:
     return best
 
 
-def best_tree(acceptance: Acceptance, costs: CostCurve, most: int = _MOST_NODES, depth: int | None = None) -> Tree:
+def best_tree(
+    acceptance: Acceptance, costs: CostCurve, most: int = MOST_DRAFT_TOKENS, depth: int | None = None
+) -> Tree:
     """The optimal tree with the node count that pays best at these costs, at most `most` nodes."""
     tree = optimal_tree(acceptance, most, depth)
     return tree.keep(range(best_count(tree.chances(acceptance), costs)))

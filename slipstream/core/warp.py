@@ -45,8 +45,7 @@ def warp(
         top = x.argmax(-1, keepdim=True)  # [R, 1]
         _check(x.gather(-1, top))
         return torch.zeros(x.shape, dtype=torch.float64, device=x.device).scatter_(-1, top, 1.0)
-    # Below 1e-30 the distribution no longer depends on the temperature, but the quotient would overflow.
-    probs = torch.softmax(x.double() / max(params.temperature, 1e-30), -1)  # [R, V]
+    probs = torch.softmax(x.double() / params.divisor, -1)  # [R, V]
     _check(probs[:, :1])
     if params.top_k and params.top_k < probs.shape[-1]:
         probs = _keep_first(probs, params.top_k)

@@ -169,7 +169,7 @@ class Chains:
             return invert(probs, draws.uniforms[: len(probs), r].to(probs.device)).tolist()
         assert draws.noise is not None
         noise = draws.noise[: len(probs), r, : self.vocab_size]
-        return (raw[: len(probs)].double() / _temperature(params) + noise).argmax(-1).tolist()
+        return (raw[: len(probs)].double() / params.divisor + noise).argmax(-1).tolist()
 
     def _steps(self, seqs: Seq[Sequence], depth: Seq[int]) -> int:
         """Steps of the next call. Near the end of a text the budget shrinks every step, and each length would need its
@@ -188,7 +188,7 @@ class Chains:
             return StepSampling(vocab=self._vocab)
         coupled = seqs[0].coupled
         greedy = 1.0 if coupled else ARGMAX_INV_TEMPERATURE  # for greedy sequences in the batch, whose noise is 0
-        inverse = torch.tensor([greedy if p.greedy else 1 / _temperature(p) for p in each], dtype=torch.float64)
+        inverse = torch.tensor([greedy if p.greedy else 1 / p.divisor for p in each], dtype=torch.float64)
         if coupled:
             noise = torch.stack([self._noise(seq, steps, p.greedy) for seq, p in zip(seqs, each, strict=True)], 1)
             return StepSampling(inverse, noise=noise, vocab=self._vocab)
@@ -323,7 +323,3 @@ def joint(chains: Seq[Seq[int]], distributions: Seq[Tensor | None], vocab_size: 
             probs[range(len(chain)), list(chain)] = 1.0
         parts.append(probs)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _temperature(params: SamplingParams) -> float:
-    return max(params.temperature, 1e-30)  # the same lower bound as in `warp`

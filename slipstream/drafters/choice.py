@@ -7,7 +7,7 @@ takes. `DrafterFactory.make` turns what `LLM.use` takes into a drafter. Importin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,18 +102,20 @@ def embedded_role(drafter: str) -> str:
     return heads[0] if heads else "draft"
 
 
-@dataclass(frozen=True)
+@dataclass
 class DrafterFactory:
     """Makes drafters for one target.
 
     checkpoint  folder or hub id that the target was loaded from; None: a target in memory, and vocabularies are only
                 compared by their width.
     load        options of `Decoder.load` for draft models.
+    loaded      how many draft models were loaded with them.
     """
 
     target: Target
     checkpoint: str | Path | None
     load: Mapping[str, Any]
+    loaded: int = field(default=0, init=False)
 
     def make(self, draft: Any, options: Mapping[str, Any]) -> Drafter:
         """The drafter that `draft` stands for.
@@ -124,14 +126,17 @@ class DrafterFactory:
         options  of the drafter, or of the stack if there are several. `model` and `head` may be a folder, a hub id or
                "embedded".
 
-        Raises ParameterError for unknown options and for objects that are none of these, and the families of LoadError
-        and PairError.
+        Raises ParameterError for unknown options, for options that nothing would read, and for objects that are none of
+        these, and the families of LoadError and PairError.
         """
         from slipstream.core.drafter import Drafter
 
-        if draft is None:
+        if draft is None or draft == "none":
+            _refuse_options(options, "without a drafter", "name a drafter, or leave the options out")
             return make_drafter("none", self.target)
         if isinstance(draft, Drafter):
+            what = f"with a drafter of class {type(draft).__name__!r}"
+            _refuse_options(options, what, "give them when the drafter is made, or name the drafter instead")
             return draft
         if isinstance(draft, str) and draft in DRAFTERS:
             return self._named(draft, options)
@@ -161,15 +166,29 @@ class DrafterFactory:
 
     def _model(self, draft: Any) -> Target:
         """The draft model. Raises PairError if its tokenizer is known and differs from the target's."""
+        from slipstream.core.target import Target
         from slipstream.models.pair_check import require_pair
         from slipstream.targets.sources import as_target
 
+        if isinstance(draft, Target):
+            return draft  # the settings are for the models that are loaded here
+        self.loaded += 1
         if not isinstance(draft, (str, Path)):
             return as_target(draft, **self.load)
         path = checkpoint_of(draft, "draft")
         if self.checkpoint is not None:
             require_pair(self.checkpoint, path)
         return as_target(path, **self.load)
+
+
+def _refuse_options(options: Mapping[str, Any], given: str, fix: str) -> None:
+    """Raise ParameterError if there are options that nothing would read."""
+    if options:
+        raise ParameterError(
+            f"the drafter options {', '.join(map(repr, options))} were given {given}",
+            why="nothing would read them",
+            fix=fix,
+        )
 
 
 def _is_pair(value: Any) -> bool:

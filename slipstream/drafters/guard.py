@@ -18,10 +18,11 @@ from slipstream.core.drafter import Drafter, remembers
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.errors import DraftError
+from slipstream.settings import MOST_DRAFT_TOKENS
 
 log = logging.getLogger("slipstream")
 
-MAX_NODES = 256
+MAX_NODES = MOST_DRAFT_TOKENS
 """Most draft tokens for one sequence in one step; a drafter that proposes more is faulty."""
 
 

@@ -170,8 +170,8 @@ class Executor(Protocol):
 
 def check_threads(threads: int | None) -> None:
     """Raise ParameterError for an invalid number of threads."""
-    if threads is not None and threads < 1:
-        raise ParameterError(f"threads is {threads}, must be 1 or more", fix="leave it out, or raise it")
+    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+        raise ParameterError(f"threads is {threads!r}, must be an integer, 1 or more", fix="leave it out, or raise it")
 
 
 def check_settings(quantize: str | None, threads: int | None = None) -> None:
