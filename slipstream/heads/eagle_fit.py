@@ -45,7 +45,7 @@ def fit(head: EagleHead, host: HeadHost) -> EagleHead:
 
 def _within(head: EagleHead, vocab_size: int) -> EagleHead:
     """The head without draft ids that the target does not have (padding)."""
-    keep = head.target_ids < vocab_size  # [draft_vocab]
+    keep = (head.target_ids >= 0) & (head.target_ids < vocab_size)  # [draft_vocab]
     if bool(keep.all()):
         return head
     ids, rows = head.target_ids[keep], head.lm_head.weight[keep]

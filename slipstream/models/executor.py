@@ -185,6 +185,17 @@ def check_settings(quantize: str | None, threads: int | None = None) -> None:
     check_threads(threads)
 
 
+def check_ids(ids: Tensor, count: int, what: str = "token id") -> None:
+    """Raise TargetError unless all of `ids` [M] are rows of a table of `count` rows. Kernels of embeddings do not check
+    this themselves: on CUDA one id outside stops the process. There the check waits for the ids."""
+    if len(ids) and bool(((ids < 0) | (ids >= count)).any()):
+        raise TargetError(
+            f"a {what} is outside the model's embedding of {count} rows",
+            why="target and draft have different vocabularies, or the prompt has an id that the model lacks",
+            fix="check the pair with `slipstream check-pair`",
+        )
+
+
 def check_slice(config: DecoderConfig, first: int, last: int, taps: Seq[int]) -> None:
     """Raise TargetError unless the model has layers first..last-1 and the taps are within them."""
     if not 0 <= first < last <= config.layers:

@@ -19,7 +19,7 @@ from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.heads.eagle_head import EagleHead, Rotary
 from slipstream.heads.eagle_runtime import target_ids
 from slipstream.kv.blocks import BLOCK
-from slipstream.models.executor import Batch, check_steps
+from slipstream.models.executor import Batch, check_ids, check_steps
 
 
 class TorchEagle(TorchPaged):
@@ -38,6 +38,7 @@ class TorchEagle(TorchPaged):
 
     @torch.inference_mode()
     def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
+        check_ids(batch.tokens, self.config.decoder.vocab_size)
         with self._calls:
             attend = _Attention(self._slots(batch), batch)
             hidden, x = self.head(batch.tokens, self._fused(features, own), self._rotary(batch.positions), attend)
@@ -53,6 +54,7 @@ class TorchEagle(TorchPaged):
         sampling: StepSampling = ARGMAX,
     ) -> DecodedSteps:
         check_steps(steps)
+        check_ids(batch.tokens, self.config.decoder.vocab_size)
         with self._calls:
             return self._decode_steps(batch, features, steps, sampling)
 
@@ -101,18 +103,24 @@ class _Slots:
         self.blocks, self.places, self.device = blocks, places, blocks.layers[0].device
         self._first = tables[0][0] * BLOCK if len(tables) == 1 and consecutive(tables[0]) else None
         longest = max(map(len, tables))
-        padded = [[*table, *[table[0]] * (longest - len(table))] for table in tables]  # the padding is masked
+        padded = [[*table, *[table[0]] * (longest - len(table))] for table in tables]
         self._tables = torch.tensor(padded, device=self.device)  # [B, longest]
 
-    def read(self, layer: int, slots: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first `slots` slots, [B, Hk, slots, D] each. A view for a single sequence in
-        consecutive blocks, else a copy."""
+    def read(self, layer: int, ends: Seq[int]) -> tuple[Tensor, Tensor]:
+        """Keys and values of the slots up to the furthest of `ends`, [B, Hk, slots, D] each. A view for a single
+        sequence in consecutive blocks, else a copy. From ends[b] on, those of sequence b are zeros: they were written
+        for other tokens or other sequences, and a NaN there would pass the mask, because 0 * NaN is NaN."""
+        slots = max(ends)
         if self._first is not None:
             held = self.blocks.layers[layer][:, None, :, self._first : self._first + slots]
             return held[0], held[1]
         needed = self._tables[:, : -(-slots // BLOCK)]  # [B, blocks]
         gathered = self.blocks.gather(layer, needed.flatten()).unflatten(2, (len(needed), -1))  # [2, Hk, B, S, D]
-        keys, values = gathered[:, :, :, :slots].transpose(1, 2)
+        gathered = gathered[:, :, :, :slots].transpose(1, 2)  # [2, B, Hk, slots, D]
+        if min(ends) < slots:
+            written = torch.arange(slots, device=self.device) < torch.tensor([*ends], device=self.device)[:, None]
+            gathered = gathered.where(written[:, None, :, None], 0.0)
+        keys, values = gathered
         return keys, values
 
 
@@ -123,7 +131,7 @@ class _Attention:
         past, splits = np.asarray(batch.past), np.asarray(batch.splits)
         counts = np.diff(splits)  # [B]
         most, slots = int(counts.max()), int((past + counts).max())
-        self._held, self._slots, device = held, slots, held.device
+        self._held, self._ends, device = held, (past + counts).tolist(), held.device
         owner = np.repeat(np.arange(len(counts)), counts)  # [M] sequence of each row
         nth = np.arange(splits[-1]) - splits[owner]  # [M] its index in the sequence
         written = [place for own, n in zip(held.places, counts, strict=True) for place in own[:n]]
@@ -143,7 +151,7 @@ class _Attention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._held.blocks.write(layer, self._written, k, v)
-        keys, values = self._held.read(layer, self._slots)
+        keys, values = self._held.read(layer, self._ends)
         padded = (q if self._pad is None else q[self._pad]).view(*self._shape, *q.shape[1:])  # [B, n, H, D]
         out = _attended(padded, keys, values, self._mask)
         out = out.reshape(-1, *q.shape[1:])  # [B n, H, D]
@@ -159,17 +167,18 @@ class _Single:
         later = [own[n:] for own, n in zip(held.places, counts, strict=True)]
         self._held, self._written, self._step = held, torch.tensor(later, device=held.device).T, 0  # [steps, B]
         self._slot = torch.as_tensor(ends, device=held.device)  # [B]
-        self._slots, self._ragged = int(ends.max()) + 1, bool((ends != ends[0]).any())
+        self._ends, self._ragged = (ends + 1).tolist(), bool((ends != ends[0]).any())
 
     def advance(self) -> None:
-        self._slot, self._slots, self._step = self._slot + 1, self._slots + 1, self._step + 1
+        self._slot, self._step = self._slot + 1, self._step + 1
+        self._ends = [end + 1 for end in self._ends]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._held.blocks.write(layer, self._written[self._step], k, v)
-        keys, values = self._held.read(layer, self._slots)
+        keys, values = self._held.read(layer, self._ends)
         mask = None
         if self._ragged:
-            seen = torch.arange(self._slots, device=q.device) <= self._slot[:, None]  # [B, S]
+            seen = torch.arange(max(self._ends), device=q.device) <= self._slot[:, None]  # [B, S]
             mask = seen[:, None, None]  # [B, 1, 1, S]
         return _attended(q[:, None], keys, values, mask)[:, 0]
 

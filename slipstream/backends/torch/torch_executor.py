@@ -20,7 +20,7 @@ from slipstream.core.torch_threads import all_threads
 from slipstream.errors import ParameterError, TargetError
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch, Output, check_settings
+from slipstream.models.executor import Batch, Output, check_ids, check_settings
 from slipstream.models.weights import Weights
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -183,8 +183,12 @@ class TorchExecutor(TorchPaged):
 
     def _embeddings(self, tokens: Tensor, positions: Tensor) -> Tensor:
         assert self._embed is not None
+        check_ids(tokens, len(self._embed))
         x = F.embedding(tokens, self._embed)  # [M, d]
-        return x if self._embed_positions is None else x + F.embedding(positions, self._embed_positions)
+        if self._embed_positions is None:
+            return x
+        check_ids(positions, len(self._embed_positions), "position")
+        return x + F.embedding(positions, self._embed_positions)
 
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
         """cos and signed sin of each token, [M, 1, D]; angles in float64, so that large positions stay accurate."""
