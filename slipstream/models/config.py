@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipstream.errors import ConfigError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve
@@ -97,6 +97,15 @@ class DecoderConfig:
             if eos is not None:
                 config = config | {"eos_token_id": eos}
         return DecoderConfig.from_dict(config)
+
+    @staticmethod
+    def of_module(module: nn.Module) -> DecoderConfig:
+        """The configuration of a loaded transformers model. As in `load`, the end of a text is what its generation
+        configuration says, if it has one that does."""
+        config = module.config.to_dict()  # type: ignore[union-attr, operator]
+        generation = getattr(module, "generation_config", None)  # base models without a head have none
+        eos = getattr(generation, "eos_token_id", None)
+        return DecoderConfig.from_dict(config if eos is None else config | {"eos_token_id": eos})
 
     @staticmethod
     def from_dict(config: Mapping[str, Any]) -> DecoderConfig:

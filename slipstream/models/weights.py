@@ -167,7 +167,7 @@ def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: to
     """The canonical weights of a loaded transformers model. They are views of its parameters if the dtype is the
     model's (the default)."""
     if config is None:
-        config = DecoderConfig.from_dict(model.config.to_dict())  # type: ignore[union-attr, operator]
+        config = DecoderConfig.of_module(model)
     readers = {name: (lambda p=p: p, tuple(p.shape)) for name, p in model.named_parameters()}
     dtype = dtype or next(model.parameters()).dtype
     return _assemble(readers, config, dtype, None, type(model).__name__)  # type: ignore[arg-type]

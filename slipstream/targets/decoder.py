@@ -132,7 +132,7 @@ class Decoder:
     ) -> Decoder:
         """The same decoder from a transformers model in memory, on its device and (if None) in its dtype."""
         parameter = next(model.parameters())
-        config = DecoderConfig.from_dict(model.config.to_dict())  # type: ignore[union-attr, operator]
+        config = DecoderConfig.of_module(model)
         settings = resolve_settings(
             executor, dtype or parameter.dtype, parameter.device, quantize, threads, kv_dtype, role
         )

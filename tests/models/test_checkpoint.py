@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
+from slipstream import LLM, SamplingParams
 from slipstream.errors import CheckpointError, ConfigError, LoadError, ParameterError, UnsupportedModelError
 from slipstream.models.config import DecoderConfig
 from slipstream.models.weights import from_module, load_weights
@@ -375,3 +378,44 @@ def test_auto_falls_back_to_torch_and_logs_it(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert Decoder.load(checkpoint("llama"), device="cpu").executor.runtime.backend == "torch"
     assert caplog.text.count("Numba is not installed): torch runs it instead") == 1
+
+
+def test_a_loaded_model_ends_its_texts_as_its_folder_does(copy: Callable[..., Path]) -> None:
+    """By the generation configuration, not by the model's."""
+    folder = edit(copy(), lambda c: c.update(eos_token_id=[4, 5]), "generation_config.json")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.config.eos_token_id != [4, 5]
+    assert DecoderConfig.of_module(model).eos_ids == DecoderConfig.load(folder).eos_ids == (4, 5)
+    assert LLM(model).target.capabilities.eos_ids == LLM(folder, executor="torch").target.capabilities.eos_ids == {4, 5}
+    model.generation_config.eos_token_id = None
+    assert DecoderConfig.of_module(model).eos_ids == (2,)
+
+
+WINDOWS: dict[str, tuple[dict[str, Any], bool]] = {
+    # family -> (what config.json says, whether transformers honours it)
+    "Llama": ({}, False),
+    "Mistral": ({}, True),
+    "Qwen2": ({"use_sliding_window": True, "max_window_layers": 1}, True),
+    "Qwen3": ({"use_sliding_window": True, "max_window_layers": 1}, True),
+}
+
+
+@pytest.mark.parametrize("family", WINDOWS)
+def test_a_sliding_window_counts_where_it_does_in_transformers(family: str) -> None:
+    """Also with drafts across its edge. The reference is the model without a cache: transformers makes a sliding cache
+    for every configuration that names a window, also for Llama, whose attention has none. Its cached text then depends
+    on how the text was cut into forward passes."""
+    changes, honoured = WINDOWS[family]
+    torch.manual_seed(0)
+    made = getattr(transformers, f"{family}Config")(
+        vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, head_dim=16,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3, eos_token_id=None, bos_token_id=None,
+        sliding_window=8, **changes,
+    )  # fmt: skip
+    model = getattr(transformers, f"{family}ForCausalLM")(made).double().eval()
+    assert any(DecoderConfig.of_module(model).windows) == honoured
+    prompt = list(range(5, 25))
+    said = model.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False, use_cache=False)
+    for draft in (None, "ngram"):
+        done = LLM(model, draft, draft_tokens=6).generate([prompt], SamplingParams(max_tokens=30))[0]
+        assert done.token_ids == said[0, 20:].tolist()
