@@ -29,7 +29,7 @@ from slipstream.drafters.choice import DrafterFactory
 from slipstream.drafters.guard import Guard
 from slipstream.engine.engine import Engine
 from slipstream.errors import ParameterError, PromptError, did_you_mean
-from slipstream.models.text import Decode, Piece, TextStream, decoder_of, load_tokenizer
+from slipstream.models.text import Decode, Piece, TextStream, decoder_of, tokenizer_of
 from slipstream.settings import DRAFT_QUANTISATIONS, one_of
 from slipstream.targets.sources import as_target
 from slipstream.zoo import checkpoint_of
@@ -144,7 +144,7 @@ class LLM:
         self._lock = threading.RLock()  # steps of several Python threads take turns
         path = checkpoint_of(target, "target") if isinstance(target, (str, Path)) else None
         self.target: Target = as_target(target if path is None else path, **self._load)
-        self.tokenizer = tokenizer if tokenizer is not None or path is None else load_tokenizer(path)
+        self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
         self._factory = DrafterFactory(self.target, path, draft_load)
         self.rule = rule
@@ -291,7 +291,11 @@ class LLM:
     def _encoded(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise PromptError("a text prompt needs a tokenizer", fix="pass token ids, or LLM(..., tokenizer=...)")
+                raise PromptError(
+                    "a text prompt needs a tokenizer",
+                    why="the target brings none",
+                    fix="pass token ids or LLM(..., tokenizer=...), or put tokenizer.json next to the weights",
+                )
             ids = self.tokenizer.encode(prompt) if prompt else []
         else:
             ids = _token_ids(prompt)

@@ -33,7 +33,7 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False) -> LLM
     with loading(console, quiet) as progress:
         from slipstream.llm import LLM
 
-        return LLM(
+        llm = LLM(
             models.target,
             drafter,
             draft_tokens=models.length,
@@ -48,6 +48,11 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False) -> LLM
             draft_options=options | own,
             progress=progress,
         )
+        if llm.tokenizer is None:  # prompts of the command line are text
+            from slipstream.models.text import load_tokenizer
+
+            load_tokenizer(checkpoint_of(models.target, "target"))  # raises, and says what is missing
+        return llm
 
 
 def quieten(silent: bool = False) -> None:

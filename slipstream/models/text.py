@@ -33,6 +33,17 @@ def load_tokenizer(path: str | Path) -> Any:
         ) from fault
 
 
+_TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "spiece.model", "*.tiktoken", "special_tokens_map.json")
+
+
+def tokenizer_of(path: str | Path) -> Any | None:
+    """As `load_tokenizer`; None for a local folder that holds no file of a tokenizer: its prompts are token ids."""
+    folder = Path(path).expanduser()
+    if folder.is_dir() and not any(next(folder.glob(name), None) for name in _TOKENIZER_FILES):
+        return None
+    return load_tokenizer(path)
+
+
 def _is_general(folder: Path) -> bool:
     """Whether everything about the tokenizer is in tokenizer.json. `AutoTokenizer` would return the same object, but
     importing it takes 2.5 s of processor time, most of it for models."""

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from slipstream.errors import LoadError
+from slipstream import LLM, SamplingParams
+from slipstream.errors import LoadError, PromptError
 from slipstream.models.text import REPLACEMENT, Decode, TextStream, decoder_of, load_tokenizer
-from tests.checkpoints import Tiny
+from tests.checkpoints import Tiny, clone
 
 TEXT = "def naïve(☃):\n\treturn 'café 🎈🎈' + ''.join(names)  # übergrößenträger 😀\r\n\x00end"
 
@@ -125,3 +126,22 @@ def test_special_tokens_are_no_text(tokenizer, decode):
 def test_a_folder_without_a_tokenizer_is_refused_with_what_is_missing(tmp_path):
     with pytest.raises(LoadError, match=r"tokenizer\.json"):
         load_tokenizer(tmp_path)
+
+
+def test_a_folder_without_a_tokenizer_takes_token_ids(tiny, tmp_path):
+    clone(tiny.target, tmp_path / "bare")
+    for path in (tmp_path / "bare").glob("*token*"):
+        path.unlink()
+    llm = LLM(tmp_path / "bare", "ngram", executor="torch")
+    assert llm.tokenizer is None
+    wanted = LLM(tiny.target, executor="torch").generate([[5, 6, 7]], SamplingParams(max_tokens=5))[0].token_ids
+    done = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=5))[0]
+    assert (done.token_ids, done.text) == (wanted, "")
+    assert list(llm.stream([5, 6, 7], SamplingParams(max_tokens=5)))[-1].completion.token_ids == wanted
+    with pytest.raises(PromptError, match="needs a tokenizer"):
+        llm.generate("text")
+    with pytest.raises(PromptError, match="no chat template"):
+        llm.chat("text")
+    (tmp_path / "bare" / "tokenizer.json").write_text("{")  # one that is there and broken is an error
+    with pytest.raises(LoadError):
+        LLM(tmp_path / "bare", executor="torch")
