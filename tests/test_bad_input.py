@@ -132,7 +132,7 @@ def test_a_batch_of_no_size_is_refused(count: object) -> None:
     "given",
     [
         {"device": "nowhere"}, {"device": "vulkan"}, {"device": 5}, {"dtype": torch.int8}, {"dtype": 7},
-        {"threads": 1.5}, {"threads": "2"}, {"threads": True}, {"executor": 5}, {"rule": 5},
+        {"threads": 1.5}, {"threads": "2"}, {"threads": True}, {"executor": 5},
     ],
 )  # fmt: skip
 def test_a_setting_of_another_kind_is_refused_by_name(tiny: Tiny, given: dict[str, object]) -> None:
