@@ -29,7 +29,7 @@ from slipstream.drafters.choice import DrafterFactory
 from slipstream.drafters.guard import Guard
 from slipstream.engine.engine import Engine
 from slipstream.errors import ParameterError, PromptError, did_you_mean
-from slipstream.models.text import Decode, Piece, TextStream, decoder_of, tokenizer_of
+from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
 from slipstream.settings import DRAFT_QUANTISATIONS, one_of
 from slipstream.targets.sources import as_target
 from slipstream.zoo import checkpoint_of
@@ -217,7 +217,9 @@ class LLM:
     def follow(self, seq: Sequence) -> Iterator[Chunk]:
         """`stream` for a request made by `sequence`. Its `completion` is available at any time, also after the iterator
         was closed early."""
-        text = None if self._decode is None else TextStream(self._decode, seq.params.stop)
+        text = None
+        if self._decode is not None:
+            text = TextStream(self._decode, seq.params.stop, stray_byte(self.tokenizer))
         done = 0
         for _ in self.decode([seq]):
             pieces: list[Piece] = []

@@ -59,6 +59,16 @@ def decoder_of(tokenizer: Any) -> Decode:
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
+def stray_byte(tokenizer: Any) -> int | None:
+    """Id of a byte that is in no UTF-8 text, if the tokenizer falls back to bytes (as Llama 2's), else None."""
+    from transformers import PreTrainedTokenizerBase  # imported here: it takes long
+
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):  # one of the user's own: nothing is known of its tokens
+        return None
+    found = tokenizer.convert_tokens_to_ids("<0xFF>")
+    return None if found is None or found == tokenizer.unk_token_id else int(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Text that one token added; `drafted` if the token is an accepted draft token."""
@@ -71,13 +81,15 @@ class Piece:
 class TextStream:
     """Turns tokens into pieces of text as they arrive.
 
-    A token that ends inside a UTF-8 character gives no text until the character is complete. Text that may be the
-    beginning of a stop string is held back until that is ruled out. The joined pieces are the text of the whole output,
-    cut before the stop string that ended it.
+    A token that ends inside a UTF-8 character gives no text until the character is complete. With a tokenizer that
+    falls back to bytes, a run of bytes gives none until it ends: one invalid byte makes U+FFFD of all of them, also of
+    characters that were complete (stray_byte: see the function). Text that may be the beginning of a stop string is
+    held back until that is ruled out. The joined pieces are the text of the whole output, cut before the stop string
+    that ended it.
     """
 
-    def __init__(self, decode: Decode, stop: Seq[str] = ()):
-        self._decode, self._stop = decode, tuple(stop)
+    def __init__(self, decode: Decode, stop: Seq[str] = (), stray_byte: int | None = None):
+        self._decode, self._stop, self._stray = decode, tuple(stop), stray_byte
         self._ids: list[int] = []
         self._shown = 0  # tokens whose text is complete
         self._context = 0  # decoding starts a few tokens early: in some tokenizers the text depends on the token before
@@ -87,12 +99,16 @@ class TextStream:
         self._ids.append(token)
         before = self._decode(self._ids[self._context : self._shown])
         after = self._decode(self._ids[self._context :])
-        if after.endswith(REPLACEMENT):
+        if after.endswith(REPLACEMENT) or not self._settled(after):
             text = ""
         else:
             text = after[len(before) :]
             self._context, self._shown = max(0, self._shown - 4), len(self._ids)
         self._held.append(Piece(text, token, drafted))
+
+    def _settled(self, text: str) -> bool:
+        """Whether no further token can change `text`, that of the last tokens."""
+        return self._stray is None or self._decode([*self._ids[self._context :], self._stray]).startswith(text)
 
     def take(self) -> list[Piece]:
         """Return the pieces that can be shown now."""

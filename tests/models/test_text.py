@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from slipstream import LLM, SamplingParams
 from slipstream.errors import LoadError, PromptError
-from slipstream.models.text import REPLACEMENT, Decode, TextStream, decoder_of, load_tokenizer
+from slipstream.models.text import REPLACEMENT, Decode, TextStream, decoder_of, load_tokenizer, stray_byte
 from tests.checkpoints import Tiny, clone
 
 TEXT = "def naïve(☃):\n\treturn 'café 🎈🎈' + ''.join(names)  # übergrößenträger 😀\r\n\x00end"
@@ -145,3 +147,47 @@ def test_a_folder_without_a_tokenizer_takes_token_ids(tiny, tmp_path):
     (tmp_path / "bare" / "tokenizer.json").write_text("{")  # one that is there and broken is an error
     with pytest.raises(LoadError):
         LLM(tmp_path / "bare", executor="torch")
+
+
+# --- tokenizers that fall back to bytes ------------------------------------------------------------------------------
+
+WORDS = ["<unk>", *(f"<0x{i:02X}>" for i in range(256)), "\u2581", "a", "b", "\u2581the", "\u00e9", "\n"]
+
+
+@pytest.fixture(scope="module")
+def byte_fallback():
+    """As Llama 2's: tokens for words, and one for each byte."""
+    made = Tokenizer(models.BPE({word: i for i, word in enumerate(WORDS)}, [], byte_fallback=True, unk_token="<unk>"))
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+
+
+def test_only_a_tokenizer_that_falls_back_to_bytes_has_a_stray_byte(tokenizer, byte_fallback):
+    assert stray_byte(tokenizer) is None
+    assert stray_byte(byte_fallback) == WORDS.index("<0xFF>")
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_pieces_add_up_to_the_text_where_bytes_are_no_text(byte_fallback, seed):
+    """Whole characters, parts of characters and stray bytes in runs, between words."""
+    rng, decode, ids = random.Random(seed), decoder_of(byte_fallback), list[int]()
+    for _ in range(rng.randint(1, 12)):
+        if rng.random() < 0.4:
+            ids.append(rng.randrange(257, len(WORDS)))
+        else:
+            run = "".join(rng.choice("\u00e9\u2603\U0001f600\nx") for _ in range(rng.randint(1, 3))).encode()
+            damaged = rng.random()
+            if damaged < 0.3:
+                run = run[: rng.randint(1, len(run))]
+            elif damaged < 0.6:
+                run += bytes([rng.choice([0xFF, 0x80, 0xC3])])
+            ids += [1 + byte for byte in run]
+    parts = chunks(rng, ids)
+    stream, shown = TextStream(decode, (), stray_byte(byte_fallback)), ""
+    for part in parts:
+        for token in part:
+            stream.push(token, drafted=False)
+        shown += "".join(piece.text for piece in stream.take())
+        assert decode(ids).startswith(shown)
+    assert shown + "".join(piece.text for piece in stream.finish(None)) == decode(ids)
