@@ -85,6 +85,10 @@ class ResultError(SlipstreamError):
     """A result file cannot be read or written."""
 
 
+class ServedError(SlipstreamError):
+    """A server that is compared cannot be reached, or refuses."""
+
+
 class TrainingError(SlipstreamError):
     """Training cannot start or continue: bad data, no disk space, or a checkpoint of a different run."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,8 @@ from slipstream.cli import render
 from slipstream.cli.loading import banner, load
 from slipstream.cli.measuring import finish, unfinished, writable
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
+from slipstream.core.parameter_declaration import declared
+from slipstream.errors import ParameterError
 
 FORMER = {"law": "distribution"}
 """Former names of checks."""
@@ -36,12 +39,23 @@ def verify(
     reach: Annotated[
         int, typer.Option(min=0, help="Position that one of these texts reaches; 0: none is longer.")
     ] = 512,
-    samples: Annotated[int, typer.Option(min=1, help="First tokens sampled per prompt.")] = 1000,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Samples per prompt.", show_default="1000; 200 of servers")
+    ] = None,
     distribution_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts for first tokens.")] = 3,
     first: Annotated[int, typer.Option(min=2, help="Number of first tokens whose joint distribution is tested.")] = 5,
     level: Annotated[float, typer.Option(help="Probability that a correct run is called a bug.")] = 1e-3,
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
     page: Annotated[Path | None, typer.Option(help="Write a report page to this HTML file.")] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="Check a server that speculates, as in http://localhost:8000/v1.", metavar="URL")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Server of the same model without speculation.", metavar="URL")
+    ] = None,
+    served_model: Annotated[
+        str, typer.Option(help="Model name at both servers.", show_default="the first listed")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Check that speculation does not change the output, with your target, drafter, rule and sampling parameters.
@@ -50,13 +64,20 @@ def verify(
     differences within the measured rounding of this model's logits are not bugs. Samples are tested against the
     target's exact distribution (at the given temperature, else 1), which is computed by code of its own. Exit code 1 if
     there is a bug, or if too little was drafted to test anything.
+
+    With --base-url and --against, two OpenAI-compatible servers of the same model are compared instead: greedy texts by
+    the margins of their log-probabilities, sampled texts by their first tokens and n-grams.
     """
+    seed = secrets.randbits(32) if sampling.seed is None else abs(sampling.seed)
+    if base_url is not None or against is not None:
+        return compare_servers(models, sampling, (base_url, against, served_model), (prompts, count), samples, level,
+                               seed, (out, page), as_json)  # fmt: skip
     from slipstream.lab.verification import CHECKS, VerifyConfig
 
     config = VerifyConfig(
-        params=sampling.params(), checks=tuple(FORMER.get(c, c) for c in check or CHECKS), samples=samples,
+        params=sampling.params(), checks=tuple(FORMER.get(c, c) for c in check or CHECKS), samples=samples or 1000,
         distribution_prompts=distribution_prompts, length=first, level=level,
-        texts=texts, reach=reach, seed=secrets.randbits(32) if sampling.seed is None else abs(sampling.seed),
+        texts=texts, reach=reach, seed=seed,
     )  # fmt: skip
     from slipstream.lab import prompts as files, verification as lab
 
@@ -68,3 +89,49 @@ def verify(
         result, code = unfinished(lambda: lab.verify(llm, chosen, config, out, advance, models.method))
     finish(result, out, as_json, page)
     raise typer.Exit(code or (1 if result.data["verdict"] in ("BUG", lab.UNTESTED) else 0))
+
+
+def compare_servers(
+    models: ModelOptions,
+    sampling: SamplingOptions,
+    places: tuple[str | None, str | None, str],
+    wanted: tuple[str, int],
+    samples: int | None,
+    level: float,
+    seed: int,
+    files: tuple[Path | None, Path | None],
+    as_json: bool,
+) -> None:
+    """`verify` of a served model. places: URL of the server, of the reference, and the name of the model."""
+    from slipstream.lab.endpoint import Endpoint
+    from slipstream.lab.prompts import entries, in_turns
+    from slipstream.lab.verify_served import ServedConfig, requests_of, verify_served
+
+    base_url, against, name = places
+    if base_url is None or against is None:
+        raise ParameterError(
+            "one of --base-url and --against is missing",
+            why="texts of a server that speculates are compared with those of one that does not",
+            fix="start the same server twice, the second time without speculation, and give both URLs",
+        )
+    changed = [option.name for option in fields(models) if getattr(models, option.name) != option.default]
+    if changed:
+        raise ParameterError(
+            f"{', '.join(changed)} would be ignored: a served model brings its own settings", fix="leave these out"
+        )
+    params = sampling.params()
+    own = ("max_tokens", "temperature", "seed", "logprobs", "draft_tokens")
+    more = {name: getattr(params, name) for name, known in declared(type(params)).items() if name not in own
+            and getattr(params, name) != known.default}  # fmt: skip
+    config = ServedConfig(
+        tokens=params.max_tokens, samples=samples or 200, temperature=params.temperature or 1.0, level=level,
+        seed=seed, more=more,
+    )  # fmt: skip
+    writable(*files)
+    chosen = [(entry.name, entry.text) for entry in in_turns(entries(wanted[0]), wanted[1])]
+    served, reference = (Endpoint(url, name) for url in (base_url, against))
+    render.line(f"verify: {len(chosen)} prompts of {wanted[0]}; {base_url} against {against}")
+    with render.progress("asking", requests_of(len(chosen), config)) as advance:
+        result, code = unfinished(lambda: verify_served(served, reference, chosen, config, files[0], advance))
+    finish(result, files[0], as_json, files[1])
+    raise typer.Exit(code or (1 if result.data["verdict"] == "BUG" else 0))

@@ -16,6 +16,7 @@ SECTIONS: dict[str, str] = {
     "sweep": "slipstream.lab.report_sweep",
     "trace": "slipstream.lab.report_trace",
     "verify": "slipstream.lab.report_verify",
+    "verify-served": "slipstream.lab.report_served",
     "doctor": "slipstream.lab.report_doctor",
     "tune": "slipstream.lab.report_tune",
 }
