@@ -24,8 +24,9 @@ def documented() -> dict[str, int]:
 
 
 def room_of(parts: tuple[str, ...]) -> str:
-    """("drafters", "model") -> "drafters"; ("llm",) -> "llm"."""
-    return parts[0].removesuffix(".py")
+    """("drafters", "model") -> "drafters"; ("llm",) -> "llm". `__main__` is the command line."""
+    name = parts[0].removesuffix(".py")
+    return "cli" if name == "__main__" else name
 
 
 @cache

@@ -135,6 +135,7 @@ def conversation(tmp_path: Path) -> Path:
 
 
 def test_a_later_turn_follows_the_targets_own_answers(tiny_llm, tmp_path):
+    drafter = tiny_llm.drafter
     made = load(tiny_llm, str(conversation(tmp_path)), turns=3, tokens=5)
     assert [prompt.name for prompt in made.prompts] == ["81", "81, turn 2", "81, turn 3"]
     assert set(made.categories) == {"qa"}
@@ -143,7 +144,7 @@ def test_a_later_turn_follows_the_targets_own_answers(tiny_llm, tmp_path):
     said = [("user", "for x in y"), ("assistant", answer), ("user", "if a:")]
     assert second == tiny_llm.chat_prompt([{"role": role, "content": text} for role, text in said])
     assert len(third) > len(second)
-    assert tiny_llm.drafter.name == "none"
+    assert tiny_llm.drafter is drafter
 
 
 def test_later_turns_are_used_if_asked_for_and_change_the_digest(tiny_llm, tmp_path):
