@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
 from numbers import Number
@@ -25,6 +24,7 @@ from slipstream.core.sequence import Sequence, TokenLogprob
 from slipstream.core.stats import SpecStats
 from slipstream.core.stop import completed_at
 from slipstream.core.target import Target
+from slipstream.core.turns import Turns
 from slipstream.drafters.choice import DrafterFactory
 from slipstream.drafters.guard import Guard
 from slipstream.engine.engine import Engine
@@ -141,7 +141,7 @@ class LLM:
                 f"draft_options is {draft_options!r}, must map names to values", fix='write {"max_ngram": 4}'
             )
         self.max_batch = max_batch
-        self._lock = threading.RLock()  # steps of several Python threads take turns
+        self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
         path = checkpoint_of(target, "target") if isinstance(target, (str, Path)) else None
         self.target: Target = as_target(target if path is None else path, **self._load)
         self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)

@@ -10,7 +10,6 @@ A request keeps the drafter, the rule and the draft length of its engine from it
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import deque
 from contextlib import AbstractContextManager
 
@@ -20,6 +19,7 @@ from slipstream.core.rules import Rule
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import Target
+from slipstream.core.turns import Turns
 
 _nonces = itertools.count()
 """Of this process, because several engines may share a drafter. In order, so that a program repeats its texts."""
@@ -46,7 +46,7 @@ class Engine:
     ):
         self.target, self.drafter, self.rule = target, drafter, rule
         self.draft_tokens, self.max_batch = draft_tokens, max_batch
-        self._lock = lock or threading.RLock()
+        self._lock = lock or Turns()
         self._waiting: deque[Sequence] = deque()
         self._active: list[Sequence] = []
 

@@ -305,6 +305,48 @@ def test_a_child_of_a_fork_generates_the_same_text() -> None:
     assert (found.returncode, found.stdout.strip()) == (0, "fine"), found.stderr
 
 
+BUSY_FORK = """
+import os, signal, threading, time
+from slipstream import LLM, SamplingParams
+from slipstream.targets.decoder import Decoder
+from tests.backends.native.models import executor, ids, config, weights
+from slipstream.backends.torch.torch_executor import TorchExecutor
+
+executors = executor(threads=2), TorchExecutor(config(), weights(config()))
+models = [LLM(Decoder(each, chunk=16), "ngram") for each in executors]
+params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+want = [model.generate([ids(40)], params)[0].token_ids for model in models]
+stop = False
+
+def work(model):
+    while not stop:
+        model.generate([ids(60, 1)], params)
+
+threads = [threading.Thread(target=work, args=(model,)) for model in models]
+for thread in threads:
+    thread.start()
+for i in range(8):
+    time.sleep(0.003 * i)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        same = [model.generate([ids(40)], params)[0].token_ids for model in models] == want
+        os._exit(0 if same else 3)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, status
+stop = True
+for thread in threads:
+    thread.join()
+print("fine")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="no fork here")
+def test_a_child_of_a_fork_generates_the_same_text_while_other_threads_generate_in_the_parent() -> None:
+    found = run_python(BUSY_FORK)
+    assert (found.returncode, found.stdout.strip()) == (0, "fine"), found.stderr
+
+
 INTERRUPT = """
 import os, signal, threading, time
 import torch

@@ -1,0 +1,46 @@
+"""`Turns`: a lock for what several Python threads may use in turn, which a fork waits for.
+
+A child process has none of its parent's other threads. If one of them is in the middle of a step at the fork, its lock
+is never released in the child, and what it was changing stays half changed there. So a fork waits until no step runs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+_all: weakref.WeakSet[Turns] = weakref.WeakSet()
+
+
+class Turns:
+    """A re-entrant lock, used as `with turns:`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _all.add(self)
+
+    def __enter__(self) -> Turns:
+        self._lock.acquire()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+_held: list[Turns] = []  # by the thread that forks
+
+
+def _before_fork() -> None:
+    for turns in list(_all):
+        turns.__enter__()
+        _held.append(turns)
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().__exit__()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
