@@ -66,7 +66,7 @@ def stray_byte(tokenizer: Any) -> int | None:
     if not isinstance(tokenizer, PreTrainedTokenizerBase):  # one of the user's own: nothing is known of its tokens
         return None
     found = tokenizer.convert_tokens_to_ids("<0xFF>")
-    return None if found is None or found == tokenizer.unk_token_id else int(found)
+    return found if isinstance(found, int) and found != tokenizer.unk_token_id else None
 
 
 @dataclass(frozen=True, slots=True)
