@@ -177,7 +177,7 @@ class LLM:
 
     @rule.setter
     def rule(self, rule: str | Rule) -> None:
-        self._rule = rule_named(rule) if isinstance(rule, str) else rule
+        self._rule = rule if isinstance(rule, Rule) else rule_named(rule)
 
     @property
     def draft_tokens(self) -> int:

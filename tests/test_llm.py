@@ -13,7 +13,7 @@ from slipstream.cli.loading import load
 from slipstream.cli.options import ModelOptions
 from slipstream.core.draft import Draft
 from slipstream.drafters.none import NoDrafter
-from slipstream.errors import ParameterError, PromptError
+from slipstream.errors import ParameterError, PromptError, RuleError
 from slipstream.lab.provenance import engine_facts
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import CONTEXT, Tiny, make_model
@@ -355,6 +355,12 @@ def test_a_dtype_on_a_cpu_chooses_the_executor(tiny, dtype):
 def test_an_unknown_quantisation_of_the_draft_is_refused():
     with pytest.raises(ParameterError, match="draft_quantize is 'int4'"):
         LLM("anything", draft_quantize="int4")
+
+
+@pytest.mark.parametrize("rule", [5, None, "rejektion"])
+def test_what_is_no_rule_is_refused(llm: LLM, rule: object) -> None:
+    with pytest.raises(RuleError, match="no rule is named"):
+        llm.rule = rule  # type: ignore[assignment]
 
 
 def test_sampling_parameters_as_a_dict_are_refused_with_the_way_to_write_them(llm: LLM) -> None:

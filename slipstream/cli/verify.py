@@ -15,6 +15,7 @@ from slipstream.cli.measuring import finish, unfinished, writable
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
 from slipstream.core.parameter_declaration import declared
 from slipstream.errors import ParameterError
+from slipstream.lab.prompts import select
 
 FORMER = {"law": "distribution"}
 """Former names of checks."""
@@ -69,26 +70,28 @@ def verify(
     the margins of their log-probabilities, sampled texts by their first tokens and n-grams.
     """
     seed = secrets.randbits(32) if sampling.seed is None else abs(sampling.seed)
+    select(prompts, count, template=template)
+    writable(out, page)
     if base_url is not None or against is not None:
         return compare_servers(models, sampling, (base_url, against, served_model), (prompts, count), samples, level,
                                seed, (out, page), as_json)  # fmt: skip
-    from slipstream.lab.verification import CHECKS, VerifyConfig
+    from slipstream.lab.verify_checks import CHECKS, UNTESTED, VerifyConfig
 
     config = VerifyConfig(
         params=sampling.params(), checks=tuple(FORMER.get(c, c) for c in check or CHECKS), samples=samples or 1000,
         distribution_prompts=distribution_prompts, length=first, level=level,
         texts=texts, reach=reach, seed=seed,
     )  # fmt: skip
-    from slipstream.lab import prompts as files, verification as lab
+    from slipstream.lab import verification as lab
+    from slipstream.lab.prompts import load as load_prompts
 
-    writable(out, page)
     llm = load(models, quiet=as_json)
-    chosen = files.load(llm, prompts, count, template=template, warn_random=False)
+    chosen = load_prompts(llm, prompts, count, template=template, warn_random=False)
     render.line(f"verify: {len(chosen.prompts)} prompts of {chosen.source}; {banner(llm, models)}")
     with render.progress("checking", lab.steps(chosen, config, llm.draft_tokens)) as advance:
         result, code = unfinished(lambda: lab.verify(llm, chosen, config, out, advance, models.method))
     finish(result, out, as_json, page)
-    raise typer.Exit(code or (1 if result.data["verdict"] in ("BUG", lab.UNTESTED) else 0))
+    raise typer.Exit(code or (1 if result.data["verdict"] in ("BUG", UNTESTED) else 0))
 
 
 def compare_servers(
@@ -104,7 +107,6 @@ def compare_servers(
 ) -> None:
     """`verify` of a served model. places: URL of the server, of the reference, and the name of the model."""
     from slipstream.lab.endpoint import Endpoint
-    from slipstream.lab.prompts import entries, in_turns
     from slipstream.lab.verify_served import ServedConfig, requests_of, verify_served
 
     base_url, against, name = places
@@ -127,8 +129,7 @@ def compare_servers(
         tokens=params.max_tokens, samples=samples or 200, temperature=params.temperature or 1.0, level=level,
         seed=seed, more=more,
     )  # fmt: skip
-    writable(*files)
-    chosen = [(entry.name, entry.text) for entry in in_turns(entries(wanted[0]), wanted[1])]
+    chosen = [(entry.name, entry.text) for entry in select(*wanted)[0]]
     served, reference = (Endpoint(url, name) for url in (base_url, against))
     render.line(f"verify: {len(chosen)} prompts of {wanted[0]}; {base_url} against {against}")
     with render.progress("asking", requests_of(len(chosen), config)) as advance:

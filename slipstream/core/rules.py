@@ -244,6 +244,6 @@ pick it up."""
 
 def rule_named(name: str) -> Rule:
     """The rule of that name; raises RuleError with the nearest known name."""
-    if name not in RULES:
+    if not isinstance(name, str) or name not in RULES:
         raise RuleError(f"no rule is named {name!r}", fix=did_you_mean(name, RULES))
     return RULES[name]

@@ -10,7 +10,7 @@ sampling parameters, and the comparison is between two samples:
               homogeneity, and the counts of all n-grams of up to three tokens by a permutation test, in which whole
               texts change sides (exact, whatever the dependence within a text).
 
-As in `verification`, a sampled test that fails at level `SCREEN` is repeated on new samples, and only the second
+As in `verify_checks`, a sampled test that fails at level `SCREEN` is repeated on new samples, and only the second
 p-value decides, at a level that keeps the probability of a false alarm over all tests below `level`.
 """
 
@@ -30,7 +30,7 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.lab.endpoint import Answer, Endpoint
 from slipstream.lab.provenance import command_line, commit, machine, now, text_digest, versions
 from slipstream.lab.results import Result, recording
-from slipstream.lab.verification import SAME, SCREEN
+from slipstream.lab.verify_checks import SAME, SCREEN
 from slipstream.lab.verify_distribution import FEWEST, chi2_sf
 from slipstream.lab.verify_texts import BUG, IDENTICAL, TIE
 

@@ -59,7 +59,7 @@ def test_a_bug_ends_with_code_1(cli, pair, texts, monkeypatch):
 
 
 def test_ctrl_c_keeps_what_was_checked(cli, pair, texts, tmp_path, monkeypatch):
-    from slipstream.lab import verification as lab
+    from slipstream.lab import verify_checks as lab
 
     def stop(*given):
         raise KeyboardInterrupt

@@ -13,7 +13,8 @@ from slipstream.lab.report_page import page
 from slipstream.lab.reports import section
 from slipstream.lab.results import Result
 from slipstream.lab.tuning import TuneConfig, tune
-from slipstream.lab.verification import VerifyConfig, verify
+from slipstream.lab.verification import verify
+from slipstream.lab.verify_checks import VerifyConfig
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
 

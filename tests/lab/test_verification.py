@@ -21,7 +21,8 @@ from slipstream.errors import ParameterError
 from slipstream.lab import verify_distribution
 from slipstream.lab.prompts import Prompt, PromptSet
 from slipstream.lab.results import read
-from slipstream.lab.verification import VerifyConfig, _Check, steps, verify
+from slipstream.lab.verification import steps, verify
+from slipstream.lab.verify_checks import Checks, VerifyConfig
 from slipstream.lab.verify_distribution import Cells, cells, distribution_test, noncentral_sf, sample, shift_seen
 from slipstream.lab.verify_texts import Control, control
 from slipstream.llm import LLM
@@ -201,7 +202,7 @@ def test_plain_text_that_is_not_the_targets_best_is_a_bug(monkeypatch):
 
 
 def test_samples_of_two_seeds_share_no_random_numbers():
-    made = [_Check(toy(), PROMPTS, VerifyConfig(seed=seed), {}, lambda: None) for seed in (0, 1)]
+    made = [Checks(toy(), PROMPTS, VerifyConfig(seed=seed), {}, lambda: None) for seed in (0, 1)]
     drawn = [
         set(itertools.islice(check._seeds(purpose, look), 3000))
         for check in made

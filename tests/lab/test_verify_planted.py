@@ -18,7 +18,8 @@ from slipstream.core.random import DRAFT
 from slipstream.core.rules import RULES, Rule
 from slipstream.drafters.scripted import RandomDrafter
 from slipstream.lab.prompts import Prompt, PromptSet
-from slipstream.lab.verification import VerifyConfig, verify
+from slipstream.lab.verification import verify
+from slipstream.lab.verify_checks import VerifyConfig
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
 
