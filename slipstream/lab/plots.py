@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from io import BytesIO, StringIO
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -65,13 +66,18 @@ def svg(plot: Plot, narrow: bool = False) -> str:
     return out.getvalue()
 
 
-def png(plot: Plot, dots: int = 300) -> bytes:
-    """A PNG with `dots` dots per inch."""
+def png(plot: Plot, origin: str = "", dots: int = 300) -> bytes:
+    """A PNG with `dots` dots per inch, with its title above and `origin`, where it comes from, below."""
     import matplotlib
 
     out = BytesIO()
     with matplotlib.rc_context(_style(plot.name)):
-        canvas(plot).savefig(out, format="png", dpi=dots, metadata={"Software": None})
+        figure = canvas(plot)
+        figure.suptitle(plot.title, x=0.01, ha="left", fontsize="large", fontweight="bold")
+        if origin:
+            figure.supxlabel(shorten(origin, 150), x=0.01, ha="left", fontsize=6, color=SOFT)
+        about = {"Title": plot.title, "Description": origin, "Software": None}
+        figure.savefig(out, format="png", dpi=dots, metadata=about)
     return out.getvalue()
 
 

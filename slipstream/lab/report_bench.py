@@ -75,14 +75,14 @@ def parted(d: dict[str, Any]) -> str:
 
 
 def speeds(arms: list[dict[str, Any]]) -> Table:
-    columns = [*WHO, Column("tok/s"), Column("speed-up (95%)", "x"), Column("accept", "%"), Column("tau", digits=2),
+    columns = [*WHO, Column("speed-up (95%)", "x"), Column("tok/s"), Column("accept", "%"), Column("tau", digits=2),
                words("text")]  # fmt: skip
     rows = []
     for arm in arms:
         f = arm["overall"]
         gain = "1" if arm["plain"] else f["speedup"]
         speed, text = f["tokens_per_second"]["value"], VERDICTS[arm["texts"]]
-        rows.append([name(arm), setting(arm), speed, gain, f["acceptance_rate"], f["mean_acceptance_length"], text])
+        rows.append([name(arm), setting(arm), gain, speed, f["acceptance_rate"], f["mean_acceptance_length"], text])
     return Table(
         "Speed and acceptance", columns, rows,
         f"{min(arm['rounds'] for arm in arms)} interleaved passes over the prompts. Speed-up: time per token of plain "
@@ -150,13 +150,13 @@ def distances(fast: list[dict[str, Any]]) -> list[Table]:
 
 
 def by_category(arms: list[dict[str, Any]]) -> Table:
-    columns = [words("category"), *WHO, Column("tok/s"), Column("speed-up (95%)", "x")]
+    columns = [words("category"), *WHO, Column("speed-up (95%)", "x"), Column("tok/s")]
     rows = []
     for kind in arms[0]["categories"]:
         for arm in arms:
             f = arm["categories"][kind]
             gain = "1" if arm["plain"] else f["speedup"]
-            rows.append([kind, name(arm), setting(arm), f["tokens_per_second"]["value"], gain])
+            rows.append([kind, name(arm), setting(arm), gain, f["tokens_per_second"]["value"]])
     return Table("Speed-up by category", columns, rows)
 
 

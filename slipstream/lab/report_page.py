@@ -6,6 +6,7 @@ HTML.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence as Seq
 from html import escape
 from pathlib import Path
@@ -35,7 +36,7 @@ def export(results: Seq[Result], folder: str | Path, kind: str) -> list[Path]:
             path = folder / f"{prefix}{plot.name}.{kind}"
             if not written:
                 check_writable(path)
-            write_text(path, plots.png(plot) if kind == "png" else plots.svg(plot))
+            write_text(path, plots.png(plot, made_by(result)) if kind == "png" else plots.svg(plot))
             written.append(path)
     return written
 
@@ -99,14 +100,24 @@ def block(number: int, made: Section, result: Result) -> str:
 
 
 def figure(plot: Plot, key: str, result: Result) -> str:
-    source = result.provenance
-    made_by = f"{source.get('command') or 'slipstream'}; {str(source.get('date', ''))[:10]}; {cpu(source)}"
+    measured = f"{str(result.provenance.get('date', ''))[:10]}; {cpu(result.provenance)}"  # the command is at the top
     return (
         f'<figure><h2>{escape(plot.title)}</h2><div class="wide">{plots.inline(plot, key)}</div>'
         f'<div class="narrow">{plots.inline(plot, key + "n", narrow=True)}</div>'
-        f'<figcaption>{escape(plot.caption)} <span class="origin">{escape(made_by)}.</span>'
+        f'<figcaption>{escape(plot.caption)} <span class="origin">{escape(measured)}.</span>'
         f'<span class="unseen">{escape(plot.alt)}</span></figcaption></figure>'
     )
+
+
+def made_by(result: Result) -> str:
+    """Command, date and processor of a result, for a plot that leaves the page."""
+    source = result.provenance
+    return f"{public(str(source.get('command') or 'slipstream'))}; {str(source.get('date', ''))[:10]}; {cpu(source)}"
+
+
+def public(text: str) -> str:
+    """`text` with the folders of this machine removed: of an absolute path, only the last name is left."""
+    return re.sub(r"(?<![\w:/.-])~?(?:/[\w.+@-]+)+/([\w.+@-]+)", r"\1", text)
 
 
 def table(made: Table) -> str:
@@ -142,7 +153,7 @@ def origin(result: Result) -> str:
     p = result.provenance
     versions, date = p.get("versions") or {}, str(p.get("date", ""))
     parts = [
-        f"<code>{escape(str(p.get('command') or ''))}</code>",
+        f"<code>{escape(public(str(p.get('command') or '')))}</code>",
         f'<time datetime="{escape(date)}">{escape(date[:16].replace("T", " "))} UTC</time>',
         escape(cpu(p)),
         escape(", ".join(str(p[k]) for k in ("executor", "dtype", "quantize") if p.get(k))),
@@ -161,7 +172,7 @@ def cpu(provenance: dict[str, Any]) -> str:
 def details(result: Result) -> str:
     """All settings and conditions, collapsed."""
     rows = [*flat(result.provenance), *flat(result.settings, "settings")]
-    cells = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows)
+    cells = "".join(f"<dt>{escape(name)}</dt><dd>{escape(public(value))}</dd>" for name, value in rows)
     return f"<details><summary>All settings and conditions</summary><dl>{cells}</dl></details>"
 
 

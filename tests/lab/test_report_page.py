@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from slipstream.errors import ResultError
-from slipstream.lab.report_page import export, page, write_page
+from slipstream.lab.report_page import export, page, public, write_page
+from slipstream.lab.report_tune import configs
 from slipstream.lab.reports import SECTIONS, section
 from slipstream.lab.results import Result
 
@@ -81,7 +82,7 @@ def test_tables_have_captions_and_headers(text):
     assert {a["scope"] for t, a in found.tags if t == "th"} == {"col", "row"}
 
 
-def test_every_figure_states_command_date_machine_and_what_it_shows(text, results):
+def test_every_figure_states_date_machine_and_what_it_shows(text, results):
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", text, re.DOTALL)
     assert len(captions) == sum(len(section(r).plots) for r in results)
     for caption in captions:
@@ -155,3 +156,40 @@ def test_unknown_and_damaged_results_are_refused(bench_result, tmp_path):
     with pytest.raises(ResultError, match="does not exist"):
         write_page([bench_result], tmp_path / "no" / "x.html")
     assert {"bench", "sweep", "trace"} <= set(SECTIONS)
+
+
+def test_a_command_stands_once_in_its_section_and_without_private_paths(bench_result):
+    private = Result(**vars(bench_result))
+    private.provenance = bench_result.provenance | {
+        "command": "slipstream bench /home/me/my-prompts.jsonl -m org/model"
+    }
+    made = page([private])
+    assert made.count("slipstream bench my-prompts.jsonl -m org/model") == 2  # in its line, and among the conditions
+    assert "/home/me" not in made
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("-m /data/models/Llama-3 -o out/r.json", "-m Llama-3 -o out/r.json"),
+        ("-m org/model https://host/a/b", "-m org/model https://host/a/b"),
+        ("--out=/tmp/r.json 1/2", "--out=r.json 1/2"),
+        ("~/models/x", "x"),
+    ],
+)
+def test_absolute_paths_are_shortened_to_their_last_name(said, shown):
+    assert public(said) == shown
+
+
+def test_an_exported_png_says_what_it_is_and_where_it_comes_from(bench_result, tmp_path):
+    from PIL import Image
+
+    for path in export([bench_result], tmp_path, "png"):
+        about = Image.open(path).info
+        assert about["Title"]
+        assert bench_result.provenance["date"][:10] in about["Description"]
+
+
+def test_a_configuration_has_a_button_that_copies_it():
+    made = configs({"vllm": {"text": "--speculative-config x", "note": ""}, "sglang": {"text": "", "note": "none"}})
+    assert made.count('<button type="button" class="copy">') == made.count("<pre>") == 1
