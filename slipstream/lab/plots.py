@@ -146,13 +146,14 @@ def intervals(axes: Axes, rows: Seq[tuple[str, dict[str, float], int]], label: s
         axes.plot([e["low"], e["high"]], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
         axes.plot([e["value"]], [y], MARKERS[series % len(MARKERS)], color=colour, markersize=7)
         axes.annotate(
-            f"{e['value']:.2f}x", (e["high"], y), xytext=(6, 0), textcoords="offset points", va="center", color=INK
-        )
+            f"{e['value']:.2f}x", (e["value"], y), xytext=(0, 7), textcoords="offset points", ha="center", va="bottom",
+            color=INK, fontsize="small", bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
+        )  # fmt: skip
     axes.axvline(1, color=SOFT, linewidth=1, linestyle=(0, (3, 2)))
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], color=INK)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.7)  # room for the figure above the first row
     low, high = min(e["low"] for _, e, _ in rows), max(e["high"] for _, e, _ in rows)
-    axes.set_xlim(min(0.9, low * 0.95), max(1.1, high) * (1.25 if narrow else 1.1))  # room for the figures
+    axes.set_xlim(min(0.9, low * 0.95), max(1.1, high) * 1.05)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(label)
 
