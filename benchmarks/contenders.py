@@ -25,6 +25,8 @@ class Contender:
     draft_tokens  instead: this draft length.
     exact    False if weights or arithmetic differ from the others', so that its text may differ, too.
     note     what readers of the table must know about this row.
+    bits     accuracy class: 16 if weights are stored in 16 or 32 bits, else 8 or 4.
+    mode     how it decodes: "plain", "draft model" or "lookup".
     """
 
     label: str
@@ -36,6 +38,8 @@ class Contender:
     draft_tokens: int = 0
     exact: bool = True
     note: str = ""
+    bits: int = 16
+    mode: str = "plain"
 
 
 CONTENDERS = {
@@ -79,6 +83,16 @@ WORKERS = {
 }
 
 
+LLAMACPP = ("F32", "F16", "Q8_0")
+"""Formats in which llama.cpp decodes with a draft model and with prompt lookup, too."""
+GENAI: dict[str, dict[str, Any]] = {
+    f"{precision}{'' if float32 else '_fast'}": {"precision": precision, "float32": float32}
+    for precision in ("fp16", "int8")
+    for float32 in (True, False)
+}
+"""OpenVINO GenAI's further exports, computed in float32 and in the precision that the pipeline chooses by itself."""
+
+
 def loads(target: str, draft: str) -> dict[tuple[str, str], dict[str, Any]]:
     """(worker, model) -> arguments of the worker's `load`, for every model that a contender may want."""
     return {
@@ -89,17 +103,19 @@ def loads(target: str, draft: str) -> dict[tuple[str, str], dict[str, Any]]:
         ("slipstream", "suffix"): {"target": target, "draft": "suffix"},
         ("slipstream", "eagle3"): {"target": target, "draft": "eagle3"},
         ("slipstream", "hybrid"): {"target": target, "draft": ["suffix", draft]},
+        ("slipstream", "int8_draft"): {"target": target, "draft": draft, "quantize": "int8"},
+        ("slipstream", "int8_suffix"): {"target": target, "draft": "suffix", "quantize": "int8"},
         ("transformers", "target"): {"target": target, "draft": draft},
         ("transformers", "lookup"): {"target": target},
-        ("llamacpp", "F32"): {"target": target, "kind": "F32"},
-        ("llamacpp", "F16"): {"target": target, "kind": "F16"},
-        ("llamacpp", "Q8_0"): {"target": target, "kind": "Q8_0"},
-        ("llamacpp", "Q4_K_M"): {"target": target, "kind": "Q4_K_M"},
-        ("llamacpp", "draft"): {"target": target, "kind": "F32", "draft": draft},
-        ("llamacpp", "lookup"): {"target": target, "kind": "F32", "lookup": True},
+        **{("llamacpp", kind): {"target": target, "kind": kind} for kind in ("F32", "F16", "Q8_0", "Q4_K_M")},
+        **{("llamacpp", f"{kind}_draft"): {"target": target, "kind": kind, "draft": draft} for kind in LLAMACPP},
+        **{("llamacpp", f"{kind}_lookup"): {"target": target, "kind": kind, "lookup": True} for kind in LLAMACPP},
         ("genai", "plain"): {"target": target},
         ("genai", "draft"): {"target": target, "draft": draft},
         ("genai", "lookup"): {"target": target, "lookup": True},
+        **{("genai", name): {"target": target, **how} for name, how in GENAI.items()},
+        **{("genai", f"{name}_draft"): {"target": target, "draft": draft, **how} for name, how in GENAI.items()},
+        **{("genai", f"{name}_lookup"): {"target": target, "lookup": True, **how} for name, how in GENAI.items()},
         ("vllm", "plain"): {"target": target},
         ("vllm_draft", "draft"): {"target": target, "draft": draft},
         ("vllm_ngram", "ngram"): {"target": target, "lookup": True},

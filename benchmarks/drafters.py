@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from benchmarks.markdown import beside, bound
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
 from slipstream.core.target import Target
@@ -198,7 +199,7 @@ def markdown(found: dict[str, Result]) -> str:
         "| figure | must reach | measured | by | |",
         "|---|---|---|---|---|",
         *(
-            f"| {r['figure']} | {r['least']:g} | {r['measured']:.2f} | {r['by']} | "
+            f"| {r['figure']} | {bound(r['least'])} | {beside(r['measured'], r['least'])} | {r['by']} | "
             f"{'reached' if r['verdict'] == 'reached' else '**missed**'} |"
             for r in figures(found)
         ),
@@ -238,8 +239,10 @@ def table(arms: Seq[Arm], kinds: Seq[str]) -> list[str]:
             arm["label"],
             "-" if arm["plain"] else str(arm["draft_tokens"]),
             f"{f['tokens_per_second']['value']:.0f}",
-            "1" if arm["plain"] else f"{gain['value']:.2f}x ({gain['low']:.2f} to {gain['high']:.2f})",
-            *("1" if arm["plain"] else f"{speed(arm, k):.2f}x" for k in split),
+            "1"
+            if arm["plain"]
+            else f"{beside(gain['value'], 1)}x ({beside(gain['low'], 1)} to {beside(gain['high'], 1)})",
+            *("1" if arm["plain"] else f"{beside(speed(arm, k), 1)}x" for k in split),
             "-" if rate is None else f"{100 * rate:.0f} %",
             f"{f['mean_acceptance_length']:.2f}",
             " / ".join(

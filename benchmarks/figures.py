@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.markdown import beside, bound
 from slipstream.lab.estimates import ratio
 
 
@@ -28,7 +29,13 @@ class Figure:
         return value <= self.reach if self.at_most else value >= self.reach
 
     def show(self, value: float) -> str:
-        return f"{100 * value:.1f} %" if self.share else f"{value:.2f}x"
+        """A measured value, never rounded to the other side of the value to reach."""
+        return beside(100 * value, 100 * self.reach, 1, " %") if self.share else beside(value, self.reach, unit="x")
+
+    @property
+    def bound(self) -> str:
+        edge = bound(100 * self.reach, 1, " %") if self.share else bound(self.reach, unit="x")
+        return f"{'at most' if self.at_most else 'at least'} {edge}"
 
 
 FIGURES = {

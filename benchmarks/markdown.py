@@ -42,3 +42,27 @@ def rows(heads: Seq[str], body: Iterable[Seq[Any]], left: Collection[int] = (0,)
 def table(made: Table) -> str:
     left = [i for i, column in enumerate(made.columns) if column.words]
     return rows([column.heading for column in made.columns], made.texts(), left)
+
+
+FINEST = 4
+"""More decimals than these are not printed."""
+
+
+def beside(value: float, bar: float, digits: int = 2, unit: str = "") -> str:
+    """`value` with `digits` decimals, or with as many more as it takes to show on which side of `bar` it lies: 1.0958
+    is 1.096 where 1.10 must be reached. A value that is closer still is "below 1.1" or "above 1.1"."""
+    for count in range(digits, max(digits, FINEST) + 1):
+        shown = f"{value:.{count}f}"
+        if _side(float(shown), bar) == _side(value, bar):
+            return shown + unit
+    return f"{'above' if value > bar else 'below'} {bar:g}{unit}"
+
+
+def bound(bar: float, digits: int = 2, unit: str = "") -> str:
+    """A bar with `digits` decimals, or with as many more as it has."""
+    return max(f"{bar:.{digits}f}", f"{bar:g}", key=len) + unit
+
+
+def _side(value: float, bar: float) -> int:
+    near = abs(value - bar) <= 1e-12 * abs(bar)
+    return 0 if near else 1 if value > bar else -1

@@ -79,13 +79,12 @@ def figure_table(results: dict[str, Any]) -> list[str]:
     body = []
     for row in results["figures"]:
         figure = FIGURES[row["key"]]
-        bound = f"{'at most' if row['at_most'] else 'at least'} {figure.show(row['reach'])}"
         if row["verdict"] == "skipped":
-            body.append([row["figure"], bound, "", "", f"skipped: {row['reason'].splitlines()[-1]}"])
+            body.append([row["figure"], figure.bound, "", "", f"skipped: {row['reason'].splitlines()[-1]}"])
             continue
         interval = f"{figure.show(row['low'])} to {figure.show(row['high'])}"
         verdict = "reached" if row["verdict"] == "reached" else "**missed**"
-        body.append([row["figure"], bound, figure.show(row["value"]), interval, verdict])
+        body.append([row["figure"], figure.bound, figure.show(row["value"]), interval, verdict])
     return [rows(["figure", "must reach", "measured", "95 % interval", ""], body, (0, 4))]
 
 

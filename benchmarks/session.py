@@ -166,10 +166,10 @@ class Session:
             except ContenderError as error:  # everything else has been measured and must not be lost with it
                 return self.skip(["margins"], str(error))
 
-    def calls(self, keys: Iterable[str], prompts: int, rounds: int) -> int:
+    def calls(self, keys: Iterable[str], prompts: int, rounds: int, spare: int = SPARE) -> int:
         """How often `advance` will be called by `start` and `measure`: the length of the progress bar."""
         who = [self.contenders[key] for key in keys]
-        tuning = sum(len(w.lengths) for w in who) * (SPARE + 1)
+        tuning = sum(len(w.lengths) for w in who) * (spare + 1)
         return len({(w.worker, w.model) for w in who}) + tuning + len(who) * (1 + prompts * rounds)
 
     def close(self) -> None:

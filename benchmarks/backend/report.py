@@ -19,7 +19,7 @@ from benchmarks.backend.lineup import (
     first_use_label,
     pass_label,
 )
-from benchmarks.markdown import document, noise, rows, versions
+from benchmarks.markdown import beside, bound, document, noise, rows, versions
 from slipstream.lab.estimates import ratio, spread
 
 SCHEMA = 1
@@ -121,13 +121,14 @@ def figure_table(results: dict[str, Any]) -> list[str]:
     """The table of figures; missed ones come first."""
     body = []
     for row in sorted(results["figures"], key=lambda row: ORDER.index(row["verdict"])):
-        show = lambda value, unit=row["unit"]: f"{value:.2f}{unit}" if unit == "x" else f"{value:.2f} {unit}"  # noqa: E731
+        unit = row["unit"] if row["unit"] == "x" else f" {row['unit']}"
         measured, verdict = row.get("reason", ""), row["verdict"]
         if "value" in row:
-            measured = f"{show(row['value'])} ({show(row['low'])} to {show(row['high'])})"
+            value, low, high = (beside(row[part], row["reach"], unit=unit) for part in ("value", "low", "high"))
+            measured = f"{value} ({low} to {high})"
         if verdict == "missed":
             verdict = "**missed**"
-        body.append([row["figure"], f"at most {show(row['reach'])}", measured, verdict])
+        body.append([row["figure"], f"at most {bound(row['reach'], unit=unit)}", measured, verdict])
     return [rows(["figure", "must reach", "measured (95 % interval)", "verdict"], body, (0, 3))]
 
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.contenders import WORKERS
 from benchmarks.peers.lineup import BASE, both, lineup
 from benchmarks.peers.table import assemble, markdown, plot
-from benchmarks.prompts import SETS, Prompt, Prompts, load
+from benchmarks.prompts import SETS, choice, load, shortened
 from benchmarks.protocol import ROOT, ContenderError
 from benchmarks.provenance import provenance
 from benchmarks.session import Session
@@ -35,21 +35,18 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--prompts", type=int, default=3, help="prompts of each set")
     parser.add_argument("--tokens", type=int, default=128, help="maximum new tokens per prompt")
-    parser.add_argument("--draft-tokens", type=int, default=5, help="draft length of every draft model")
-    parser.add_argument("--lookup-tokens", type=int, default=10, help="draft length of every lookup")
-    names = list(lineup(1, 1))
+    own = "; without it each has the one that is fastest on prompts that are not measured"
+    parser.add_argument("--draft-tokens", type=int, help=f"draft length of every draft model{own}")
+    parser.add_argument("--lookup-tokens", type=int, help=f"draft length of every lookup{own}")
+    names = list(lineup())
     parser.add_argument("--only", nargs="+", choices=names, metavar="CONTENDER", help=f"of {', '.join(names)}")
     parser.add_argument("--target", help="checkpoint folder; the embedded model by default")
     parser.add_argument("--draft", help="checkpoint folder; the embedded draft by default")
-    parser.add_argument("--prompt-folder", type=Path, default=ROOT / "slipstream" / "zoo" / "prompts")
+    folder, chosen = ROOT / "slipstream" / "zoo" / "prompts", "made by benchmarks.choose_prompts, for instance"
+    parser.add_argument("--prompt-folder", type=Path, default=folder, help=f"code.jsonl and edit.jsonl, {chosen}")
     out = ROOT / "benchmarks" / "results"
     parser.add_argument("--out", type=Path, default=out, help="folder for peers.json, peers.md and peers.svg")
     return parser.parse_args(words)
-
-
-def shortened(prompts: Prompts, tokens: int) -> Prompts:
-    """The same, with at most `tokens` new tokens each."""
-    return {name: [Prompt(p.ids, min(tokens, p.tokens)) for p in rows] for name, rows in prompts.items()}
 
 
 def versions(session: Session) -> dict[str, Any]:
@@ -72,17 +69,19 @@ def main(words: list[str] | None = None) -> int:
     target, draft = options.target or str(zoo.target_dir()), options.draft or str(zoo.draft_dir())
     contenders = lineup(options.draft_tokens, options.lookup_tokens)
     keys = [key for key in contenders if key in (options.only or contenders) or key == BASE]
+    how = choice(options.prompt_folder)
     measured, spare = load(options.prompt_folder, load_tokenizer(target), options.prompts)
     prompts, spare = (shortened(both(sets), options.tokens) for sets in (measured, spare))
     texts = {name: digest([options.prompt_folder / f"{name}.jsonl"]) for name in SETS}
     command = ["python", "-m", "benchmarks.peers", *(sys.argv[1:] if words is None else words)]
     source, neighbours = provenance(target, draft, texts, command), OtherProcesses()
+    source["choice"] = how
     clocks = (MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(TextColumn("{task.description}"), BarColumn(), *clocks, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=None)
         advance = lambda doing: progress.update(task, description=doing, advance=1)  # noqa: E731
         session = Session(target, draft, advance, contenders, WORKERS)
-        progress.update(task, total=session.calls(keys, len(prompts["both"]), options.rounds))
+        progress.update(task, total=session.calls(keys, len(prompts["both"]), options.rounds, len(spare["both"])))
         try:
             deadline = monotonic() + 60 * options.minutes
             session.start(keys)

@@ -1,10 +1,15 @@
-"""The compared contenders: every engine in each of its ways of decoding, on the same prompts."""
+"""The compared contenders: every engine in each of its ways of decoding and at several accuracies, on the same prompts.
+
+They are compared within a class (how many bits the weights have) and a mode (plain, draft model, lookup).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
-from benchmarks.contenders import Contender
+from benchmarks.contenders import DRAFT_LENGTHS, LOOKUP_LENGTHS, Contender
 from benchmarks.prompts import Prompts
 
 SYSTEMS = {
@@ -17,69 +22,108 @@ SYSTEMS = {
     "vllm_ngram": "vLLM",
 }
 """Worker -> name of the system."""
+CLASSES = {16: "16 bits", 8: "8 bits", 4: "4 bits"}
+"""Accuracy classes, by the bits of a weight: 16 are 16 or 32."""
 BASE = "plain"
 SIXTEEN = "keys, values and the rows that enter a matrix product are rounded to float16"
 BINDINGS = "drafts by a second model through the bindings' draft interface; llama.cpp's own loop has no Python binding"
+FAST = "arithmetic in the precision that the pipeline chooses: bfloat16 where the processor has it, else float32"
 
+PLAIN = {
+    "plain": Contender("Slipstream, plain", "slipstream", "plain"),
+    "int8": Contender("Slipstream int8, plain", "slipstream", "int8", exact=False, bits=8),
+    "transformers": Contender("transformers, plain", "transformers", "target"),
+    "llamacpp": Contender("llama.cpp F32, plain", "llamacpp", "F32"),
+    "llamacpp_f16": Contender("llama.cpp F16, plain", "llamacpp", "F16", exact=False, note=SIXTEEN),
+    "llamacpp_q8": Contender("llama.cpp Q8_0, plain", "llamacpp", "Q8_0", exact=False, bits=8),
+    "llamacpp_q4": Contender("llama.cpp Q4_K_M, plain", "llamacpp", "Q4_K_M", exact=False, bits=4),
+    "genai": Contender("OpenVINO GenAI fp32, plain", "genai", "plain"),
+    "vllm": Contender("vLLM, plain", "vllm", "plain"),
+}
+"""Contenders without a draft."""
 MODEL = {
     "draft": Contender("Slipstream, draft model", "slipstream", "draft"),
     "eagle3": Contender("Slipstream, EAGLE-3 head", "slipstream", "eagle3"),
+    "int8_draft": Contender("Slipstream int8, draft model", "slipstream", "int8_draft", exact=False, bits=8),
     "transformers_draft": Contender("transformers, assisted", "transformers", "target"),
-    "llamacpp_draft": Contender("llama.cpp F32, draft model", "llamacpp", "draft", note=BINDINGS),
-    "genai_draft": Contender("OpenVINO GenAI, draft model", "genai", "draft"),
+    "llamacpp_draft": Contender("llama.cpp F32, draft model", "llamacpp", "F32_draft", note=BINDINGS),
+    "llamacpp_f16_draft": Contender("llama.cpp F16, draft model", "llamacpp", "F16_draft", exact=False),
+    "llamacpp_q8_draft": Contender("llama.cpp Q8_0, draft model", "llamacpp", "Q8_0_draft", exact=False, bits=8),
+    "genai_draft": Contender("OpenVINO GenAI fp32, draft model", "genai", "draft"),
     "vllm_draft": Contender("vLLM, draft model", "vllm_draft", "draft"),
 }
 """Contenders with a draft model or head."""
 LOOKUP = {
     "suffix": Contender("Slipstream, suffix tree", "slipstream", "suffix"),
     "hybrid": Contender("Slipstream, suffix tree and draft model", "slipstream", "hybrid"),
+    "int8_suffix": Contender("Slipstream int8, suffix tree", "slipstream", "int8_suffix", exact=False, bits=8),
     "transformers_lookup": Contender("transformers, prompt lookup", "transformers", "lookup"),
-    "llamacpp_lookup": Contender("llama.cpp F32, prompt lookup", "llamacpp", "lookup"),
-    "genai_lookup": Contender("OpenVINO GenAI, prompt lookup", "genai", "lookup"),
+    "llamacpp_lookup": Contender("llama.cpp F32, prompt lookup", "llamacpp", "F32_lookup"),
+    "llamacpp_f16_lookup": Contender("llama.cpp F16, prompt lookup", "llamacpp", "F16_lookup", exact=False),
+    "llamacpp_q8_lookup": Contender("llama.cpp Q8_0, prompt lookup", "llamacpp", "Q8_0_lookup", exact=False, bits=8),
+    "genai_lookup": Contender("OpenVINO GenAI fp32, prompt lookup", "genai", "lookup"),
     "vllm_ngram": Contender("vLLM, n-gram", "vllm_ngram", "ngram"),
 }
 """Contenders with a lookup."""
-PLAIN = {
-    "plain": Contender("Slipstream, plain", "slipstream", "plain"),
-    "int8": Contender("Slipstream, plain, int8", "slipstream", "int8", exact=False),
-    "transformers": Contender("transformers, plain", "transformers", "target"),
-    "llamacpp": Contender("llama.cpp F32, plain", "llamacpp", "F32"),
-    "llamacpp_f16": Contender("llama.cpp F16, plain", "llamacpp", "F16", exact=False, note=SIXTEEN),
-    "llamacpp_q8": Contender("llama.cpp Q8_0, plain", "llamacpp", "Q8_0", exact=False),
-    "llamacpp_q4": Contender("llama.cpp Q4_K_M, plain", "llamacpp", "Q4_K_M", exact=False),
-    "genai": Contender("OpenVINO GenAI, plain", "genai", "plain"),
-    "vllm": Contender("vLLM, plain", "vllm", "plain"),
+
+
+def exports(end: str, words: str) -> dict[str, Contender]:
+    """OpenVINO GenAI's further contenders of one mode; end: of the names of its models."""
+    found = {}
+    for bits, export in ((16, "fp16"), (8, "int8")):
+        for suffix, arithmetic in (("", "f32"), ("_fast", "default")):
+            label, model = f"OpenVINO GenAI {export} ({arithmetic}), {words}", export + suffix + end
+            exact, note = bits == 16 and not suffix, FAST if suffix and not end else ""
+            found[f"genai_{model}"] = Contender(label, "genai", model, exact=exact, note=note, bits=bits)
+    return found
+
+
+MODES = {
+    "plain": PLAIN | exports("", "plain"),
+    "draft model": MODEL | exports("_draft", "draft model"),
+    "lookup": LOOKUP | exports("_lookup", "prompt lookup"),
 }
+LENGTHS: dict[str, tuple[int, ...]] = {"plain": (), "draft model": DRAFT_LENGTHS, "lookup": LOOKUP_LENGTHS}
+OURS = {
+    (16, "plain"): "plain", (16, "draft model"): "draft", (16, "lookup"): "suffix",
+    (8, "plain"): "int8", (8, "draft model"): "int8_draft", (8, "lookup"): "int8_suffix",
+}  # fmt: skip
+"""The contender of Slipstream that is compared with the others of a class and mode: one each, whatever it measures."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """Two contenders that do the same: one of Slipstream and one of another engine."""
+    """Two contenders of one class and mode: one of Slipstream (None: it has none) and one of another engine."""
 
-    what: str
-    ours: str
+    bits: int
+    mode: str
+    ours: str | None
     theirs: str
 
 
-MATCHES = (
-    *(Match("plain", "plain", key) for key in ("transformers", "llamacpp", "llamacpp_f16", "genai", "vllm")),
-    *(Match("draft model", "draft", f"{key}_draft") for key in ("transformers", "llamacpp", "genai", "vllm")),
-    *(Match("lookup", "suffix", key)
-      for key in ("transformers_lookup", "llamacpp_lookup", "genai_lookup", "vllm_ngram")),
-    Match("8 bits", "int8", "llamacpp_q8"),
-    Match("fewest bits that each has", "int8", "llamacpp_q4"),
-)  # fmt: skip
-
-
-def lineup(draft_tokens: int, lookup_tokens: int) -> dict[str, Contender]:
-    """All contenders, engine by engine; all draft models have one draft length, all lookups another."""
-    fixed = PLAIN | {key: replace(who, draft_tokens=draft_tokens) for key, who in MODEL.items()}
-    fixed |= {key: replace(who, draft_tokens=lookup_tokens) for key, who in LOOKUP.items()}
+def lineup(draft_tokens: int | None = None, lookup_tokens: int | None = None) -> dict[str, Contender]:
+    """All contenders, engine by engine. Each draft model and each lookup chooses its own draft length, unless all of
+    them are given one."""
+    given = {"plain": None, "draft model": draft_tokens, "lookup": lookup_tokens}
+    found = {}
+    for mode, contenders in MODES.items():
+        fixed = given[mode]
+        for key, who in contenders.items():
+            who = replace(who, prompts="both", mode=mode)
+            found[key] = replace(who, lengths=LENGTHS[mode]) if fixed is None else replace(who, draft_tokens=fixed)
     systems = list(dict.fromkeys(SYSTEMS.values()))
-    order = sorted(fixed, key=lambda key: systems.index(SYSTEMS[fixed[key].worker]))
-    return {key: replace(fixed[key], prompts="both") for key in order}
+    order = sorted(found, key=lambda key: (systems.index(SYSTEMS[found[key].worker]), -found[key].bits))
+    return {key: found[key] for key in order}
+
+
+def matches(contenders: Mapping[str, Contender]) -> list[Match]:
+    """Slipstream's contender of each class and mode with every one of the other engines."""
+    others = [(key, who) for key, who in contenders.items() if who.worker != "slipstream"]
+    found = [Match(who.bits, who.mode, OURS.get((who.bits, who.mode)), key) for key, who in others]
+    return sorted(found, key=lambda match: (-match.bits, list(MODES).index(match.mode)))
 
 
 def both(prompts: Prompts) -> Prompts:
-    """Both sets, alternating: code, edit, code, edit, ...; the same number of each."""
-    return {"both": [prompt for pair in zip(prompts["code"], prompts["edit"], strict=False) for prompt in pair]}
+    """Both sets, alternating as long as both last: code, edit, code, edit, ..."""
+    pairs = zip_longest(prompts["code"], prompts["edit"])
+    return {"both": [prompt for pair in pairs for prompt in pair if prompt is not None]}

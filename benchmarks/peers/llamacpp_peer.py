@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python: F32, F16, Q8_0, Q4_K_M, and F32 with its two kinds of draft.
+"""llama.cpp through llama-cpp-python: F32, F16, Q8_0, Q4_K_M, and with its two kinds of draft.
 
 Its `draft_model` is a callable from ids to draft ids. The package has prompt lookup; a draft model is a second `Llama`
 that continues greedily, which the interface allows but no class of the package provides. llama.cpp's own speculation
@@ -66,19 +66,21 @@ def quantized(checkpoint: str, kind: str) -> Path:
 
 
 def _model(file: Path, kind: str, draft: LlamaDraftModel | None = None) -> llama_cpp.Llama:
-    # F32 keeps its keys and values in float32 as everyone else here; the others have llama.cpp's default, float16.
+    # F32 keeps its keys and values in float32; the others have llama.cpp's default, float16, and flash attention, with
+    # which they are faster.
     cache = {"type_k": 0, "type_v": 0} if kind == "F32" else {}
     return llama_cpp.Llama(
         str(file), n_ctx=CONTEXT, n_batch=512, n_threads=THREADS, n_threads_batch=THREADS, verbose=False,
-        draft_model=draft, **cache,
+        draft_model=draft, flash_attn=kind != "F32", **cache,
     )  # fmt: skip
 
 
 def load(name: str, target: str, kind: str, draft: str | None = None, lookup: bool = False) -> dict[str, Any]:
-    """Load a model under a name, converting and quantising what has not been yet. note: how it is stored."""
+    """Load a model under a name, converting and quantising what has not been yet; a draft model is stored as its
+    target. note: how the target is stored."""
     helper: LlamaDraftModel | None = LlamaPromptLookupDecoding(max_ngram_size=LOOKUP_NGRAM) if lookup else None
     if draft:
-        helper = Continuation(_model(quantized(draft, "F32"), "F32"))
+        helper = Continuation(_model(quantized(draft, kind), kind))
     file = quantized(target, kind)
     models[name] = _model(file, kind, helper)
     return {"note": f"stored as {census(file)}"}

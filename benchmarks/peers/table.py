@@ -6,33 +6,44 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.peers.lineup import BASE, MATCHES, SYSTEMS, Match
-from benchmarks.prompts import Prompts
+from benchmarks.markdown import beside
+from benchmarks.peers.lineup import BASE, CLASSES, MODES, SYSTEMS, Match, matches
+from benchmarks.prompts import SETS, Prompts
 from benchmarks.report import agreements, contender, noise, origin
 from benchmarks.session import Session
+from slipstream.lab import loops
 from slipstream.lab.estimates import ratio, spread
 from slipstream.lab.plots import Plot, intervals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SCHEMA = 1
+SCHEMA = 2
 NEAR_TIE = 1e-3
 """Gap between the target's two best logits that float32 rounding may close; logits here are of the order of ten."""
+NONE = "Slipstream has none"
+VERDICTS = ("slower", "no difference shown", "faster", NONE, "not measured")
+"""What a comparison can say, in the order of the tables: losses first."""
 
 
 def assemble(session: Session, prompts: Prompts, provenance: dict[str, Any]) -> dict[str, Any]:
-    """The results as plain JSON values; `prompts` has the one set "both"."""
+    """The results as plain JSON values; `prompts` has the one set "both".
+
+    matches: Slipstream with every setting of the others, within each class and mode. best: with the fastest one of each
+    system there.
+    """
+    compared = [_match(match, session) for match in matches(session.contenders)]
     texts = {row["key"]: row for row in agreements(session, prompts)}
     return {
         "schema": SCHEMA,
         "provenance": provenance,
         "prompts": {
-            name: [{"length": len(p.ids), "new": p.tokens} for p in prompts["both"][start::2]]
-            for start, name in enumerate(("code", "edit"))
+            name: [{"length": len(p.ids), "new": p.tokens} for p in prompts["both"] if p.kind == name] for name in SETS
         },
+        "loops": len(loops.looping(dict(enumerate(session.outputs.get(BASE, []))))),
         "contenders": [_row(key, session, prompts, texts.get(key)) for key in session.cells],
-        "matches": [_match(match, session) for match in MATCHES],
+        "best": best(compared, session),
+        "matches": compared,
         "skipped": {key: _last(reason) for key, reason in session.skipped.items()},
     }
 
@@ -41,7 +52,8 @@ def _row(key: str, session: Session, prompts: Prompts, text: dict[str, Any] | No
     who, cells = session.contenders[key], np.asarray(session.cells[key])  # [prompts, rounds]
     speed = np.array([[prompt.tokens] for prompt in prompts["both"]]) / cells
     row = contender(key, session, prompts) | {"system": SYSTEMS[who.worker]}
-    row |= {"code": spread(speed[0::2]), "edit": spread(speed[1::2])}
+    kinds = np.array([prompt.kind for prompt in prompts["both"]])
+    row |= {"bits": who.bits, "mode": who.mode} | {kind: spread(speed[kinds == kind]) for kind in SETS}
     if BASE in session.cells:
         row["over_plain"] = vars(ratio(session.cells[BASE], cells))
     note = "; ".join(filter(None, (who.note, session.notes.get(key) if not who.exact else None)))
@@ -51,11 +63,28 @@ def _row(key: str, session: Session, prompts: Prompts, text: dict[str, Any] | No
 def _match(match: Match, session: Session) -> dict[str, Any]:
     """How many times as fast as the other contender ours is, paired by prompt and round."""
     row: dict[str, Any] = dict(vars(match))
+    if match.ours is None:
+        return row | {"verdict": NONE}
     if match.ours not in session.cells or match.theirs not in session.cells:
         return row | {"verdict": "not measured"}
     found = ratio(session.cells[match.theirs], session.cells[match.ours])
     verdict = "faster" if found.low > 1 else "slower" if found.high < 1 else "no difference shown"
     return row | vars(found) | {"verdict": verdict}
+
+
+def best(compared: list[dict[str, Any]], session: Session) -> list[dict[str, Any]]:
+    """Of the comparisons with each system, within each class and mode, the one with its fastest contender; of a system
+    that was not measured there, the first."""
+    found: dict[tuple[int, str, str], list[dict[str, Any]]] = {}
+    for row in compared:
+        system = SYSTEMS[session.contenders[row["theirs"]].worker]
+        found.setdefault((row["bits"], row["mode"], system), []).append(row)
+
+    def seconds(row: dict[str, Any]) -> float:  # typical, as in `ratio`
+        cells = session.cells.get(row["theirs"])
+        return float(np.median(np.median(cells, axis=1))) if cells else np.inf
+
+    return [min(rows, key=seconds) | {"system": system} for (_, _, system), rows in found.items()]
 
 
 def _last(reason: str) -> str:
@@ -89,46 +118,82 @@ def verdict(row: dict[str, Any]) -> str:
 
 def markdown(results: dict[str, Any], labels: dict[str, str]) -> str:
     """The tables for people. labels: contender -> name, of all requested contenders, measured or not."""
-    blocks = [noise(results), speeds(results, labels), matches(results, labels), notes(results), origin(results)]
+    blocks = [
+        noise(results),
+        comparison("Slipstream and the fastest setting of each system", results["best"], results, labels),
+        speeds(results, labels),
+        comparison("Slipstream and every setting of the others", results["matches"], results, labels),
+        notes(results),
+        chosen(results),
+        origin(results),
+    ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def comparison(
+    title: str, compared: list[dict[str, Any]], results: dict[str, Any], labels: dict[str, str]
+) -> list[str]:
+    """Comparisons within a class and mode, losses first and in bold."""
+    lines = [f"**{title}**: tokens/s on code / edits", ""]
+    lines += ["| class | mode | ours | theirs | ours is (95 %) | |", "|---|---|---|---|---|---|"]
+    measured = {row["key"]: row for row in results["contenders"]}
+    wanted = [row for row in compared if row["theirs"] in labels and (row["ours"] is None or row["ours"] in labels)]
+    order = {mode: number for number, mode in enumerate(MODES)}
+    for row in sorted(wanted, key=lambda row: (VERDICTS.index(row["verdict"]), -row["bits"], order[row["mode"]])):
+        line = [CLASSES[row["bits"]], row["mode"]]
+        line += [named(labels[key], measured.get(key)) if key else "-" for key in (row["ours"], row["theirs"])]
+        if "value" in row:
+            value, low, high = (beside(row[part], 1) for part in ("value", "low", "high"))
+            line += [f"{value}x as fast ({low} to {high})"]
+        else:
+            line += [""]
+        line += ["**slower**" if row["verdict"] == "slower" else row["verdict"]]
+        lines.append(f"| {' | '.join(line)} |")
+    return lines if wanted else []
+
+
+def named(label: str, row: dict[str, Any] | None) -> str:
+    """A contender with its speed and draft length, if it was measured."""
+    if row is None:
+        return label
+    length = f", K={row['draft_tokens']}" if row["draft_tokens"] else ""
+    return f"{label}{length}: {row['code']['median']:.0f} / {row['edit']['median']:.0f}"
 
 
 def speeds(results: dict[str, Any], labels: dict[str, str]) -> list[str]:
     """All contenders in the order of the line-up; for those not measured, the reason."""
-    rows = ["| contender | draft length | code, tokens/s | edits, tokens/s | over our plain (95 %) | text |"]
-    rows.append("|---|---|---|---|---|---|")
+    lines = ["| contender | class | draft length | code, tokens/s | edits, tokens/s | over our plain (95 %) | text |"]
+    lines.append("|---|---|---|---|---|---|---|")
     measured = {row["key"]: row for row in results["contenders"]}
     for key, label in labels.items():
         if key not in measured:
-            rows.append(f"| {label} | | | | | not measured: {results['skipped'][key]} |")
+            lines.append(f"| {label} | | | | | | not measured: {results['skipped'][key]} |")
             continue
         row = measured[key]
         over = row.get("over_plain")
+        shown = [] if over is None else [beside(over[part], 1) for part in ("value", "low", "high")]
         cells = [
             label,
+            CLASSES[row["bits"]],
             str(row["draft_tokens"] or "-"),
             f"{row['code']['median']:.0f}",
             f"{row['edit']['median']:.0f}",
-            "-" if over is None else f"{over['value']:.2f}x ({over['low']:.2f} to {over['high']:.2f})",
+            f"{shown[0]}x ({shown[1]} to {shown[2]})" if shown else "-",
             verdict(row),
         ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return rows
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
-def matches(results: dict[str, Any], labels: dict[str, str]) -> list[str]:
-    """Comparisons of equal methods; slower ones of Slipstream in bold."""
-    rows = ["| like against like | ours | theirs | ours is (95 %) | |", "|---|---|---|---|---|"]
-    for row in (row for row in results["matches"] if {row["ours"], row["theirs"]} <= labels.keys()):
-        line = [row["what"], labels[row["ours"]], labels[row["theirs"]]]
-        if "value" in row:
-            loses = row["verdict"] == "slower"
-            line += [f"{row['value']:.2f}x as fast ({row['low']:.2f} to {row['high']:.2f})"]
-            line += ["**slower**" if loses else row["verdict"]]
-        else:
-            line += ["", row["verdict"]]
-        rows.append(f"| {' | '.join(line)} |")
-    return rows
+def chosen(results: dict[str, Any]) -> list[str]:
+    """How the prompts were chosen, and how many outputs loop all the same."""
+    found, count = results["provenance"].get("choice"), sum(map(len, results["prompts"].values()))
+    how = "Prompts: the first of each file, not chosen by whether their outputs loop."
+    if found:
+        dropped = "; ".join(f"{name}: {n['kept']} of {n['examined']} qualify" for name, n in found["examined"].items())
+        how = f"Prompts: {found['criterion']} ({dropped}). choice.json has the digest {found['sha256']}."
+    limit = f"more than {100 * loops.LOOPING:.0f} % of their tokens"
+    return [f"{how} In this run {results['loops']} of {count} outputs of plain decoding end in a loop ({limit})."]
 
 
 def notes(results: dict[str, Any]) -> list[str]:

@@ -9,17 +9,17 @@ import pytest
 
 from benchmarks.contenders import CONTENDERS, WORKERS, WorkerKind, loads
 from benchmarks.peers import __main__ as command
-from benchmarks.peers.lineup import MATCHES, SYSTEMS, both, lineup
+from benchmarks.peers.lineup import MODES, OURS, SYSTEMS, both, lineup, matches
 from benchmarks.peers.table import assemble, markdown, plot, verdict
 from benchmarks.prompts import Prompt
 from benchmarks.session import Session
 from slipstream.lab.plots import svg
 
 LINEUP = lineup(5, 10)
-PROMPTS = {"both": [Prompt([1]), Prompt([2], 64)]}
+PROMPTS = {"both": [Prompt([1]), Prompt([2], 64, "edit")]}
 SECONDS = {
     "plain": 0.5, "draft": 0.25, "suffix": 0.1, "int8": 0.3, "transformers": 1.0, "llamacpp": 0.4, "llamacpp_q8": 0.2,
-    "vllm": 0.5,
+    "vllm": 0.5, "llamacpp_f16": 0.45, "llamacpp_q4": 0.3,
 }  # fmt: skip
 LABELS = {key: who.label for key, who in LINEUP.items() if key in {*SECONDS, "genai", "llamacpp_draft"}}
 PROVENANCE = {
@@ -67,18 +67,47 @@ def test_every_worker_can_be_made_by_a_make_target():
     assert set(everything[1].split()) == made
 
 
-def test_all_have_the_same_prompts_and_drafts_of_a_kind_have_the_same_length():
+def test_each_chooses_its_own_draft_length_unless_one_is_given():
+    free = lineup()
+    assert {who.lengths for who in free.values() if who.mode == "draft model"} == {(2, 3, 4, 5, 6)}
+    assert {who.lengths for who in free.values() if who.mode == "lookup"} == {(4, 6, 8, 12, 16)}
+    assert {who.lengths for who in free.values() if who.mode == "plain"} == {()}
+    half = lineup(None, 10)
+    assert (half["draft"].lengths, half["suffix"].lengths, half["suffix"].draft_tokens) == ((2, 3, 4, 5, 6), (), 10)
+
+
+def test_every_contender_has_a_class_and_a_mode():
+    assert {who.bits for who in LINEUP.values()} == {16, 8, 4}
+    assert {(key, who.mode) for key, who in LINEUP.items()} == {(key, m) for m, keys in MODES.items() for key in keys}
+    bits = {key: who.bits for key, who in LINEUP.items()}
+    assert {bits[key] for key in ("llamacpp", "llamacpp_f16_draft", "genai_fp16", "genai_fp16_fast_lookup")} == {16}
+    assert {bits[key] for key in ("int8", "int8_suffix", "llamacpp_q8_lookup", "genai_int8_fast_draft")} == {8}
+
+
+def test_matches_stay_within_a_class_and_mode_and_leave_nobody_out():
+    found = matches(LINEUP)
+    for match in found:
+        theirs = LINEUP[match.theirs]
+        assert (match.bits, match.mode) == (theirs.bits, theirs.mode)
+        if match.ours:
+            ours = LINEUP[match.ours]
+            assert (ours.worker, ours.bits, ours.mode) == ("slipstream", theirs.bits, theirs.mode)
+    assert {match.theirs for match in found} == {key for key, who in LINEUP.items() if who.worker != "slipstream"}
+    assert [match.theirs for match in found if match.ours is None] == ["llamacpp_q4"]
+    assert {match.ours for match in found} == {*OURS.values(), None}
+
+
+def test_all_have_the_same_prompts_and_one_length_if_one_is_given():
     assert {who.prompts for who in LINEUP.values()} == {"both"}
     lengths = {key: who.draft_tokens for key, who in LINEUP.items()}
     assert {lengths[key] for key in ("draft", "eagle3", "transformers_draft", "genai_draft", "vllm_draft")} == {5}
     assert {lengths[key] for key in ("suffix", "transformers_lookup", "llamacpp_lookup", "vllm_ngram")} == {10}
     assert lengths["plain"] == lengths["llamacpp_q4"] == 0
-    assert all(match.ours in LINEUP and match.theirs in LINEUP for match in MATCHES)
 
 
 def test_code_and_edits_take_turns():
     sets = {"code": [Prompt([1]), Prompt([2]), Prompt([3])], "edit": [Prompt([4]), Prompt([5])]}
-    assert [p.ids for p in both(sets)["both"]] == [[1], [4], [2], [5]]
+    assert [p.ids for p in both(sets)["both"]] == [[1], [4], [2], [5], [3]]
 
 
 def test_speeds_are_listed_by_kind_of_prompt(results):
@@ -89,18 +118,42 @@ def test_speeds_are_listed_by_kind_of_prompt(results):
 
 def test_a_missing_peer_has_a_row_with_the_reason(results):
     table = rows(results)
-    assert "not measured: genai is not installed: run `make peer-genai`" in table["OpenVINO GenAI, plain"]
+    assert "not measured: genai is not installed: run `make peer-genai`" in table["OpenVINO GenAI fp32, plain"]
     assert "not measured: RuntimeError: no memory" in table["llama.cpp F32, draft model"]
     assert table.keys() >= set(LABELS.values())
     assert "vLLM, n-gram" not in table  # nobody asked for it
 
 
 def test_where_slipstream_is_slower_is_stated(results):
-    lines = [line for line in markdown(results, LABELS).splitlines() if line.startswith("| plain |")]
-    assert any("llama.cpp F32, plain" in line and "0.80x" in line and "**slower**" in line for line in lines)
+    lines = [line for line in markdown(results, LABELS).splitlines() if line.startswith("| 16 bits | plain |")]
+    assert any("llama.cpp F32, plain: 320 / 160" in line and "0.80x" in line and "**slower**" in line for line in lines)
     assert any("transformers, plain" in line and "2.00x" in line and "faster" in line for line in lines)
     assert any("vLLM" in line and "no difference shown" in line for line in lines)
     assert any("GenAI" in line and "not measured" in line for line in lines)
+
+
+def test_losses_come_first_and_a_class_that_slipstream_lacks_is_named(results):
+    table = markdown(results, LABELS).split("\n\n")[1].splitlines()
+    said = [line.split("|")[-2].strip() for line in table[2:]]
+    order = ["**slower**", "no difference shown", "faster", "Slipstream has none", "not measured"]
+    assert [order.index(each) for each in said] == sorted(order.index(each) for each in said)
+    assert {"**slower**", "Slipstream has none"} <= set(said)
+    assert "| 4 bits | plain | - | llama.cpp Q4_K_M, plain: 427 / 213 |  | Slipstream has none |" in table
+
+
+def test_the_first_table_takes_the_fastest_setting_of_each_system(results):
+    found = {(row["bits"], row["mode"], row["system"]): row["theirs"] for row in results["best"]}
+    assert len(found) == len(results["best"])
+    assert found[16, "plain", "llama.cpp"] == "llamacpp"  # 0.4 s; F16 has 0.45 s here
+    assert found[8, "plain", "llama.cpp"] == "llamacpp_q8"
+    assert any(row["theirs"] == "llamacpp_f16" for row in results["matches"])
+
+
+def test_the_table_says_how_prompts_were_chosen_and_how_many_outputs_loop(results):
+    assert "not chosen by whether their outputs loop. In this run 0 of 2 outputs" in markdown(results, LABELS)
+    counts = {"code": {"kept": 4, "examined": 17}}
+    results["provenance"]["choice"] = {"criterion": "no tail", "examined": counts, "sha256": "1f"}
+    assert "Prompts: no tail (code: 4 of 17 qualify). choice.json has the digest 1f." in markdown(results, LABELS)
 
 
 def test_different_texts_are_classified_by_the_logit_gap_at_the_first_difference(results):
@@ -141,7 +194,9 @@ def faked(monkeypatch, tmp_path):
 
 
 def test_the_command_writes_table_plot_and_document(faked, tmp_path, capsys):
-    assert faked("--rounds", "2", "--only", "draft", "transformers", "vllm_ngram", "genai") == 0
+    assert (
+        faked("--rounds", "2", "--lookup-tokens", "10", "--only", "draft", "transformers", "vllm_ngram", "genai") == 0
+    )
     document = json.loads((tmp_path / "peers.json").read_text())
     assert [row["key"] for row in document["contenders"]] == ["plain", "draft", "transformers", "vllm_ngram"]
     assert document["skipped"] == {"genai": "genai is not installed: run `make peer-genai`"}
@@ -149,7 +204,10 @@ def test_the_command_writes_table_plot_and_document(faked, tmp_path, capsys):
     assert set(document["provenance"]["versions"]["slipstream"]) >= {"python"}
     assert (tmp_path / "peers.svg").read_text().count("vLLM, n-gram") >= 1
     assert (tmp_path / "peers.md").read_text() in capsys.readouterr().out
-    fast = next(row for row in document["contenders"] if row["key"] == "vllm_ngram")
+    rows = {row["key"]: row for row in document["contenders"]}
+    fast = rows["vllm_ngram"]
+    assert (rows["draft"]["draft_tokens"], len(rows["draft"]["tuning_seconds_per_token"])) == (6, 5)  # the longest
+    assert document["provenance"]["choice"] is None
     assert fast["over_plain"]["value"] == pytest.approx(11.0)  # the fake is 1 + draft length times as fast
 
 

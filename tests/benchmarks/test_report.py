@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.contenders import CONTENDERS
 from benchmarks.figures import FIGURES, judge
+from benchmarks.markdown import beside, bound
 from benchmarks.prompts import Prompt
 from benchmarks.report import assemble, markdown
 from benchmarks.session import Session
@@ -85,3 +86,33 @@ def test_a_busy_machine_is_reported_first(results):
     assert "Not a quiet machine" not in markdown(results)
     results["provenance"]["neighbours"] = 0.4
     assert markdown(results).startswith("**Not a quiet machine:** 40 %")
+
+
+@pytest.mark.parametrize(
+    ("value", "bar", "shown"),
+    [
+        (1.0958, 1.10, "1.096"),
+        (1.1042, 1.10, "1.104"),
+        (1.1, 1.10, "1.10"),
+        (1.09999999, 1.10, "below 1.1"),
+        (0.998, 1, "0.998"),
+        (1.00001, 1, "above 1"),
+        (1.352, 1.35, "1.352"),
+        (2.345, 1.1, "2.35"),
+    ],
+)
+def test_a_value_is_never_rounded_to_or_across_its_bar(value, bar, shown):
+    assert beside(value, bar) == shown
+
+
+def test_a_bar_keeps_all_its_decimals():
+    assert (bound(4.0), bound(1.1, unit="x"), bound(0.955)) == ("4.00", "1.10x", "0.955")
+
+
+def test_a_figure_just_below_its_bar_does_not_look_reached(results):
+    row = next(row for row in results["figures"] if row["key"] == "draft_vs_plain")
+    row |= {"value": 1.4958, "low": 1.4, "high": 1.503, "verdict": "missed"}
+    line = next(line for line in markdown(results).splitlines() if FIGURES["draft_vs_plain"].text in line)
+    assert "at least 1.50x | 1.496x | 1.40x to 1.503x | **missed**" in line
+    share = FIGURES["outside_plain"]
+    assert (share.show(0.10004), share.bound) == ("10.004 %", "at most 10.0 %")

@@ -1,0 +1,106 @@
+"""Choosing prompts whose outputs do not loop, with a decoder that is made up."""
+
+import json
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import choose_prompts as command
+from benchmarks.choose_prompts import choose, examine, untracked
+from benchmarks.prompts import SETS, Prompt, choice, load
+
+TOKENIZER = SimpleNamespace(
+    encode=lambda text, add_special_tokens=True: [ord(letter) for letter in text],
+    apply_chat_template=lambda messages, **how: messages[0]["content"],
+)
+
+
+def entries(name: str, count: int) -> list[dict]:
+    return [{"prompt": f"{name} {i}", "source": name, "line": i} for i in range(count)]
+
+
+def decode(prompt: Prompt) -> list[int]:
+    """A loop for prompts that begin with L."""
+    return [1, 2] * (prompt.tokens // 2) if prompt.ids[0] == ord("L") else list(range(prompt.tokens))
+
+
+def test_looping_and_overlong_candidates_are_dropped_and_counted(tmp_path):
+    file = tmp_path / "outside.jsonl"
+    lines = [
+        {"prompt": "Loop"},
+        {"prompt": "Good", "canonical_solution": "x"},
+        {"prompt": "x" * 1000},
+        {"prompt": "End"},
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = examine(file, "code", 64, TOKENIZER, decode)
+    assert [(e["prompt"], e["line"]) for e in found.kept] == [("Good", 2), ("End", 4)]
+    assert "canonical_solution" not in found.kept[0]
+    counts = found.as_dict()
+    assert (counts["examined"], counts["kept"], counts["loops"], counts["too_long"]) == (4, 2, 1, 1)
+
+
+def count(chosen: list[dict], kind: str) -> int:
+    return sum(entry["source"] == kind for entry in chosen[:-3])
+
+
+def test_half_is_code_and_half_of_the_code_is_from_outside():
+    code, edit = choose(entries("own", 20), entries("outside", 20), entries("edit", 20), 24)
+    assert (count(code, "own"), count(code, "outside"), count(edit, "edit")) == (6, 6, 12)
+    texts = [entry["prompt"] for entry in code + edit]
+    assert len(texts) == len(set(texts)) == 24 + 6  # with those on which draft lengths are chosen
+
+
+def test_what_one_kind_lacks_another_fills():
+    code, edit = choose(entries("own", 4), entries("outside", 30), entries("edit", 9), 24)
+    assert (count(code, "own"), count(code, "outside"), count(edit, "edit")) == (4, 14, 6)
+    code, _ = choose(entries("own", 17), [], entries("edit", 15), 24)
+    assert count(code, "own") == 12
+    with pytest.raises(SystemExit, match="too few"):
+        choose(entries("own", 4), entries("outside", 30), entries("edit", 3), 24)
+
+
+def test_a_folder_that_git_tracks_is_refused(tmp_path):
+    subprocess.run(["git", "init", "--quiet", tmp_path / "repo"], check=True)
+    (tmp_path / "repo" / ".gitignore").write_text("runs/\n")
+    assert untracked(tmp_path / "elsewhere" / "new")
+    assert untracked(tmp_path / "repo" / "runs" / "new")
+    assert not untracked(tmp_path / "repo" / "new")
+    with pytest.raises(SystemExit, match="tracked by git"):
+        command.main(["--out", str(tmp_path / "repo" / "new")])
+    with pytest.raises(SystemExit, match="no such file"):
+        command.main(["--out", str(tmp_path / "new"), "--outside", str(tmp_path / "nothing")])
+
+
+@pytest.fixture
+def chosen(monkeypatch, tmp_path):
+    """The folder that the command writes, with a decoder that is made up."""
+    answer = lambda ids, params: [SimpleNamespace(token_ids=decode(Prompt(ids[0], params.max_tokens)))]  # noqa: E731
+    monkeypatch.setattr(command, "LLM", lambda *a, **k: SimpleNamespace(tokenizer=TOKENIZER, generate=answer))
+    outside = tmp_path / "texts.jsonl"
+    outside.write_text("".join(json.dumps({"prompt": f"{'LG'[i % 2]}{i}"}) + "\n" for i in range(20)))
+    words = ["--out", str(tmp_path / "new"), "--outside", str(outside), "--count", "8", "--tokens", "32"]
+    assert command.main(words) == 0
+    return tmp_path / "new"
+
+
+def test_the_command_writes_prompts_and_how_they_were_chosen(chosen):
+    made = json.loads((chosen / "choice.json").read_text())
+    assert made["examined"]["texts.jsonl"]["kept"] == made["examined"]["texts.jsonl"]["loops"] == 10
+    assert made["measured"]["code"] == {"texts.jsonl": 2, "code.jsonl": 2}
+    assert "output of 32 tokens" in made["criterion"]
+    measured, spare = load(chosen, TOKENIZER, 12)
+    assert [len(measured[name]) for name in SETS] == [4, 4]
+    assert [p.kind for p in spare["edit"]] == ["edit"] * 3
+
+
+def test_prompts_that_were_changed_later_are_refused(chosen, tmp_path):
+    found = choice(chosen)
+    assert found is not None
+    assert set(found["digests"]) == set(SETS)
+    assert len(found["sha256"]) == 16
+    assert choice(tmp_path) is None
+    (chosen / "edit.jsonl").write_text("")
+    with pytest.raises(SystemExit, match=r"edit\.jsonl is not the file"):
+        choice(chosen)
