@@ -28,7 +28,7 @@ from slipstream.models.text import load_tokenizer
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument(
-        "--minutes", type=float, default=4, help="time limit, loading included: no round begins that would end later"
+        "--minutes", type=float, default=8, help="time limit, loading included: no round begins that would end later"
     )
     parser.add_argument(
         "--rounds", type=int, default=6, help="maximum number of timed runs of every contender on every prompt"
