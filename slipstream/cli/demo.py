@@ -60,11 +60,14 @@ def demo(
             for i in range(len(job.prompts)):
                 if not show(llm, job, i, interrupt):
                     raise typer.Exit(130)
+    from slipstream.lab.provenance import OtherProcesses
+
+    neighbours = OtherProcesses()
     found = measure(jobs, rounds)
     if as_json:
         print(json.dumps({kind: [summary(run) for run in runs] for kind, runs in found.items()}))
     else:
-        report(found)
+        report(found, neighbours.share())
     raise typer.Exit(0 if all(run.exact for runs in found.values() for run in runs) else 1)
 
 
@@ -156,12 +159,17 @@ def summary(run: Run) -> dict[str, Any]:
     }
 
 
-def report(found: dict[str, list[Run]]) -> None:
+def report(found: dict[str, list[Run]], neighbours: float | None) -> None:
+    """Print the table, its notes, and the warnings that `bench` would give. neighbours: see `benchmark.warnings`."""
+    from slipstream.lab.benchmark import warnings
+
     console = render.out()
     console.print()
     console.print(render.runs_table(found))
     for note in notes(found):
         console.print(note)
+    for said in dict.fromkeys(said for runs in found.values() for said in warnings(runs, neighbours)):
+        render.message("warning", said)
 
 
 def notes(found: dict[str, list[Run]]) -> list[str]:
