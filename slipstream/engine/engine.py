@@ -46,6 +46,7 @@ class Engine:
     ):
         self.target, self.drafter, self.rule = target, drafter, rule
         self.draft_tokens, self.max_batch = draft_tokens, max_batch
+        self._remembers = remembers(drafter)  # checks of protocols take 0.2 ms: not for each request
         self._lock = lock or Turns()
         self._waiting: deque[Sequence] = deque()
         self._active: list[Sequence] = []
@@ -58,7 +59,7 @@ class Engine:
         distribution. So each request for such a drafter draws other numbers. Under `coupled` drafts do not matter.
         """
         seq.coupled, seq.lossless = self.rule.name == "coupled", self.rule.lossless
-        if remembers(self.drafter) and not seq.coupled:
+        if self._remembers and not seq.coupled:
             seq.random.nonce = next(_nonces)
         self._waiting.append(seq)
 
