@@ -315,7 +315,7 @@ COMMANDS = (
     "generate x --drafter ngram -o max_ngram=two", "generate x --drafter eagle3 -o shape=bush",
     "generate x --drafter layerskip -o exit=99", "generate x --drafter replay", "generate x --drafter eagle",
     "generate x --drafter replay -o path={other.jsonl}", "generate x --drafter eagle3 --draft {broken}",
-    "generate x --drafter ngram -o branches=2 --rule block --temperature 1 -n 8",
+    "generate x --drafter ngram -o branches=2 --rule block --temperature 1 --seed 1 -n 8",
     "generate x --temperature 1 --rule greedy", "generate x --executor native --dtype float64",
     "generate x --executor torch --kv-dtype float16",
     "generate x --quantize int8 --dtype bfloat16", "bench --drafters model,model",
