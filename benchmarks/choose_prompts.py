@@ -22,7 +22,7 @@ from benchmarks.prompts import SPARE, TOKENS, Prompt, encode
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.lab.loops import PERIODS, SHORTEST, TURNS, periodic_tail
-from slipstream.lab.provenance import commit, digest, model, now
+from slipstream.lab.provenance import commit, digest, model, now, public
 
 EMBEDDED = ROOT / "slipstream" / "zoo" / "prompts"
 CONTEXT = 1024
@@ -153,7 +153,9 @@ def main(words: list[str] | None = None) -> int:
         "target": model(target),
         "commit": commit(),
         "date": now(),
-        "command": " ".join(["python", "-m", "benchmarks.choose_prompts", *(sys.argv[1:] if words is None else words)]),
+        "command": public(
+            " ".join(["python", "-m", "benchmarks.choose_prompts", *(sys.argv[1:] if words is None else words)])
+        ),
     }  # fmt: skip
     (options.out / "choice.json").write_text(json.dumps(choice, indent=1) + "\n")
     for name, each in names.items():

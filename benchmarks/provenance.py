@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.protocol import THREADS
-from slipstream.lab.provenance import commit, machine, model, now
+from slipstream.lab.provenance import commit, machine, model, now, public
 
 
 def provenance(target: str, draft: str, prompts: dict[str, str], command: list[str]) -> dict[str, Any]:
     """Everything but the contenders' versions. prompts: set -> digest."""
     return {
         "date": now(),
-        "command": " ".join(command),
+        "command": public(" ".join(command)),
         "commit": commit(),
         "machine": machine(),
         "threads": THREADS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -124,8 +125,13 @@ def command_line(arguments: Iterable[str] | None = None) -> str:
     return shlex.join([Path(words[0]).name.removesuffix(".py"), *words[1:]]) if words else ""
 
 
-def provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]:
-    """The conditions of a measurement with this engine, as plain JSON values."""
+def public(text: str) -> str:
+    """`text` with the folders of this machine removed: of an absolute path, only the last name is left."""
+    return re.sub(r"(?<![\w:/.-])~?(?:/[\w.+@-]+)+/([\w.+@-]+)", r"\1", text)
+
+
+def conditions(seed: int | None = None, **more: Any) -> dict[str, Any]:
+    """The conditions of any measurement, as plain JSON values."""
     return {
         "date": now(),
         "command": command_line(),
@@ -133,9 +139,13 @@ def provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]
         "versions": versions(),
         "machine": machine(),
         "seed": seed,
-        **engine_facts(llm),
         **more,
     }
+
+
+def provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]:
+    """The conditions of a measurement with this engine, as plain JSON values."""
+    return conditions(seed, **engine_facts(llm), **more)
 
 
 def drafts(drafters: Iterable[tuple[Any, Mapping[str, Any]]]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ HTML.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence as Seq
 from html import escape
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
+from slipstream.lab.provenance import public
 from slipstream.lab.reports import section
 from slipstream.lab.results import INTERRUPTED, Result, check_writable, write_text
 from slipstream.lab.tables import Alarm, Column, Section, Table, remark
@@ -113,11 +113,6 @@ def made_by(result: Result) -> str:
     """Command, date and processor of a result, for a plot that leaves the page."""
     source = result.provenance
     return f"{public(str(source.get('command') or 'slipstream'))}; {str(source.get('date', ''))[:10]}; {cpu(source)}"
-
-
-def public(text: str) -> str:
-    """`text` with the folders of this machine removed: of an absolute path, only the last name is left."""
-    return re.sub(r"(?<![\w:/.-])~?(?:/[\w.+@-]+)+/([\w.+@-]+)", r"\1", text)
 
 
 def table(made: Table) -> str:

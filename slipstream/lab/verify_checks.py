@@ -101,6 +101,11 @@ class VerifyConfig(Strict):
         return replace(self.params, temperature=self.params.temperature or self.temperature)
 
 
+def decisive_level(level: float, tests: int) -> float:
+    """The level of the second look, so that all tests together call a correct run a bug with at most `level`."""
+    return min(SCREEN, level / SCREEN / tests)
+
+
 def lengths(draft_tokens: int) -> list[int]:
     """The draft lengths of sampled texts."""
     return sorted({1, min(2, draft_tokens), draft_tokens})
@@ -186,7 +191,7 @@ class Checks:
 
     def distribution(self) -> None:
         prompts = list(range(min(self.config.distribution_prompts, len(self.ids))))
-        decisive = min(SCREEN, self.config.level / SCREEN / (len(prompts) + 2 * len(PLACES)))
+        decisive = decisive_level(self.config.level, len(prompts) + 2 * len(PLACES))
         self._first_tokens(prompts, decisive)
         self._positions(decisive)
 

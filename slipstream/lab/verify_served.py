@@ -28,9 +28,9 @@ import numpy as np
 
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.lab.endpoint import Answer, Endpoint
-from slipstream.lab.provenance import command_line, commit, machine, now, text_digest, versions
+from slipstream.lab.provenance import conditions, text_digest
 from slipstream.lab.results import Result, recording
-from slipstream.lab.verify_checks import SAME, SCREEN
+from slipstream.lab.verify_checks import SAME, SCREEN, decisive_level
 from slipstream.lab.verify_distribution import FEWEST, chi2_sf
 from slipstream.lab.verify_texts import BUG, IDENTICAL, TIE
 
@@ -87,10 +87,7 @@ def verify_served(
     served, reference = served.resolved(), reference.resolved()
     places = {"served": served.base_url, "reference": reference.base_url}
     models = {"served_model": served.model, "reference_model": reference.model}
-    about = {
-        "date": now(), "command": command_line(), "commit": commit(), "versions": versions(), "machine": machine(),
-        "seed": config.seed, "prompts": text_digest(*(text for _, text in prompts)),
-    }  # fmt: skip
+    about = conditions(config.seed, prompts=text_digest(*(text for _, text in prompts)))
     result = Result("verify-served", places | models | asdict(config), about)
     data: dict[str, Any] = {"greedy": [], "sampled": []}
 
@@ -167,7 +164,7 @@ def _sampled(
     served: Endpoint, reference: Endpoint, prompts: Seq[tuple[str, str]], config: ServedConfig,
     pool: ThreadPoolExecutor, advance: Callable[[], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    decisive = min(SCREEN, config.level / SCREEN / (2 * len(prompts)))
+    decisive = decisive_level(config.level, 2 * len(prompts))
 
     def draw(place: Endpoint, i: int, side: int, look: int) -> list[Answer]:
         key = [config.seed, i, side, look]

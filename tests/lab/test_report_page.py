@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from slipstream.errors import ResultError
-from slipstream.lab.report_page import export, page, public, write_page
+from slipstream.lab.provenance import public
+from slipstream.lab.report_page import export, page, write_page
 from slipstream.lab.report_tune import configs
 from slipstream.lab.reports import SECTIONS, section
 from slipstream.lab.results import Result
