@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from slipstream.core.stop import completed_at
 from slipstream.errors import LoadError
+from slipstream.models.folder_tokenizer import FolderTokenizer, is_general, open_folder
 
 Decode = Callable[[Seq[int]], str]
 
@@ -17,20 +17,29 @@ REPLACEMENT = "\ufffd"
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """The tokenizer of a checkpoint (local folder or hub id). Never runs code of the checkpoint. Raises LoadError."""
+    """The tokenizer of a checkpoint (local folder or hub id): a transformers tokenizer, or a `FolderTokenizer`, which
+    does the same. Never runs code of the checkpoint. Raises LoadError."""
     try:
-        if _is_general(Path(path)):
-            from transformers import PreTrainedTokenizerFast
-
-            return PreTrainedTokenizerFast.from_pretrained(str(path))
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as fault:
+        found = open_folder(Path(path), lambda: _transformers_tokenizer(path))
+        return _transformers_tokenizer(path) if found is None else found
+    except Exception as fault:
+        known = isinstance(fault, (OSError, ValueError, KeyError)) or type(fault) is Exception  # the last: tokenizers
+        if not known:
+            raise
         raise LoadError(
             f"no tokenizer could be loaded from {str(path)!r} ({fault})",
             fix="put tokenizer.json and tokenizer_config.json next to the weights, or pass token ids as prompts",
         ) from fault
+
+
+def _transformers_tokenizer(path: str | Path) -> Any:
+    if is_general(Path(path)):  # importing `AutoTokenizer`, for the same object, would take twice as long
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(str(path))
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
 
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "spiece.model", "*.tiktoken", "special_tokens_map.json")
@@ -44,16 +53,6 @@ def tokenizer_of(path: str | Path) -> Any | None:
     return load_tokenizer(path)
 
 
-def _is_general(folder: Path) -> bool:
-    """Whether everything about the tokenizer is in tokenizer.json. `AutoTokenizer` would return the same object, but
-    importing it takes 2.5 s of processor time, most of it for models."""
-    try:
-        named = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
-    except (OSError, ValueError):
-        return False
-    return named in ("PreTrainedTokenizerFast", "TokenizersBackend") and (folder / "tokenizer.json").is_file()
-
-
 def decoder_of(tokenizer: Any) -> Decode:
     """A function from token ids to text, without special tokens. Spaces are not cleaned up, so that pieces add up."""
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -61,10 +60,11 @@ def decoder_of(tokenizer: Any) -> Decode:
 
 def stray_byte(tokenizer: Any) -> int | None:
     """Id of a byte that is in no UTF-8 text, if the tokenizer falls back to bytes (as Llama 2's), else None."""
-    from transformers import PreTrainedTokenizerBase  # imported here: it takes long
+    if not isinstance(tokenizer, FolderTokenizer):
+        from transformers import PreTrainedTokenizerBase  # imported here: it takes long
 
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):  # one of the user's own: nothing is known of its tokens
-        return None
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):  # one of the user's own: nothing is known of its tokens
+            return None
     found = tokenizer.convert_tokens_to_ids("<0xFF>")
     return found if isinstance(found, int) and found != tokenizer.unk_token_id else None
 

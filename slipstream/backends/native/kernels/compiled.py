@@ -21,6 +21,7 @@ from filelock import FileLock
 from numba import config, njit as _njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, UserWideCacheLocator
 from numba.core.ccallback import CFunc
+from numba.core.runtime import rtsys
 
 njit: Any = _njit
 _log = logging.getLogger("slipstream")
@@ -95,7 +96,11 @@ class _SharedCache(FunctionCache):
         self._cache_file = IndexDataCacheFile(self.cache_path, self._impl.filename_base, _SOURCE)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        found = super().load_overload(sig, target_context)
+        """Numba's own would first import the implementations of everything that it can compile (0.4 s of processor
+        time, more where SciPy is installed). Stored code needs only what its wrappers call: the reference counts."""
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            found = self._load_overload(sig, target_context)
         if found is None:
             announce()
         return found

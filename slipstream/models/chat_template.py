@@ -1,0 +1,102 @@
+"""Chat templates: the Jinja text of a checkpoint that turns a conversation into a prompt.
+
+A template is code that somebody else wrote, so it runs in Jinja's sandbox. What it finds there is what transformers
+offers: `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML, `break` and `continue` in loops, and
+the `generation` block, which marks the assistant's own words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence as Seq
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+
+def render(template: str, messages: Seq[Mapping[str, str]], add_generation_prompt: bool, **names: Any) -> str:
+    """The text of a conversation.
+
+    messages  of plain strings, at least {"role", "content"}.
+    names     what else the template can read: the special tokens.
+
+    Raises jinja2's TemplateError for a template that is wrong, forbidden in the sandbox, or refuses the conversation.
+    """
+    return str(
+        _compiled(template).render(
+            messages=list(messages), tools=None, documents=None, add_generation_prompt=add_generation_prompt, **names
+        )
+    )
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Any:
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    made.filters["tojson"] = _tojson
+    made.globals |= {
+        "raise_exception": _raise,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "dict": _Dict(),
+        "namespace": _PublicNamespace,
+    }
+    return made.from_string(template)
+
+
+class _Generation(Extension):
+    """{% generation %} ... {% endgeneration %}: the text between, in a scope of its own."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
+
+    def _text(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Dict:
+    """`dict` without the attributes of a class, from which a template could reach the interpreter."""
+
+    def __call__(self, *given: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*given, **named)
+
+    def fromkeys(self, *given: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*given)
+
+
+class _PublicNamespace(Namespace):
+    """`namespace` whose attributes do not begin with an underscore."""
+
+    def __init__(*given: Any, **named: Any) -> None:  # so that an attribute may be called `self`
+        own, *values = given
+        for name in dict(*values, **named):
+            _check_public(name)
+        Namespace.__init__(own, *values, **named)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_public(name)
+        super().__setitem__(name, value)
+
+
+def _check_public(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"the chat template sets the attribute {name!r} of a namespace: rename it, without _")
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

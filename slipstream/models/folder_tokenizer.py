@@ -1,0 +1,245 @@
+"""`FolderTokenizer`: the tokenizer of a folder, read by the tokenizers library alone.
+
+Importing transformers takes as long as everything else that a short text needs. For a folder whose tokenizer.json is
+the whole tokenizer it is not needed: transformers would load the same file and add nothing. Where the folder asks for
+more than `open_folder` knows, transformers is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Values of tokenizer_class with which transformers uses tokenizer.json as it is. Most others rebuild it."""
+
+OTHER_CLASSES = ("mistral", "mixtral", "qwen2")
+"""Model types for which transformers may choose or change the tokenizer whatever the folder says."""
+
+_NAMED = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_OTHERS = {
+    "added_tokens_decoder", "add_prefix_space", "backend", "chat_template", "clean_up_tokenization_spaces", "is_local",
+    "legacy", "local_files_only", "max_length", "model_input_names", "model_max_length", "name_or_path",
+    "padding_side", "processor_class", "stride", "tokenizer_class", "truncation_side", "truncation_strategy",
+}  # fmt: skip
+"""Further settings that are read here, or that change neither ids nor text."""
+
+_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+"""Of an added token."""
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Fields of a message that transformers copies to each other."""
+
+
+class FolderTokenizer:
+    """Encodes, decodes and applies the chat template as the folder's transformers tokenizer would.
+
+    It can do everything that one can: what is not here is done by the transformers tokenizer, which is loaded when it
+    is first needed, and answers everything from then on. So a change to it, such as an added token, holds everywhere.
+
+    special  "bos_token" -> "<s>", ... for the special tokens that the folder names.
+    load     returns the transformers tokenizer.
+    """
+
+    _backend: Tokenizer
+    _special: Mapping[str, str]
+    _template: str | dict[str, str] | None
+    _load: Callable[[], Any]
+    _whole: Any
+
+    def __init__(
+        self,
+        backend: Tokenizer,
+        special: Mapping[str, str],
+        template: str | dict[str, str] | None,
+        load: Callable[[], Any],
+    ):
+        values = {"_backend": backend, "_special": special, "_template": template, "_load": load, "_whole": None}
+        self.__dict__.update(values)
+
+    @property
+    def transformers(self) -> Any:
+        """The transformers tokenizer of the same folder."""
+        if self._whole is None:
+            self.__dict__["_whole"] = self._load()
+        return self._whole
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # protocols that are asked for: copy, pickle
+            raise AttributeError(name)
+        if self._whole is None and name.removesuffix("_id") in _NAMED:
+            token = self._special.get(name.removesuffix("_id"))
+            return self.convert_tokens_to_ids(token) if token is not None and name.endswith("_id") else token
+        return getattr(self.transformers, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.transformers, name, value)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self.transformers(*given, **named)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles are those of the transformers tokenizer."""
+        return _same, (self.transformers,)
+
+    def __len__(self) -> int:
+        """Number of tokens, added ones included."""
+        return len(self._whole) if self._whole is not None else self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def chat_template(self) -> str | dict[str, str] | None:
+        """The template; a mapping from names to templates if there are several; None if there is none."""
+        return self._template if self._whole is None else self._whole.chat_template
+
+    def encode(self, text: Any, add_special_tokens: bool = True, **more: Any) -> list[int]:
+        """Ids of a text."""
+        if self._whole is not None or more or type(text) is not str:
+            return self.transformers.encode(text, add_special_tokens=add_special_tokens, **more)  # type: ignore[no-any-return]
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(
+        self,
+        token_ids: Any,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+        **more: Any,
+    ) -> Any:
+        """Text of ids."""
+        plain = type(token_ids) is list and all(type(token) is int for token in token_ids)
+        if self._whole is not None or more or clean_up_tokenization_spaces or not plain:
+            more["clean_up_tokenization_spaces"] = clean_up_tokenization_spaces
+            return self.transformers.decode(token_ids, skip_special_tokens=skip_special_tokens, **more)
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """The id of a token, that of the unknown token if there is no such token."""
+        if self._whole is not None or type(tokens) is not str:
+            return self.transformers.convert_tokens_to_ids(tokens)
+        found = self._backend.token_to_id(tokens)
+        if found is None and (unknown := self._special.get("unk_token")) is not None:
+            found = self._backend.token_to_id(unknown)
+        return found
+
+    def apply_chat_template(self, conversation: Any, **named: Any) -> Any:
+        """Text of a conversation (tokenize=False), or its ids."""
+        template = self._template.get("default") if isinstance(self._template, dict) else self._template
+        asked = set(named) <= {"tokenize", "add_generation_prompt"} and named.get("tokenize") is False
+        if self._whole is not None or template is None or not asked or not _is_plain(conversation):
+            return self.transformers.apply_chat_template(conversation, **named)
+        from slipstream.models.chat_template import render
+
+        return render(template, conversation, named.get("add_generation_prompt", False), **self._special)
+
+
+def _same(tokenizer: Any) -> Any:
+    return tokenizer
+
+
+def _is_plain(conversation: Any) -> bool:
+    """Whether it is a list of messages of text, which reach the template as they are."""
+    return (
+        type(conversation) is list
+        and bool(conversation)
+        and all(type(message) is dict for message in conversation)
+        and all(
+            type(name) is str and type(value) is str and name not in _REASONING
+            for message in conversation
+            for name, value in message.items()
+        )
+    )
+
+
+def is_general(folder: Path) -> bool:
+    """Whether transformers loads the tokenizer.json of this folder as it is, by the class that the folder names."""
+    config = _json(folder / "tokenizer_config.json")
+    named = None if config is None else config.get("tokenizer_class")
+    model_type = (_json(folder / "config.json") or {}).get("model_type")
+    return named in CLASSES and model_type not in OTHER_CLASSES and (folder / "tokenizer.json").is_file()
+
+
+def open_folder(folder: Path, load: Callable[[], Any]) -> FolderTokenizer | None:
+    """The tokenizer of a folder; None if only transformers can read it. load: as in `FolderTokenizer`.
+
+    Raises Exception, the class that the library raises, for a tokenizer.json that is none, and OSError or
+    UnicodeDecodeError for a chat template that cannot be read.
+    """
+    if not is_general(folder) or (folder / "added_tokens.json").exists():
+        return None
+    config = _json(folder / "tokenizer_config.json") or {}
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    settings = dict(config)
+    if "added_tokens_decoder" not in config:
+        settings |= _json(folder / "special_tokens_map.json") or {}
+    if backend.padding is not None:
+        settings.setdefault("pad_token", backend.padding["pad_token"])
+    template = _template(folder, config)
+    if not settings.keys() <= {*_NAMED, *_LISTS, *_OTHERS} or not _is_template(template):
+        return None
+    if config.get("clean_up_tokenization_spaces") and type(backend.model).__name__ != "BPE":
+        return None
+    named = {name: _content(settings[name]) for name in _NAMED if settings.get(name) is not None}
+    if not _adds_nothing(backend, settings, named.values()):
+        return None
+    backend.no_truncation()
+    backend.no_padding()
+    return FolderTokenizer(backend, {name: str(token) for name, token in named.items()}, template, load)
+
+
+def _adds_nothing(backend: Tokenizer, settings: Mapping[str, Any], named: Iterable[str | None]) -> bool:
+    """Whether all tokens that the folder names are added tokens of its tokenizer.json already. Others would be added to
+    the vocabulary."""
+    known = backend.get_added_tokens_decoder().values()
+    lists = [settings.get(name) or [] for name in _LISTS]
+    if not all(isinstance(each, list) for each in lists):
+        return False
+    wanted = [*named, *(_content(token) for each in lists for token in each)]
+    same = [{flag: getattr(token, flag) for flag in _FLAGS} for token in known]
+    decoder = settings.get("added_tokens_decoder", {})
+    return {token.content for token in known}.issuperset(wanted) and (
+        isinstance(decoder, dict) and all(token in same for token in decoder.values())
+    )
+
+
+def _json(file: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if there is none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _content(token: Any) -> str | None:
+    """Text of a token as configurations write it; None, which is no added token, for anything else."""
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else None
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> Any:
+    """Files come before the configuration, which may hold one template or a list of named ones."""
+    files = {file.name.removesuffix(".jinja"): file for file in (folder / "additional_chat_templates").glob("*.jinja")}
+    if (folder / "chat_template.jinja").is_file():
+        files["default"] = folder / "chat_template.jinja"
+    if files:
+        texts = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+        return texts["default"] if set(texts) == {"default"} else texts
+    found = config.get("chat_template")
+    if isinstance(found, list) and all(
+        isinstance(each, dict) and each.keys() == {"name", "template"} for each in found
+    ):
+        return {each["name"]: each["template"] for each in found}
+    return found
+
+
+def _is_template(found: Any) -> bool:
+    """Whether it is a template, several with names, or None."""
+    several = isinstance(found, dict) and all(isinstance(text, str) for text in found.values())
+    return found is None or isinstance(found, str) or several

@@ -1,0 +1,351 @@
+"""`FolderTokenizer` does what transformers' own tokenizer of the same folder does, and only where it can."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer
+
+from slipstream.errors import LoadError
+from slipstream.models.config import FAMILIES as MODEL_TYPES
+from slipstream.models.folder_tokenizer import OTHER_CLASSES, FolderTokenizer
+from slipstream.models.text import decoder_of, load_tokenizer, stray_byte
+from tests.checkpoints import FAMILIES, TEXTS, make_tokenizer
+
+SPECIAL = ["<unk>", "<s>", "</s>", "<|user|>"]
+SAMPLES = [
+    "", " ", "a", "def add(first, second):\n    return first + second\n", "  two  spaces \t\r\n\x00",
+    "naïve café 🎈 ☃ übergrößenträger 😀", "<s>x</s> <|user|> y<|user|>", "it's 12345 , isn't it ? don 't !",
+    "日本語 ﬁ Ⅳ ʼn", "<unk><0x0A>▁the",
+]  # fmt: skip
+
+
+def trained(model: Any, trainer: Any, **parts: Any) -> Tokenizer:
+    made = Tokenizer(model)
+    for name, part in parts.items():
+        setattr(made, name, part)
+    made.train_from_iterator(TEXTS * 3, trainer)
+    return made
+
+
+def byte_level() -> Tokenizer:
+    split = Regex(r"\s?\p{L}+|\p{N}{1,3}|[^\s\p{L}\p{N}]+|\s+")
+    parts = [pre_tokenizers.Split(split, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    made = trained(models.BPE(), trainer, pre_tokenizer=pre_tokenizers.Sequence(parts), decoder=decoders.ByteLevel())
+    made.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=True),
+            processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)]),
+        ]
+    )
+    return made
+
+
+def byte_fallback() -> Tokenizer:
+    """As Llama 2's: a space before the text, spaces as U+2581, bytes for what has no token."""
+    words = [*SPECIAL, *(f"<0x{i:02X}>" for i in range(256)), *"▁adefinrst()", "▁a", "▁d", "▁de", "▁def"]
+    merges = [("▁", "a"), ("▁", "d"), ("▁d", "e"), ("▁de", "f")]
+    vocab = {word: i for i, word in enumerate(words)}
+    made = Tokenizer(models.BPE(vocab, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(steps)
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    made.add_special_tokens(SPECIAL)
+    return made
+
+
+def metaspace() -> Tokenizer:
+    trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=SPECIAL)
+    parts = {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first"), "decoder": decoders.Metaspace()}
+    return trained(models.BPE(unk_token="<unk>"), trainer, **parts)
+
+
+def unigram() -> Tokenizer:
+    trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=SPECIAL, unk_token="<unk>")
+    parts = {
+        "pre_tokenizer": pre_tokenizers.Metaspace(),
+        "decoder": decoders.Metaspace(),
+        "normalizer": normalizers.NFKC(),
+    }
+    return trained(models.Unigram(), trainer, **parts)
+
+
+def word_piece() -> Tokenizer:
+    trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=SPECIAL)
+    parts: dict[str, Any] = {
+        "normalizer": normalizers.BertNormalizer(),
+        "pre_tokenizer": pre_tokenizers.BertPreTokenizer(),
+        "decoder": decoders.WordPiece(cleanup=True),
+    }
+    made = trained(models.WordPiece(unk_token="<unk>"), trainer, **parts)
+    made.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 1))
+    return made
+
+
+def word_level() -> Tokenizer:
+    trainer = trainers.WordLevelTrainer(vocab_size=60, special_tokens=SPECIAL)
+    return trained(models.WordLevel(unk_token="<unk>"), trainer, pre_tokenizer=pre_tokenizers.Whitespace())
+
+
+def with_added_tokens() -> Tokenizer:
+    made = byte_level()
+    made.add_tokens([AddedToken("return", single_word=True), AddedToken("++", lstrip=True, rstrip=True)])
+    made.add_special_tokens([AddedToken("<pad>", normalized=True)])
+    return made
+
+
+def with_truncation_and_padding() -> Tokenizer:
+    made = byte_level()
+    made.enable_truncation(4)
+    made.enable_padding(length=32, pad_id=0, pad_token="<unk>")
+    return made
+
+
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    made.__name__: made
+    for made in (
+        byte_level, byte_fallback, metaspace, unigram, word_piece, word_level, with_added_tokens,
+        with_truncation_and_padding,
+    )
+}  # fmt: skip
+NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def folder_of(folder: Path, kind: str = "byte_level", model_type: str = "llama", **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    KINDS[kind]().save(str(folder / "tokenizer.json"))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", **NAMED} | config
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return folder
+
+
+def assert_equal(folder: Path) -> Any:
+    """Everything that the project asks a tokenizer for is what transformers answers. Returns our tokenizer."""
+    ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    rng = random.Random(0)
+    texts = [*SAMPLES, *("".join(rng.choices("".join(SAMPLES), k=rng.randint(1, 30))) for _ in range(100))]
+    for text in texts:
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
+    decode = decoder_of(ours)
+    for _ in range(200):
+        ids = [rng.randrange(len(theirs)) for _ in range(rng.randint(0, 20))]
+        for skip in (False, True):
+            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+        assert decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert len(ours) == len(theirs)
+    assert ours.chat_template == theirs.chat_template
+    for role in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"):
+        for name in (f"{role}_token", f"{role}_token_id"):
+            assert getattr(ours, name) == getattr(theirs, name), name
+    for token in ("<s>", "a", "<0xFF>", "no such token"):
+        assert ours.convert_tokens_to_ids(token) == theirs.convert_tokens_to_ids(token)
+    if theirs.chat_template:
+        talk = [{"role": "user", "content": "<hi> é"}, {"role": "assistant", "content": "ho"}]
+        for opening in (False, True):
+            given = {"tokenize": False, "add_generation_prompt": opening}
+            assert ours.apply_chat_template(talk, **given) == theirs.apply_chat_template(talk, **given)
+    assert stray_byte(ours) == stray_byte(theirs)
+    return ours
+
+
+def is_ours(tokenizer: Any) -> bool:
+    """Whether transformers was not needed."""
+    return isinstance(tokenizer, FolderTokenizer) and tokenizer._whole is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_tokenizer_json_is_read_as_transformers_reads_it(tmp_path, kind):
+    assert is_ours(assert_equal(folder_of(tmp_path / kind, kind)))
+
+
+def test_the_embedded_tokenizer_and_that_of_the_tests_need_no_transformers(tmp_path):
+    from slipstream.zoo import draft_dir, target_dir
+
+    make_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    for folder in (target_dir(), draft_dir(), tmp_path):
+        assert is_ours(assert_equal(folder))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_model_family_gets_the_tokenizer_that_transformers_chooses(tmp_path, family):
+    FAMILIES[family]().save_pretrained(tmp_path)
+    model_type = json.loads((tmp_path / "config.json").read_text())["model_type"]
+    assert is_ours(assert_equal(folder_of(tmp_path, model_type=model_type))) == (model_type not in OTHER_CLASSES)
+
+
+def test_every_model_type_has_a_family_in_these_tests():
+    assert {make().model_type for make in FAMILIES.values()} == set(MODEL_TYPES)
+
+
+TALK = "{% for m in messages %}{{ bos_token }}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+SETTINGS: dict[str, dict[str, Any]] = {
+    "class": {"tokenizer_class": "TokenizersBackend"},
+    "no special tokens": {"bos_token": None, "eos_token": None, "unk_token": None},
+    "added token": {"eos_token": {"__type": "AddedToken", "content": "</s>", "lstrip": False}},
+    "more": {"additional_special_tokens": ["<|user|>"], "model_max_length": 5, "padding_side": "left"},
+    "extra": {"extra_special_tokens": ["<|user|>"], "clean_up_tokenization_spaces": True},
+    "template": {"chat_template": TALK},
+    "templates": {"chat_template": [{"name": "default", "template": TALK}, {"name": "tool_use", "template": "x"}]},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_the_folder_are_honoured(tmp_path, name):
+    assert is_ours(assert_equal(folder_of(tmp_path, **SETTINGS[name])))
+
+
+def test_added_tokens_of_the_configuration_that_the_tokenizer_has_are_no_change(tmp_path):
+    folder_of(tmp_path, "with_added_tokens")
+    flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    listed = json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"]
+    decoder = {str(token["id"]): {flag: token[flag] for flag in flags} for token in listed}
+    folder_of(tmp_path, "with_added_tokens", added_tokens_decoder=decoder)
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "<s>"}')  # of no effect beside a decoder
+    assert is_ours(assert_equal(tmp_path))
+    decoder["4"] = decoder["3"] | {"content": "def"}
+    assert not is_ours(assert_equal(folder_of(tmp_path, "with_added_tokens", added_tokens_decoder=decoder)))
+
+
+def test_a_map_of_special_tokens_comes_before_the_configuration(tmp_path):
+    folder_of(tmp_path, eos_token="<|user|>")
+    listed = {"eos_token": {"content": "</s>", "lstrip": False}, "additional_special_tokens": ["<|user|>"]}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(listed))
+    ours = assert_equal(tmp_path)
+    assert is_ours(ours)
+    assert ours.eos_token == "</s>"
+
+
+@pytest.mark.parametrize("named", [(), ("tool_use",), ("rag", "tool_use")])
+@pytest.mark.parametrize("default", [False, True])
+def test_template_files_come_before_the_configuration(tmp_path, default, named):
+    folder_of(tmp_path, chat_template=TALK)
+    if default:
+        (tmp_path / "chat_template.jinja").write_text("file: " + TALK)
+    (tmp_path / "additional_chat_templates").mkdir()
+    for name in named:
+        (tmp_path / "additional_chat_templates" / f"{name}.jinja").write_text(name + TALK)
+    if named and not default:
+        ours, theirs = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+        assert ours.chat_template == theirs.chat_template
+        with pytest.raises(ValueError, match="no default"):
+            ours.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+    else:
+        assert is_ours(assert_equal(tmp_path))
+
+
+BEYOND: dict[str, dict[str, Any]] = {
+    "bos and eos": {"add_bos_token": False, "add_eos_token": True},
+    "a special token that is a word": {"eos_token": "return"},
+    "a new special token": {"pad_token": "<new>"},
+    "a new list of them": {"additional_special_tokens": ["<new>", "<|user|>"]},
+    "a token with a name of its own": {"image_token": "<|user|>"},
+    "named extra tokens": {"extra_special_tokens": {"image_token": "<|user|>"}},
+    "unknown": {"some_setting": 1},
+    "split": {"split_special_tokens": True},
+    "another class": {"tokenizer_class": "GPT2Tokenizer"},
+    "no class": {"tokenizer_class": None},
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_folder_that_needs_more_than_its_tokenizer_json_is_read_by_transformers(tmp_path, name):
+    assert not is_ours(assert_equal(folder_of(tmp_path, **BEYOND[name])))
+
+
+@pytest.mark.parametrize("kind", ["unigram", "word_piece", "word_level"])
+def test_spaces_are_cleaned_up_by_transformers(tmp_path, kind):
+    assert not is_ours(assert_equal(folder_of(tmp_path, kind, clean_up_tokenization_spaces=True)))
+
+
+def test_tokens_beside_the_tokenizer_are_added_by_transformers(tmp_path):
+    folder_of(tmp_path)
+    (tmp_path / "added_tokens.json").write_text('{"def": 400}')
+    assert not is_ours(assert_equal(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", '{"model": {"type": "New"}, "added_tokens": []}'),
+        ("tokenizer_config.json", "{"),
+        ("chat_template.jinja", b"\xff"),
+    ],
+)
+def test_a_broken_file_is_an_error_of_loading(tmp_path, file, text):
+    folder_of(tmp_path)
+    (tmp_path / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(LoadError, match="no tokenizer could be loaded"):
+        load_tokenizer(tmp_path)
+
+
+# --- the rest of a transformers tokenizer ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ours(tmp_path):
+    return load_tokenizer(folder_of(tmp_path, chat_template=TALK))
+
+
+@pytest.fixture
+def theirs(ours, tmp_path):
+    return AutoTokenizer.from_pretrained(tmp_path)
+
+
+def test_what_it_lacks_transformers_does(ours, theirs):
+    made = ours(["def", "a b"], padding=False)
+    assert made["input_ids"] == theirs(["def", "a b"])["input_ids"]
+    assert ours.convert_ids_to_tokens([5, 6]) == theirs.convert_ids_to_tokens([5, 6])
+    assert ours.encode("def", return_tensors="pt").tolist() == theirs.encode("def", return_tensors="pt").tolist()
+    assert ours.decode([[5, 6], [7]]) == theirs.decode([[5, 6], [7]])
+    assert ours.get_vocab() == theirs.get_vocab()
+    with pytest.raises(AttributeError, match="no_such_member"):
+        ours.no_such_member  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("talk", "named"),
+    [
+        ([{"role": "user", "content": "x", "reasoning": "y"}], {"tokenize": False}),
+        ([{"role": "user", "content": None}], {"tokenize": False}),
+        ([{"role": "user", "content": "x"}], {"tokenize": True, "return_dict": False}),
+        ([{"role": "user", "content": "x"}], {"tokenize": False, "chat_template": "{{ messages }}"}),
+    ],
+)
+def test_other_conversations_and_options_are_rendered_by_transformers(ours, theirs, talk, named):
+    assert ours.apply_chat_template(talk, **named) == theirs.apply_chat_template(talk, **named)
+    assert not is_ours(ours)
+
+
+def test_a_change_holds_for_everything(ours):
+    before, count = ours.encode("wholly new"), len(ours)
+    ours.add_tokens(["wholly"])
+    assert ours.encode("wholly new") != before
+    assert ours.decode(ours.encode("wholly", add_special_tokens=False)) == "wholly"
+    assert len(ours) == count + 1
+    ours.chat_template = "changed"
+    assert ours.chat_template == "changed"
+    assert ours.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "changed"
+    ours.eos_token = "<s>"
+    assert ours.eos_token_id == 1
+
+
+def test_a_copy_is_a_tokenizer_of_its_own(ours):
+    made = copy.deepcopy(ours)
+    made.add_tokens(["wholly"])
+    assert made.encode("wholly") != ours.encode("wholly")
