@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -70,14 +70,16 @@ def bench(
     contenders = models.contenders()
     if not contenders:
         raise ParameterError("there is no drafter to measure", fix="name one: --drafter ngram")
+    axes: dict[str, Any] = {
+        "temperatures": values_of("--temperature", temperature, float), "batches": values_of("--batch", batch, int),
+        "contexts": (None,) if context is None else values_of("--context", context, int),
+    }  # fmt: skip
     writable(out)
     select(prompts, count, category or (), template)
     from slipstream.lab.benchmark import BenchConfig
 
     config = BenchConfig(
-        tokens=tokens, rounds=rounds, seconds=seconds, seed=seed,
-        temperatures=values_of("--temperature", temperature, float), batches=values_of("--batch", batch, int),
-        contexts=(None,) if context is None else values_of("--context", context, int),
+        tokens=tokens, rounds=rounds, seconds=seconds, seed=seed, **axes,
         sampling={"top_k": top_k, "top_p": top_p, "ignore_eos": ignore_eos},
     )  # fmt: skip
     check_contenders(models.target, contenders)

@@ -92,9 +92,9 @@ def sweep(
     """
     writable(out, page)
     select(prompts, count, template=template)
+    axes, settings = plan(models, temperature, batch, tree_nodes, option or ())
     from slipstream.lab.benchmark import BenchConfig
 
-    axes, settings = plan(models, temperature, batch, tree_nodes, option or ())
     config = BenchConfig(
         tokens=tokens, rounds=rounds, seconds=seconds, seed=seed,
         temperatures=tuple(axes["temperature"]), batches=tuple(axes["batch"]),
@@ -121,8 +121,6 @@ def plan(
     models: SweepModels, temperature: str, batch: str, tree_nodes: str | None, option: Any
 ) -> tuple[dict[str, Any], list[Setting]]:
     """The axes and all settings of the grid. Raises ParameterError."""
-    from slipstream.lab.parameter_sweep import Setting, grid
-
     specs = models.specs()
     if models.drafter is None and models.drafters is None:
         specs = specs[:1]
@@ -141,6 +139,8 @@ def plan(
         lengths = values_of("--draft-tokens", models.draft_tokens, int)
     axes: dict[str, Any] = {"draft_tokens": lengths, "drafter": specs, "temperature": temperatures, "batch": batches}
     axes |= {"dtype": models.dtypes, **extra}
+    from slipstream.lab.parameter_sweep import Setting, grid
+
     settings = []
     for values in grid(axes):
         k = {} if values["draft_tokens"] is None else {"draft_tokens": values["draft_tokens"]}

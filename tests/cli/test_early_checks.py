@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from tests.checkpoints import OTHER_TEXTS, make_model, make_tokenizer
@@ -86,17 +82,3 @@ def test_an_unknown_prompt_number_and_category(cli, texts):
     assert "number is 999, but there are" in cli("trace", "--number", "999").said
     assert "there are" in cli("trace", "--kind", "edit", "--number", "999").said
     assert "has no category 'x'" in cli("bench", texts, "--category", "x").said
-
-
-@pytest.mark.parametrize("arguments", [["bench", "nowhere.jsonl"], ["trace", "--number", "999"]])
-def test_such_a_refusal_does_not_import_torch(arguments):
-    code = f"""
-import json, sys
-from slipstream.cli.main import main
-try:
-    main({arguments!r})
-except SystemExit as left:
-    print(json.dumps([left.code, "torch" in sys.modules]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == [2, False]

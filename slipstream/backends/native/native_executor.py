@@ -23,6 +23,7 @@ from slipstream.backends.native.paged import NativePaged, as_int64, check_finite
 from slipstream.backends.native.threads import Threads, Workspace, kernel_lock
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.target import Runtime
+from slipstream.core.torch_threads import host_threads
 from slipstream.errors import ParameterError, TargetError
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, Output, check_slice, check_steps, check_threads
@@ -33,6 +34,10 @@ TYPICAL_TOKENS = 128
 
 CALL_BYTES = 18_000_000
 """Bytes of weights that are read in the time of Python's overhead per call (0.55 ms at 33 GB/s, measured)."""
+
+PACKED_ALONE = 1 << 28
+"""Weights of fewer bytes are packed by one thread of torch. Between the many short operations of packing the others
+would spin: for 14M weights that took more processor time than the packing, and saved none."""
 
 
 def best_steps_per_call(weight_bytes: int, most: int = 12) -> int:
@@ -85,7 +90,7 @@ class NativeExecutor(NativePaged):
                 "kv_dtype is 'float16' on a processor without instructions for it (F16C)", fix="choose 'float32'"
             )
         self.config, self.device = config, torch.device("cpu")
-        with compile_lock():
+        with compile_lock(), host_threads(1 if weights.nbytes < PACKED_ALONE else None):
             super().__init__(config, KV_DTYPES[kv_dtype], kv_blocks)
             self._layout = Layout()
             self._model = decoder_weights(config, weights, quantize, dtype, self._layout)

@@ -248,6 +248,18 @@ def test_two_processes_that_start_together_compile_once(tmp_path: Path) -> None:
         assert ("compiling CPU kernels" in err) == (out.strip() == "compiled")
 
 
+def test_stored_code_is_loaded_without_what_only_compiling_needs(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        TINY_ENTRY.replace("return 3 * x", "return 3 * x[0]").replace("made(7)", "made(np.full(4, 7.0))")
+        + "print('numba.np.arraymath' in sys.modules)"
+    )
+    script.write_text("import numpy as np\n" + script.read_text())
+    own = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    said = [subprocess.check_output([sys.executable, script], env=own, text=True, timeout=120) for _ in range(2)]
+    assert [each.split() for each in said] == [["compiled", "True"], ["hit", "False"]]
+
+
 def test_a_process_that_finds_every_kernel_logs_nothing() -> None:
     executor()  # compiles what is not stored yet
     if compiled.folder() is None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.int8 import quantise_rows
-from slipstream.backends.native import packed_weights as native_weights
+from slipstream.backends.native import native_executor, packed_weights as native_weights
 from slipstream.backends.native.kernels import decoder_pass, processor
 from slipstream.backends.native.native_executor import NativeExecutor, best_steps_per_call
 from slipstream.backends.native.packed_weights import MOST_COLUMNS, check_supported, matrix_values, refusal
@@ -157,6 +157,27 @@ def test_sizes_need_not_be_multiples_of_a_products_step(form: str, tied: bool) -
     with byte_dots(form != "int8 without dot products"):
         model = NativeExecutor(made, weights(made, dtype), threads=1, **options)  # type: ignore[arg-type]
     near(model.forward(chain(0, 0, text)).logits, want, tolerance(form))
+
+
+@pytest.mark.parametrize(("limit", "wanted"), [(1 << 40, 1), (0, 2)])
+def test_only_large_models_are_packed_by_several_threads_of_torch(
+    limit: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def packed(*given: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return native_weights.decoder_weights(*given)
+
+    monkeypatch.setattr(native_executor, "decoder_weights", packed)
+    monkeypatch.setattr(native_executor, "PACKED_ALONE", limit)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        NativeExecutor(config(), weights(config()))
+        assert (seen, torch.get_num_threads()) == ([wanted], 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_trees_chains_and_new_sequences_share_a_batch() -> None:
