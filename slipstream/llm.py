@@ -358,6 +358,8 @@ def _token_ids(prompt: Any) -> list[int]:
     """The ids in a prompt that is not text. Raises PromptError for anything else."""
     if isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, Mapping)):
         given = prompt.tolist() if isinstance(prompt, (np.ndarray, Tensor)) else list(prompt)
+        if all(type(each) is int for each in given):  # a check of the protocol takes microseconds per token
+            return given
         wrong = [each for each in given if isinstance(each, bool) or not isinstance(each, SupportsIndex)]
         if not wrong:
             return [index(each) for each in given]

@@ -38,14 +38,11 @@ class Dice:
     def _uniforms(self, column: int) -> NDArray[np.float64]:
         """[B]."""
         if self._columns is None:
-            each = [
-                stream.uniforms(VERIFY, position, 1 + count)
-                for stream, position, count in zip(self._streams, self._positions, self._counts, strict=True)
-            ]
-            if len({*self._counts}) > 1:
-                longest = 1 + max(self._counts)
-                each = [np.pad(row, (0, longest - len(row))) for row in each]
-            self._columns = np.stack(each)
+            self._columns = np.zeros((len(self._streams), 1 + max(self._counts)))
+            for row, stream, position, count in zip(
+                self._columns, self._streams, self._positions, self._counts, strict=True
+            ):
+                row[: 1 + count] = stream.uniforms(VERIFY, position, 1 + count)
         return self._columns[:, column]
 
     def accept(self, probability: Seq[float]) -> list[bool]:

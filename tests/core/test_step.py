@@ -15,6 +15,7 @@ import torch
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import Drafter, NoDrafter
 from slipstream.core.params import SamplingParams
+from slipstream.core.random import Stream
 from slipstream.core.rules import RULES, Rule
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import PHASES
@@ -24,6 +25,7 @@ from slipstream.core.warp import warp
 from slipstream.errors import TargetError
 from slipstream.targets.toy import ToyTarget
 from tests.core.fake_drafters import Bushy, Sampling, Scripted, continuation, decode, finish, run_steps, sequence
+from tests.end_to_end.sampling import hurry
 from tests.significance import LEVEL, assert_distribution, g_test
 
 TARGET = ToyTarget(vocab=7, order=2, seed=3)
@@ -388,10 +390,10 @@ class Unaware(Sampling):
     """Samples from a distribution that knows no dead ends."""
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        free = [replace(seq.params, bad_words=()) for seq in seqs]
         held = [seq.params for seq in seqs]
-        for seq, params in zip(seqs, free, strict=True):
-            seq.params = params
+        free = {id(params): replace(params, bad_words=()) for params in {id(params): params for params in held}.values()}
+        for seq in seqs:
+            seq.params = free[id(seq.params)]
         draft = super().propose(seqs, budget)
         for seq, params in zip(seqs, held, strict=True):
             seq.params = params
@@ -452,9 +454,10 @@ def test_dead_ends_in_a_draft_do_not_change_the_distribution(kind: str, drafter:
     if rule == "block" and drafter == "trees":
         return
     target, params = dead_ends(kind)
-    how = {"temperature": 1.0, "max_tokens": 4, **params}
-    seqs = [sequence(target, PROMPT, seed, **how) for seed in range(3000)]  # type: ignore[arg-type]
-    up_to_a_dead_end(seqs, target, DRAFTERS_OF_DEAD_ENDS[drafter](target), rule)
+    shared = SamplingParams(temperature=1.0, max_tokens=4, **params)  # type: ignore[arg-type]
+    seqs = [Sequence(PROMPT, shared, stream=Stream(seed)) for seed in range(3000)]
+    with hurry():
+        up_to_a_dead_end(seqs, target, DRAFTERS_OF_DEAD_ENDS[drafter](target), rule)
     wanted: dict[tuple[int, ...], float] = {(): 1.0}
     for length in range(3):
         for text, p in [(t, p) for t, p in wanted.items() if len(t) == length and t[-1:] != (DEAD,)]:

@@ -12,6 +12,8 @@ from tests.drafters.makers import REMEMBERING, VARIANTS, maker, target
 
 SAMPLED = ("model, confident", "model, tree topk", "model, tree sampled", "model, several steps")
 """Variants whose distribution is tested here."""
+ELSEWHERE = ("none", "ngram", "model")
+"""Registered drafters whose distribution tests/end_to_end/test_distribution.py tests, under every parameter."""
 
 
 class TestRegistered(Conformance):
@@ -19,17 +21,18 @@ class TestRegistered(Conformance):
     def case(self, request: pytest.FixtureRequest) -> Case:
         return Case(target, maker(request.param))
 
+    @pytest.mark.parametrize("case", [name for name in DRAFTERS if name not in ELSEWHERE], indirect=True)
+    def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
+        super().test_sampled_text_has_the_targets_distribution(case)
+
 
 class TestVariants(Conformance):
     @pytest.fixture(params=VARIANTS)
     def case(self, request: pytest.FixtureRequest) -> Case:
         return Case(target, VARIANTS[request.param])
 
+    @pytest.mark.parametrize("case", SAMPLED, indirect=True)
     def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
-        if case.make not in [VARIANTS[name] for name in SAMPLED]:
-            pytest.skip(
-                "tests/end_to_end/test_distribution.py tests the distribution of this one, under every parameter"
-            )
         super().test_sampled_text_has_the_targets_distribution(case)
 
 

@@ -61,9 +61,11 @@ def sample(llm: LLM, prompt: Seq[int], params: SamplingParams, n: int, seed: int
     """n finished sequences of one request, the i-th with the random stream of seed + i. All have the *same*
     params object, without a seed, so that whole batches are warped at once."""
     with hurry():
-        seqs = [llm.sequence(prompt, params) for _ in range(n)]
-        for i, seq in enumerate(seqs):
-            seq.random = Stream(seed + i)
+        one = llm.sequence(prompt, params)  # checked once, not n times
+        seqs = [
+            Sequence(one.tokens, one.params, one.stop_ids, one.context, one.decode, stream=Stream(seed + i))
+            for i in range(n)
+        ]
         for _ in llm.decode(seqs):
             pass
     return seqs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from time import sleep
 
 import pytest
 
@@ -20,6 +19,7 @@ from slipstream.lab.reports import section
 from slipstream.lab.results import read
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
+from tests.lab.clock import CLOCK, sleep
 
 FLAT = CostCurve((1, 64), (0.010, 0.011))
 GOOD = Measured(
@@ -189,6 +189,7 @@ QUICK = DoctorConfig(tokens=12, rounds=2)
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     """Other processes do not affect these tests."""
+    CLOCK.replace(monkeypatch)
     monkeypatch.setattr(lab.OtherProcesses, "share", lambda self: 0.0)
 
 

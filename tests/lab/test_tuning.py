@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from time import sleep
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +22,7 @@ from slipstream.lab.results import read
 from slipstream.lab.tuning import TuneConfig, candidates, choose, shortlist, steps, tune
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
+from tests.lab.clock import CLOCK, sleep
 
 FLAT = CostCurve((1, 64), (0.010, 0.0102))
 STEEP = CostCurve((1, 8, 64), (0.010, 0.011, 0.2))
@@ -83,7 +83,8 @@ class Slow(ToyTarget):
 
 
 @pytest.fixture(autouse=True)
-def few_rows(monkeypatch):
+def quick(monkeypatch):
+    CLOCK.replace(monkeypatch)
     monkeypatch.setattr("slipstream.lab.diagnosis_measured.ROWS", (1, 2, 4, 8))
 
 

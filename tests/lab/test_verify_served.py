@@ -35,8 +35,8 @@ Sampler = Callable[[np.ndarray, float, np.random.Generator], int]
 def sampled(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
     if not temperature:
         return int(logits.argmax())
-    p = np.exp((logits - logits.max()) / temperature)
-    return int(rng.choice(len(p), p=p / p.sum()))
+    ends = np.exp((logits - logits.max()) / temperature).cumsum()
+    return int(ends.searchsorted(rng.random() * ends[-1], side="right"))
 
 
 def completion(asked: dict[str, Any], choose: Sampler, rounding: float, logprobs: bool) -> dict[str, Any]:
@@ -45,12 +45,11 @@ def completion(asked: dict[str, Any], choose: Sampler, rounding: float, logprobs
     for t in range(asked["max_tokens"]):
         logits = TABLE[LETTERS.index(text[-1])] + rounding * np.sin(np.arange(len(LETTERS)) + t)
         token = choose(logits, asked["temperature"], rng)
-        logs = logits - np.log(np.exp(logits).sum())
-        best = np.argsort(-logs)[: asked["logprobs"]]
         tokens.append(LETTERS[token])
-        own.append(float(logs[token]))
-        top.append({LETTERS[i]: float(logs[i]) for i in best})
         text += tokens[-1]
+        logs = logits - np.log(np.exp(logits).sum())
+        own.append(float(logs[token]))
+        top.append({LETTERS[i]: float(logs[i]) for i in np.argsort(-logs)[: asked["logprobs"]]} if asked["logprobs"] else {})
     found = {"tokens": tokens, "token_logprobs": own, "top_logprobs": top} if logprobs else None
     return {"choices": [{"text": "".join(tokens), "logprobs": found}]}
 
