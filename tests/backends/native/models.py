@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -79,6 +80,28 @@ def weights(config: DecoderConfig, dtype: torch.dtype = torch.float32, seed: int
         made[name] = (1 + 0.2 * noise if "norm" in name and "weight" in name else spread * noise).to(dtype)
     sources = {name: (name, lambda t=t: t, lambda t: t) for name, t in made.items()}
     return Weights(sources, config, torch.float32)  # type: ignore[arg-type]
+
+
+@dataclass
+class Overflowing:
+    """Weights whose embedding of one token has `value` in it: as if the model overflowed on that token."""
+
+    given: Weights
+    token: int
+    value: float
+
+    def __getitem__(self, name: str) -> Tensor:
+        made = self.given[name]
+        if name == "embed_tokens.weight":
+            made = made.clone()
+            made[self.token, 0] = self.value
+        return made
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.given
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.given, name)
 
 
 @contextmanager

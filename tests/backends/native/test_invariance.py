@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +18,19 @@ from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.models.executor import Batch
 from tests.backends.native.models import (
     EVERY_FORMAT,
+    FORMATS,
     SHAPES,
+    Overflowing,
+    byte_dots,
     chain,
+    config,
     depths_of,
     executor,
     forest,
     ids,
     one_by_one,
     tree,
+    weights,
 )
 
 THREADS = (1, 2, 3, 5)
@@ -188,3 +195,75 @@ def test_a_draft_in_one_call_equals_one_pass_per_step(form: str) -> None:
 
 def test_a_tree_shares_positions_among_siblings() -> None:
     assert depths_of(TREES["comb"]) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+# --- draft tokens on which the model overflows -----------------------------------------------------------------------
+
+SPOILT = 7
+"""Its embedding is infinite, so that its keys and values, and what sees them, are NaN."""
+
+
+@functools.cache
+def overflowing(shape: str, form: str) -> NativeExecutor:
+    dtype, options = FORMATS[form]
+    made = config(**SHAPES[shape])
+    given: Any = Overflowing(weights(made, dtype), SPOILT, math.inf)
+    with byte_dots(form != "int8 without dot products"):
+        return NativeExecutor(made, given, threads=1, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", EVERY_FORMAT)
+@pytest.mark.parametrize("shape", ["llama", "windows", "mixture", "many heads"])
+def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(shape: str, form: str) -> None:
+    """Weight 0 times a value that is not finite would be NaN. In a chain, the rows before it; in a tree, siblings and
+    their children; and other sequences of the batch."""
+    past = 29  # the draft lies in two blocks
+    model, text = overflowing(shape, form), [t for t in ids(past + 60) if t != SPOILT]
+    for parents in TREES.values():
+        tokens = [text[past], *text[past + 1 : past + 1 + len(parents)]]
+        for at in (1, len(parents) // 2, len(parents)):
+            spoilt = [*tokens[:at], SPOILT, *tokens[at + 1 :]]
+            begin(model, ALONE, text[:past])
+            begin(model, TOGETHER, text[:past])
+            kept = tree(ALONE, past, tokens, parents)
+            wanted = model.forward(kept).logits.clone()
+            both = forest([(ALONE, past, spoilt, parents), (TOGETHER, past, tokens, parents)])
+            found = model.forward(both).logits
+            sees = both.trees[0]
+            assert sees is not None
+            own = found[: len(tokens)]
+            assert torch.equal(own[~sees[:, at]], wanted[~sees[:, at]])
+            assert not own[sees[:, at]].isfinite().any()
+            assert torch.equal(found[len(tokens) :], wanted)
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_a_long_context_that_threads_share_is_not_spoilt_either(threads: int) -> None:
+    model, past = overflowing("llama", "float32"), MIN_SPLIT_SLOTS + 40
+    text = [t for t in ids(past + 60) if t != SPOILT]
+    model._workspace.threads._small = False
+    begin(on_threads(model, threads), ALONE, text[:past])
+    for at in range(1, 4):
+        tokens = text[past : past + 4]
+        wanted = model.forward(tree(ALONE, past, tokens, [-1, -1, -1])).logits.clone()
+        tokens[at] = SPOILT
+        found = model.forward(tree(ALONE, past, tokens, [-1, -1, -1])).logits
+        others = [row for row in range(4) if row != at]
+        assert torch.equal(found[others], wanted[others])
+
+
+@pytest.mark.parametrize("form", EVERY_FORMAT)
+def test_what_a_rejected_overflow_leaves_in_the_cache_spoils_nothing(form: str) -> None:
+    """Slots of rejected draft tokens, and blocks of finished sequences, are written again before they are read."""
+    model, text = overflowing("llama", form), [t for t in ids(60) if t != SPOILT]
+    begin(model, ALONE, text[:40])
+    wanted = model.forward(chain(ALONE, 40, text[40:42])).logits.clone()
+    for rejected in ([SPOILT] * 12, [text[40], *[SPOILT] * 60]):
+        model.release(ALONE)
+        begin(model, ALONE, text[:40])
+        model.forward(chain(ALONE, 40, rejected))
+        assert torch.equal(model.forward(chain(ALONE, 40, text[40:42])).logits, wanted)
+        model.release(ALONE)
+        begin(model, TOGETHER, text[:40])  # in the blocks that were freed
+        assert torch.equal(model.forward(chain(TOGETHER, 40, text[40:42])).logits, wanted)
+        model.release(TOGETHER)

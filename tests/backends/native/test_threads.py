@@ -355,6 +355,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.targets.decoder import Decoder
 from tests.backends.native.models import VOCAB, chain, executor, ids
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore this signal
 model = Decoder(executor(threads=2, layers=4, windows=(None,) * 4), chunk=64)
 fresh = model.executor.forward(chain(0, 0, ids(50))).logits.clone()
 prompt = ids(64 * 3000)

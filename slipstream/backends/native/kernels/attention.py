@@ -2,7 +2,8 @@
 
 Every sum runs over the *visible* slots in order of position. So a row is bitwise the same alone, in a chain, and in a
 tree with branches that it does not see: scores are independent dot products over D; the softmax runs over the visible
-scores, moved next to each other; in the weighted sum of values, hidden slots have weight exactly 0.
+scores, moved next to each other; in the weighted sum of values, hidden slots have weight exactly 0. A hidden value
+that is not finite would spoil the sum, because 0 * Inf is NaN: such a sum is computed again without the hidden slots.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from slipstream.backends.native.kernels.arithmetic import rms_norm, rotate, softmax_in_place
+from slipstream.backends.native.kernels.arithmetic import is_finite, rms_norm, rotate, softmax_in_place
 from slipstream.backends.native.kernels.compiled import kernel
 from slipstream.backends.native.kernels.memory import address_of, call, floats, integers, pointer, put_half
 from slipstream.backends.native.kernels.records import NOTHING, ROW
@@ -178,6 +179,22 @@ def _softmax(job, group, scores, low, high):
 
 
 @kernel()
+def _visible_sum(job, rows, r, g, weights, sums, low):
+    """sums = weighted sum of the values that row r sees, columns low, low + 1, ... of key/value head g, in the order of
+    slots: what `_weighted_sum` computes if all hidden values are finite. Slow, for rows whose sum is not finite."""
+    at, size, slots, wide = rows[r], job.size, job.slots, sums.shape[0]
+    blocks = integers(job.tables + 8 * job.table_stride * at.sequence, job.table_stride)
+    every = _all_seen(job, rows, r)
+    for i in range(wide):
+        sums[i] = 0
+    for t in range(_window_start(at, job.window), at.length):
+        if t < at.past or every or _sees(job, rows, r, t - at.past):
+            place = ((blocks[t // slots] * job.kv_heads + g) * slots + t % slots) * size + low
+            values = job.values + (2 if job.half else 4) * place
+            call(job.mix, (values, weights + 4 * t, address_of(sums), 1, size, PANEL, job.width, wide, wide, 1))
+
+
+@kernel()
 def _weighted_sum(job, group, scores, mixed, low, high):
     """out = weighted sum of columns low..high-1 of the values; mixed: scratch for MOST_HEADS * D floats."""
     first, stop, g, head, heads = _group(job, group)
@@ -192,9 +209,12 @@ def _weighted_sum(job, group, scores, mixed, low, high):
         n = min(slots, longest - t)
         call(job.mix, (values, scores + 4 * t, sums, n, size, PANEL, job.width, wide, wide, count))
     for j in range(count):
+        own = mixed[j * wide : (j + 1) * wide]
+        if not is_finite(own):
+            _visible_sum(job, rows, active[first + j // heads], g, scores + 4 * job.width * j, own, low)
         out = floats(job.out + 4 * (job.out_stride * (first + j // heads) + (head + j % heads) * size + low), wide)
         for i in range(wide):
-            out[i] = mixed[j * wide + i]
+            out[i] = own[i]
 
 
 # --- units of work ---------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def norm_row(model, row, weight, bias, out):
 @kernel()
 def _choose(model, layer, scores, stride, count, chosen, shares):
     """Choose the `experts_per_token` best experts of each row, by the softmax of scores [count, experts]; shares
-    receives their weights."""
+    receives their weights. They are distinct, even if scores are NaN: `_mixture` has room for each row once."""
     most = model.experts_per_token
     for r in range(count):
         row = floats(scores + 4 * stride * r, layer.experts)
@@ -189,9 +189,9 @@ def _choose(model, layer, scores, stride, count, chosen, shares):
             total += row[e]
         taken = np.float32(0)
         for k in range(most):
-            best = 0
+            best = -1
             for e in range(layer.experts):
-                if row[e] > row[best]:
+                if row[e] != -1 and (best < 0 or row[e] > row[best]):
                     best = e
             chosen[r, k], shares[r, k] = best, row[best] / total
             taken += shares[r, k]
