@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -12,26 +12,23 @@ from slipstream.cli import render
 from slipstream.cli.contenders import LabModels, values_of
 from slipstream.cli.early import check_contenders
 from slipstream.cli.loading import load, on
-from slipstream.cli.measuring import finish, unfinished, writable
+from slipstream.cli.measuring import Count, OutputOptions, PromptOptions, finish, unfinished
 from slipstream.cli.options import grouped
 from slipstream.errors import ParameterError
-from slipstream.lab.prompts import select
+
+
+@dataclass(frozen=True)
+class BenchPrompts(PromptOptions):
+    """More, because intervals are given."""
+
+    count: Count = 8
 
 
 @grouped
 def bench(
     models: LabModels,
-    prompts: Annotated[
-        str,
-        typer.Argument(
-            help="Prompt file (Spec-Bench, HumanEval, JSON lines, text), or the embedded code, edit, or code,edit."
-        ),
-    ] = "code,edit",
-    count: Annotated[
-        int | None, typer.Option("--prompts", min=1, help="Maximum number of prompts, spread over the categories.")
-    ] = 8,
-    category: Annotated[list[str] | None, typer.Option(help="Use only this category; repeatable.")] = None,
-    template: Annotated[str, typer.Option(help="Prompt format: chat, raw, or auto (chat for instructions).")] = "auto",
+    texts: BenchPrompts,
+    *,
     tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", min=1, help="Tokens generated for each prompt.")
     ] = 64,
@@ -51,22 +48,18 @@ def bench(
             show_default="the prompts alone",
         ),
     ] = None,
-    turns: Annotated[
-        int, typer.Option(min=1, help="Turns of a conversation; a later one follows the target's own answers.")
-    ] = 2,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write the result and its provenance to this JSON file.")] = None,
+    files: OutputOptions,
     compare: Annotated[
         tuple[str, str] | None, typer.Option(metavar="A B", help="Compare two result files instead of measuring.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Compare drafters with plain decoding in one interleaved run on the same prompts.
 
     Exit code 1 if a greedy text differs from plain decoding by more than rounding can explain.
     """
     if compare is not None:
-        return show_comparison(*compare, as_json)
+        return show_comparison(*compare, files.as_json)
     contenders = models.contenders()
     if not contenders:
         raise ParameterError("there is no drafter to measure", fix="name one: --drafter ngram")
@@ -74,8 +67,8 @@ def bench(
         "temperatures": values_of("--temperature", temperature, float), "batches": values_of("--batch", batch, int),
         "contexts": (None,) if context is None else values_of("--context", context, int),
     }  # fmt: skip
-    writable(out)
-    select(prompts, count, category or (), template)
+    files.check()
+    texts.check()
     from slipstream.lab.benchmark import BenchConfig
 
     config = BenchConfig(
@@ -83,14 +76,14 @@ def bench(
         sampling={"top_k": top_k, "top_p": top_p, "ignore_eos": ignore_eos},
     )  # fmt: skip
     check_contenders(models.target, contenders)
-    llm = load(models.one("none"), quiet=as_json)
-    from slipstream.lab import benchmark as lab, prompts as texts
+    llm = load(models.one("none"), quiet=files.as_json)
+    from slipstream.lab import benchmark as lab
 
-    chosen = texts.load(llm, prompts, count, category or (), template, turns=turns, tokens=tokens)
-    render.line(f"bench: {len(chosen.prompts)} prompts of {chosen.source}, target={models.target}, {on(llm.target)}")
+    chosen = texts.load(llm, tokens)
+    render.line(f"bench: {chosen.size} of {chosen.source}, target={models.target}, {on(llm.target)}")
     with render.progress("measuring (interleaved)", lab.steps(llm, contenders, chosen, config)) as advance:
-        result, code = unfinished(lambda: lab.bench(llm, contenders, chosen, config, out, advance))
-    finish(result, out, as_json)
+        result, code = unfinished(lambda: lab.bench(llm, contenders, chosen, config, files.out, advance))
+    finish(result, files)
     raise typer.Exit(code or (1 if any(arm["texts"] == "BUG" for arm in result.data["arms"]) else 0))
 
 

@@ -130,7 +130,7 @@ def show(llm: LLM, job: Job, i: int, interrupt: Interrupt) -> bool:
             return False
     writer.end()
     verdict = "token-identical" if seq.output == reference.token_ids else "NOT token-identical, see below"
-    took = f"{render.tokens(seq.stats.tokens)} in {seq.stats.total_seconds:.2f} s with {fast.name}"
+    took = f"{render.counted(seq.stats.tokens, 'token')} in {seq.stats.total_seconds:.2f} s with {fast.name}"
     console.print(f"[{took}, {plain_seconds:.2f} s with plain decoding; {verdict}]", style="dim")
     return True
 

@@ -83,7 +83,10 @@ def answer_lines(models: ModelOptions, params: SamplingParams, prompts: list[Any
                 break
     if not quiet:
         total = sum((seq.stats for seq in seqs), SpecStats())
-        render.line(f"{printed} of {len(seqs)} prompts; {render.summary(total, llm.rule.name, llm.rule.lossless)}")
+        render.line(
+            f"{printed} of {render.counted(len(seqs), 'prompt')}; "
+            f"{render.summary(total, llm.rule.name, llm.rule.lossless)}"
+        )
     if printed < len(seqs):
         raise typer.Exit(130)
 

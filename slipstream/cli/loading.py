@@ -115,7 +115,7 @@ def banner(llm: LLM, models: ModelOptions) -> str:
     drafter = f"{llm.drafter.name} drafter"
     if llm.drafter.name == "model":
         drafter, models_text = "draft model", f"{models_text}, draft {models.draft_model}"
-    length = f"{llm.draft_tokens} draft token" + "s" * (llm.draft_tokens != 1)
+    length = render.counted(llm.draft_tokens, "draft token")
     rule = render.rule_text(llm.rule.name, llm.rule.lossless)
     return f"speculative decoding: {drafter}, {length}, {rule}, {models_text}, {on(llm.target)}"
 

@@ -1,20 +1,73 @@
-"""Shared by the commands that measure: check output files, handle Ctrl-C, print and store the result."""
+"""Shared by the commands that measure: options of prompts and of output files, Ctrl-C, and how a result is printed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from slipstream.cli import render
+from slipstream.lab.prompts import Entry, select
 
 if TYPE_CHECKING:
+    from slipstream.lab.prompts import PromptSet
     from slipstream.lab.results import Result
+    from slipstream.llm import LLM
+
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="Prompt file (Spec-Bench, HumanEval, JSON lines, text), or embedded kinds: code, edit, varied."
+    ),
+]
+Count = Annotated[int, typer.Option("--prompts", min=1, help="Maximum number of prompts, spread over the categories.")]
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """The prompts of a measurement. Commands with other defaults have a subclass."""
+
+    prompts: Source = "code,edit"
+    count: Count = 6
+    category: Annotated[list[str] | None, typer.Option(help="Use only this category; repeatable.")] = None
+    template: Annotated[str, typer.Option(help="Prompt format: chat, raw, or auto (chat for instructions).")] = "auto"
+    turns: Annotated[
+        int, typer.Option(min=1, help="Turns of a conversation; a later one follows the target's own answers.")
+    ] = 2
+
+    def check(self) -> list[Entry]:
+        """The chosen prompts as text. Raises what `load` raises, without a model."""
+        return select(self.prompts, self.count, self.category or (), self.template)[0]
+
+    def load(self, llm: LLM, tokens: int, warn_random: bool = True) -> PromptSet:
+        """The chosen prompts as token ids. tokens: largest number of new tokens of an answer between two turns."""
+        from slipstream.lab import prompts as lab
+
+        return lab.load(
+            llm, self.prompts, self.count, self.category or (), self.template, warn_random, self.turns, tokens
+        )
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where the result goes."""
+
+    out: Annotated[Path | None, typer.Option(help="Write the result and its provenance to this JSON file.")] = None
+    page: Annotated[Path | None, typer.Option(help="Write a report page to this HTML file.")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
+
+    def check(self) -> None:
+        """Raise ResultError unless all output files can be written. Called before the measurement."""
+        writable(self.out, self.page)
 
 
 def writable(*paths: Path | None) -> None:
-    """Raise ResultError unless all output files can be written. Called before the measurement."""
+    """Raise ResultError unless all of these files can be written."""
     from slipstream.lab.results import check_writable
 
     for path in paths:
@@ -33,21 +86,15 @@ def unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
         return result, 130
 
 
-def finish(
-    result: Result,
-    out: Path | None,
-    as_json: bool,
-    page: Path | None = None,
-    show: Callable[[Result], None] | None = None,
-) -> None:
-    """Print the result and its warnings, name the file it was written to, and write a page if `page` is given.
+def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] | None = None) -> None:
+    """Print the result and its warnings, name the file it was written to, and write a page if one is asked for.
 
     show  prints the result for people; None: print the tables and the finding of `reports.section`.
     """
     from slipstream.lab.reports import section
     from slipstream.lab.results import INTERRUPTED
 
-    if as_json:
+    if files.as_json:
         print(json.dumps(result.as_dict(), ensure_ascii=False))
     elif show is not None:
         show(result)
@@ -57,10 +104,10 @@ def finish(
         render.message("warning", warning)
     if not result.complete:
         render.message("warning", INTERRUPTED)
-    if out is not None:
-        render.line(f"wrote {out}; `slipstream report {out}` turns it into a page")
-    if page is not None:
+    if files.out is not None:
+        render.line(f"wrote {files.out}; `slipstream report {files.out}` turns it into a page")
+    if files.page is not None:
         from slipstream.lab.report_page import write_page
 
-        write_page([result], page)
-        render.line(f"wrote {page}")
+        write_page([result], files.page)
+        render.line(f"wrote {files.page}")

@@ -23,7 +23,16 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from slipstream.errors import SlipstreamError, sentence
-from slipstream.lab.tables import Alarm, Section, Table, count as count, interval, percent as percent, size as size
+from slipstream.lab.tables import (
+    Alarm,
+    Section,
+    Table,
+    count as count,
+    counted as counted,
+    interval,
+    percent as percent,
+    size as size,
+)
 
 if TYPE_CHECKING:
     from slipstream.core.stats import SpecStats
@@ -184,10 +193,6 @@ def status(what: str) -> Iterator[None]:
 # --- lines and tables ----------------------------------------------------------------------------------------------
 
 
-def tokens(n: int) -> str:
-    return f"{n} token" + "s" * (n != 1)
-
-
 def yes(value: bool) -> str:
     return "yes" if value else "no"
 
@@ -199,7 +204,7 @@ def rule_text(name: str, lossless: bool) -> str:
 
 def summary(stats: SpecStats, rule: str, lossless: bool, finish: str = "") -> str:
     """One line: number of tokens, speed, acceptance, rule and finish reason."""
-    parts = [tokens(stats.tokens)]
+    parts = [counted(stats.tokens, "token")]
     if stats.tokens_per_second:
         parts.append(f"{stats.tokens_per_second:.0f} tokens/s")
     if stats.proposed:

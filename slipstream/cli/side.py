@@ -83,9 +83,8 @@ def decode(column: Column, prompt: list[int], params: SamplingParams, draw: Any,
         if interrupt.asked:
             break
     stats, column.ids = seq.stats, seq.output
-    column.note = (
-        f"{render.tokens(stats.tokens)}, {stats.total_seconds:.2f} s, {stats.tokens_per_second or 0:.0f} tokens/s"
-    )
+    size, speed = render.counted(stats.tokens, "token"), stats.tokens_per_second or 0
+    column.note = f"{size}, {stats.total_seconds:.2f} s, {speed:.0f} tokens/s"
     if stats.proposed:
         column.note += f", acceptance rate {render.percent(stats.acceptance_rate)}"
 

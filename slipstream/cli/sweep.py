@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,10 +11,9 @@ from slipstream.cli import render
 from slipstream.cli.contenders import LabModels, contender, literal, values_of
 from slipstream.cli.early import check_contenders
 from slipstream.cli.loading import load, on
-from slipstream.cli.measuring import finish, unfinished, writable
+from slipstream.cli.measuring import Count, OutputOptions, PromptOptions, Source, finish, unfinished
 from slipstream.cli.options import grouped, number
 from slipstream.errors import ParameterError
-from slipstream.lab.prompts import select
 from slipstream.settings import DTYPES, one_of
 
 if TYPE_CHECKING:
@@ -54,10 +52,19 @@ class SweepModels(LabModels):
         return (None,) if self.dtype is None else values_of("--dtype", self.dtype, str)
 
 
+@dataclass(frozen=True)
+class SweepPrompts(PromptOptions):
+    """Fewer, because there are many settings."""
+
+    prompts: Source = "code"
+    count: Count = 4
+
+
 @grouped
 def sweep(
     models: SweepModels,
-    prompts: Annotated[str, typer.Argument(help="Prompt file, or the embedded code, edit, or code,edit.")] = "code",
+    texts: SweepPrompts,
+    *,
     temperature: Annotated[
         str, typer.Option(help="Sampling temperatures, as in 0,0.5,1.", rich_help_panel=SWEPT)
     ] = "0",
@@ -73,25 +80,21 @@ def sweep(
             rich_help_panel=SWEPT,
         ),
     ] = None,
-    count: Annotated[int, typer.Option("--prompts", min=1, help="Maximum number of prompts.")] = 4,
-    template: Annotated[str, typer.Option(help="Prompt format: chat, raw, or auto (chat for instructions).")] = "auto",
     tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", min=1, help="Tokens generated for each prompt.")
     ] = 48,
     rounds: Annotated[int, typer.Option(min=1, help="Timed passes over the prompts.")] = 4,
     seconds: Annotated[float, typer.Option(min=0, help="Time limit in seconds; at least three passes.")] = 45,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write the plots to this HTML file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    files: OutputOptions,
 ) -> None:
     """Measure acceptance and speed over draft lengths, temperatures, drafters, options, dtypes or batch sizes.
 
     Passes are interleaved: each pass runs every setting once, and plain decoding for each temperature, batch size and
     dtype.
     """
-    writable(out, page)
-    select(prompts, count, template=template)
+    files.check()
+    texts.check()
     axes, settings = plan(models, temperature, batch, tree_nodes, option or ())
     from slipstream.lab.benchmark import BenchConfig
 
@@ -99,21 +102,22 @@ def sweep(
         tokens=tokens, rounds=rounds, seconds=seconds, seed=seed,
         temperatures=tuple(axes["temperature"]), batches=tuple(axes["batch"]),
     )  # fmt: skip
-    from slipstream.lab import parameter_sweep as lab, prompts as texts
+    from slipstream.lab import parameter_sweep as lab
 
     check_contenders(models.target, [setting.contender for setting in settings])
     engines = {
-        dtype: load(models.one("none", dtype=dtype, draft_tokens=None), quiet=as_json) for dtype in models.dtypes
+        dtype: load(models.one("none", dtype=dtype, draft_tokens=None), quiet=files.as_json) for dtype in models.dtypes
     }
     llm = next(iter(engines.values()))
-    chosen = texts.load(llm, prompts, count, template=template)
+    chosen = texts.load(llm, tokens)
     render.line(
-        f"sweep: {len(settings)} settings, {len(chosen.prompts)} prompts of {chosen.source}, target={models.target}, "
+        f"sweep: {render.counted(len(settings), 'setting')}, {chosen.size} of "
+        f"{chosen.source}, target={models.target}, "
         f"{on(llm.target)}"
     )
     with render.progress("measuring (interleaved)", lab.steps(settings, llm, chosen, config)) as advance:
-        result, code = unfinished(lambda: lab.sweep(engines, settings, axes, chosen, config, out, advance))
-    finish(result, out, as_json, page)
+        result, code = unfinished(lambda: lab.sweep(engines, settings, axes, chosen, config, files.out, advance))
+    finish(result, files)
     raise typer.Exit(code or (1 if any(point["texts"] == "BUG" for point in result.data["arms"]) else 0))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +11,7 @@ from slipstream.cli import render
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.early import check_contenders
 from slipstream.cli.loading import load, on
-from slipstream.cli.measuring import finish, unfinished, writable
+from slipstream.cli.measuring import OutputOptions, finish, unfinished
 from slipstream.cli.options import SamplingOptions, grouped
 from slipstream.errors import ParameterError
 
@@ -27,15 +26,14 @@ BARS = " ▁▂▃▄▅▆▇█"
 def trace(
     models: LabModels,
     sampling: SamplingOptions,
+    *,
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; default: an embedded prompt.", show_default=False)
     ] = None,
     kind: Annotated[str, typer.Option(help="Kind of the embedded prompt: code or edit.")] = "code",
     number: Annotated[int, typer.Option(min=1, help="Index of the embedded prompt, from 1.")] = 1,
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a chat message.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the record to this JSON file.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write a page of the record to this HTML file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
+    files: OutputOptions,
 ) -> None:
     """Record one generation: the origin of each token, what was accepted, probabilities, and acceptance over time."""
     params, contenders = sampling.params(), models.contenders()
@@ -43,12 +41,12 @@ def trace(
         raise ParameterError(
             f"{len(contenders)} drafters were named, only one can be traced", fix="name one; A+B combines two"
         )
-    writable(out, page)
+    files.check()
     entry = embedded(kind, number) if prompt is None else None
     check_contenders(models.target, contenders[:1])
     from slipstream.lab import prompts as texts, tracing as lab
 
-    llm = load(models.one("none"), quiet=as_json)
+    llm = load(models.one("none"), quiet=files.as_json)
     if prompt is None:
         assert entry is not None
         ids, name = texts.encode(llm, entry, "auto")[-max(1, llm.target.context // 2) :], entry.name
@@ -65,8 +63,8 @@ def trace(
                 advance()
             done = tokens
 
-        result, code = unfinished(lambda: lab.trace(llm, traced, ids, params, out, moved, name))
-    finish(result, out, as_json, page, show)
+        result, code = unfinished(lambda: lab.trace(llm, traced, ids, params, files.out, moved, name))
+    finish(result, files, show)
     raise typer.Exit(code)
 
 

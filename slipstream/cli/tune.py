@@ -13,11 +13,10 @@ from slipstream.cli import render
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.early import check_contenders
 from slipstream.cli.loading import load, on
-from slipstream.cli.measuring import finish, unfinished, writable
+from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished, writable
 from slipstream.cli.options import SamplingOptions, grouped
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
-from slipstream.lab.prompts import select
 
 if TYPE_CHECKING:
     from slipstream.lab.benchmark import Contender
@@ -54,13 +53,8 @@ class TuneModels(LabModels):
 def tune(
     models: TuneModels,
     sampling: SamplingOptions,
-    prompts: Annotated[
-        str, typer.Argument(help="Prompt file, or the embedded code, edit, or code,edit.")
-    ] = "code,edit",
-    count: Annotated[
-        int, typer.Option("--prompts", min=1, help="Maximum number of prompts, spread over the categories.")
-    ] = 6,
-    template: Annotated[str, typer.Option(help="Prompt format: chat, raw, or auto (chat for instructions).")] = "auto",
+    texts: PromptOptions,
+    *,
     batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 1,
     confirm: Annotated[int, typer.Option(min=1, help="Number of best candidates to compare with plain decoding.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="Timed passes of that comparison.")] = 5,
@@ -68,9 +62,7 @@ def tune(
     write: Annotated[
         Path | None, typer.Option(help="Write the choice to this file, for `slipstream generate --config`.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write a report page to this HTML file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    files: OutputOptions,
 ) -> None:
     """Choose drafter and draft length for your prompts on this machine; never one that is slower than plain decoding.
 
@@ -78,8 +70,9 @@ def tune(
     --draft-tokens is the maximum draft length to consider.
     """
     params, contenders = sampling.params(), models.longest()
-    writable(write, out, page)
-    select(prompts, count, template=template)
+    writable(write)
+    files.check()
+    texts.check()
     from slipstream.lab.configs import Choice
     from slipstream.lab.tuning import TuneConfig
 
@@ -89,21 +82,19 @@ def tune(
     )  # fmt: skip
     if not contenders:
         raise ParameterError("there is no drafter to choose from", fix="name some: --drafters model,ngram")
-    from slipstream.lab import prompts as texts, tuning as lab
+    from slipstream.lab import tuning as lab
     from slipstream.lab.results import write_text
 
     check_contenders(models.target, contenders)
-    llm = load(models.one("none"), quiet=as_json)
-    chosen = texts.load(llm, prompts, count, template=template)
+    llm = load(models.one("none"), quiet=files.as_json)
+    chosen = texts.load(llm, config.tokens)
     names = ", ".join(c.label for c in contenders)
-    render.line(
-        f"tune: {names}; {len(chosen.prompts)} prompts of {chosen.source}, target={models.target}, {on(llm.target)}"
-    )
+    render.line(f"tune: {names}; {chosen.size} of {chosen.source}, target={models.target}, {on(llm.target)}")
     engine = {name: getattr(models, name) for name in ENGINE if getattr(models, name) != AUTOMATIC.get(name)}
     origin = Choice("none", target=models.target, draft=models.draft_model, engine=engine)
     with render.progress("measuring (interleaved)", lab.steps(llm, contenders, chosen, config)) as advance:
-        result, code = unfinished(lambda: lab.tune(llm, contenders, chosen, config, out, advance, origin))
-    finish(result, out, as_json, page, show)
+        result, code = unfinished(lambda: lab.tune(llm, contenders, chosen, config, files.out, advance, origin))
+    finish(result, files, show)
     configs = result.data["configs"]
     if write is not None and configs is not None:
         write_text(write, json.dumps(configs["slipstream"], indent=1) + "\n")

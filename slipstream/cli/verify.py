@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import fields
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import typer
 
 from slipstream.cli import render
 from slipstream.cli.loading import banner, load
-from slipstream.cli.measuring import finish, unfinished, writable
+from slipstream.cli.measuring import Count, OutputOptions, PromptOptions, Source, finish, unfinished
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
 from slipstream.core.parameter_declaration import declared
 from slipstream.errors import ParameterError
-from slipstream.lab.prompts import select
 
 FORMER = {"law": "distribution"}
 """Former names of checks."""
+
+
+@dataclass(frozen=True)
+class VerifyPrompts(PromptOptions):
+    """Of every embedded kind."""
+
+    prompts: Source = "code,edit,varied"
+    count: Count = 9
 
 
 @grouped
 def verify(
     models: ModelOptions,
     sampling: SamplingOptions,
-    prompts: Annotated[
-        str, typer.Argument(help="Prompt file, or embedded kinds: code, edit, varied.")
-    ] = "code,edit,varied",
-    count: Annotated[
-        int, typer.Option("--prompts", min=1, help="Maximum number of prompts, spread over the categories.")
-    ] = 9,
-    template: Annotated[str, typer.Option(help="Prompt format: chat, raw, or auto (chat for instructions).")] = "auto",
+    prompts: VerifyPrompts,
+    *,
     check: Annotated[
         list[str] | None,
         typer.Option(help="Run only this check: greedy, coupled or distribution; repeatable."),
@@ -46,8 +47,7 @@ def verify(
     distribution_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts for first tokens.")] = 3,
     first: Annotated[int, typer.Option(min=2, help="Number of first tokens whose joint distribution is tested.")] = 5,
     level: Annotated[float, typer.Option(help="Probability that a correct run is called a bug.")] = 1e-3,
-    out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write a report page to this HTML file.")] = None,
+    files: OutputOptions,
     base_url: Annotated[
         str | None, typer.Option(help="Check a server that speculates, as in http://localhost:8000/v1.", metavar="URL")
     ] = None,
@@ -57,7 +57,6 @@ def verify(
     served_model: Annotated[
         str, typer.Option(help="Model name at both servers.", show_default="the first listed")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Check that speculation does not change the output, with your target, drafter, rule and sampling parameters.
 
@@ -67,14 +66,16 @@ def verify(
     there is a bug, or if too little was drafted to test anything.
 
     With --base-url and --against, two OpenAI-compatible servers of the same model are compared instead: greedy texts by
-    the margins of their log-probabilities, sampled texts by their first tokens and n-grams.
+    the margins of their log-probabilities, sampled texts by their first tokens and n-grams. Of a conversation, servers
+    are asked the first turn only.
     """
     seed = secrets.randbits(32) if sampling.seed is None else abs(sampling.seed)
-    select(prompts, count, template=template)
-    writable(out, page)
+    prompts.check()
+    files.check()
     if base_url is not None or against is not None:
-        return compare_servers(models, sampling, (base_url, against, served_model), (prompts, count), samples, level,
-                               seed, (out, page), as_json)  # fmt: skip
+        return compare_servers(
+            models, sampling, (base_url, against, served_model), prompts, samples, level, seed, files
+        )
     from slipstream.lab.verify_checks import CHECKS, UNTESTED, VerifyConfig
 
     config = VerifyConfig(
@@ -83,14 +84,13 @@ def verify(
         texts=texts, reach=reach, seed=seed,
     )  # fmt: skip
     from slipstream.lab import verification as lab
-    from slipstream.lab.prompts import load as load_prompts
 
-    llm = load(models, quiet=as_json)
-    chosen = load_prompts(llm, prompts, count, template=template, warn_random=False)
-    render.line(f"verify: {len(chosen.prompts)} prompts of {chosen.source}; {banner(llm, models)}")
+    llm = load(models, quiet=files.as_json)
+    chosen = prompts.load(llm, config.params.max_tokens, warn_random=False)
+    render.line(f"verify: {chosen.size} of {chosen.source}; {banner(llm, models)}")
     with render.progress("checking", lab.steps(chosen, config, llm.draft_tokens)) as advance:
-        result, code = unfinished(lambda: lab.verify(llm, chosen, config, out, advance, models.method))
-    finish(result, out, as_json, page)
+        result, code = unfinished(lambda: lab.verify(llm, chosen, config, files.out, advance, models.method))
+    finish(result, files)
     raise typer.Exit(code or (1 if result.data["verdict"] in ("BUG", UNTESTED) else 0))
 
 
@@ -98,12 +98,11 @@ def compare_servers(
     models: ModelOptions,
     sampling: SamplingOptions,
     places: tuple[str | None, str | None, str],
-    wanted: tuple[str, int],
+    prompts: PromptOptions,
     samples: int | None,
     level: float,
     seed: int,
-    files: tuple[Path | None, Path | None],
-    as_json: bool,
+    files: OutputOptions,
 ) -> None:
     """`verify` of a served model. places: URL of the server, of the reference, and the name of the model."""
     from slipstream.lab.endpoint import Endpoint
@@ -129,10 +128,10 @@ def compare_servers(
         tokens=params.max_tokens, samples=samples or 200, temperature=params.temperature or 1.0, level=level,
         seed=seed, more=more,
     )  # fmt: skip
-    chosen = [(entry.name, entry.text) for entry in select(*wanted)[0]]
+    chosen = [(entry.name, entry.text) for entry in prompts.check()]
     served, reference = (Endpoint(url, name) for url in (base_url, against))
-    render.line(f"verify: {len(chosen)} prompts of {wanted[0]}; {base_url} against {against}")
+    render.line(f"verify: {render.counted(len(chosen), 'prompt')} of {prompts.prompts}; {base_url} against {against}")
     with render.progress("asking", requests_of(len(chosen), config)) as advance:
-        result, code = unfinished(lambda: verify_served(served, reference, chosen, config, files[0], advance))
-    finish(result, files[0], as_json, files[1])
+        result, code = unfinished(lambda: verify_served(served, reference, chosen, config, files.out, advance))
+    finish(result, files)
     raise typer.Exit(code or (1 if result.data["verdict"] == "BUG" else 0))

@@ -19,6 +19,7 @@ from slipstream.lab.measure import FEWEST_PASSES, Arm, Run, line_up, load_weight
 from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import OtherProcesses, drafts, provenance
 from slipstream.lab.results import Result, recording
+from slipstream.lab.tables import counted
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -259,7 +260,7 @@ def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
     if neighbours is not None and neighbours > QUIET:
         found.append(f"{neighbours:.0%} of the machine's time went to other processes: absolute speeds are too low")
     if runs and len(runs[0].prompts) < FEW_PROMPTS:
-        found.append(f"{len(runs[0].prompts)} prompts are few: intervals do not cover other prompts")
+        found.append(f"only {counted(len(runs[0].prompts), 'prompt')}: intervals do not cover other prompts")
     if runs and 0 < min(run.rounds for run in runs) < FEWEST_PASSES:
         found.append(f"fewer than {FEWEST_PASSES} passes: intervals are too narrow")
     found += loop_warnings(runs)
@@ -273,7 +274,9 @@ def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
             i, d = next((i, d) for i, d in run.divergences if not d.near_tie)
             found.append(f"{where}: the text of prompt {i + 1} differs from plain decoding's at {d}")
         if stats is not None and stats.drafter_faults:
-            found.append(f"{where}: the drafter failed {stats.drafter_faults} times; plain decoding continued instead")
+            found.append(
+                f"{where}: the drafter failed {counted(stats.drafter_faults, 'time')}; plain decoding continued instead"
+            )
         if stats is not None and run.plain is not None and not stats.proposed:
             found.append(f"{where}: nothing was drafted")
     return found

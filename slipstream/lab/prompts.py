@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.lab.provenance import text_digest
+from slipstream.lab.tables import counted
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -62,6 +63,11 @@ class PromptSet:
     prompts: list[Prompt]
     digest: str
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def size(self) -> str:
+        """ "6 prompts" """
+        return counted(len(self.prompts), "prompt")
 
     @property
     def ids(self) -> list[list[int]]:
@@ -140,7 +146,9 @@ def load(
             long += min(len(entry.later), turns - 1) - len(follow)
             prompts += follow
     if long:
-        warnings.append(f"{long} prompts do not fit into the context of {llm.target.context} tokens and were left out")
+        warnings.append(
+            f"{counted(long, 'prompt')} left out: too long for the context of {counted(llm.target.context, 'token')}"
+        )
     if not prompts:
         raise PromptError(f"no prompt of {source} fits into the target's context of {llm.target.context} tokens")
     name = source if is_built_in(source) else Path(source).name
@@ -171,8 +179,8 @@ def select(
     if len(unique) < len(found):
         gone = len(found) - len(unique)
         warnings.append(
-            f"{gone} of {len(found)} prompts were repetitions and were left out: a drafter that learns could "
-            "repeat its earlier answer"
+            f"{gone} of {counted(len(found), 'prompt')} left out as repetitions: a drafter that learns could repeat "
+            "its earlier answer"
         )
     return in_turns(unique, count), warnings
 
@@ -290,8 +298,8 @@ def surprises(llm: LLM, made: PromptSet) -> list[str]:
         return []
     worst = max(levels)
     return [
-        f"{odd} of {len(made.prompts)} prompts look like random tokens to the target (up to {worst:.1f} nats per "
-        f"token; uniform noise has {uniform:.1f}): acceptance on them says nothing about real text"
+        f"random tokens, to judge by the target: {odd} of {made.size} (up to {worst:.1f} nats per token; uniform noise "
+        f"has {uniform:.1f}). Acceptance on them says nothing about real text"
     ]
 
 

@@ -121,6 +121,11 @@ def count(n: float) -> str:
     return f"{n:.0f}"
 
 
+def counted(n: int, noun: str) -> str:
+    """(1, "prompt") -> "1 prompt"; (1200, "prompt") -> "1,200 prompts"."""
+    return f"{n:,} {noun}" + "s" * (n != 1)
+
+
 def size(n: float) -> str:
     """28324608 -> "28.3 MB" (powers of 1000)."""
     for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

@@ -24,7 +24,7 @@ def test_the_demo_shows_text_and_one_table(cli, embedded):
     assert "NO" not in table
     assert "\x1b" not in result.out
     assert "speculative decoding: draft model" in result.said
-    assert "1 prompts are few" in result.said, "the warnings of bench"
+    assert "only 1 prompt:" in result.said, "the warnings of bench"
 
 
 def test_the_demo_as_json(cli, embedded):

@@ -391,7 +391,9 @@ class Unaware(Sampling):
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         held = [seq.params for seq in seqs]
-        free = {id(params): replace(params, bad_words=()) for params in {id(params): params for params in held}.values()}
+        free = {
+            id(params): replace(params, bad_words=()) for params in {id(params): params for params in held}.values()
+        }
         for seq in seqs:
             seq.params = free[id(seq.params)]
         draft = super().propose(seqs, budget)

@@ -103,13 +103,13 @@ def test_repeated_prompts_are_left_out_and_reported(tmp_path, llm):
     path = lines(tmp_path / "x.txt", "one and the same", "another", "one and the same")
     made = load(llm, path)
     assert len(made.prompts) == 2
-    assert any("1 of 3 prompts were repetitions" in warning for warning in made.warnings)
+    assert any("1 of 3 prompts left out as repetitions" in warning for warning in made.warnings)
 
 
 def test_prompts_longer_than_the_context_are_left_out(tmp_path, llm):
     made = load(llm, lines(tmp_path / "x.txt", "word " * 400, "short one"))
     assert len(made.prompts) == 1
-    assert any("do not fit into the context" in warning for warning in made.warnings)
+    assert any("too long for the context" in warning for warning in made.warnings)
     with pytest.raises(PromptError, match="no prompt of"):
         load(llm, lines(tmp_path / "y.txt", "word " * 400))
 
@@ -125,7 +125,7 @@ def test_random_tokens_are_distinguished_from_text():
     noise = Prompt([rng.randrange(llm.target.vocab_size) for _ in range(60)], "noise", "1")
     found = surprises(llm, PromptSet("x", [*text.prompts, noise], ""))
     assert len(found) == 1
-    assert "1 of 3 prompts look like random tokens" in found[0]
+    assert "random tokens, to judge by the target: 1 of 3 prompts" in found[0]
 
 
 def conversation(tmp_path: Path) -> Path:

@@ -49,7 +49,9 @@ def completion(asked: dict[str, Any], choose: Sampler, rounding: float, logprobs
         text += tokens[-1]
         logs = logits - np.log(np.exp(logits).sum())
         own.append(float(logs[token]))
-        top.append({LETTERS[i]: float(logs[i]) for i in np.argsort(-logs)[: asked["logprobs"]]} if asked["logprobs"] else {})
+        top.append(
+            {LETTERS[i]: float(logs[i]) for i in np.argsort(-logs)[: asked["logprobs"]]} if asked["logprobs"] else {}
+        )
     found = {"tokens": tokens, "token_logprobs": own, "top_logprobs": top} if logprobs else None
     return {"choices": [{"text": "".join(tokens), "logprobs": found}]}
 
