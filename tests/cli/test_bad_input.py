@@ -34,8 +34,8 @@ TABLE: list[tuple[str, str]] = [
     # command line, with {pair} for the options of a tiny pair; what the message must contain
     ("generat x", "Did you mean 'generate'"),
     # generate: options
-    ("generate x -md ngrm", "there is no drafter, folder or model 'ngrm'"),
-    ("generate x -md ngrm", "did you mean 'ngram'?"),
+    ("generate x --executor torch -md ngrm", "there is no drafter, folder or model 'ngrm'"),
+    ("generate x --executor torch -md ngrm", "did you mean 'ngram'?"),
     ("generate x --temprature 1", "--temperature"),
     ("generate x --topp 1", "--top-p"),
     ("generate x --draft-token 1", "--draft-tokens"),
