@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slipstream.core.params import SamplingParams as SamplingParams
     from slipstream.core.stats import SpecStats as SpecStats
+    from slipstream.core.structured import Structured as Structured
     from slipstream.errors import SlipstreamError as SlipstreamError
     from slipstream.llm import LLM as LLM, Chunk as Chunk, Completion as Completion
     from slipstream.speculative_decoder import (
@@ -23,6 +24,7 @@ _HOME = {
     "Completion": "slipstream.llm",
     "SamplingParams": "slipstream.core.params",
     "SpecStats": "slipstream.core.stats",
+    "Structured": "slipstream.core.structured",
     "SpeculativeDecoder": "slipstream.speculative_decoder",
     "load_model_pair": "slipstream.speculative_decoder",
     "SlipstreamError": "slipstream.errors",

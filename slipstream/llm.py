@@ -29,6 +29,7 @@ from slipstream.drafters.choice import DrafterFactory
 from slipstream.drafters.guard import Guard
 from slipstream.engine.engine import Engine
 from slipstream.errors import ParameterError, PromptError, did_you_mean
+from slipstream.grammar.compiler import Grammars
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
 from slipstream.settings import DRAFT_QUANTISATIONS, one_of
 from slipstream.targets.sources import as_target
@@ -146,6 +147,7 @@ class LLM:
         self.target: Target = as_target(target if path is None else path, **self._load)
         self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
+        self._grammars = Grammars(self.tokenizer, self.target.vocab_size)
         self._factory = DrafterFactory(self.target, path, draft_load)
         self.rule = rule
         self.draft_tokens = draft_tokens
@@ -250,12 +252,15 @@ class LLM:
         params = self._resolved(params or SamplingParams())
         ids = self._encoded(prompt)
         eos = () if params.ignore_eos else self.target.capabilities.eos_ids
+        stop_ids = frozenset(eos) | frozenset(params.stop_token_ids)
+        form = params.structured
         return Sequence(
             ids,
             params,
-            stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
+            stop_ids=stop_ids,
             context=self.target.context,
             decode=self._decode,
+            constraint=None if form is None else self._grammars.constraint(form, stop_ids),
         )
 
     def decode(self, seqs: Seq[Sequence]) -> Iterator[list[Sequence]]:

@@ -11,6 +11,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.core.warp import warp
+from tests.core.letter_tokenizer import constraint_of
 
 Distribution = dict[tuple[int, ...], float]
 
@@ -34,7 +35,10 @@ class Oracle:
 
     def probs(self, prompt: Seq[int], output: Seq[int], params: SamplingParams, stop_ids: Iterable[int] = ()) -> Tensor:
         """[V], after warping."""
-        return warp(self.logits([*prompt, *output])[None], params, prompt, [list(output)], frozenset(stop_ids))[0]
+        stops = frozenset(stop_ids)
+        constraint = constraint_of(params, self.target.vocab_size, stops)
+        allowed = constraint and constraint.allowed([], [output])
+        return warp(self.logits([*prompt, *output])[None], params, prompt, [list(output)], stops, allowed)[0]
 
     def greedy(self, prompt: Seq[int], n: int) -> list[int]:
         """The n tokens of plain greedy decoding."""

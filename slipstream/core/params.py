@@ -20,29 +20,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral, Real
 from typing import Any
 
 from slipstream.core.parameter_declaration import DISTRIBUTION, Check, Effect, declared, parameter
-from slipstream.errors import ParameterError, did_you_mean
+from slipstream.core.strict import Strict
+from slipstream.core.structured import Structured
+from slipstream.errors import ParameterError
 from slipstream.settings import MOST_DRAFT_TOKENS
-
-
-class Strict:
-    """Mixin for configuration dataclasses: an unknown keyword is a `ParameterError` that says what was meant."""
-
-    def __new__(cls, *args: Any, **kwargs: Any):
-        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-        for name in kwargs:
-            if name not in known:
-                raise ParameterError(
-                    f"{cls.__name__} has no parameter {name!r}",
-                    why="a parameter that is silently dropped would change the output unnoticed",
-                    fix=did_you_mean(name, known),
-                )
-        return super().__new__(cls)
 
 
 def check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
@@ -156,6 +143,15 @@ def bias_map(name: str, value: Any) -> dict[int, float] | None:
     return biases or None
 
 
+def structure(name: str, value: Any) -> Structured | None:
+    """What the text must look like; None as well."""
+    if value is not None and not isinstance(value, Structured):
+        raise ParameterError(
+            f"{name} is {value!r}, must be a Structured or None", fix=f'write {name}=Structured(regex="[0-9]+")'
+        )
+    return value
+
+
 def _items(name: str, value: Any, what: str) -> tuple[Any, ...]:
     try:
         return tuple(value)
@@ -176,6 +172,7 @@ class SamplingParams(Strict):
     presence_penalty    subtracted from a logit once if the token is in the output, in [-2, 2].
     logit_bias          token id -> value added to its logit, in [-100, 100]; -100 forbids.
     bad_words           token id sequences that may not be completed (strings are encoded by `LLM`).
+    structured          the form of the text: a JSON schema, a regular expression, ... (see `Structured`).
     min_tokens          no stop id can be sampled before so many output tokens.
     max_tokens          most output tokens (>= 1).
     stop                strings that end the text; the text is cut before them.
@@ -223,6 +220,9 @@ class SamplingParams(Strict):
         Effect.NEEDS_HISTORY,
         option=(),
         ids_in=lambda words: (token for word in words if not isinstance(word, str) for token in word),
+    )
+    structured: Structured | None = parameter(  # noqa: RUF009 Structured is frozen, too
+        None, structure, Effect.NEEDS_HISTORY, option=()
     )
     min_tokens: int = parameter(
         0, integer(0), Effect.NEEDS_HISTORY, option=("--min-new-tokens",), help="Minimum number of tokens to generate."

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 
+from slipstream.core.constraint import Constraint
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
@@ -39,6 +40,7 @@ class Sequence:
     stop_ids  ids that end the sequence (EOS of the model, unless ignored, and those of the request).
     context   most tokens the target can hold.
     decode    token ids -> text, for stop strings; None if there is no tokenizer.
+    constraint  the form that the output must have, made from `params.structured`; of this sequence alone.
     coupled   True if the rule picks with noise keyed by position, which drafters then share. Set by the engine.
     lossless  whether the rule that verifies it preserves the target's distribution. Set by the engine.
     drafted   one entry per output token: True for an accepted draft token, False for a token of the target's own.
@@ -49,6 +51,7 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()
     context: int = 2**31
     decode: Callable[[Seq[int]], str] | None = None
+    constraint: Constraint | None = None
     coupled: bool = False
     lossless: bool = True
     stream: Stream | None = None

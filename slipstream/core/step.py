@@ -9,6 +9,7 @@ import torch
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Drafter
+from slipstream.core.prune import prune
 from slipstream.core.rules import RULES, Rule, follow, verify
 from slipstream.core.sequence import Sequence, TokenLogprob
 from slipstream.core.step_clock import StepClock
@@ -27,6 +28,7 @@ def step(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draf
     """
     with host_threads(target.capabilities.torch_threads), StepClock(seqs) as clock:
         draft = clock.draft(drafter.propose, seqs, [budget(seq, draft_tokens) for seq in seqs])
+        draft = clock.draft(prune, seqs, draft)
         out = clock.target(target.run, seqs, draft, drafter.taps)
         verdict = clock.verify(decide, seqs, draft, out.logits, rule)
         verdict = clock.verify(stop, seqs, draft, verdict)

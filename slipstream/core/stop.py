@@ -4,8 +4,9 @@ The result is that of plain decoding: the tokens are taken one by one, and after
 
     1. EOS or a stop id       finish "stop"
     2. a stop string          finish "stop"     (not before min_tokens)
-    3. max_tokens             finish "length"
-    4. end of the context     finish "length"
+    3. the form is complete   finish "stop"     (structured output; also where EOS is ignored or unknown)
+    4. max_tokens             finish "length"
+    5. end of the context     finish "length"
 
 The first token at which one applies is the last token of the sequence. Everything after it is dropped from ids, text,
 log-probabilities, counts and KV.
@@ -43,6 +44,8 @@ def end_of(seq: Sequence, run: list[int]) -> tuple[int, str | None]:
             if cause is not None:
                 seq.stop_cause = cause
                 return i + 1, "stop"
+        if seq.constraint is not None and seq.constraint.complete(seq.output, run[: i + 1]):
+            return i + 1, "stop"
         if len(seq.tokens) + i + 1 >= seq.limit:
             return i + 1, "length"
     return len(run), None

@@ -1,8 +1,9 @@
 """`warp`: logits -> probabilities. One function for the target, the draft and plain decoding.
 
 Order: logit bias; repetition, then frequency and presence penalty; forbidden tokens (bad words, stop ids before
-min_tokens); temperature; top-k; top-p; min-p. The filters apply one after another, each to the renormalised
-result of the one before. Temperature 0 gives probability 1 to the first maximum.
+min_tokens, what the form of a structured output does not allow); temperature; top-k; top-p; min-p. The filters apply
+one after another, each to the renormalised result of the one before. Temperature 0 gives probability 1 to the first
+maximum.
 
 Probabilities are float64 whatever the logits are: p and q are then compared, and sampled from, in the same precision.
 """
@@ -14,6 +15,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from slipstream.core.draft import Draft
@@ -31,6 +33,7 @@ def warp(
     prompt: Seq[int] = (),
     outputs: Seq[Seq[int]] | None = None,
     stop_ids: Seq[int] | frozenset[int] = (),
+    allowed: NDArray[np.bool_] | None = None,
 ) -> Tensor:
     """The distribution of the next token at each of R rows.
 
@@ -38,9 +41,10 @@ def warp(
     prompt   ids of the prompt; outputs[r]: ids emitted before row r, its own ancestors in the draft included.
              Only read if `params.needs_history`.
     stop_ids ids that min_tokens holds back.
+    allowed  [R, at least V], which tokens the form of a structured output allows. Only read if there is one.
     Returns  float64 [R, V], each row sums to 1. Raises TargetError if a row has no possible token or holds NaN.
     """
-    x = _edit(logits, params, prompt, outputs, stop_ids)  # [R, V]
+    x = _edit(logits, params, prompt, outputs, stop_ids, allowed)  # [R, V]
     if params.greedy:
         top = x.argmax(-1, keepdim=True)  # [R, 1]
         _check(x.gather(-1, top))
@@ -79,7 +83,7 @@ def _check_sum(total: float) -> None:
         raise TargetError(
             "logits are NaN, or every token is forbidden, at some position",
             why="there is no distribution over them",
-            fix="check the weights (NaN), or loosen logit_bias / bad_words",
+            fix="check the weights (NaN), or loosen logit_bias / bad_words / structured",
         )
 
 
@@ -89,6 +93,7 @@ def _edit(
     prompt: Seq[int],
     outputs: Seq[Seq[int]] | None,
     stop_ids: Seq[int] | frozenset[int],
+    allowed: NDArray[np.bool_] | None,
 ) -> Tensor:
     """Everything that changes single logits."""
     if not params.edits_logits:
@@ -105,6 +110,9 @@ def _edit(
         for row, output in zip(x, outputs, strict=True):
             _penalise(row, params, prompt, output)
             _forbid(row, params, prompt, output, stop_ids)
+    if params.structured is not None:
+        assert allowed is not None, "the form of a structured output is a constraint of the sequence: see LLM.sequence"
+        x.masked_fill_(torch.from_numpy(~allowed[:, :vocab]).to(x.device), NEVER)
     return x
 
 
@@ -163,8 +171,23 @@ def distributions(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
     for b, seq in enumerate(seqs):
         own = logits[draft.splits[b] + b : draft.splits[b + 1] + b + 1]  # [1 + N_b, V]
         outputs = histories(seq, draft, b) if seq.params.needs_history else None
-        rows.append(warp(own, seq.params, seq.tokens[: seq.prompt], outputs, seq.stop_ids))
+        rows.append(_warped(own, seq, seq.params, outputs))
     return torch.cat(rows)
+
+
+def _warped(logits: Tensor, seq: Sequence, params: SamplingParams, outputs: Seq[Seq[int]] | None) -> Tensor:
+    """`warp` of rows that follow these outputs of one sequence."""
+    allowed = None if outputs is None else allowed_after(seq, outputs)
+    return warp(logits, params, seq.tokens[: seq.prompt], outputs, seq.stop_ids, allowed)
+
+
+def allowed_after(seq: Sequence, outputs: Seq[Seq[int]]) -> NDArray[np.bool_] | None:
+    """Which tokens the constraint of a sequence allows after each output, which begins with its own; None if it has no
+    constraint."""
+    if seq.constraint is None:
+        return None
+    own = seq.output
+    return seq.constraint.allowed(own, [output[len(own) :] for output in outputs])
 
 
 def distributions_and_dead_ends(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> tuple[Tensor, set[int]]:
@@ -175,7 +198,7 @@ def distributions_and_dead_ends(logits: Tensor, seqs: Seq[Sequence], draft: Draf
     for b, seq in enumerate(seqs):
         for i, history in enumerate(histories(seq, draft, b), start=draft.splits[b] + b):
             try:
-                rows.append(warp(logits[i : i + 1], seq.params, seq.tokens[: seq.prompt], [history], seq.stop_ids))
+                rows.append(_warped(logits[i : i + 1], seq, seq.params, [history]))
             except TargetError:
                 if i == draft.splits[b] + b:
                     raise
@@ -194,7 +217,7 @@ def distributions_after(
         return warp(logits, each[0])
     return torch.cat(
         [
-            warp(row[None], p, seq.tokens[: seq.prompt], [[*seq.output, *chain]], seq.stop_ids)
+            _warped(row[None], seq, p, [[*seq.output, *chain]])
             for row, p, seq, chain in zip(logits, each, seqs, chains, strict=True)
         ]
     )

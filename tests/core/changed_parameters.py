@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from slipstream.core.structured import Structured
+
 CHANGED: dict[str, Any] = {
     "temperature": 1.7,
     "top_k": 2,
@@ -14,6 +16,7 @@ CHANGED: dict[str, Any] = {
     "presence_penalty": 1.9,
     "logit_bias": {3: 3.0, 5: -100},
     "bad_words": ((2,), (1, 2, 3), (5, 6)),
+    "structured": Structured(regex="([a-d]|e[fg]|f[gh]|h|[i-k]b)+"),
     "min_tokens": 14,
     "max_tokens": 9,
     "stop": ("c", "fg"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from slipstream.core.params import SamplingParams
+from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError
 
 
@@ -32,6 +33,7 @@ REFUSED: dict[str, list[Any]] = {
     "presence_penalty": [2.1, -2.1],
     "logit_bias": [{-1: 0.0}, {0: 101.0}, {0: math.nan}, {"0": 1.0}, {True: 1.0}, {0: True}, [(0, 1.0)], 5],
     "bad_words": [((),), ((-1,),), ("",), "", (1, 2), 5, ((True,),), None],
+    "structured": [{"regex": "a"}, "a", True, 5],
     "min_tokens": [-1, 1.5],
     "max_tokens": [0, -1, 2.0],
     "stop": ["", ("a", ""), (1,), 5],
@@ -102,7 +104,7 @@ def test_lists_are_stored_as_tuples_so_that_later_changes_do_not_reach_a_request
 
 @pytest.mark.parametrize("field", [
     {"repetition_penalty": 1.1}, {"frequency_penalty": 0.1}, {"presence_penalty": -0.1}, {"bad_words": ((1,),)},
-    {"min_tokens": 1},
+    {"min_tokens": 1}, {"structured": Structured(regex="a")},
 ], ids=str)  # fmt: skip
 def test_parameters_that_need_the_history_are_declared(field: dict) -> None:
     assert SamplingParams(**field).needs_history

@@ -32,7 +32,7 @@ from slipstream.errors import ParameterError
 from slipstream.llm import LLM, Completion
 from slipstream.targets.toy import ToyTarget
 from tests.core.changed_parameters import CHANGED
-from tests.core.fake_drafters import decode
+from tests.core.letter_tokenizer import constraint_of, letter_tokenizer
 from tests.drafters.fakes import MultiStepToy
 
 V, EOS = 12, 11
@@ -58,15 +58,6 @@ def test_every_parameter_has_a_value_to_test_it_with() -> None:
 # --- texts of mixed batches -----------------------------------------------------------------------------------------
 
 
-class Letters:
-    """A tokenizer with one letter per token."""
-
-    chat_template = None
-
-    def decode(self, ids: Seq[int], **_: Any) -> str:
-        return decode(ids)
-
-
 def engine(drafter: str) -> LLM:
     target = ToyTarget(V, order=2, seed=11, sharpness=1.5, eos_ids=(EOS,))
     small = {"vocab": V, "order": 2, "seed": 11, "sharpness": 1.2}  # the same tokens are likely, other probabilities
@@ -75,7 +66,7 @@ def engine(drafter: str) -> LLM:
         "model": lambda: ModelDrafter(ToyTarget(**small), V),
         "model, one call": lambda: ModelDrafter(MultiStepToy(**small), V),
     }
-    return LLM(target, made[drafter](), draft_tokens=4, tokenizer=Letters())
+    return LLM(target, made[drafter](), draft_tokens=4, tokenizer=letter_tokenizer(V))
 
 
 def visible(completion: Completion) -> tuple[object, ...]:
@@ -106,7 +97,8 @@ DRAFTS = ([3, 1, 6], [5, 2, 2])
 
 
 def sequences(each: Seq[SamplingParams]) -> list[Sequence]:
-    seqs = [Sequence([1, 2, 3, 1], params, stop_ids=frozenset({EOS, 0})) for params in each]
+    stops = frozenset({EOS, 0})
+    seqs = [Sequence(PROMPT, params, stop_ids=stops, constraint=constraint_of(params, V, stops)) for params in each]
     for seq in seqs:
         seq.tokens += [5, 6, 1]
     return seqs
@@ -142,7 +134,9 @@ OTHER_OUTPUTS = [random.Random(r).choices(range(V), k=r + 10) for r in range(R)]
 
 def warped(params: SamplingParams, outputs: Seq[Seq[int]] = OUTPUTS) -> torch.Tensor:
     """float64 [R, V]: each row follows an output of its own."""
-    return warp(logits(R), params, PROMPT, outputs, stop_ids=(EOS, 0, 3))
+    stops = frozenset({EOS, 0, 3})
+    constraint = constraint_of(params, V, stops)
+    return warp(logits(R), params, PROMPT, outputs, stops, constraint and constraint.allowed([], outputs))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from typing import Any
 
 import pytest
@@ -15,9 +15,12 @@ from slipstream.core.parameter_declaration import DISTRIBUTION, declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES, verify
 from slipstream.core.sequence import Sequence
+from slipstream.core.structured import Structured
 from slipstream.core.warp import distributions, first_maxima, histories, warp
 from slipstream.errors import TargetError
+from tests.core.fake_drafters import LETTERS, decode
 from tests.core.fixed_dice import Fixed
+from tests.core.letter_tokenizer import constraint_of
 
 NEVER = -math.inf
 
@@ -42,6 +45,9 @@ def reference(
     if len(output) < params.min_tokens:
         for t in stop:
             x[t] = NEVER
+    if params.structured is not None:
+        for t in vocab:
+            x[t] = x[t] if t in may_follow(params.structured, output, stop, vocab) else NEVER
     if params.temperature == 0:
         return [float(t == x.index(max(x))) for t in vocab]
     x = [value / params.temperature for value in x]
@@ -58,6 +64,15 @@ def reference(
         mass += probs[t]
     probs = _keep(probs, kept)
     return _keep(probs, [t for t in vocab if probs[t] >= params.min_p * max(probs)])
+
+
+def may_follow(structured: Structured, output: Seq[int], stop: Seq[int], vocab: Iterable[int]) -> set[int]:
+    """Tokens that the constraint allows. structured: a choice of texts, one letter a token."""
+    texts, said = set(structured.choice or ()), decode(output)
+    goes_on = {LETTERS.index(text[len(said)]) for text in texts if text.startswith(said) and text != said}
+    if any(t in stop for t in output) or not goes_on:
+        return set(vocab)  # nothing that follows is used
+    return goes_on - set(stop) | (set(stop) if said in texts else set())
 
 
 def _norm(probs: Seq[float]) -> list[float]:
@@ -84,6 +99,7 @@ CHOICES: dict[str, list[Any]] = {
     "presence_penalty": [0.0, 1.9, -0.4],
     "logit_bias": [None, {2: 3.5, 5: -1.25}, {0: -100, 3: 100.0}],
     "bad_words": [(), ((4,),), ((1, 2), (7, 7, 5), (3, 1, 2, 6))],
+    "structured": [None, Structured(choice=[a + b for a in "bcdfh" for b in ("", "a", "c", "ee", "h")])],
     "min_tokens": [0, 2, 9],
 }
 
@@ -100,13 +116,20 @@ def rows(rng: random.Random, vocab: int = 8) -> tuple[torch.Tensor, list[int], l
     return logits, prompt, outputs
 
 
+def warped(
+    logits: torch.Tensor, params: SamplingParams, prompt: list[int], outputs: list[list[int]], stop: Seq[int]
+) -> torch.Tensor:
+    constraint = constraint_of(params, logits.shape[-1], frozenset(stop))
+    return warp(logits, params, prompt, outputs, stop, constraint and constraint.allowed([], outputs))
+
+
 @pytest.mark.parametrize("name", CHOICES)
 def test_every_parameter_alone_agrees_with_the_reference(name: str) -> None:
     for value in CHOICES[name]:
         params = SamplingParams(**{"temperature": 1.0, name: value})
         for seed in range(3):
             logits, prompt, outputs = rows(random.Random(seed))
-            found = warp(logits, params, prompt, outputs, stop_ids=(6, 0))
+            found = warped(logits, params, prompt, outputs, (6, 0))
             for row, x, output in zip(found, logits.tolist(), outputs, strict=True):
                 agree(row, reference(x, params, prompt, output, (6, 0)))
 
@@ -117,7 +140,7 @@ def test_parameters_together_agree_with_the_reference() -> None:
         params = SamplingParams(**{name: rng.choice(values) for name, values in CHOICES.items()})
         logits, prompt, outputs = rows(rng)
         before = logits.clone()
-        found = warp(logits, params, prompt, outputs, stop_ids=frozenset({6}))
+        found = warped(logits, params, prompt, outputs, (6,))
         assert torch.equal(logits, before), "the input was changed"
         for row, x, output in zip(found, logits.tolist(), outputs, strict=True):
             agree(row, reference(x, params, prompt, output, (6,)))

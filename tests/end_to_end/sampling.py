@@ -6,7 +6,9 @@ import gc
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from torch import Tensor
 
 import slipstream.core.warp
@@ -31,11 +33,12 @@ def remembering(warp: Warp) -> Warp:
         prompt: Seq[int] = (),
         outputs: Seq[Seq[int]] | None = None,
         stop_ids: frozenset[int] = frozenset(),
+        allowed: NDArray[np.bool_] | None = None,
     ) -> Tensor:
         history = None if outputs is None else (tuple(prompt), tuple(map(tuple, outputs)))
         key = logits.numpy().tobytes(), id(params), history, frozenset(stop_ids)
         if key not in known:
-            known[key] = warp(logits, params, prompt, outputs, stop_ids)
+            known[key] = warp(logits, params, prompt, outputs, stop_ids, allowed)
             kept.append(params)
         return known[key]
 

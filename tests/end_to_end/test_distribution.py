@@ -24,12 +24,14 @@ from slipstream.core.parameter_declaration import DISTRIBUTION, Effect, declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES, Rule
 from slipstream.core.sequence import Sequence
+from slipstream.core.structured import Structured
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, wrong_at
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
+from tests.core.letter_tokenizer import letter_tokenizer
 from tests.end_to_end.sampling import sample
 from tests.end_to_end.toys import RIGHT_TWIN, WRONG_RULES, ToyDrafter
 from tests.oracle import Oracle, joint_distribution
@@ -50,6 +52,7 @@ EVERYTHING = replace(
     frequency_penalty=0.6,
     presence_penalty=-0.7,
     bad_words=((2, 3), (1, 2)),
+    structured=Structured(regex="(a[abc]|b[a-d]|[cd])+"),
     min_tokens=2,
 )
 
@@ -81,7 +84,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 
 def cell(drafter: Drafter, params: SamplingParams, rule: str = "rejection") -> tuple[float, list[Sequence]]:
     """p-value, and the sequences."""
-    llm = LLM(toy_target(), drafter, draft_tokens=3, rule=rule, max_batch=N)
+    llm = LLM(toy_target(), drafter, draft_tokens=3, rule=rule, max_batch=N, tokenizer=letter_tokenizer(V))
     seqs = sample(llm, PROMPT, params, N, seed=2026)
     probs = joint_distribution(TARGET, PROMPT, params, frozenset({EOS}))
     return g_test(beginnings(seq.output for seq in seqs), probs), seqs

@@ -15,7 +15,7 @@ from slipstream.core.random import DRAFT
 from slipstream.core.rules import Decision, Rule
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.core.warp import warp
+from slipstream.core.warp import distributions_after
 from tests.oracle import Oracle
 
 
@@ -79,9 +79,7 @@ class ToyDrafter:
         if key not in self._distributions:
             self._params.append(seq.params)
             logits = self.oracle.logits([*seq.tokens, *path])[None]
-            output = [*seq.output, *path]
-            probs = warp(logits, seq.params, seq.tokens[: seq.prompt], [output], seq.stop_ids)[0]
-            self._distributions[key] = probs.numpy()
+            self._distributions[key] = distributions_after(logits, [seq], [path])[0].numpy()
         return self._distributions[key]
 
 

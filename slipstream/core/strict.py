@@ -1,0 +1,23 @@
+"""`Strict`: configurations that refuse what they do not know."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from slipstream.errors import ParameterError, did_you_mean
+
+
+class Strict:
+    """Mixin for configuration dataclasses: an unknown keyword is a `ParameterError` that says what was meant."""
+
+    def __new__(cls, *args: Any, **kwargs: Any):
+        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        for name in kwargs:
+            if name not in known:
+                raise ParameterError(
+                    f"{cls.__name__} has no parameter {name!r}",
+                    why="a parameter that is silently dropped would change the output unnoticed",
+                    fix=did_you_mean(name, known),
+                )
+        return super().__new__(cls)

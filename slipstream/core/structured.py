@@ -1,0 +1,89 @@
+"""`Structured`: the form that a text must have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.core.strict import Strict
+from slipstream.errors import ParameterError
+
+KINDS = ("json_schema", "json_object", "regex", "grammar", "choice")
+
+
+@dataclass(frozen=True)
+class Structured(Strict):
+    """The form of a text, by exactly one of the first five. Every token is sampled from the target's distribution over
+    the tokens that the form allows there. A text that ends with finish "stop" has the form; one that is cut by
+    max_tokens is the beginning of one that has.
+
+    json_schema  a JSON schema: a mapping, a bool, or JSON text. Stored as JSON text. Keywords that cannot be enforced
+                 are refused.
+    json_object  True: any JSON object.
+    regex        a regular expression that the whole text matches. Without look-around and back-references.
+    grammar      a context-free grammar in Lark (`start: "a" | "b"`) or EBNF as in llama.cpp (`root ::= "a" | "b"`).
+    choice       strings, one of which is the text.
+    after        the text before the first occurrence of this string, and the string itself, are free (the reasoning of
+                 a model, `after="</think>"`). Stop ids may then end the text also before it. None: all has the form.
+    """
+
+    json_schema: Mapping[str, Any] | bool | str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    grammar: str | None = None
+    choice: Seq[str] | None = None
+    after: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.json_object, bool):
+            raise _wrong("json_object", self.json_object, "True or False")
+        given = [kind for kind in KINDS if getattr(self, kind) not in (None, False) or self._is_schema(kind)]
+        if len(given) != 1:
+            raise ParameterError(
+                f"structured names {' and '.join(given) or 'no form'}, must name exactly one of {', '.join(KINDS)}",
+                fix='write it as in Structured(regex="[0-9]+")',
+            )
+        for name in ("regex", "grammar", "after"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise _wrong(name, value, "text that is not empty")
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _choices(self.choice))
+
+    def _is_schema(self, kind: str) -> bool:
+        return kind == "json_schema" and self.json_schema is not None  # False is a schema, if one that nothing meets
+
+    @property
+    def kind(self) -> str:
+        """Which of `KINDS` it is."""
+        return next(kind for kind in KINDS if getattr(self, kind) not in (None, False))
+
+
+def _schema_text(schema: Any) -> str:
+    """The schema as JSON text, its keys in the order given: properties are written in this order."""
+    try:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        if not isinstance(value, (Mapping, bool)):
+            raise _wrong("json_schema", value, "a mapping, a bool, or JSON text of one")
+        return json.dumps(dict(value) if isinstance(value, Mapping) else value, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as fault:  # JSON's error names line and column
+        raise ParameterError(
+            f"structured.json_schema is not JSON: {fault}", fix="give a mapping of JSON values, or JSON text"
+        ) from fault
+
+
+def _choices(choice: Any) -> tuple[str, ...]:
+    if isinstance(choice, (str, Mapping)) or not isinstance(choice, Seq) or not choice:
+        raise _wrong("choice", choice, "a list of strings")
+    for text in choice:
+        if not isinstance(text, str) or not text:
+            raise _wrong("choice", choice, "a list of strings that are not empty")
+    return tuple(choice)
+
+
+def _wrong(name: str, value: Any, must: str) -> ParameterError:
+    return ParameterError(f"structured.{name} is {value!r}, must be {must}", fix=f"change {name}")

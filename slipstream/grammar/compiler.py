@@ -1,0 +1,136 @@
+"""`Grammars`: turns `Structured` into the constraint of a request, by llguidance.
+
+Work is limited, so that no grammar takes forever: llguidance counts what it does, and gives up when a grammar is
+compiled (ParameterError) or in the middle of a text (TargetError). What it does not count is refused before: see
+`schema_faults`.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slipstream.core.structured import Structured
+from slipstream.errors import ParameterError
+from slipstream.grammar.free_text import FreeText
+from slipstream.grammar.schema_faults import check_multiples, place_of
+from slipstream.grammar.text_constraint import TextConstraint, fault_of
+from slipstream.grammar.token_bytes import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits
+
+LEXER_FUEL, STEP_FUEL, LEXER_STATES = 300_000, 50_000, 50_000
+"""Work of llguidance's lexer at first and on one token, and its states, of 1 to 2 kB each. Its defaults, three to five
+times as much, let a bomb compute for seconds and take half a gigabyte."""
+
+PROBED = 4
+"""A compiled grammar is followed for so many tokens, because most bombs explode there."""
+
+KEPT = 64
+"""How many compiled grammars are kept for the next requests."""
+
+
+class Grammars:
+    """Compiles the forms of requests for the tokenizer of one target.
+
+    tokenizer   of transformers; None: every form is refused.
+    vocab_size  width V of the target's logits.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int):
+        self._vocabulary = lru_cache(1)(lambda: Vocabulary.of(tokenizer, vocab_size))  # made when first needed
+        self._compiled = lru_cache(KEPT)(self._compile)
+
+    def constraint(self, structured: Structured, stop_ids: frozenset[int]) -> TextConstraint:
+        """The constraint of one request, whose text these ids end. Raises ParameterError if the form cannot be
+        compiled, which says where."""
+        matcher, free = self._compiled(structured)
+        return TextConstraint(self._vocabulary(), matcher, free, stop_ids)
+
+    def _compile(self, structured: Structured) -> tuple[LLMatcher, FreeText]:
+        vocabulary = self._vocabulary()
+        matcher = compiled(vocabulary, structured)
+        return matcher, FreeText(vocabulary, matcher, structured.after)
+
+
+def compiled(vocabulary: Vocabulary, structured: Structured) -> LLMatcher:
+    """A matcher at the beginning of the form. Raises ParameterError."""
+    from llguidance import LLMatcher
+
+    def matcher(grammar: str) -> LLMatcher:
+        return LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=_limits())
+
+    if structured.json_schema is not None:
+        schema = json.loads(str(structured.json_schema))
+        check_multiples(schema)
+        try:
+            made = matcher(_of_schema(schema))
+        except ValueError as fault:  # nested too deeply: the others are found when it is compiled
+            raise _refused(structured, str(fault)) from fault
+        if found := fault_of(made):
+            place = place_of(schema, found, lambda part: fault_of(matcher(_of_schema(part))))
+            raise _refused(structured, f"{found}, at {place}")
+    else:
+        made = matcher(_grammar(structured))
+        if found := fault_of(made):
+            raise _refused(structured, found)
+    probe = made.deep_copy()
+    for n in range(PROBED):
+        mask = probe.compute_bitmask()
+        if found := fault_of(probe):
+            raise _refused(structured, f"{found}, after {n} tokens")
+        allowed = np.flatnonzero(vocabulary.row(mask))
+        if not len(allowed):
+            break
+        probe.consume_token(int(allowed[0]))
+    if not n:
+        raise _refused(structured, "no text has this form except the empty one")
+    return made
+
+
+def _grammar(structured: Structured) -> str:
+    """The grammar in llguidance's format. Raises ParameterError for EBNF that cannot be read."""
+    from llguidance import LLMatcher, grammar_from
+
+    if structured.json_object:
+        return _of_schema({"type": "object"})
+    if structured.regex is not None:
+        return LLMatcher.grammar_from_regex(structured.regex)
+    if structured.choice is not None:
+        choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in structured.choice)
+        return LLMatcher.grammar_from_lark(f"start: {choices}")
+    try:
+        return grammar_from("grammar", str(structured.grammar))
+    except ValueError as fault:
+        raise _refused(structured, str(fault)) from fault
+
+
+def _of_schema(schema: Any) -> str:
+    from llguidance import LLMatcher
+
+    # A schema can ask llguidance to ignore what it does not know. Only mappings can, and only they take options.
+    strict: Any = {"lenient": False} if isinstance(schema, dict) else None
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=strict)
+
+
+def _limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=LEXER_FUEL,
+        step_lexer_fuel=STEP_FUEL,
+        max_lexer_states=LEXER_STATES,
+        verbose_errors=False,  # they would show all that was generated
+    )
+
+
+def _refused(structured: Structured, found: str) -> ParameterError:
+    return ParameterError(
+        f"structured.{structured.kind} cannot be compiled: {found}",
+        why="a part that is left out would change what texts are allowed",
+        fix="correct it there, or write it in a simpler way",
+    )

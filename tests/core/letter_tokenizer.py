@@ -1,0 +1,32 @@
+"""A fast tokenizer with one letter per token, for toy targets."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from slipstream.core.params import SamplingParams
+from slipstream.grammar.compiler import Grammars
+from slipstream.grammar.text_constraint import TextConstraint
+from tests.core.fake_drafters import LETTERS
+
+
+def letter_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
+    """Token i writes letter i; no token is special."""
+    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(LETTERS[:vocab])}, []))
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def constraint_of(params: SamplingParams, vocab: int, stop_ids: frozenset[int] = frozenset()) -> TextConstraint | None:
+    """As `LLM` gives it to a sequence with these parameters."""
+    if params.structured is None:
+        return None
+    return grammars(vocab).constraint(params.structured, stop_ids)
+
+
+@cache
+def grammars(vocab: int) -> Grammars:
+    return Grammars(letter_tokenizer(vocab), vocab)

@@ -1,0 +1,139 @@
+"""Forms that cannot be compiled are refused, with the place of the fault; grammar bombs end within their limits."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams, Structured
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.core.warp import distributions
+from slipstream.errors import ParameterError, TargetError
+from slipstream.grammar.compiler import Grammars
+from slipstream.models.text import load_tokenizer
+from slipstream.targets.toy import ToyTarget
+from slipstream.zoo import checkpoint_of
+from tests.core.letter_tokenizer import letter_tokenizer
+
+V = 4096
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(load_tokenizer(checkpoint_of("embedded", "target")), V)
+
+
+def refused(grammars: Grammars, **form: Any) -> str:
+    with pytest.raises(ParameterError) as fault:
+        grammars.constraint(Structured(**form), frozenset())
+    return str(fault.value)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "strin"}, "Invalid type: strin, at #."),
+        ({"properties": {"a": {}, "q": {"type": "strin"}}}, "Invalid type: strin, at #/properties/q."),
+        ({"type": "array", "items": {"format": "nope"}}, "Unknown format: nope, at #/items."),
+        ({"anyOf": [{"type": "string"}, {"not": {}}]}, 'Unimplemented keys: ["not"], at #/anyOf/1.'),
+        ({"properties": {"a/b~c": {"uniqueItems": True}}}, "at #/properties/a~1b~0c."),
+        ({"properties": {"a": {"$ref": "#/$defs/x"}}}, "Pointer '/$defs/x' does not exist, at #/properties/a."),
+        (
+            {"properties": {"a": {"items": {"$ref": "#/$defs/x"}}}, "$defs": {"x": {"anyOf": [{"not": {}}]}}},
+            'Unimplemented keys: ["not"], at #/$defs/x/anyOf/0.',
+        ),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum (5) is greater than maximum (3), at #."),
+        ({"properties": {"p": {"pattern": "a(b"}}}, "unclosed group, at #/properties/p."),
+        (False, "schema is false, at #."),
+        ({"not": {}, "x-guidance": {"lenient": True}}, "Unimplemented keys"),
+        (nested(200), "recursion limit exceeded at line 1 column"),
+    ],
+)
+def test_a_schema_that_cannot_be_compiled_is_refused_with_a_pointer_to_the_fault(grammars, schema, said) -> None:
+    assert said in refused(grammars, json_schema=schema)
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"regex": "a(b"}, "unclosed group"),
+        ({"regex": "a(?=b)"}, "look-around"),
+        ({"regex": "()"}, "no text has this form except the empty one"),
+        ({"grammar": 'start: "a" | foo'}, 'at 1(8): unknown name: "foo"'),
+        ({"grammar": 'start: "a" (\n | "b"'}, "2(7): Expected token"),
+        ({"grammar": 'root ::= "a" ('}, "Expected ')' at line 1"),
+    ],
+)
+def test_a_regex_or_grammar_that_cannot_be_compiled_is_refused_with_the_place(grammars, form, said) -> None:
+    assert said in refused(grammars, **form)
+
+
+def test_a_form_that_the_tokens_cannot_write_is_refused() -> None:
+    assert "cannot be compiled" in refused(Grammars(letter_tokenizer(5), 5), regex="é")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"regex": "(a{1000}){1000}"},
+        {"grammar": 'start: "x" a{100}\na: b{100}\nb: c{100}\nc: d{100}\nd: "y"'},
+        {"json_schema": {"type": "integer", "allOf": [{"multipleOf": n} for n in (97, 89, 83)]}},
+        {"json_schema": {"type": "integer", "multipleOf": 10**30}},
+        {"json_schema": {"enum": [f"value {i} " * 9 for i in range(20_000)]}},
+        {"json_schema": {"allOf": [{"anyOf": [{"required": [a + str(i)]} for a in "pq"]} for i in range(14)]}},
+    ],
+    ids=lambda form: str(form)[:60],
+)
+def test_a_bomb_is_refused_when_it_is_compiled(grammars: Grammars, form: dict[str, Any]) -> None:
+    assert refused(grammars, **form)
+
+
+def test_a_bomb_that_explodes_in_the_middle_of_a_text_ends_with_an_error_that_says_so() -> None:
+    llm = LLM(ToyTarget(5), tokenizer=letter_tokenizer(5))
+    bomb = SamplingParams(structured=Structured(regex="(((a{1,50}){1,50}){1,50}){1,50}"), max_tokens=1000)
+    with pytest.raises(TargetError, match=r"cannot be followed after \d+ tokens: .*too many expressions"):
+        llm.generate([1], bomb)
+    assert llm.generate([1], SamplingParams(structured=Structured(regex="ab")))[0].text == "ab"
+
+
+def test_a_form_is_compiled_once_for_many_requests(grammars: Grammars) -> None:
+    one, other = (grammars.constraint(Structured(json_schema={"type": "null"}), frozenset()) for _ in "ab")
+    assert one._free is other._free
+    assert one._walk is not other._walk
+
+
+def test_without_a_tokenizer_of_transformers_a_form_is_refused() -> None:
+    params = SamplingParams(structured=Structured(regex="a"))
+    with pytest.raises(ParameterError, match="the target brings no tokenizer"):
+        LLM(ToyTarget(5)).generate([1], params)
+    with pytest.raises(ParameterError, match="the tokenizer is a Own"):
+        LLM(ToyTarget(5), tokenizer=Own()).generate([1], params)
+
+
+class Own:
+    chat_template = None
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return ""
+
+
+def test_without_llguidance_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    assert "pip install 'slipstream[grammar]'" in refused(Grammars(letter_tokenizer(5), 5), regex="a")
+
+
+def test_a_sequence_without_its_constraint_is_not_decoded_unconstrained() -> None:
+    seq = Sequence([0], SamplingParams(structured=Structured(regex="a")))
+    with pytest.raises(AssertionError, match=r"LLM\.sequence"):
+        distributions(torch.zeros(1, 5), [seq], Draft.empty(1))
