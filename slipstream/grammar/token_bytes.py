@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import ParameterError
+from slipstream.models.folder_tokenizer import FolderTokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -31,13 +32,15 @@ class Vocabulary:
 
     @staticmethod
     def of(tokenizer: Any, size: int) -> Vocabulary:
-        """From a fast tokenizer of transformers. Raises ParameterError for others, and without llguidance."""
+        """From a fast tokenizer of transformers, or of a folder. Raises ParameterError for others, and if llguidance is
+        not installed."""
         if tokenizer is None:
             raise _refused("the target brings no tokenizer", "give token ids of your own in logit_bias or bad_words")
-        from transformers import PreTrainedTokenizerFast
+        if not isinstance(tokenizer, FolderTokenizer):
+            from transformers import PreTrainedTokenizerFast  # imported here: it takes long
 
-        if not isinstance(tokenizer, PreTrainedTokenizerFast):
-            raise _refused(f"the tokenizer is a {type(tokenizer).__name__}", "pass a fast tokenizer of transformers")
+            if not isinstance(tokenizer, PreTrainedTokenizerFast):
+                raise _refused(f"the tokenizer is a {type(tokenizer).__name__}", "pass a fast one of transformers")
         try:
             from llguidance import LLTokenizer
         except ImportError as fault:

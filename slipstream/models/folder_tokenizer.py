@@ -90,6 +90,11 @@ class FolderTokenizer:
         """Copies and pickles are those of the transformers tokenizer."""
         return _same, (self.transformers,)
 
+    @property
+    def backend_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the tokenizers library."""
+        return self._backend if self._whole is None else self._whole.backend_tokenizer
+
     def __len__(self) -> int:
         """Number of tokens, added ones included."""
         return len(self._whole) if self._whole is not None else self._backend.get_vocab_size(with_added_tokens=True)

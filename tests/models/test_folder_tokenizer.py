@@ -332,6 +332,15 @@ def test_other_conversations_and_options_are_rendered_by_transformers(ours, thei
     assert not is_ours(ours)
 
 
+def test_its_tokens_are_those_of_the_transformers_tokenizer(ours, theirs):
+    mine, other = (json.loads(tokenizer.backend_tokenizer.to_str()) for tokenizer in (ours, theirs))
+    assert is_ours(ours)
+    for part in ("model", "added_tokens", "decoder", "normalizer", "pre_tokenizer"):
+        assert mine[part] == other[part]
+    ours.add_tokens(["wholly"])
+    assert "wholly" in ours.backend_tokenizer.get_vocab()
+
+
 def test_a_change_holds_for_everything(ours):
     before, count = ours.encode("wholly new"), len(ours)
     ours.add_tokens(["wholly"])
