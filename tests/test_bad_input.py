@@ -131,7 +131,8 @@ def test_a_batch_of_no_size_is_refused(count: object) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"device": "nowhere"}, {"device": "vulkan"}, {"device": 5}, {"dtype": torch.int8}, {"dtype": 7},
+        {"device": "nowhere"}, {"device": "vulkan"}, {"device": 5}, {"device": "meta"}, {"device": "cpu:3"},
+        {"dtype": torch.int8}, {"dtype": 7},
         {"threads": 1.5}, {"threads": "2"}, {"threads": True}, {"executor": 5},
     ],
 )  # fmt: skip

@@ -126,6 +126,13 @@ def _device(device: torch.device | str) -> torch.device:
         raise ParameterError(
             f"device is {device!r}, which is not a device of PyTorch", fix="choose device='cpu' or 'cuda'"
         ) from error
+    if on.type == "meta" or (on.type == "cpu" and on.index):
+        what = (
+            "computes nothing: it has shapes without values"
+            if on.type == "meta"
+            else "does not exist: PyTorch has one CPU"
+        )
+        raise ParameterError(f"device is {str(on)!r}, which {what}", fix="choose device='cpu' or 'cuda'")
     if on.type == "cuda" and not torch.cuda.is_available():
         raise ParameterError(f"device is {str(on)!r}, but PyTorch finds no CUDA device", fix="choose device='cpu'")
     try:

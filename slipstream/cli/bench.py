@@ -75,7 +75,7 @@ def bench(
         tokens=tokens, rounds=rounds, seconds=seconds, seed=seed, **axes,
         sampling={"top_k": top_k, "top_p": top_p, "ignore_eos": ignore_eos},
     )  # fmt: skip
-    check_contenders(models.target, contenders)
+    check_contenders(models, contenders)
     llm = load(models.one("none"), quiet=files.as_json)
     from slipstream.lab import benchmark as lab
 

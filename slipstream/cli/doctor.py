@@ -46,7 +46,7 @@ def doctor(
         )
     from slipstream.lab import diagnosis as lab
 
-    check_contenders(models.target, contenders)
+    check_contenders(models, contenders)
     llm = load(models.one("none"), quiet=files.as_json)
     chosen = texts.load(llm, config.tokens)
     examined = contenders[0]

@@ -3,32 +3,64 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence as Seq
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.cli.drafters import options_of
-from slipstream.drafters.choice import STACK, WITH_DRAFT
+from slipstream.drafters.choice import STACK, WITH_DRAFT, refuse_misspelt
 from slipstream.drafters.registry import DRAFTERS
+from slipstream.errors import ParameterError
+from slipstream.models.checkpoint import read_json, resolve
 from slipstream.zoo import EMBEDDED, checkpoint_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from slipstream.cli.options import ModelOptions
     from slipstream.lab.contender import Contender
 
 
-def check_contenders(target: str, contenders: Iterable[Contender]) -> None:
-    """`check_drafter` for each."""
+def check_contenders(models: ModelOptions, contenders: Seq[Contender]) -> None:
+    """`check_drafter` for each, and `check_draft_quantize` for all."""
     for each in contenders:
-        check_drafter(target, each.drafter, each.options)
+        check_drafter(models.target, each.drafter, each.options)
+    check_draft_quantize(models.draft_quantize, [(each.drafter, each.options) for each in contenders])
+
+
+def check_draft_quantize(quantize: str | None, asked: Seq[tuple[Any, Mapping[str, Any]]]) -> None:
+    """Raise ParameterError for a quantisation of the draft model if no drafter loads one, as `LLM` does.
+    asked: drafters and their options."""
+    named = [(drafter, options) for drafter, options in asked if drafter is not None]
+    if quantize is None or not named or any(loads_model(drafter, options) for drafter, options in named):
+        return
+    names = ", ".join(dict.fromkeys(_name(drafter) for drafter, _ in named))
+    what = f"the drafter {names} loads" if len(named) == 1 else f"the drafters {names} load"
+    raise ParameterError(
+        f"--draft-quantize is {quantize!r}, but {what} no draft model",
+        why="it is for the weights of a draft model, and would be ignored",
+        fix="leave it out; for a draft head write -o quantize=...",
+    )
+
+
+def loads_model(drafter: Any, options: Mapping[str, Any]) -> bool:
+    """Whether such a drafter loads a draft model: all that is in neither the registry nor a folder with a head."""
+    if isinstance(drafter, list):
+        return any(loads_model(*(member if isinstance(member, tuple) else (member, {}))) for member in drafter)
+    if drafter is None or drafter in DRAFTERS:
+        return options.get("model") is not None
+    return _kind(drafter) is None
+
+
+def _name(drafter: Any) -> str:
+    if isinstance(drafter, list):
+        return "+".join(_name(member[0] if isinstance(member, tuple) else member) for member in drafter)
+    return repr(str(drafter))
 
 
 def check_drafter(target: str, drafter: Any, options: Mapping[str, Any]) -> None:
     """Raise ParameterError for options that the drafter does not have or that are out of range, and PairError for a
-    draft model of another vocabulary. drafter, options: as `LLM.use` takes them. A model that is not in a folder on
-    this machine is not compared here."""
+    draft model of another vocabulary. drafter, options: as `LLM.use` takes them. Of models on the hub the small files
+    are downloaded, not the weights."""
     if isinstance(drafter, list):
         for member in drafter:
             name, own = member if isinstance(member, tuple) else (member, {})
@@ -39,10 +71,10 @@ def check_drafter(target: str, drafter: Any, options: Mapping[str, Any]) -> None
     if drafter in DRAFTERS:
         check_options(drafter, options)
         return check_vocabulary(target, options.get("model"))
-    if _folder(drafter, "draft") is None:
-        return None  # of the hub: what it holds is not known yet
+    refuse_misspelt(drafter)
     kind = _kind(drafter)
-    check_options(kind or WITH_DRAFT, options)
+    if kind or _is_here(drafter):  # without weights not every head is recognised
+        check_options(kind or WITH_DRAFT, options)
     return None if kind else check_vocabulary(target, drafter)
 
 
@@ -63,26 +95,45 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def check_vocabulary(target: str, draft: Any) -> None:
-    """Raise PairError if both are folders on this machine and their tokens differ. Weights are not read."""
+    """Raise PairError if their tokens differ. Weights are not read."""
+    if draft is None or target == draft == EMBEDDED:
+        return
     ours, theirs = _folder(target, "target"), _folder(draft, "draft")
-    if ours and theirs and not target == draft == EMBEDDED:
-        from slipstream.models.pair_check import require_pair
+    if not ours or not theirs or not (_is_here(draft) or _has_tokens(theirs)):
+        return
+    from slipstream.models.pair_check import require_pair
 
-        require_pair(ours, theirs)
+    require_pair(ours, theirs)
+
+
+def _has_tokens(folder: Path) -> bool:
+    """Whether it holds the small files of a model with a tokenizer. Heads have none, and some look like models until
+    their weights are read."""
+    from slipstream.models.config import FAMILIES
+
+    config = read_json(folder / "config.json")
+    return config.get("model_type") in FAMILIES and (folder / "tokenizer.json").is_file()
 
 
 def _kind(draft: Any) -> str | None:
-    """Which draft head a folder on this machine holds; None: a model, or not a folder."""
-    folder = _folder(draft, "draft")
-    if folder is None or draft == EMBEDDED:
+    """Which draft head a folder or repository holds; None: a model, or unknown."""
+    folder = None if draft == EMBEDDED else _folder(draft, "draft")
+    if folder is None:
         return None
     from slipstream.heads.recognition import recognise
 
     return recognise(folder)
 
 
+def _is_here(name: Any) -> bool:
+    """Whether it is the name of a folder on this machine."""
+    return Path(checkpoint_of(name, "draft")).expanduser().is_dir()
+
+
 def _folder(name: Any, role: str) -> Path | None:
+    """Folder with the small files of a model; None if it has no config.json. Raises LoadError if the hub provides
+    none."""
     if not isinstance(name, (str, Path)):
         return None
-    folder = Path(checkpoint_of(name, role)).expanduser()
+    folder = resolve(checkpoint_of(name, role), weights=False)
     return folder if (folder / "config.json").is_file() else None

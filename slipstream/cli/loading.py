@@ -33,9 +33,10 @@ def _loaded(models: ModelOptions, quiet: bool, silent: bool) -> LLM:
     drafter, own = models.speculation
     if not (silent or models.draft_is_read):
         render.message("warning", f"--draft {models.draft} is not used: {models.drafter} reads no draft model or head")
-    from slipstream.cli.early import check_drafter
+    from slipstream.cli.early import check_draft_quantize, check_drafter
 
     check_drafter(models.target, drafter, options | own)
+    check_draft_quantize(models.draft_quantize, [(drafter, options | own)])
     with loading(console, quiet) as progress:
         from slipstream.llm import LLM
 

@@ -104,7 +104,7 @@ def sweep(
     )  # fmt: skip
     from slipstream.lab import parameter_sweep as lab
 
-    check_contenders(models.target, [setting.contender for setting in settings])
+    check_contenders(models, [setting.contender for setting in settings])
     engines = {
         dtype: load(models.one("none", dtype=dtype, draft_tokens=None), quiet=files.as_json) for dtype in models.dtypes
     }

@@ -43,7 +43,7 @@ def trace(
         )
     files.check()
     entry = embedded(kind, number) if prompt is None else None
-    check_contenders(models.target, contenders[:1])
+    check_contenders(models, contenders[:1])
     from slipstream.lab import prompts as texts, tracing as lab
 
     llm = load(models.one("none"), quiet=files.as_json)

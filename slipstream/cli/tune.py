@@ -85,7 +85,7 @@ def tune(
     from slipstream.lab import tuning as lab
     from slipstream.lab.results import write_text
 
-    check_contenders(models.target, contenders)
+    check_contenders(models, contenders)
     llm = load(models.one("none"), quiet=files.as_json)
     chosen = texts.load(llm, config.tokens)
     names = ", ".join(c.label for c in contenders)

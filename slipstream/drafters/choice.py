@@ -85,9 +85,10 @@ def checkpoints_of(drafter: Any, options: Mapping[str, Any]) -> list[str | Path]
     return [each for each in named if isinstance(each, (str, Path)) and each not in DRAFTERS]
 
 
-def _refuse_misspelt(draft: str) -> None:
+def refuse_misspelt(name: str | Path) -> None:
     """Raise ParameterError for a name that is nearly one of ours, before the hub is asked for it."""
-    if "/" in draft or Path(draft).expanduser().exists():
+    draft = str(name)
+    if draft == EMBEDDED or "/" in draft or Path(draft).expanduser().exists():
         return
     near = get_close_matches(draft, [*DRAFTERS, EMBEDDED], n=1, cutoff=0.75)
     if near:
@@ -141,7 +142,7 @@ class DrafterFactory:
         if isinstance(draft, str) and draft in DRAFTERS:
             return self._named(draft, options)
         if isinstance(draft, (str, Path)) and draft != EMBEDDED:
-            _refuse_misspelt(str(draft))
+            refuse_misspelt(draft)
             from slipstream.heads.recognition import recognise
 
             kind = recognise(draft)

@@ -42,6 +42,8 @@ TABLE: list[tuple[str, str]] = [
     ("generate x -n many", "--max-new-tokens"),
     ("generate x --rule rejction", "did you mean 'rejection'"),
     ("generate x --device nowhere", "device is 'nowhere', which is not a device"),
+    ("generate x --device meta", "device is 'meta', which computes nothing"),
+    ("generate x --device cpu:3", "device is 'cpu:3', which does not exist"),
     ("generate x --draft-tokens 300", "at most 256 are verified in one step"),
     ("generate x --drafter ngram --draft-quantize int8", "loads no draft model"),
     ("generate x --drafter none -o max_ngram=3", "were given without a drafter"),
