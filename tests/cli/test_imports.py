@@ -13,7 +13,7 @@ import pytest
 
 from slipstream.cli.loading import uncollected
 
-HEAVY = ("torch", "numpy", "transformers", "tokenizers", "jinja2", "numba", "matplotlib", "scipy.linalg")
+HEAVY = ("torch", "numpy", "transformers", "tokenizers", "jinja2", "numba", "matplotlib")
 
 
 def imported(*arguments: str) -> tuple[int, set[str]]:
