@@ -22,7 +22,7 @@ from slipstream.cli.doctor import doctor
 from slipstream.cli.drafters import drafters
 from slipstream.cli.generate import generate
 from slipstream.cli.info import info
-from slipstream.cli.options import ALIASES
+from slipstream.cli.options import ALIASES, unwrapped
 from slipstream.cli.pairs import pairs, suggest_draft
 from slipstream.cli.report import report
 from slipstream.cli.simulate import simulate
@@ -44,7 +44,7 @@ for command in (
     generate, chat, demo, info, check_pair, drafters, bench, sweep, trace, verify, doctor, tune, report, simulate,
     pairs, suggest_draft,
 ):  # fmt: skip
-    app.command(command.__name__.replace("_", "-"))(command)
+    app.command(command.__name__.replace("_", "-"), help=unwrapped(command.__doc__))(command)
 app.add_typer(train, name="train")
 
 _UsageError = typer.BadParameter.__base__  # typer does not export it

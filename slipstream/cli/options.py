@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence as Seq
+from copy import copy
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -281,6 +282,28 @@ def number(text: str) -> int | float | str:
     return text
 
 
+def unwrapped(text: str | None) -> str:
+    """A docstring with one line for each paragraph: typer keeps the line breaks of all but the first, and the terminal
+    breaks these lines again."""
+    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
+
+
+METAVARS = ((bool, None), (int, "N"), (float, "X"), (Path, "FILE"), (str, "TEXT"))
+"""What stands for the value of an option in `--help`: short, because long names of options are cut at 60 columns."""
+
+
+def short(hint: Any) -> Any:
+    """The annotation of an option, with a short name for its value."""
+    kind, *more = get_args(hint)
+    for each in more:
+        if isinstance(each, typer.models.OptionInfo) and each.metavar is None:
+            kinds = {kind, *get_args(kind), *(inner for part in get_args(kind) for inner in get_args(part))}
+            option = copy(each)
+            option.metavar = next((name for known, name in METAVARS if known in kinds), None)
+            return Annotated[kind, option]
+    return hint
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter of `command` that is annotated with a dataclass by the fields of that dataclass."""
     hints = get_type_hints(command, include_extras=True)
@@ -295,7 +318,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             default = MISSING if parameter.default is parameter.empty else parameter.default
             members = [(parameter.name, hints[parameter.name], default)]
         for name, hint, default in members:
-            flat[name] = hint
+            hint = flat[name] = short(hint)
             empty = inspect.Parameter.empty if default is MISSING else default
             parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=hint))
 

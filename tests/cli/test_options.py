@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 import typer
 
@@ -116,3 +118,26 @@ def test_a_bug_is_reported_as_such_and_shows_its_traceback_with_debug_only(cli, 
     with pytest.raises(SystemExit):
         main(["--debug", "info", "x"])
     assert "Traceback" in capfd.readouterr().err
+
+
+COMMANDS = {(name,): made for name, made in typer.main.get_command(app).commands.items()}
+COMMANDS |= {("train", name): made for name, made in COMMANDS["train",].commands.items()}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_text_of_help_is_wrapped_once(cli, monkeypatch, command, columns):
+    """A line ends where the terminal does, not where the docstring had an end of line."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = [line.strip() for line in cli(*command, "--help").out.splitlines()]
+    for paragraph in COMMANDS[command].help.split("\n\n"):
+        lines = textwrap.wrap(paragraph, columns - 2, break_on_hyphens=False)
+        assert shown[shown.index(lines[0]) :][: len(lines)] == lines
+
+
+@pytest.mark.parametrize("command", ["generate", "bench", "tune", "trace", "sweep"])
+def test_options_are_named_in_full_at_80_columns(cli, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cli(command, "--help").out
+    for parameter in typer.main.get_command(app).commands[command].params:
+        assert parameter.opts[0].lstrip("-") in shown
