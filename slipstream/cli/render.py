@@ -250,12 +250,37 @@ def fitted(heading: str, cells: Seq[str], narrowest: int) -> str:
 
 
 def titled(made: Table) -> None:
-    """Print a table with its title and its note."""
+    """Print a table with its title and its note. One that is wider than the terminal becomes several: one for each
+    setting, and the columns that do not fit below the others."""
     console = out()
-    console.print(f"\n{made.title}\n", style="bold")
-    console.print(rendered(made))
-    if made.note:
-        console.print(f"\n{made.note}", style="dim")
+    for part in [made] if fits(made, console) else made.divided("setting"):
+        console.print(f"\n{part.title}\n", style="bold")
+        for i, rows in enumerate(stacked(part, console)):
+            if i:
+                console.print()
+            console.print(rendered(rows))
+        if part.note:
+            console.print(f"\n{part.note}", style="dim")
+
+
+def fits(made: Table, console: Console) -> bool:
+    """Whether no cell has to be folded."""
+    return console.measure(rendered(made), options=console.options.update(width=1000)).maximum <= console.width
+
+
+def stacked(made: Table, console: Console) -> list[Table]:
+    """The table in parts that fit the terminal, each with the first columns of text, or the first column. A part that
+    is only one column wider than these is folded instead."""
+    count = len(made.columns)
+    first = max(1, next((i for i, column in enumerate(made.columns) if not column.words), count))
+    parts, at = list[Table](), first
+    while at < count:
+        end = next(
+            (n for n in range(count, at + 1, -1) if fits(made.of([*range(first), *range(at, n)]), console)), at + 1
+        )
+        parts.append(made.of([*range(first), *range(at, end)]))
+        at = end
+    return parts or [made]
 
 
 def section(made: Section) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from slipstream.lab import plots
@@ -36,19 +35,9 @@ def section(result: Result) -> Section:
     made.plots.append(split(arms, conditions))
     made.tables.append(memory_and_time(arms))
     if len(conditions) == 1:
-        made.tables = [without_setting(table, conditions[0]) for table in made.tables]
+        made.tables = [part for table in made.tables for part in table.divided("setting")]
     made.notes += [f"{name(arm)}, prompt {d['prompt']}: {parted(d)}" for arm in fast for d in arm["divergences"]]
     return made
-
-
-def without_setting(table: Table, condition: str) -> Table:
-    """The same with the condition of all arms in the title instead of a column of its own."""
-    headings = [column.heading for column in table.columns]
-    if "setting" not in headings:
-        return table
-    at = headings.index("setting")
-    columns, *rows = ([*row[:at], *row[at + 1 :]] for row in (table.columns, *table.rows))
-    return replace(table, title=f"{table.title}, {condition}", columns=columns, rows=rows)
 
 
 def lead(arms: list[dict[str, Any]]) -> str:

@@ -8,7 +8,7 @@ renderers write the same text.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import sentence
@@ -70,6 +70,28 @@ class Table:
     def texts(self) -> list[list[str]]:
         """The rows as text."""
         return [[column.text(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
+
+    def of(self, columns: Seq[int]) -> Table:
+        """The table of only these columns, by their indices."""
+        return replace(
+            self, columns=[self.columns[i] for i in columns], rows=[[row[i] for i in columns] for row in self.rows]
+        )
+
+    def divided(self, heading: str) -> list[Table]:
+        """A table for each value of the column of that heading, with the value in its title instead; the last one has
+        the note. Only this table if there is no such column."""
+        headings = [column.heading for column in self.columns]
+        if heading not in headings or not self.rows:
+            return [self]
+        at = headings.index(heading)
+        texts = [text[at] for text in self.texts()]
+        others, made = [i for i in range(len(headings)) if i != at], []
+        for value in dict.fromkeys(texts):
+            rows = [row for row, text in zip(self.rows, texts, strict=True) if text == value]
+            title = f"{self.title}, {', '.join(value.splitlines())}"
+            made.append(replace(self, title=title, rows=rows, note="").of(others))
+        made[-1] = replace(made[-1], note=self.note)
+        return made
 
 
 @dataclass

@@ -54,6 +54,13 @@ def text(results) -> str:
     return page(results)
 
 
+def test_no_two_columns_of_a_table_have_one_name(results):
+    for result in results:
+        for table in section(result).tables:
+            headings = [column.heading for column in table.columns]
+            assert len(headings) == len(set(headings)), table.title
+
+
 def test_the_page_is_well_formed_and_ids_are_unique(text):
     found = Page(text)
     assert len(found.ids) == len(set(found.ids))
