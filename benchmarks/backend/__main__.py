@@ -15,10 +15,10 @@ from rich.console import Console
 from benchmarks.backend import models
 from benchmarks.backend.lineup import CONTENDERS, GROUPS, MOST_ROWS, ROWS, chosen
 from benchmarks.backend.report import assemble, markdown
-from benchmarks.backend.session import Session, places
+from benchmarks.backend.session import Session, hide, places
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
-from slipstream.lab.provenance import OtherProcesses, commit, machine, now, public
+from slipstream.lab.provenance import OtherProcesses, commit, machine, now
 
 RESULTS = ROOT / "benchmarks" / "results"
 MODELS = Path(tempfile.gettempdir()) / "slipstream-benchmark-models"
@@ -84,9 +84,11 @@ def main() -> int:
             session.first_use("now", options.cold, options.cached)
         for key, group in groups.items():
             session.measure(key, group, 60 * options.minutes * group.weight / total)
+    given = [each for each in (options.before, options.models, options.out) if each]
+    private = [ROOT, *given, *(each.resolve() for each in given)]
     provenance = {
         "date": now(),
-        "command": public(" ".join(["python", "-m", "benchmarks.backend", *sys.argv[1:]])),
+        "command": hide(" ".join(["python", "-m", "benchmarks.backend", *sys.argv[1:]]), private),
         "commit": commit(),
         "before": commit_of(options.before),
         "machine": machine(),
@@ -94,7 +96,7 @@ def main() -> int:
         "versions": session.versions,
         "neighbours": neighbours.share(),  # now that every child has been waited for
     }
-    skipped = {name: public(reason) for name, reason in session.skipped.items()}
+    skipped = {name: hide(reason, private) for name, reason in session.skipped.items()}
     results = assemble(session.series, session.logits, skipped, session.first_uses, session.notes, provenance)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "backend.json").write_text(json.dumps(results, indent=1) + "\n")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -234,3 +234,10 @@ def reason_of(report: str) -> str:
     lines = [line for line in report.strip().splitlines() if line.strip()]
     raised = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b", line)]
     return (raised or lines or ["it gave no reason"])[-1].strip()
+
+
+def hide(text: str, folders: Iterable[Path]) -> str:
+    """The text without the names of these folders, for publication."""
+    for folder in sorted({str(each) for each in folders if str(each) not in (".", "/")}, key=len, reverse=True):
+        text = text.replace(folder, "...")
+    return text

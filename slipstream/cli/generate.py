@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from slipstream.cli.interrupt import Interrupt
 from slipstream.cli.loading import banner, load
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
 from slipstream.cli.prompt_lines import encoded, is_lines, read_lines
+from slipstream.cli.structured_options import StructuredOptions
 from slipstream.errors import PromptError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 def generate(
     models: ModelOptions,
     sampling: SamplingOptions,
+    structured: StructuredOptions,
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; - or none: standard input.", show_default=False)
     ] = None,
@@ -44,11 +46,12 @@ def generate(
     On a terminal, colours distinguish accepted draft tokens from tokens chosen by the target. Each line of a .jsonl
     file is answered with one JSON line on standard output, in the same order.
     """
+    params = replace(sampling.params(), structured=structured.form())
     if file is not None and prompt is None and is_lines(file):
-        return answer_lines(models, sampling.params(), read_lines(file, prompt_field), chat, quiet)
+        return answer_lines(models, params, read_lines(file, prompt_field), chat, quiet)
     if prompt_field is not None:
         raise PromptError("--prompt-field is for JSON lines", fix="give a .jsonl file with --file")
-    text, params = read_prompt(prompt, file), sampling.params()
+    text = read_prompt(prompt, file)
     llm = load(models, quiet or as_json, silent=quiet)
     request: Prompt = llm.chat_prompt(text) if chat else text
     if not quiet:

@@ -16,7 +16,7 @@ parents count from 0 within that range.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -81,16 +81,6 @@ class Draft:
             parents.extend(range(-1, len(row) - 1))
             splits.append(splits[-1] + len(row))
         return Draft.of([t for row in rows for t in row], parents, splits, q, device=device)
-
-    @staticmethod
-    def trees(rows: Iterable[tuple[Seq[int], Seq[int]]], device: torch.device | str = "cpu") -> Draft:
-        """One tree of point masses per sequence (possibly empty), as (token ids, parents)."""
-        ids, parents, splits = list[int](), list[int](), [0]
-        for own_ids, own_parents in rows:
-            ids.extend(own_ids)
-            parents.extend(own_parents)
-            splits.append(len(ids))
-        return Draft.of(ids, parents, splits, device=device)
 
     @property
     def batch(self) -> int:

@@ -16,8 +16,8 @@ from slipstream.core.warp import allowed_after, histories
 
 def prune(seqs: Seq[Sequence], draft: Draft) -> Draft:
     """The draft without point masses that the constraints of the sequences forbid, and without what hangs below them.
-    A draft with nodes that may not be accepted stays as it is: its drafter finds them by their places."""
-    if not len(draft) or draft.acceptable is not None or all(seq.constraint is None for seq in seqs):
+    A tree with nodes that may not be accepted stays as it is: its drafter finds them by their places."""
+    if not len(draft) or all(seq.constraint is None for seq in seqs):
         return draft
     kept: list[int] = []  # packed nodes
     parents: list[int] = []
@@ -25,7 +25,8 @@ def prune(seqs: Seq[Sequence], draft: Draft) -> Draft:
     for b, seq in enumerate(seqs):
         place = {-1: -1}  # node -> its new index in the sequence
         nodes = draft.nodes(b)
-        allowed = allowed_after(seq, histories(seq, draft, b)) if nodes else None
+        whole = draft.acceptable is not None and not all(draft.acceptable[i] for i in nodes)
+        allowed = allowed_after(seq, histories(seq, draft, b)) if nodes and not whole else None
         for i in nodes:
             parent = draft.parents[i]
             forbidden = allowed is not None and not allowed[parent + 1, draft.ids[i]]
@@ -37,7 +38,8 @@ def prune(seqs: Seq[Sequence], draft: Draft) -> Draft:
     if len(kept) == len(draft):
         return draft
     q = None if draft.q is None else draft.q[kept]
-    return Draft.of([draft.ids[i] for i in kept], parents, splits, q, device=draft.tokens.device)
+    acceptable = None if draft.acceptable is None else [draft.acceptable[i] for i in kept]
+    return Draft.of([draft.ids[i] for i in kept], parents, splits, q, acceptable, draft.tokens.device)
 
 
 def _certain(draft: Draft, i: int) -> bool:

@@ -90,16 +90,18 @@ class MatchDrafter(LookupDrafter[MatchState], Generic[C]):
         """What follows the longest match, up to `depth` deep. ahead: tokens taken to follow the text; then a chain."""
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        trees = [self._tree(seq, depth) for seq, depth in zip(seqs, budget, strict=True)]
-        return self._remembered(seqs, Draft.trees(trees, self.device))
-
-    def _tree(self, seq: Sequence, depth: int) -> tuple[Seq[int], Seq[int]]:
-        if depth <= 0:
-            return (), ()
-        state = self._state(seq)
-        best = self._best(state, min(depth, self.config.max_draft))
-        state.match = best.match
-        return best.tokens, best.parents
+        tokens: list[int] = []
+        parents: list[int] = []
+        splits = [0]
+        for seq, depth in zip(seqs, budget, strict=True):
+            if depth > 0:
+                state = self._state(seq)
+                best = self._best(state, min(depth, self.config.max_draft))
+                state.match = best.match
+                tokens += best.tokens
+                parents += best.parents
+            splits.append(len(tokens))
+        return self._remembered(seqs, Draft.of(tokens, parents, splits, device=self.device))
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
         """See `hybrid.Lookup`."""

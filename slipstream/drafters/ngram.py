@@ -205,8 +205,14 @@ class NgramDrafter(LookupDrafter[_State]):
         self.device = device
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        trees = [self._tree(seq, depth) for seq, depth in zip(seqs, budget, strict=True)]
-        return self._remembered(seqs, Draft.trees(trees, self.device))
+        tokens: list[int] = []
+        parents: list[int] = []
+        splits = [0]
+        for seq, depth in zip(seqs, budget, strict=True):
+            if depth > 0:
+                self._grow(self._state(seq), seq.tokens, min(depth, self.config.max_draft), tokens, parents)
+            splits.append(len(tokens))
+        return self._remembered(seqs, Draft.of(tokens, parents, splits, device=self.device))
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
         """See `hybrid.Lookup`."""
@@ -239,22 +245,21 @@ class NgramDrafter(LookupDrafter[_State]):
         state.store.index(seq.tokens)
         return state
 
-    def _tree(self, seq: Sequence, depth: int) -> tuple[Seq[int], Seq[int]]:
-        """First the chain, then the alternatives at each fork, by rank."""
-        if depth <= 0:
-            return (), ()
-        state, text, branches = self._state(seq), seq.tokens, self.config.branches
-        store = state.store
+    def _grow(self, state: _State, text: Seq[int], depth: int, tokens: list[int], parents: list[int]) -> None:
+        """Append one sequence's tree: first the chain, then the alternatives at each fork, by rank."""
+        store, branches = state.store, self.config.branches
         found = store.followers(text, (), branches)
         if not found:
-            return (), ()
+            return
         state.match = found[0][2]
-        depth = min(depth, self.config.max_draft, state.match_stats.depth(state.match))
+        depth = min(depth, state.match_stats.depth(state.match))
         if not depth:
-            return (), ()
+            return
         chain = [found[0][0]]
         store.extend(text, chain, found[0][1], depth)
-        tokens, parents = list(chain), list(range(-1, len(chain) - 1))
+        start = len(tokens)
+        tokens += chain
+        parents += range(-1, len(chain) - 1)
         for fork in range(min(self.config.forks, len(chain)) if branches > 1 else 0):
             if fork:
                 found = store.followers(text, chain[:fork], branches)
@@ -262,10 +267,9 @@ class NgramDrafter(LookupDrafter[_State]):
             for rank, (token, position, _) in enumerate(others[: branches - 1], start=1):
                 path = [*chain[:fork], token]
                 store.extend(text, path, position, fork + _share(depth - fork, rank))
-                first = len(tokens)
+                first = len(tokens) - start
                 tokens += path[fork:]
                 parents += [fork - 1, *range(first, first + len(path) - fork - 1)]
-        return tokens, parents
 
     def _fill(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         """Count the target's most likely tokens at the last pending token and at every accepted draft token."""

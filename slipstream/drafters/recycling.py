@@ -171,14 +171,17 @@ class RecyclingDrafter:
         self._states: dict[int, _State] = {}
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        trees = [self._tree(seq, depth) for seq, depth in zip(seqs, budget, strict=True)]
-        return Draft.trees(trees, self.device)
-
-    def _tree(self, seq: Sequence, depth: int) -> tuple[Seq[int], Seq[int]]:
-        if depth <= 0:
-            return (), ()
-        state = self._state(seq)
-        return state.shape.plan(min(depth, self.config.max_draft)).fill(state.matrix, seq.tokens[-1])
+        tokens: list[int] = []
+        parents: list[int] = []
+        splits = [0]
+        for seq, depth in zip(seqs, budget, strict=True):
+            if depth > 0:
+                state = self._state(seq)
+                filled = state.shape.plan(min(depth, self.config.max_draft)).fill(state.matrix, seq.tokens[-1])
+                tokens += filled[0]
+                parents += filled[1]
+            splits.append(len(tokens))
+        return Draft.of(tokens, parents, splits, device=self.device)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         if not any(seq.id in self._states for seq in seqs):

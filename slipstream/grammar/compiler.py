@@ -8,6 +8,7 @@ compiled (ParameterError) or in the middle of a text (TargetError). What it does
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 LEXER_FUEL, STEP_FUEL, LEXER_STATES = 300_000, 50_000, 50_000
 """Work of llguidance's lexer at first and on one token, and its states, of 1 to 2 kB each. Its defaults, three to five
 times as much, let a bomb compute for seconds and take half a gigabyte."""
+
+NOT_FORCED = '\n%llguidance {"no_forcing": true}'
+"""Where only one text can follow, llguidance allows only the tokens that the tokenizer would write it with. Here, as
+elsewhere, all that write it: which tokens are likely, the target says."""
 
 PROBED = 4
 """A compiled grammar is followed for so many tokens, because most bombs explode there."""
@@ -65,19 +70,12 @@ def compiled(vocabulary: Vocabulary, structured: Structured) -> LLMatcher:
         return LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=_limits())
 
     if structured.json_schema is not None:
-        schema = json.loads(str(structured.json_schema))
-        check_multiples(schema)
-        try:
-            made = matcher(_of_schema(schema))
-        except ValueError as fault:  # nested too deeply: the others are found when it is compiled
-            raise _refused(structured, str(fault)) from fault
-        if found := fault_of(made):
-            place = place_of(schema, found, lambda part: fault_of(matcher(_of_schema(part))))
-            raise _refused(structured, f"{found}, at {place}")
-    else:
-        made = matcher(_grammar(structured))
-        if found := fault_of(made):
-            raise _refused(structured, found)
+        check_multiples(json.loads(str(structured.json_schema)))
+    made = matcher(_grammar(structured) + NOT_FORCED)
+    if found := fault_of(made):
+        if structured.json_schema is not None:
+            found = _schema_fault(json.loads(str(structured.json_schema)), matcher)
+        raise _refused(structured, found)
     probe = made.deep_copy()
     for n in range(PROBED):
         mask = probe.compute_bitmask()
@@ -93,28 +91,42 @@ def compiled(vocabulary: Vocabulary, structured: Structured) -> LLMatcher:
 
 
 def _grammar(structured: Structured) -> str:
-    """The grammar in llguidance's format. Raises ParameterError for EBNF that cannot be read."""
-    from llguidance import LLMatcher, grammar_from
+    """The grammar in Lark. Raises ParameterError for EBNF that cannot be read."""
+    from llguidance import grammar_from, regex_to_lark
 
+    if structured.json_schema is not None:
+        return f"start: %json {_strict(json.loads(str(structured.json_schema)))}"
     if structured.json_object:
-        return _of_schema({"type": "object"})
+        return 'start: %json {"type": "object"}'
     if structured.regex is not None:
-        return LLMatcher.grammar_from_regex(structured.regex)
+        return f"start: /{regex_to_lark(structured.regex, '')}/"
     if structured.choice is not None:
-        choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in structured.choice)
-        return LLMatcher.grammar_from_lark(f"start: {choices}")
+        return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in structured.choice)
     try:
         return grammar_from("grammar", str(structured.grammar))
     except ValueError as fault:
         raise _refused(structured, str(fault)) from fault
 
 
-def _of_schema(schema: Any) -> str:
+def _strict(schema: Any) -> str:
+    """The schema as JSON. It can ask llguidance to ignore keywords that it does not know; not here."""
+    if isinstance(schema, dict) and isinstance(schema.get("x-guidance"), dict):
+        schema = {**schema, "x-guidance": {**schema["x-guidance"], "lenient": False}}
+    return json.dumps(schema)
+
+
+def _schema_fault(schema: Any, matcher: Callable[[str], LLMatcher]) -> str:
+    """What is wrong with a schema, and where."""
     from llguidance import LLMatcher
 
-    # A schema can ask llguidance to ignore what it does not know. Only mappings can, and only they take options.
-    strict: Any = {"lenient": False} if isinstance(schema, dict) else None
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=strict)
+    def fault(part: Any) -> str:
+        return fault_of(matcher(LLMatcher.grammar_from_json_schema(_strict(part))))
+
+    try:
+        found = fault(schema)
+    except ValueError as deep:  # nested too deeply
+        return str(deep)
+    return f"{found}, at {place_of(schema, found, fault)}"
 
 
 def _limits() -> LLParserLimits:

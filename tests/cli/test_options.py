@@ -45,7 +45,7 @@ def test_sampling_options_keep_their_names_and_defaults(command):
 
 def test_sampling_parameters_without_an_option_are_the_structured_ones():
     assert set(declared(SamplingParams)) - set(SAMPLING) == {
-        "logit_bias", "bad_words", "stop_token_ids", "draft_tokens",
+        "logit_bias", "bad_words", "structured", "stop_token_ids", "draft_tokens",
     }  # fmt: skip
 
 

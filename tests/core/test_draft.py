@@ -34,13 +34,6 @@ def test_a_ragged_batch_counts_nodes_from_each_sequence() -> None:
     assert BATCH.ancestors(2, -1) == []
 
 
-def test_trees_are_packed_in_order_of_their_sequences() -> None:
-    draft = Draft.trees([([5, 6, 7], [-1, -1, 0]), ((), ()), ([8], [-1])])
-    assert (draft.ids, draft.parents, draft.splits) == ([5, 6, 7, 8], [-1, -1, 0, -1], [0, 3, 3, 4])
-    assert draft.q is None
-    assert len(Draft.trees([((), ())])) == 0
-
-
 def test_chains_and_empty_drafts() -> None:
     draft = Draft.chains([[5, 6], [], [7]])
     assert draft.ids == [5, 6, 7]

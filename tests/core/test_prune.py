@@ -193,3 +193,12 @@ def test_a_draft_without_forbidden_nodes_and_one_with_a_window_are_returned_as_t
     assert isinstance(seq.constraint, TextConstraint)
     for draft in (Draft.chains([[0, 1, 2]]), Draft.of([5, 6], [-1, -1], (0, 2), acceptable=[True, False])):
         assert prune([seq], draft) is draft
+
+
+def test_a_window_of_another_sequence_changes_nothing() -> None:
+    seqs = [seq_of(SamplingParams(structured=AB)) for _ in range(2)]
+    draft = Draft.of([5, 6, 0, 5], [-1, -1, -1, 0], (0, 2, 4), acceptable=[True, False, True, True])
+    left = prune(seqs, draft)
+    assert left.ids == [5, 6, 0]
+    assert left.acceptable == [True, False, True]
+    assert list(left.splits) == [0, 2, 3]

@@ -17,6 +17,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
 from slipstream.llm import LLM
+from tests.core.letter_tokenizer import constraint_of
 
 Warp = Callable[..., Tensor]
 
@@ -66,7 +67,15 @@ def sample(llm: LLM, prompt: Seq[int], params: SamplingParams, n: int, seed: int
     with hurry():
         one = llm.sequence(prompt, params)  # checked once, not n times
         seqs = [
-            Sequence(one.tokens, one.params, one.stop_ids, one.context, one.decode, stream=Stream(seed + i))
+            Sequence(
+                one.tokens,
+                one.params,
+                one.stop_ids,
+                one.context,
+                one.decode,
+                constraint_of(params, llm.target.vocab_size, one.stop_ids),
+                stream=Stream(seed + i),
+            )
             for i in range(n)
         ]
         for _ in llm.decode(seqs):

@@ -86,8 +86,7 @@ def test_a_form_that_the_tokens_cannot_write_is_refused() -> None:
 @pytest.mark.parametrize(
     "form",
     [
-        {"regex": "(a{1000}){1000}"},
-        {"grammar": 'start: "x" a{100}\na: b{100}\nb: c{100}\nc: d{100}\nd: "y"'},
+        {"json_schema": {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(2000)}}},
         {"json_schema": {"type": "integer", "allOf": [{"multipleOf": n} for n in (97, 89, 83)]}},
         {"json_schema": {"type": "integer", "multipleOf": 10**30}},
         {"json_schema": {"enum": [f"value {i} " * 9 for i in range(20_000)]}},
@@ -97,6 +96,27 @@ def test_a_form_that_the_tokens_cannot_write_is_refused() -> None:
 )
 def test_a_bomb_is_refused_when_it_is_compiled(grammars: Grammars, form: dict[str, Any]) -> None:
     assert refused(grammars, **form)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"regex": "(a{1000}){1000}"},
+        {"regex": "(a|b)*a(a|b){25}c"},
+        {"grammar": 'start: "x" a{100}\na: b{100}\nb: c{100}\nc: d{100}\nd: "y"'},
+        {"grammar": 'start: start start | "a" | ""'},
+        {"json_schema": {"type": "array", "minItems": 10**9, "items": {"type": "string"}}},
+    ],
+    ids=lambda form: str(form)[:60],
+)
+def test_a_huge_form_that_compiles_is_followed(grammars: Grammars, form: dict[str, Any]) -> None:
+    constraint, output = grammars.constraint(Structured(**form), frozenset()), list[int]()
+    for _ in range(30):
+        row = constraint.allowed(output, [()])[0]
+        assert row.any()
+        output.append(int(row.argmax()))
+        if constraint.complete(output, ()):
+            break
 
 
 def test_a_bomb_that_explodes_in_the_middle_of_a_text_ends_with_an_error_that_says_so() -> None:

@@ -1,0 +1,68 @@
+"""The options of structured output, and the `Structured` that they make. Importable without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slipstream.core.structured import Structured
+from slipstream.errors import ParameterError
+
+_PANEL = "Structured output"
+
+
+@dataclass(frozen=True)
+class StructuredOptions:
+    """See `Structured`."""
+
+    json_schema: Annotated[
+        str | None,
+        typer.Option(
+            help="JSON schema that the text meets: a file, or JSON.", metavar="FILE|JSON", rich_help_panel=_PANEL
+        ),
+    ] = None
+    json_object: Annotated[
+        bool, typer.Option("--json-object", help="The text is a JSON object.", rich_help_panel=_PANEL)
+    ] = False
+    regex: Annotated[
+        str | None, typer.Option(help="Regular expression that the text matches.", rich_help_panel=_PANEL)
+    ] = None
+    grammar: Annotated[
+        str | None,
+        typer.Option(help="File of a grammar, in Lark or EBNF.", metavar="FILE", rich_help_panel=_PANEL),
+    ] = None
+    choice: Annotated[
+        list[str] | None, typer.Option(help="The text is one of these; repeatable.", rich_help_panel=_PANEL)
+    ] = None
+    after: Annotated[
+        str | None,
+        typer.Option(help="The form begins after this text, as in </think>.", rich_help_panel=_PANEL),
+    ] = None
+
+    def form(self) -> Structured | None:
+        """The form asked for, or None. Raises ParameterError, also for files that cannot be read."""
+        given: dict[str, Any] = {
+            "json_schema": self.json_schema,
+            "json_object": self.json_object or None,
+            "regex": self.regex,
+            "grammar": self.grammar,
+            "choice": self.choice or None,
+            "after": self.after,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        if "grammar" in given:
+            given["grammar"] = _read("--grammar", given["grammar"])
+        schema = given.get("json_schema")
+        if schema is not None and not schema.lstrip().startswith("{") and schema not in ("true", "false"):
+            given["json_schema"] = _read("--json-schema", schema)
+        return Structured(**given) if given else None
+
+
+def _read(option: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise ParameterError(f"{option} {path} cannot be read: {fault}", fix="check the file name") from fault

@@ -1,0 +1,135 @@
+"""Structured output with every drafter of the registry, every rule, in mixed batches, and with other parameters."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from slipstream import LLM, SamplingParams, Structured
+from slipstream.drafters.registry import DRAFTERS
+from slipstream.settings import RULES
+from slipstream.targets.toy import ToyTarget
+from tests.core.letter_tokenizer import constraint_of, letter_tokenizer
+from tests.drafters.conformance import Case
+from tests.drafters.makers import VARIANTS, V, maker, target
+from tests.end_to_end.sampling import sample
+from tests.oracle import Oracle, joint_distribution
+from tests.significance import LEVEL, beginnings, g_test
+
+FORM = Structured(regex="(a[bcd]|b[ac]+d|c(a|b|d)|d[a-e]|e[ab])+")  # always goes on
+MAKERS = {**{name: maker(name) for name in DRAFTERS}, **VARIANTS}
+
+
+def llm_of(name: str, **how: object) -> LLM:
+    made = target()
+    return LLM(made, MAKERS[name](made), tokenizer=letter_tokenizer(V), **how)  # type: ignore[arg-type]
+
+
+def plain(prompt: list[int], params: SamplingParams) -> list[int]:
+    """The first maxima of what the form allows: a second implementation of constrained greedy decoding."""
+    oracle, output = Oracle(target()), list[int]()
+    constraint = constraint_of(params, V)
+    assert constraint is not None
+    while len(output) < params.max_tokens and not constraint.complete([], output):
+        row = oracle.logits([*prompt, *output])
+        may = constraint.allowed([], [output])[0]
+        output.append(max(range(V), key=lambda t: (bool(may[t]), float(row[t]))))
+    return output
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_greedy_text_is_that_of_plain_constrained_decoding(name: str) -> None:
+    params = SamplingParams(structured=FORM, max_tokens=30)
+    prompts = Case(target, MAKERS[name]).prompts(5)
+    for draft_tokens in (1, 5):
+        llm = llm_of(name, draft_tokens=draft_tokens, max_batch=2)
+        done = llm.generate(prompts, params)
+        assert [each.token_ids for each in done] == [plain(prompt, params) for prompt in prompts]
+        assert not any(each.stats.drafter_faults for each in done)
+
+
+@pytest.mark.parametrize("name", ["model", "suffix", "medusa", "eagle3", "model, tree sampled", "medusa, sampled"])
+@pytest.mark.parametrize("rule", [rule for rule, lossless in RULES.items() if lossless and rule != "greedy"])
+def test_sampled_text_has_the_constrained_distribution(name: str, rule: str) -> None:
+    """G-test on the joint distribution of the first three tokens, n = 6000, fails at p < 1e-6."""
+    if rule == "block" and name not in ("model", "suffix", "medusa, sampled"):
+        pytest.skip("block verification takes chains only")
+    prompt, params, n = [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4, structured=FORM), 6000
+    seqs = sample(llm_of(name, draft_tokens=2, max_batch=n, rule=rule), prompt, params, n, seed=6)
+    assert not any(seq.stats.drafter_faults for seq in seqs)
+    assert g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target()), prompt, params)) >= LEVEL
+
+
+@pytest.mark.parametrize("name", ["none", "model", "suffix", "eagle3", "medusa", "lookahead", "recycling"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_neighbours_in_a_batch_get_the_texts_that_they_get_alone(name: str, temperature: float) -> None:
+    prompts = Case(target, MAKERS[name]).prompts(6)
+    forms = [None, FORM, None, Structured(choice=["abab", "abad", "cadee"]), Structured(regex="[^a]+"), None]
+    each = [
+        SamplingParams(structured=form, temperature=temperature, seed=i, max_tokens=20, logprobs=2 if i % 2 else None)
+        for i, form in enumerate(forms)
+    ]
+    alone = [llm_of(name).generate([p], params)[0] for p, params in zip(prompts, each, strict=True)]
+    together = llm_of(name).generate(prompts, each)
+    assert [done.token_ids for done in together] == [done.token_ids for done in alone]
+    assert [done.logprobs for done in together] == [done.logprobs for done in alone]
+    assert together[3].text in ("abab", "abad", "cadee")
+    assert together[3].finish_reason == "stop"
+
+
+# --- with the other parameters --------------------------------------------------------------------------------------
+
+STOP = 4  # e
+
+
+@pytest.fixture(params=["none", "suffix", "model"])
+def llm(request: pytest.FixtureRequest) -> LLM:
+    made = ToyTarget(V, order=3, seed=21, sharpness=1.5, eos_ids=(STOP,))
+    return LLM(made, MAKERS[request.param](made), tokenizer=letter_tokenizer(V))
+
+
+def texts(llm: LLM, form: Structured, **more: object) -> list[tuple[str, str]]:
+    params = [SamplingParams(structured=form, temperature=1.0, seed=seed, **more) for seed in range(20)]  # type: ignore[arg-type]
+    return [(done.text, done.finish_reason) for done in llm.generate([[0, 1, 2]] * 20, params)]
+
+
+def test_eos_ends_a_text_only_where_it_has_the_form(llm: LLM) -> None:
+    for text, finish in texts(llm, Structured(regex="(ab|cd)+"), max_tokens=9):
+        assert finish == "length" or re.fullmatch("(ab|cd)+e", text), text
+    assert any(finish == "stop" for _, finish in texts(llm, Structured(regex="(ab|cd)+"), max_tokens=9))
+
+
+def test_a_complete_text_ends_with_finish_stop_also_where_eos_is_ignored_or_held_back(llm: LLM) -> None:
+    form = Structured(choice=["ab", "abc", "dcb"])
+    for more in ({}, {"ignore_eos": True}, {"min_tokens": 8}):
+        found = texts(llm, form, **more)
+        assert {finish for _, finish in found} == {"stop"}
+        assert {text.removesuffix("e") for text, _ in found} <= {"ab", "abc", "dcb"}
+        if more:
+            assert "ab" not in {text for text, _ in found}, "it may go on, so it does without EOS"
+
+
+def test_stop_strings_and_ids_end_a_text_as_usual(llm: LLM) -> None:
+    assert {text for text, _ in texts(llm, Structured(regex="a[bc]*d"), stop=["b", "c", "d"])} == {"a"}
+    for text, finish in texts(llm, Structured(regex="(a[bcd])+"), stop_token_ids=[3], max_tokens=12):
+        assert finish == "length" or re.fullmatch("(a[bc])+[de]", text), text
+
+
+def test_a_free_part_ends_where_it_says_and_the_rest_has_the_form(llm: LLM) -> None:
+    ended = 0
+    for text, finish in texts(llm, Structured(choice=["aab", "ddc"], after="a"), max_tokens=60):
+        free, end, rest = text.partition("a")
+        assert (
+            not end
+            or rest in ("aab", "ddc")
+            or (finish == "length" and any(w.startswith(rest) for w in ("aab", "ddc")))
+        )
+        assert end or finish == "length" or free.endswith("e")
+        ended += bool(end) and finish == "stop"
+    assert ended
+
+
+def test_streamed_pieces_are_the_text(llm: LLM) -> None:
+    params = SamplingParams(structured=Structured(choice=["abcdabcd"]))
+    assert "".join(chunk.text for chunk in llm.stream([0, 1, 2], params)) == "abcdabcd"
