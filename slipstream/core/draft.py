@@ -82,6 +82,67 @@ class Draft:
             splits.append(splits[-1] + len(row))
         return Draft.of([t for row in rows for t in row], parents, splits, q, device=device)
 
+    @staticmethod
+    def trees(rows: Iterable[tuple[Seq[int], Seq[int]]], device: torch.device | str = "cpu") -> Draft:
+        """One tree of point masses per sequence (possibly empty), as (token ids, parents)."""
+        ids, parents, splits = list[int](), list[int](), [0]
+        for own_ids, own_parents in rows:
+            ids.extend(own_ids)
+            parents.extend(own_parents)
+            splits.append(len(ids))
+        return Draft.of(ids, parents, splits, device=device)
+
+    @staticmethod
+    def joined(drafts: Seq[Draft]) -> Draft:
+        """One draft for the sequences of several, in this order; point masses among sampled nodes get one-hot rows."""
+        if len(drafts) == 1:
+            return drafts[0]
+        filled = [draft for draft in drafts if len(draft)]
+        splits, parents, ids = [0], list[int](), list[int]()
+        for draft in drafts:
+            splits += [splits[-1] + end for end in draft.splits[1:]]
+            parents += draft.parents
+            ids += draft.ids
+        if not filled:
+            return Draft.empty(len(splits) - 1, drafts[0].tokens.device)
+        acceptable = None
+        if any(draft.acceptable is not None for draft in filled):
+            acceptable = [a for draft in filled for a in draft.acceptable or [True] * len(draft)]
+        vocab = next((draft.q.shape[1] for draft in filled if draft.q is not None), 0)
+        q = torch.cat([draft.distributions(vocab) for draft in filled]) if vocab else None
+        return Draft.of(ids, parents, splits, q, acceptable, filled[0].tokens.device)
+
+    def distributions(self, vocab: int) -> Tensor:
+        """q [N, V], with one-hot rows if every token is a point mass."""
+        if self.q is not None:
+            return self.q
+        q = torch.zeros(len(self), vocab, dtype=torch.float64, device=self.tokens.device)
+        return q.scatter_(1, self.tokens[:, None], 1.0)
+
+    def part(self, members: Seq[int]) -> Draft:
+        """The draft of these sequences alone, in this order."""
+        nodes = [i for b in members for i in self.nodes(b)]
+        if not nodes:
+            return Draft.empty(len(members), self.tokens.device)
+        splits = [0]
+        for b in members:
+            splits.append(splits[-1] + len(self.nodes(b)))
+        return Draft.of(
+            [self.ids[i] for i in nodes],
+            [self.parents[i] for i in nodes],
+            splits,
+            None if self.q is None else self.q[consecutive(nodes)],
+            None if self.acceptable is None else [self.acceptable[i] for i in nodes],
+            self.tokens.device,
+        )
+
+    def padded(self, more: int) -> Draft:
+        """The same draft, with `more` sequences after its own that have none."""
+        if not more:
+            return self
+        splits = [*self.splits, *[len(self)] * more]
+        return Draft.of(self.ids, self.parents, splits, self.q, self.acceptable, self.tokens.device)
+
     @property
     def batch(self) -> int:
         return len(self.splits) - 1
@@ -193,6 +254,24 @@ class Verdict:
     finish: list[str | None]
     cut: list[bool]
 
+    @staticmethod
+    def joined(parts: Seq[tuple[Seq[int], Verdict]]) -> Verdict:
+        """The verdicts of parts of a batch as one: each part names its sequences."""
+        place = {b: (verdict, i) for members, verdict in parts for i, b in enumerate(members)}
+        each = [place[b] for b in range(len(place))]
+        return Verdict(
+            [verdict.path[i] for verdict, i in each],
+            [verdict.next[i] for verdict, i in each],
+            [verdict.finish[i] for verdict, i in each],
+            [verdict.cut[i] for verdict, i in each],
+        )
+
+    def part(self, members: Seq[int]) -> Verdict:
+        """The verdict of these sequences alone, in this order."""
+        of = members
+        return Verdict([self.path[b] for b in of], [self.next[b] for b in of], [self.finish[b] for b in of],
+                       [self.cut[b] for b in of])  # fmt: skip
+
     def accepted(self, b: int) -> int:
         """How many draft tokens of sequence `b` are accepted."""
         return len(self.path[b]) + self.cut[b]
@@ -217,3 +296,9 @@ def visible(parents: Seq[int], pending: int = 0) -> Tensor:
             mask[i] = mask[pending + parent]
         mask[i, i] = True
     return torch.from_numpy(mask)
+
+
+def consecutive(rows: Seq[int]) -> slice | list[int]:
+    """An index for these rows (at least one): a slice if they are consecutive, which is faster and copies nothing."""
+    first, last = rows[0], rows[-1] + 1
+    return slice(first, last) if len(rows) == last - first and list(rows) == list(range(first, last)) else list(rows)

@@ -47,6 +47,25 @@ class CompositeDrafter(Drafter, Protocol):
 
 
 @runtime_checkable
+class PromptReader(Drafter, Protocol):
+    """A drafter that reads prompts along with the target, chunk by chunk, so that no step has to read a long one."""
+
+    def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
+        """Each sequence has read a chunk: its KV now ends at `kv_len`, and more of its prompt is waiting. `out` has the
+        hidden states of the chunks, and the logits after each, which are of no use."""
+        ...
+
+
+def read_prompts(drafter: Drafter, seqs: Seq[Sequence], out: TargetOut) -> None:
+    """Show the chunks to the drafter, or to its members, if they read along."""
+    if isinstance(drafter, PromptReader):
+        drafter.read_prompts(seqs, out)
+    elif isinstance(drafter, CompositeDrafter):
+        for member in drafter.members:
+            read_prompts(member, seqs, out)
+
+
+@runtime_checkable
 class RememberingDrafter(Drafter, Protocol):
     """A drafter that can keep something of one request for the next ones."""
 

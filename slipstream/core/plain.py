@@ -25,7 +25,7 @@ from slipstream.core.drafter import Drafter, drafts_nothing
 from slipstream.core.random import VERIFY
 from slipstream.core.rules import Rule
 from slipstream.core.sequence import Sequence
-from slipstream.core.step import record, wanted
+from slipstream.core.step import for_each, record, wanted
 from slipstream.core.step_clock import StepClock
 from slipstream.core.stop import end_of, stop
 from slipstream.core.target import MultiStep, Target, TargetOut
@@ -33,10 +33,16 @@ from slipstream.core.torch_threads import host_threads
 from slipstream.errors import TargetError
 
 
-def plain_steps(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draft_tokens: int) -> bool:
+def plain_steps(
+    seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draft_tokens: int | Seq[int]
+) -> bool:
     """Advance every sequence by several steps in which nothing is drafted, at most `MultiStep.steps_per_call`. Returns
     False, and has done nothing, where this is not to be had: then take one `step` with the same arguments."""
     capabilities = target.capabilities
+    rules = {seq.rule or rule for seq in seqs}
+    if len(rules) > 1:
+        return False
+    rule = rules.pop()
     steps = stride(seqs, capabilities.multi_step, drafter, rule, draft_tokens)
     if steps < 2:
         return False
@@ -51,16 +57,18 @@ def plain_steps(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rul
     return True
 
 
-def stride(seqs: Seq[Sequence], multi_step: MultiStep | None, drafter: Drafter, rule: Rule, draft_tokens: int) -> int:
+def stride(
+    seqs: Seq[Sequence], multi_step: MultiStep | None, drafter: Drafter, rule: Rule, draft_tokens: int | Seq[int]
+) -> int:
     """How many steps may be run in one call: below 2 where a prompt or a draft waits, where a token depends on more
     than the target's logits and the temperature, or where hidden states are asked for. Never more than the shortest
     room, so that only tokens after a stop are run in vain."""
     most = 1 if multi_step is None else multi_step.steps_per_call
     if most < 2 or drafter.taps or not rule.lossless:
         return 1
-    if not drafts_nothing(drafter) and any(wanted(seq, draft_tokens) for seq in seqs):
+    if not drafts_nothing(drafter) and any(map(wanted, seqs, for_each(seqs, draft_tokens))):
         return 1
-    if any(seq.kv_len != len(seq.tokens) - 1 or not seq.params.temperature_only for seq in seqs):
+    if any(seq.unread != 1 or not seq.params.temperature_only for seq in seqs):
         return 1
     if rule.name == "coupled" and len({seq.params.greedy for seq in seqs}) > 1:
         return 1

@@ -10,12 +10,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from slipstream.core.constraint import Constraint
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.stats import SpecStats
+
+if TYPE_CHECKING:
+    from slipstream.core.rules import Rule
 
 _ids = itertools.count()
 
@@ -43,6 +47,9 @@ class Sequence:
     constraint  the form that the output must have, made from `params.structured`; of this sequence alone.
     coupled   True if the rule picks with noise keyed by position, which drafters then share. Set by the engine.
     lossless  whether the rule that verifies it preserves the target's distribution. Set by the engine.
+    rule      how its draft tokens are verified; None: as the engine says.
+    chunk_end  while a long prompt is read in chunks, how many leading tokens the next run reads to; else None.
+    error     what ended it if `finish` is "error".
     drafted   one entry per output token: True for an accepted draft token, False for a token of the target's own.
     """
 
@@ -54,15 +61,18 @@ class Sequence:
     constraint: Constraint | None = None
     coupled: bool = False
     lossless: bool = True
+    rule: Rule | None = None
     stream: Stream | None = None
     id: int = field(default_factory=lambda: next(_ids))
 
     prompt: int = field(init=False)
     kv_len: int = field(init=False, default=0)
+    chunk_end: int | None = field(init=False, default=None)
     drafted: list[bool] = field(init=False, default_factory=list)
     logprobs: list[TokenLogprob] = field(init=False, default_factory=list)
     finish: str | None = field(init=False, default=None)
     stop_cause: int | str | None = field(init=False, default=None)
+    error: Exception | None = field(init=False, default=None)
     stats: SpecStats = field(init=False, default_factory=SpecStats)
 
     def __post_init__(self) -> None:
@@ -71,9 +81,19 @@ class Sequence:
         self.random = self.stream or Stream(self.params.seed)
 
     @property
+    def end(self) -> int:
+        """How many leading tokens have KV after the next run: all of them, or those up to the end of a chunk."""
+        return len(self.tokens) if self.chunk_end is None else self.chunk_end
+
+    @property
     def pending(self) -> list[int]:
-        """Tokens whose KV is not yet computed; never empty."""
-        return self.tokens[self.kv_len :]
+        """The tokens that the next run reads; never empty."""
+        return self.tokens[self.kv_len : self.end]
+
+    @property
+    def unread(self) -> int:
+        """How many tokens have no KV yet: 1 while it decodes, more while a prompt waits."""
+        return len(self.tokens) - self.kv_len
 
     @property
     def output(self) -> list[int]:
@@ -88,6 +108,10 @@ class Sequence:
     def room(self) -> int:
         """How many tokens may still be emitted."""
         return self.limit - len(self.tokens)
+
+    def read_chunk(self) -> None:
+        """Note that a chunk of the prompt was run: it gives no token."""
+        self.kv_len, self.chunk_end = self.end, None
 
     def take(self, run: Seq[int], finish: str | None) -> None:
         """Append tokens that single steps of plain decoding would have emitted, one each, and count them."""

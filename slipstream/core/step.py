@@ -7,8 +7,8 @@ from collections.abc import Sequence as Seq
 import torch
 
 from slipstream.core.dice import Dice
-from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
+from slipstream.core.draft import Draft, Verdict, consecutive
+from slipstream.core.drafter import Drafter, read_prompts
 from slipstream.core.prune import prune
 from slipstream.core.rules import RULES, Rule, follow, verify
 from slipstream.core.sequence import Sequence, TokenLogprob
@@ -20,28 +20,57 @@ from slipstream.core.warp import distributions, distributions_and_dead_ends, fir
 from slipstream.errors import TargetError
 
 
-def step(seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draft_tokens: int) -> Verdict:
-    """Advance every sequence by one step: at least one token each, at most `draft_tokens` + 1.
+def step(
+    seqs: Seq[Sequence],
+    target: Target,
+    drafter: Drafter,
+    rule: Rule,
+    draft_tokens: int | Seq[int],
+    prompts: Seq[Sequence] = (),
+) -> Verdict:
+    """Advance every sequence by one step: at least one token each, at most its draft tokens + 1.
 
     Plain decoding is this function with a drafter that drafts nothing, and prefill is its first call: the prompt
     is pending and nothing is drafted.
+
+    draft_tokens  most draft tokens, for all or for each sequence.
+    prompts       sequences that read a chunk of their prompt (see `Sequence.chunk_end`) in the same forward. They draft
+                  nothing and gain no token.
     """
-    with host_threads(target.capabilities.torch_threads), StepClock(seqs) as clock:
-        draft = clock.draft(drafter.propose, seqs, [budget(seq, draft_tokens) for seq in seqs])
+    with host_threads(target.capabilities.torch_threads), StepClock([*seqs, *prompts]) as clock:
+        draft = clock.draft(drafter.propose, seqs, budgets(seqs, draft_tokens))
         draft = clock.draft(prune, seqs, draft)
-        out = clock.target(target.run, seqs, draft, drafter.taps)
-        verdict = clock.verify(decide, seqs, draft, out.logits, rule)
+        whole = draft.padded(len(prompts))
+        out = clock.target(target.run, [*seqs, *prompts], whole, drafter.taps)
+        verdict = clock.verify(decide, seqs, draft, out.logits[: len(seqs) + len(draft)], rule)
         verdict = clock.verify(stop, seqs, draft, verdict)
-        clock.target(target.commit, seqs, verdict.path)
+        clock.target(target.commit, [*seqs, *prompts], verdict.path + [[] for _ in prompts])
         record(seqs, draft, out, verdict)
-        clock.draft(drafter.observe, seqs, draft, out, verdict)
+        for seq in prompts:
+            seq.read_chunk()
+        own = out.part(0, len(seqs), whole) if prompts else out
+        clock.draft(drafter.observe, seqs, draft, own, verdict)
+        if prompts:
+            clock.draft(read_prompts, drafter, prompts, out.part(len(seqs), whole.batch, whole))
     return verdict
+
+
+def budgets(seqs: Seq[Sequence], draft_tokens: int | Seq[int]) -> list[int]:
+    """`budget` of each sequence."""
+    return list(map(budget, seqs, for_each(seqs, draft_tokens)))
+
+
+def for_each(seqs: Seq[Sequence], draft_tokens: int | Seq[int]) -> Seq[int]:
+    """One length for each sequence, where one for all may be given."""
+    return [draft_tokens] * len(seqs) if isinstance(draft_tokens, int) else draft_tokens
 
 
 def budget(seq: Sequence, draft_tokens: int) -> int:
     """How deep the draft may be: at most as deep as the tokens that can still be emitted before the last one, which
     needs no draft token; 0 while the prompt is pending."""
-    return 0 if seq.kv_len == 0 else max(0, min(wanted(seq, draft_tokens), seq.room - 1))
+    if seq.kv_len == 0 or seq.unread > 1:
+        return 0
+    return max(0, min(wanted(seq, draft_tokens), seq.room - 1))
 
 
 def wanted(seq: Sequence, draft_tokens: int) -> int:
@@ -50,9 +79,32 @@ def wanted(seq: Sequence, draft_tokens: int) -> int:
 
 
 def decide(seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule) -> Verdict:
+    """The verdict of each sequence under its own rule, or under `rule` if it has none. Sequences that are decided in
+    the same way are decided together; in other company each has the same verdict."""
+    kinds = [_kind(seq, rule) for seq in seqs]
+    if len(set(kinds)) < 2:
+        return _decide(seqs, draft, logits, rule if not seqs else seqs[0].rule or rule)
+    parts = []
+    for kind in dict.fromkeys(kinds):
+        members = [b for b, own in enumerate(kinds) if own == kind]
+        rows = [row for b in members for row in range(draft.splits[b] + b, draft.splits[b + 1] + b + 1)]
+        own = [seqs[b] for b in members]
+        parts.append((members, _decide(own, draft.part(members), logits[consecutive(rows)], own[0].rule or rule)))
+    return Verdict.joined(parts)
+
+
+def _kind(seq: Sequence, rule: Rule) -> tuple[str, bool]:
+    """Sequences of one kind are decided together: by the same rule, and apart from it where only the argmax counts."""
+    own = seq.rule or rule
+    return own.name, own.lossless and seq.params.argmax_only
+
+
+def _decide(seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule) -> Verdict:
     """`verify` under the rule, or the same verdict at less cost: at temperature 0 the distribution is a point mass, so
     every lossless rule accepts exactly the draft tokens that equal the target's argmax; and if nothing edits the
     logits, the distribution is not computed at all. Nodes after which no token is possible are dead ends."""
+    if not seqs:
+        return Verdict([], [], [], [])
     try:
         if rule.lossless and all(seq.params.argmax_only for seq in seqs):
             return follow(draft, first_maxima(logits))

@@ -37,6 +37,16 @@ class TargetOut:
     hidden: dict[int, Tensor] = field(default_factory=dict)
     splits: Seq[int] = ()
 
+    def part(self, first: int, last: int, draft: Draft) -> TargetOut:
+        """What it returned for the sequences first..last-1 of the batch, without copies. `draft` is the one that was
+        run."""
+        start, stop = draft.splits[first] + first, draft.splits[last] + last
+        if not self.splits:
+            return TargetOut(self.logits[start:stop])
+        rows = self.splits[first : last + 1]
+        hidden = {tap: states[rows[0] : rows[-1]] for tap, states in self.hidden.items()}
+        return TargetOut(self.logits[start:stop], hidden, [row - rows[0] for row in rows])
+
 
 @runtime_checkable
 class Target(Protocol):

@@ -124,6 +124,10 @@ class EagleDrafter:
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         self.rows.observe(seqs, draft, out, verdict, self.taps)
 
+    def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
+        """See `PromptReader`: without it, the features of a whole prompt would be kept until the first draft."""
+        self.rows.read(seqs, out, self.taps)
+
     def release(self, seq_id: int) -> None:
         self.rows.release(seq_id)
 

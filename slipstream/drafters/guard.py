@@ -14,7 +14,7 @@ import logging
 from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter, remembers
+from slipstream.core.drafter import Drafter, read_prompts, remembers
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.errors import DraftError
@@ -55,6 +55,13 @@ class Guard:
             self.drafter.observe(seqs, draft, out, verdict)
         except Exception as fault:
             self._count(seqs, "observe", fault)
+
+    def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
+        """See `PromptReader`."""
+        try:
+            read_prompts(self.drafter, seqs, out)
+        except Exception as fault:
+            self._count(seqs, "read_prompts", fault)
 
     def release(self, seq_id: int) -> None:
         try:

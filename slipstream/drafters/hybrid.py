@@ -32,7 +32,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Drafter, read_prompts
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
@@ -182,6 +182,14 @@ class HybridDrafter:
                 self._chain_stats[seq.id].learn(*accepted_prefix(*self._uncompared.pop(seq.id), verdict.run(draft, b)))
         for member in self.members:
             member.observe(seqs, draft, out, verdict)
+
+    def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
+        """See `PromptReader`; neural members do not read prompts that they would not draft after."""
+        short = [b for b, seq in enumerate(seqs) if len(seq.tokens) <= self.config.max_prefill_ratio * seq.room]
+        whole = Draft.empty(len(seqs))
+        for b in short:
+            for member in self.members:
+                read_prompts(member, [seqs[b]], out.part(b, b + 1, whole))
 
     def release(self, seq_id: int) -> None:
         self._chain_stats.pop(seq_id, None)

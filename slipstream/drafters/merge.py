@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from slipstream.core.draft import Draft
+from slipstream.core.draft import Draft, consecutive
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.guard import MAX_NODES
 
@@ -87,12 +87,6 @@ class _SampledNodes:
         return any(self._sampled[id(draft)][draft.splits[b] : draft.splits[b + 1]])
 
 
-def _range(index: list[int]) -> slice | list[int]:
-    """A slice if the rows are consecutive, as in a chain: slices are copied faster."""
-    first, last = index[0], index[-1] + 1
-    return slice(first, last) if index == list(range(first, last)) else index
-
-
 class _Forest:
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -152,7 +146,7 @@ class _Forest:
             q = torch.zeros(len(self.tokens), vocab_size, dtype=torch.float64, device=device)  # [N, V]
             for source, nodes, here in self.sampled.values():
                 assert source.q is not None
-                q[_range(here)] = source.q[_range(nodes)]
+                q[consecutive(here)] = source.q[consecutive(nodes)]
             if self.point_masses:
                 q[self.point_masses, [self.tokens[i] for i in self.point_masses]] = 1.0
         acceptable = None if all(self.acceptable) else self.acceptable

@@ -203,6 +203,21 @@ class ModelDrafter:
                 held.kv_len = min(held.kv_len, known + right, known + len(new) - 1)
                 held.tokens[known:] = new
 
+    def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
+        """See `PromptReader`."""
+        reading: list[Sequence] = []
+        for seq in seqs:
+            if seq.params.draft_tokens != 0 and self._begun(seq, 1):
+                shadow = self._shadows[seq.id]
+                if seq.kv_len - shadow.begin > shadow.held.kv_len:
+                    shadow.held.chunk_end = seq.kv_len - shadow.begin
+                    reading.append(shadow.held)
+        if reading:
+            self.model.run(reading, Draft.empty(len(reading), self.device))
+            self.model.commit(reading, [[]] * len(reading))
+            for held in reading:
+                held.read_chunk()
+
     def _keep(self, seqs: Seq[Sequence]) -> None:
         """Keep the KV of the accepted path of each tree, and add its tokens to the shadow."""
         if not seqs:

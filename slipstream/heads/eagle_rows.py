@@ -160,6 +160,14 @@ class EagleRows:
             self._rows[seq.id].add(torch.cat(states, -1))  # a copy, [new, W]
             self._catch_up(seq)
 
+    def read(self, seqs: Seq[Sequence], out: TargetOut, taps: Seq[int]) -> None:
+        """Run the true rows of chunks of prompts, whose next tokens are known already; see `PromptReader`."""
+        for b, seq in enumerate(seqs):
+            begin, end = out.splits[b], out.splits[b + 1]
+            if self._follow(seq, seq.kv_len - (end - begin)):
+                self._rows[seq.id].add(torch.cat([out.hidden[tap][begin:end] for tap in taps], -1))  # [n, W]
+                self._catch_up(seq, 0)
+
     def _follow(self, seq: Sequence, first: int) -> bool:
         """Whether to keep rows from position `first` on; if so, makes sure that the sequence's `Rows` end there."""
         if seq.finish or seq.params.draft_tokens == 0:
@@ -174,13 +182,14 @@ class EagleRows:
             self._rows[seq.id] = Rows(begin=first)
         return True
 
-    def _catch_up(self, seq: Sequence) -> None:
-        """Run a long prompt now, in chunks, so that its features need not be kept."""
+    def _catch_up(self, seq: Sequence, most: int = CHUNK) -> None:
+        """Run all pending rows but `most`, so that the features of a long prompt need not be kept."""
         rows = self._rows[seq.id]
-        while rows.pending > CHUNK:
-            batch, features = self.pending([seq], CHUNK)
+        while rows.pending > most:
+            count = min(CHUNK, rows.pending)
+            batch, features = self.pending([seq], count)
             self.runtime.extend(batch, features)
-            rows.ran(CHUNK)
+            rows.ran(count)
 
     def release(self, seq_id: int) -> None:
         self._rows.pop(seq_id, None)

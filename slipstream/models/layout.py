@@ -17,7 +17,8 @@ from slipstream.models.executor import Batch
 
 
 def batch_of(seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.device) -> Batch:
-    """Tokens `starts[b]:` of each sequence, then its nodes. Logits are computed for its last token and every node.
+    """Tokens `starts[b]:` of each sequence, up to its `end`, then its nodes. Logits are computed for the last of these
+    tokens and for every node.
 
     starts  slot of the first token to run: `seq.kv_len`, or later if part of a long prompt has run already.
     """
@@ -27,9 +28,9 @@ def batch_of(seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.
     select: list[int] = []
     trees: list[Tensor | None] = []
     for b, seq in enumerate(seqs):
-        held, first, last = len(seq.tokens), draft.splits[b], draft.splits[b + 1]
+        held, first, last = seq.end, draft.splits[b], draft.splits[b + 1]
         pending = held - starts[b]
-        tokens += seq.tokens[starts[b] :]
+        tokens += seq.tokens[starts[b] : held]
         if first == last or draft.is_chain:
             positions += range(starts[b], held + last - first)
             trees.append(None)

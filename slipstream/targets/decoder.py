@@ -159,7 +159,7 @@ class Decoder:
         Without `layers`, rows that `run_first_layers` or `decode_steps` ran already continue where they stopped.
         """
         wanted = tuple(taps) if layers is None else tuple(dict.fromkeys((*taps, layers[1])))
-        if any(len(seq.tokens) - seq.kv_len > self.chunk for seq in seqs):
+        if any(seq.end - seq.kv_len > self.chunk for seq in seqs):
             return self._run_long(seqs, draft, wanted, layers, hidden)
         batch = batch_of(seqs, draft, [seq.kv_len for seq in seqs], self.device)
         self._check_positions(batch.positions)
@@ -208,7 +208,7 @@ class Decoder:
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         for seq, nodes in zip(seqs, path, strict=True):
-            base = len(seq.tokens)  # slot of node 0: after the run every token so far has its KV
+            base = seq.end  # slot of node 0: after the run every token before it has its KV
             moved = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
             if moved < len(nodes):
                 src = [base + node for node in nodes[moved:]]
@@ -234,7 +234,7 @@ class Decoder:
         row = 0  # first row of the sequence in `hidden` [M, d], which covers all its chunks
         late_rows: list[int] = []
         for b, seq in enumerate(seqs):
-            start, stop = seq.kv_len, len(seq.tokens)
+            start, stop = seq.kv_len, seq.end
             pieces: list[dict[int, Tensor]] = []
             end = row + stop - start + draft.splits[b + 1] - draft.splits[b]
             while stop - start > self.chunk:

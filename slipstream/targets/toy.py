@@ -86,15 +86,19 @@ class ToyTarget:
         splits = [0]
         for b, seq in enumerate(seqs):
             self._check(seq)
-            held, start, stop = len(seq.tokens), draft.splits[b], draft.splits[b + 1]
+            held, start, stop = seq.end, draft.splits[b], draft.splits[b + 1]
             first = seq.kv_len if taps else held - 1  # without taps the earlier pending tokens need no rows
             for i in range(first, held):
                 rows.append(self._row(tuple(seq.tokens[max(0, i + 1 - self.order) : i + 1])))
             select.append(len(rows) - 1)
             if stop > start:
                 select += range(len(rows), len(rows) + stop - start)
-                rows += self._nodes(tuple(seq.tokens[-self.order :]), draft.ids[start:stop], draft.parents[start:stop])
-            self._slots[seq.id] = seq.tokens + draft.ids[start:stop] if stop > start else list(seq.tokens)
+                rows += self._nodes(
+                    tuple(seq.tokens[max(0, held - self.order) : held]),
+                    draft.ids[start:stop],
+                    draft.parents[start:stop],
+                )
+            self._slots[seq.id] = seq.tokens[:held] + draft.ids[start:stop]
             self._last[seq.id] = _Run(held, draft.parents[start:stop])
             splits.append(splits[-1] + held - seq.kv_len + stop - start)
         states = self._table[rows]  # [M, V], or one row a logit where there are no taps
@@ -107,8 +111,8 @@ class ToyTarget:
             raise TargetError(f"{len(path)} paths were committed for {len(seqs)} sequences")
         for seq, nodes in zip(seqs, path, strict=True):
             last, slots = self._last.pop(seq.id, None), self._slots.get(seq.id, [])
-            if last is None or last.held != len(seq.tokens):
-                raise TargetError(f"commit of sequence {seq.id} does not follow a run of its {len(seq.tokens)} tokens")
+            if last is None or last.held != seq.end:
+                raise TargetError(f"commit of sequence {seq.id} does not follow a run of its {seq.end} tokens")
             parent = -1
             for node in nodes:
                 if not 0 <= node < len(last.parents) or last.parents[node] != parent:
@@ -125,15 +129,15 @@ class ToyTarget:
     def _check(self, seq: Sequence) -> None:
         """Raise TargetError unless the KV slots of `seq` hold its tokens."""
         slots, n = self._slots.get(seq.id, []), seq.kv_len
-        if not 0 <= n < len(seq.tokens):
-            raise TargetError(f"sequence {seq.id} has kv_len {n} for {len(seq.tokens)} tokens; one must be pending")
+        if not 0 <= n < seq.end <= len(seq.tokens):
+            raise TargetError(f"sequence {seq.id} has kv_len {n} for {seq.end} tokens; one must be pending")
         if len(seq.tokens) > self.context:
             raise TargetError(f"sequence {seq.id} holds {len(seq.tokens)} tokens, the context is {self.context}")
         if slots[:n] != seq.tokens[:n]:
             at = next((i for i in range(n) if i >= len(slots) or slots[i] != seq.tokens[i]), n)
             found = slots[at] if at < len(slots) else "nothing"
             raise TargetError(f"KV slot {at} of sequence {seq.id} holds {found}, its token is {seq.tokens[at]}")
-        pending = seq.tokens[n:]
+        pending = seq.pending
         if min(pending) < 0 or max(pending) >= self.vocab_size:
             raise TargetError(f"sequence {seq.id} holds ids outside the vocabulary of {self.vocab_size}")
 

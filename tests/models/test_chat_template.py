@@ -11,7 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from slipstream.models.chat_template import render
 from slipstream.zoo import target_dir
-from tests.models.test_folder_tokenizer import TALK
+from tests.models.templates import TALK
 
 MESSAGES = [
     {"role": "system", "content": 'Be <brief> & "kind", it\'s é.'},

@@ -18,6 +18,7 @@ from slipstream.models.config import FAMILIES as MODEL_TYPES
 from slipstream.models.folder_tokenizer import OTHER_CLASSES, FolderTokenizer
 from slipstream.models.text import decoder_of, load_tokenizer, stray_byte
 from tests.checkpoints import FAMILIES, TEXTS, make_tokenizer
+from tests.models.templates import TALK
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|user|>"]
 SAMPLES = [
@@ -192,7 +193,6 @@ def test_every_model_type_has_a_family_in_these_tests():
     assert {make().model_type for make in FAMILIES.values()} == set(MODEL_TYPES)
 
 
-TALK = "{% for m in messages %}{{ bos_token }}{{ m['content'] }}{{ eos_token }}{% endfor %}"
 SETTINGS: dict[str, dict[str, Any]] = {
     "class": {"tokenizer_class": "TokenizersBackend"},
     "no special tokens": {"bos_token": None, "eos_token": None, "unk_token": None},
