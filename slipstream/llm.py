@@ -27,7 +27,7 @@ from slipstream.core.target import Target
 from slipstream.core.turns import Turns
 from slipstream.drafters.choice import DrafterFactory
 from slipstream.drafters.guard import Guard
-from slipstream.engine.engine import Engine
+from slipstream.engine.engine import MOST_ROWS, Engine
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.grammar.compiler import Grammars
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
@@ -267,12 +267,18 @@ class LLM:
         """Run sequences to their ends, `max_batch` at a time; yields the batch after every step, or every
         several where nothing is drafted (see `core.plain`). Drafter, rule and draft length are those of the call's
         beginning; changing them takes effect with the next call."""
-        engine = Engine(self.target, self._guarded, self._rule, self._draft_tokens, self.max_batch, self._lock)
+        engine = Engine(
+            self.target, self._guarded, self._rule, self._draft_tokens, self.max_batch, self._lock, MOST_ROWS
+        )  # nobody waits for the next token of one of them: prompts are read as fast as possible
         for seq in seqs:
             engine.add(seq)
         try:
             while engine.unfinished:
-                yield engine.step()
+                ran = engine.step()
+                failed = next((seq.error for seq in ran if seq.error is not None), None)
+                if failed is not None:
+                    raise failed
+                yield ran
         finally:
             for seq in seqs:
                 engine.abort(seq)

@@ -66,6 +66,38 @@ def read_prompts(drafter: Drafter, seqs: Seq[Sequence], out: TargetOut) -> None:
 
 
 @runtime_checkable
+class PrefixDrafter(Drafter, Protocol):
+    """A drafter with a KV cache of its own, which may keep what it computed for the beginning of a text. With it, a
+    request whose target begins in the middle of a prompt drafts as well as one that read it all."""
+
+    def cached_prefix(self, seq: Sequence) -> int:
+        """After how many leading tokens of the sequence, read by the target for an earlier one, it could begin."""
+        ...
+
+    def begin(self, seq: Sequence, length: int) -> None:
+        """The target begins the sequence after its first `length` tokens, at most `cached_prefix`."""
+        ...
+
+    def keep(self, seq: Sequence) -> None:
+        """Keep what was computed for the sequence, for later ones."""
+        ...
+
+
+@runtime_checkable
+class ChainDrafter(Drafter, Protocol):
+    """A drafter that can tell that it drafts chains only, with its options: at most one draft token for each depth."""
+
+    chains_only: bool
+
+
+def parts(drafter: Drafter) -> list[Drafter]:
+    """The drafter, or the drafters that it is made of, none of which is made of others."""
+    if isinstance(drafter, CompositeDrafter):
+        return [part for member in drafter.members for part in parts(member)]
+    return [drafter]
+
+
+@runtime_checkable
 class RememberingDrafter(Drafter, Protocol):
     """A drafter that can keep something of one request for the next ones."""
 
@@ -88,11 +120,26 @@ class NoDrafter:
 
     name = "none"
     taps: tuple[int, ...] = ()
+    remembers = False
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         return Draft.empty(len(seqs))
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        pass
+
+    def most_nodes(self, depth: int) -> int:
+        """Most draft tokens that a draft of this depth has."""
+        return 0
+
+    def cached_prefix(self, seq: Sequence) -> int:
+        """See `PrefixDrafter`."""
+        return len(seq.tokens)
+
+    def begin(self, seq: Sequence, length: int) -> None:
+        pass
+
+    def keep(self, seq: Sequence) -> None:
         pass
 
     def release(self, seq_id: int) -> None:

@@ -49,6 +49,7 @@ class Sequence:
     lossless  whether the rule that verifies it preserves the target's distribution. Set by the engine.
     rule      how its draft tokens are verified; None: as the engine says.
     chunk_end  while a long prompt is read in chunks, how many leading tokens the next run reads to; else None.
+    prefix_cache  whether drafters may begin it with what they computed for an earlier request. Set by the engine.
     error     what ended it if `finish` is "error".
     drafted   one entry per output token: True for an accepted draft token, False for a token of the target's own.
     """
@@ -62,6 +63,7 @@ class Sequence:
     coupled: bool = False
     lossless: bool = True
     rule: Rule | None = None
+    prefix_cache: bool = False
     stream: Stream | None = None
     id: int = field(default_factory=lambda: next(_ids))
 

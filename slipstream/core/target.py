@@ -6,7 +6,7 @@ Whoever needs a capability takes it from there, and refuses the target with `nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -138,6 +138,37 @@ class EarlyExit(Protocol):
     def release(self, seq_id: int) -> None: ...
 
 
+class Memory(Protocol):
+    """The KV cache of a model, in blocks that sequences may share (see `kv.kv_memory`); ids are those of sequences."""
+
+    @property
+    def block(self) -> int:
+        """Tokens in a block."""
+        ...
+
+    @property
+    def capacity(self) -> int | None:
+        """Blocks in all; None: as many as the machine's memory holds."""
+        ...
+
+    def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
+        """How many more blocks than there are would be needed to write slots start..stop-1 of each of these sequences
+        (id, start, stop); 0 if they fit."""
+        ...
+
+    def match(self, tokens: Seq[int]) -> int:
+        """How many leading tokens have been computed for an earlier text, and are kept."""
+        ...
+
+    def begin(self, seq_id: int, tokens: Seq[int], most: int) -> int:
+        """Begin a sequence with what is kept of at most its first `most` tokens; returns of how many."""
+        ...
+
+    def keep(self, seq_id: int, tokens: Seq[int]) -> None:
+        """Keep what was computed for a sequence, for later texts. tokens: those that have KV."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class HeadHost:
     """What a target offers a draft head: sizes, hidden states (taps 0..layers and -1), and weights to borrow.
@@ -195,6 +226,7 @@ class Capabilities:
     early_exit     drafting with its own first layers.
     head_host      hidden states and weights for draft heads.
     runtime        what runs it.
+    memory         its KV cache in blocks; None: one that cannot be asked.
     torch_threads  most threads that torch should use beside it (see `core.torch_threads`); None: as many as it likes.
     experts        (experts per token, experts) of a mixture of experts; None for a dense model.
     """
@@ -205,6 +237,7 @@ class Capabilities:
     early_exit: EarlyExit | None = None
     head_host: HeadHost | None = None
     runtime: Runtime | None = None
+    memory: Memory | None = None
     torch_threads: int | None = None
     experts: tuple[int, int] | None = None
 

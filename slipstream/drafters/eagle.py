@@ -97,7 +97,7 @@ class EagleDrafter:
         self.taps: tuple[int, ...] = runtime.config.taps
         self.rows = EagleRows(runtime)
         self.device, self.width = runtime.device, vocab_size
-        self.multi_step = True
+        self.multi_step, self.chains_only = True, self.config.shape == "chain"
         comb = self.config.shape == "comb"
         self._chains = Chains(self, vocab_size, self.config.length, self.config.sampled, with_rank_probs=comb)
         self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of what `extend` ran last
@@ -127,6 +127,18 @@ class EagleDrafter:
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
         """See `PromptReader`: without it, the features of a whole prompt would be kept until the first draft."""
         self.rows.read(seqs, out, self.taps)
+
+    def cached_prefix(self, seq: Sequence) -> int:
+        """See `PrefixDrafter`."""
+        return self.runtime.kv_memory.match(seq.tokens)
+
+    def begin(self, seq: Sequence, length: int) -> None:
+        """See `PrefixDrafter`."""
+        self.rows.begin(seq, length)
+
+    def keep(self, seq: Sequence) -> None:
+        """See `PrefixDrafter`."""
+        self.rows.keep(seq)
 
     def release(self, seq_id: int) -> None:
         self.rows.release(seq_id)

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter, read_prompts, remembers
+from slipstream.core.drafter import ChainDrafter, Drafter, PrefixDrafter, parts, read_prompts, remembers
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.errors import DraftError
@@ -34,11 +34,11 @@ class Guard:
         self.drafter, self.target = drafter, target
         self.name, self.taps = drafter.name, drafter.taps
         self.faults = 0
-
-    @property
-    def remembers(self) -> bool:
-        """See `RememberingDrafter`."""
-        return remembers(self.drafter)
+        self.remembers = remembers(drafter)  # checks of protocols take 0.2 ms: not for each request
+        made_of = parts(drafter)
+        self._chains = isinstance(drafter, ChainDrafter) and drafter.chains_only
+        self._with_cache = [part for part in made_of if isinstance(part, PrefixDrafter)]
+        self._reads_all = any(part.taps and part not in self._with_cache for part in made_of)
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         if any(budget):
@@ -62,6 +62,36 @@ class Guard:
             read_prompts(self.drafter, seqs, out)
         except Exception as fault:
             self._count(seqs, "read_prompts", fault)
+
+    def most_nodes(self, depth: int) -> int:
+        """Most draft tokens that a draft of this depth can have, for one sequence."""
+        return depth if self._chains or not self.target.capabilities.trees else min(MAX_NODES, depth * MAX_NODES)
+
+    def cached_prefix(self, seq: Sequence) -> int:
+        """See `PrefixDrafter`. A drafter that reads hidden states and keeps none of them has to see the whole text."""
+        if self._reads_all:
+            return 0
+        try:
+            return min((part.cached_prefix(seq) for part in self._with_cache), default=len(seq.tokens))
+        except Exception as fault:
+            self._count([seq], "cached_prefix", fault)
+            return 0
+
+    def begin(self, seq: Sequence, length: int) -> None:
+        """See `PrefixDrafter`."""
+        try:
+            for part in self._with_cache:
+                part.begin(seq, length)
+        except Exception as fault:
+            self._count([seq], "begin", fault)
+
+    def keep(self, seq: Sequence) -> None:
+        """See `PrefixDrafter`."""
+        try:
+            for part in self._with_cache:
+                part.keep(seq)
+        except Exception as fault:
+            self._count([seq], "keep", fault)
 
     def release(self, seq_id: int) -> None:
         try:

@@ -70,6 +70,7 @@ class LayerSkipDrafter:
 
     name = "layerskip"
     taps: tuple[int, ...] = ()
+    chains_only = True
 
     def __init__(self, target: Target, config: LayerSkipConfig | None = None):
         self.config = config or LayerSkipConfig()

@@ -265,6 +265,16 @@ class MedusaDrafter:
         for b, seq in enumerate(seqs):
             self._states[seq.id] = len(seq.tokens), kept[b]
 
+    def cached_prefix(self, seq: Sequence) -> int:
+        """See `PrefixDrafter`: only the last hidden state counts."""
+        return len(seq.tokens)
+
+    def begin(self, seq: Sequence, length: int) -> None:
+        """See `PrefixDrafter`; there is nothing to begin with."""
+
+    def keep(self, seq: Sequence) -> None:
+        """See `PrefixDrafter`; there is nothing to keep."""
+
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)
 

@@ -103,11 +103,12 @@ class ModelDrafter:
         self.model, self.vocab_size = model, vocab_size
         self.config = config or ModelDraftConfig()
         self.context, self.device, self.width = model.context, model.device, model.vocab_size
-        self._multi_step = model.capabilities.multi_step
+        self._multi_step, self._memory = model.capabilities.multi_step, model.capabilities.memory
         self.multi_step = self._multi_step is not None
         self._chains = Chains(self, vocab_size, self.config.length)
         self._shadows: dict[int, Shadow] = {}
         self._ran: dict[int, Ran] = {}  # nodes of each sequence's tree that the model has run
+        self.chains_only = self.config.tree is None
         self._warned = False
         window = self.config.window
         if window is not None and window >= self.context:
@@ -135,7 +136,10 @@ class ModelDrafter:
         if shadow is None or outdated:
             self.release(seq.id)
             begin = 0 if window is None else max(0, len(seq.tokens) - window)
-            self._shadows[seq.id] = Shadow(begin, Sequence(seq.tokens[begin:], seq.params, context=self.context))
+            held = Sequence(seq.tokens[begin:], seq.params, context=self.context)
+            if seq.prefix_cache and self._memory is not None:
+                held.kv_len = self._memory.begin(held.id, held.tokens, len(held.tokens) - 1)
+            self._shadows[seq.id] = Shadow(begin, held)
         return self._within_context(seq, most)
 
     def room(self, seq: Sequence) -> int:
@@ -217,6 +221,19 @@ class ModelDrafter:
             self.model.commit(reading, [[]] * len(reading))
             for held in reading:
                 held.read_chunk()
+
+    def cached_prefix(self, seq: Sequence) -> int:
+        """See `PrefixDrafter`: its prefix does not depend on the target's."""
+        return len(seq.tokens)
+
+    def begin(self, seq: Sequence, length: int) -> None:
+        """See `PrefixDrafter`: what is kept is looked up with the first draft."""
+
+    def keep(self, seq: Sequence) -> None:
+        """See `PrefixDrafter`."""
+        shadow = self._shadows.get(seq.id)
+        if shadow is not None and self._memory is not None:
+            self._memory.keep(shadow.held.id, shadow.held.tokens[: shadow.held.kv_len])
 
     def _keep(self, seqs: Seq[Sequence]) -> None:
         """Keep the KV of the accepted path of each tree, and add its tokens to the shadow."""

@@ -1,38 +1,83 @@
-"""`Engine`: a queue of requests over one target, one drafter and one rule.
+"""`Engine`: many requests over one target.
 
     engine.add(seq)             the request waits
     while engine.unfinished:
-        batch = engine.step()   requests join, one step runs, finished requests leave
+        ran = engine.step()     requests join, one step runs, finished requests leave
 
-A request keeps the drafter, the rule and the draft length of its engine from its first token to its last.
+Each request has its own rule, drafter and most draft tokens, and keeps them from its first token to its last. What a
+request decodes does not depend on the others: with greedy decoding and under the rule `coupled` its text is that of the
+request alone, and any other lossless rule keeps its distribution.
+
+A step runs, in one forward: the pending token and the draft of each request that decodes, and chunks of the prompts of
+those that are being read. So a long prompt does not stall the others. If the KV cache has a fixed size and a step does
+not fit, drafts are left out first. Then the youngest request is preempted: it loses its KV, waits, and is read again.
+
+A fault of the target in a step with several requests is traced by running each of them alone; the one that fails alone
+ends with `finish` "error", and the others go on.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import deque
+from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
-from slipstream.core.drafter import Drafter, remembers
+from slipstream.core.drafter import Drafter, NoDrafter, drafts_nothing
 from slipstream.core.plain import plain_steps
 from slipstream.core.rules import Rule
 from slipstream.core.sequence import Sequence
-from slipstream.core.step import step
+from slipstream.core.step import step, wanted
 from slipstream.core.target import Target
 from slipstream.core.turns import Turns
+from slipstream.drafters.guard import Guard
+from slipstream.engine.mixed_drafters import MixedDrafters
+from slipstream.errors import TargetError
+
+log = logging.getLogger("slipstream")
 
 _nonces = itertools.count()
 """Of this process, because several engines may share a drafter. In order, so that a program repeats its texts."""
+
+MOST_ROWS = 512
+"""Rows of a step in which nobody decodes: prompts are read in pieces of this size."""
+
+PROMPT_ROWS = 64
+"""Rows that prompts may take in a step while others decode; their next token waits for it."""
+
+
+@dataclass(eq=False)
+class Request:
+    """A sequence, its guarded drafter, and its most draft tokens a step."""
+
+    seq: Sequence
+    drafter: Guard | NoDrafter
+    draft_tokens: int
+
+
+@dataclass
+class EngineStats:
+    """What an engine has counted. prefix_queries: prompt tokens looked up in the prefix cache, prefix_hits: found."""
+
+    steps: int = 0
+    preemptions: int = 0
+    errors: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
 
 class Engine:
     """Decodes requests, several at a time.
 
-    drafter       guarded: its faults must not end a request (see `drafters.guard`).
-    draft_tokens  most draft tokens a step (K); a request may ask for fewer.
+    drafter, rule, draft_tokens  of requests that name none (see `add`); a `Drafter` is guarded here.
     max_batch     most requests in one step; more wait.
     lock          held during each step: targets and drafters are not made for two Python threads at once. Engines that
                   share a target share a lock.
+    prompt_rows   most rows that prompts take in a step in which others decode.
+    prefix_cache  whether requests begin where an earlier text with the same beginning ended, and leave theirs for
+                  later ones.
     """
 
     def __init__(
@@ -43,55 +88,240 @@ class Engine:
         draft_tokens: int,
         max_batch: int,
         lock: AbstractContextManager[object] | None = None,
+        prompt_rows: int = PROMPT_ROWS,
+        prefix_cache: bool = False,
     ):
-        self.target, self.drafter, self.rule = target, drafter, rule
-        self.draft_tokens, self.max_batch = draft_tokens, max_batch
-        self._remembers = remembers(drafter)  # checks of protocols take 0.2 ms: not for each request
+        self.target, self.rule = target, rule
+        self._guards: dict[int, Guard | NoDrafter] = {}  # by the drafter in them
+        self.drafter = self._guarded(drafter)
+        self.draft_tokens, self.max_batch, self.prompt_rows = draft_tokens, max_batch, prompt_rows
+        self.prefix_cache = prefix_cache
+        self.stats = EngineStats()
+        self._memory = target.capabilities.memory
         self._lock = lock or Turns()
+        self._requests: dict[int, Request] = {}  # those that wait or run
         self._waiting: deque[Sequence] = deque()
-        self._active: list[Sequence] = []
+        self._running: list[Sequence] = []  # in the order in which they joined
 
-    def add(self, seq: Sequence) -> None:
-        """Queue a request; it joins the batch as soon as there is room.
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def add(
+        self, seq: Sequence, drafter: Drafter | None = None, rule: Rule | None = None, draft_tokens: int | None = None
+    ) -> None:
+        """Queue a request; it joins the batch as soon as there is room. What is None is that of the engine.
 
         What a drafter remembers of earlier requests depends on their random numbers. With the same seed, verification
         would decide on such a draft with the numbers that made it, and the text would not have the target's
         distribution. So each request for such a drafter draws other numbers. Under `coupled` drafts do not matter.
+
+        Raises TargetError if the whole KV cache is too small for the request.
         """
-        seq.coupled, seq.lossless = self.rule.name == "coupled", self.rule.lossless
-        if self._remembers and not seq.coupled:
+        self._check_fits(seq)
+        seq.rule = rule or self.rule
+        seq.coupled, seq.lossless = seq.rule.name == "coupled", seq.rule.lossless
+        seq.prefix_cache = self.prefix_cache
+        most = wanted(seq, self.draft_tokens if draft_tokens is None else draft_tokens)
+        own = NO_DRAFTER if not most else self.drafter if drafter is None else self._guarded(drafter)
+        if own.remembers and not seq.coupled:
             seq.random.nonce = next(_nonces)
+        self._requests[seq.id] = Request(seq, own, most)
         self._waiting.append(seq)
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether any request waits or runs."""
-        return bool(self._waiting or self._active)
-
-    def step(self) -> list[Sequence]:
-        """Advance the batch by one step, or by several where nothing is drafted (see `core.plain`). Returns the
-        requests that ran; those with `finish` have left. Raises what the target raises: then the batch is as it was."""
-        while self._waiting and len(self._active) < self.max_batch:
-            self._active.append(self._waiting.popleft())
-        batch = self._active
-        with self._lock:
-            if not plain_steps(batch, self.target, self.drafter, self.rule, self.draft_tokens):
-                step(batch, self.target, self.drafter, self.rule, self.draft_tokens)
-            for seq in batch:
-                if seq.finish:
-                    self._release(seq)
-        self._active = [seq for seq in batch if not seq.finish]
-        return batch
 
     def abort(self, seq: Sequence) -> None:
         """Forget a request and free what it holds, whether it waits, runs or is unknown."""
         if seq in self._waiting:
             self._waiting.remove(seq)
-        elif seq in self._active:
-            self._active.remove(seq)
+        if seq.id in self._requests:
             with self._lock:
-                self._release(seq)
+                self._leave(seq)
 
-    def _release(self, seq: Sequence) -> None:
+    @property
+    def unfinished(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._requests)
+
+    @property
+    def running(self) -> int:
+        """How many requests run; their prompts may still be being read."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for room."""
+        return len(self._waiting)
+
+    # --- one step ------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Sequence]:
+        """Advance the batch by one step, or by several where nothing is drafted (see `core.plain`). Returns the
+        requests that ran; those with `finish` have left."""
+        with self._lock:
+            self._admit()
+            seqs, prompts = self._rows()
+            lengths = self._fitted(seqs, prompts)
+            try:
+                self._run(seqs, prompts, lengths)
+            except Exception as fault:
+                self._run_alone([*seqs, *prompts], fault)
+            self.stats.steps += 1
+            ran = [*seqs, *prompts]
+            for seq in ran:
+                if seq.finish:
+                    self._leave(seq)
+        return ran
+
+    def _run(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> None:
+        drafter, rule = self._drafter_of([*seqs, *prompts]), self.rule
+        if prompts or not plain_steps(seqs, self.target, drafter, rule, lengths):
+            first = [seq for seq in seqs if seq.unread > 1]
+            step(seqs, self.target, drafter, rule, lengths, prompts)
+            for seq in first:
+                self._keep(seq)
+
+    def _run_alone(self, seqs: Seq[Sequence], fault: Exception) -> None:
+        """After a fault, run each request without the others. Drafts of the failed step are lost, and so is what the
+        drafters know of these requests: whatever they drew last was not verified."""
+        for seq in seqs:
+            request = self._requests[seq.id]
+            request.drafter.release(seq.id)
+            prompts = [seq] if seq.chunk_end is not None else []
+            try:
+                if len(seqs) == 1:
+                    raise fault
+                self._run([] if prompts else [seq], prompts, [] if prompts else [request.draft_tokens])
+            except Exception as own:
+                seq.finish, seq.error = "error", own
+                self.stats.errors += 1
+
+    # --- who runs, and what --------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Let requests join while there is room for them, and for their prompts in a KV cache of fixed size."""
+        while self._waiting and len(self._running) < self.max_batch:
+            seq = self._waiting[0]
+            others = [_write(one, 1) for one in self._running]
+            if others and self._memory is not None and self._memory.missing([(seq.id, 0, len(seq.tokens)), *others]):
+                return
+            self._running.append(self._waiting.popleft())
+            self._begin(seq)
+
+    def _begin(self, seq: Sequence) -> None:
+        """Take over the KV of an earlier text with the same beginning; the last token is always read."""
+        if not self.prefix_cache or self._memory is None:
+            return
+        drafter = self._requests[seq.id].drafter
+        most = min(len(seq.tokens) - 1, drafter.cached_prefix(seq))
+        seq.kv_len = self._memory.begin(seq.id, seq.tokens, most)
+        if seq.kv_len:
+            drafter.begin(seq, seq.kv_len)
+        self.stats.prefix_queries += len(seq.tokens)
+        self.stats.prefix_hits += seq.kv_len
+
+    def _rows(self) -> tuple[list[Sequence], list[Sequence]]:
+        """(requests that gain tokens in this step, requests that read a chunk of their prompt), each with requests of
+        one drafter and kind next to each other. Others wait for rows."""
+        seqs = [seq for seq in self._running if seq.unread == 1]
+        prompts: list[Sequence] = []
+        room = self.prompt_rows if seqs else MOST_ROWS
+        for seq in self._running:
+            if seq.unread > 1 and room > 0:
+                if seq.unread <= room:
+                    seqs.append(seq)
+                else:
+                    seq.chunk_end = seq.kv_len + room
+                    prompts.append(seq)
+                room -= seq.unread
+        return sorted(seqs, key=self._kind), sorted(prompts, key=self._kind)
+
+    def _kind(self, seq: Sequence) -> tuple[str, int, str, bool]:
+        assert seq.rule is not None
+        return (
+            self._requests[seq.id].drafter.name,
+            id(self._requests[seq.id].drafter),
+            seq.rule.name,
+            seq.params.argmax_only,
+        )
+
+    def _drafter_of(self, seqs: Seq[Sequence]) -> Drafter:
+        """The drafter of all these requests, or one that stands for all of theirs."""
+        each = {id(self._requests[seq.id].drafter): self._requests[seq.id].drafter for seq in seqs}
+        if len(each) == 1:
+            return next(iter(each.values()))
+        return MixedDrafters(lambda seq: self._requests[seq.id].drafter, seqs)
+
+    # --- memory --------------------------------------------------------------------------------------------------
+
+    def _fitted(self, seqs: list[Sequence], prompts: list[Sequence]) -> list[int]:
+        """Most draft tokens of each of `seqs`, so that the step fits into the KV cache. Where it does not fit without
+        any, the youngest requests are preempted, and removed from the lists."""
+        if self._memory is None or self._memory.capacity is None:
+            return [self._requests[seq.id].draft_tokens for seq in seqs]
+        while True:
+            requests = [self._requests[seq.id] for seq in seqs]
+            most = max((request.draft_tokens for request in requests), default=0)
+            for limit in (most, most // 2, 0):
+                lengths = [min(limit, request.draft_tokens) for request in requests]
+                # How many nodes a tree has may depend on tokens that were drawn. What is left out must not: so the most
+                # that a draft of this depth can have is reserved.
+                writes = [_write(one.seq, one.drafter.most_nodes(n)) for one, n in zip(requests, lengths, strict=True)]
+                if not self._memory.missing([*writes, *(_write(seq, 0) for seq in prompts)]):
+                    return lengths
+            if len(self._running) == 1:  # it fits alone (see `add`), unless others hold blocks: the target will say
+                return [0] * len(seqs)
+            self._preempt(self._running[-1], seqs, prompts)
+
+    def _preempt(self, seq: Sequence, *lists: list[Sequence]) -> None:
+        """Take the KV of a request; it waits before all others, and is read again."""
+        for each in (*lists, self._running):
+            if seq in each:
+                each.remove(seq)
+        self._keep(seq)
         self.target.release(seq.id)
-        self.drafter.release(seq.id)
+        self._requests[seq.id].drafter.release(seq.id)
+        seq.kv_len, seq.chunk_end = 0, None
+        self._waiting.appendleft(seq)
+        self.stats.preemptions += 1
+
+    def _check_fits(self, seq: Sequence) -> None:
+        if self._memory is None or self._memory.capacity is None:
+            return
+        slots = self._memory.capacity * self._memory.block
+        if seq.limit > slots:
+            raise TargetError(
+                f"a request may grow to {seq.limit} tokens, the KV cache holds {slots}",
+                why="its size was fixed when the model was loaded",
+                fix=f"ask for at most {max(0, slots - seq.prompt)} tokens, or make the cache larger",
+            )
+
+    def _keep(self, seq: Sequence) -> None:
+        """Leave what was computed for a request to later ones."""
+        if self.prefix_cache and self._memory is not None and seq.finish != "error":
+            self._memory.keep(seq.id, seq.tokens[: seq.kv_len])
+            drafter = self._requests[seq.id].drafter
+            drafter.keep(seq)
+
+    def _guarded(self, drafter: Drafter) -> Guard | NoDrafter:
+        """The drafter, so that its faults end no request."""
+        if isinstance(drafter, Guard):
+            return drafter
+        if drafts_nothing(drafter):
+            return NO_DRAFTER
+        if id(drafter) not in self._guards:
+            self._guards[id(drafter)] = Guard(drafter, self.target)  # which keeps the drafter, so the id is its own
+        return self._guards[id(drafter)]
+
+    def _leave(self, seq: Sequence) -> None:
+        if seq in self._running:
+            self._running.remove(seq)
+        self._keep(seq)
+        request = self._requests.pop(seq.id)
+        self.target.release(seq.id)
+        request.drafter.release(seq.id)
+
+
+NO_DRAFTER = NoDrafter()
+
+
+def _write(seq: Sequence, drafted: int) -> tuple[int, int, int]:
+    """The slots that a step writes for a sequence that drafts so many tokens: (id, first, last + 1)."""
+    return seq.id, seq.kv_len, seq.end + drafted

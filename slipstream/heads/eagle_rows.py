@@ -168,6 +168,20 @@ class EagleRows:
                 self._rows[seq.id].add(torch.cat([out.hidden[tap][begin:end] for tap in taps], -1))  # [n, W]
                 self._catch_up(seq, 0)
 
+    def begin(self, seq: Sequence, length: int) -> None:
+        """Begin a sequence with the rows of an earlier one, which had the same first `length` tokens."""
+        done = self.runtime.kv_memory.begin(seq.id, seq.tokens, length)
+        if done == length:
+            self._rows[seq.id] = Rows(begin=0, done=done)
+        else:
+            self.runtime.release(seq.id)  # dropped meanwhile; without them it begins in the middle
+
+    def keep(self, seq: Sequence) -> None:
+        """Keep the rows of a sequence for later ones."""
+        rows = self._rows.get(seq.id)
+        if rows is not None and rows.begin == 0:
+            self.runtime.kv_memory.keep(seq.id, seq.tokens[: rows.done + 1])
+
     def _follow(self, seq: Sequence, first: int) -> bool:
         """Whether to keep rows from position `first` on; if so, makes sure that the sequence's `Rows` end there."""
         if seq.finish or seq.params.draft_tokens == 0:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.heads.eagle_head import EagleConfig, EagleHead
+from slipstream.kv.kv_memory import KVMemory
 from slipstream.models.executor import Batch
 
 
@@ -24,6 +25,8 @@ class EagleRuntime(Protocol):
     name: str
     config: EagleConfig
     device: torch.device
+    kv_memory: KVMemory
+    """The blocks of its KV cache; those of rows that depend on one token after their last."""
     ids: Tensor
     """Target id of each draft id, int64 [draft_vocab], on the device."""
 

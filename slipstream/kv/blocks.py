@@ -15,7 +15,7 @@ that names a block without its content: every method changes counts and copies b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence as Seq
 from typing import Protocol
 
 from slipstream.errors import ParameterError, TargetError
@@ -39,6 +39,10 @@ class BlockStore(Protocol):
         ...
 
 
+def _keeps_none(count: int) -> None:
+    """Nothing is kept for later."""
+
+
 class BlockPool:
     """The blocks of one `store`, and the tables of its sequences.
 
@@ -48,6 +52,8 @@ class BlockPool:
     tables    sequence id -> its blocks, in the order of its slots. Changed by this class only.
     version   number that changes with every change of a table, so that copies of tables can be checked.
     used      blocks 0..used-1 were handed out at least once.
+    reclaim   called with a number of blocks when free ones are short: whoever keeps blocks for later (see `prefix`)
+              drops that many, if it can.
     """
 
     def __init__(self, store: BlockStore, capacity: int | None = None, block: int = BLOCK, spread: int = 0):
@@ -56,6 +62,7 @@ class BlockPool:
         self.block, self.capacity, self.spread = block, capacity, spread
         self.tables: dict[int, list[int]] = {}
         self.version = self.used = 0
+        self.reclaim: Callable[[int], None] = _keeps_none
         self._store = store
         self._counts: list[int] = []  # tables (and other holders) of each block
         self._free = bytearray()  # for each block of the store 1 if nobody holds it, else 0
@@ -147,6 +154,11 @@ class BlockPool:
     # --- blocks --------------------------------------------------------------------------------------------------
 
     @property
+    def held(self) -> int:
+        """Blocks that somebody holds."""
+        return len(self._free) - self._free.count(1)
+
+    @property
     def free(self) -> int | None:
         """Blocks that can still be handed out; None if the pool grows."""
         return None if self.capacity is None else self.capacity - len(self._free) + self._free.count(1)
@@ -189,6 +201,8 @@ class BlockPool:
 
     def _take(self, count: int, after: int | None, seq_id: int, slots: int) -> list[int]:
         """Take free blocks, with one owner each: consecutive if possible, preferably starting at `after`."""
+        if len(self._free) == self.capacity and self._free.count(1) < count:  # a pool that grows keeps what is kept
+            self.reclaim(count - self._free.count(1))
         at = self._place(count, after)
         if at < 0 and (self._free.count(1) < count or (self.spread and self.capacity is None)):
             self._grow(count, seq_id, slots)

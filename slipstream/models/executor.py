@@ -18,6 +18,7 @@ from torch import Tensor
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.target import Runtime
 from slipstream.errors import ParameterError, TargetError
+from slipstream.kv.kv_memory import KVMemory
 from slipstream.models.config import DecoderConfig
 
 
@@ -106,6 +107,8 @@ class MultiStepExecutor(Protocol):
 class Executor(Protocol):
     config: DecoderConfig
     device: torch.device
+    kv_memory: KVMemory
+    """The blocks of its KV cache."""
     runtime: Runtime
     """How the decoder runs: backend, dtype, quantisation, threads. The decoder fills in `source`."""
 

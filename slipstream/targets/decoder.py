@@ -63,6 +63,7 @@ class Decoder:
             early_exit=self if self.layers > 1 else None,
             head_host=self._head_host,
             runtime=self._runtime,
+            memory=self.executor.kv_memory,
             torch_threads=self.executor.torch_threads,
             experts=(experts.per_token, experts.count) if experts else None,
         )

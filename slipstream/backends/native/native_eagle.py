@@ -48,7 +48,7 @@ class NativeEagle(NativePaged):
         self.config, self.device = head.config, torch.device("cpu")
         self.ids = target_ids(head).cpu()
         with compile_lock():
-            super().__init__(head.config.decoder)
+            super().__init__(head.config.decoder, ahead=1)
             self._layout, self._shared = Layout(), embedding
             self._head = _record(head, self.ids, quantize, embedding, self._layout)
             self._workspace = Workspace(Threads(threads, self._layout.nbytes))

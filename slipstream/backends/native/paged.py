@@ -18,6 +18,7 @@ from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.core.decode_steps import StepSampling
 from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK, BlockPool
+from slipstream.kv.kv_memory import KVMemory
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch
 
@@ -72,11 +73,15 @@ class NativePaged:
     """KV cache in blocks, and calls of kernels that use it. Only one Python thread at a time runs a call.
 
     kv_blocks  maximum number of KV blocks for all sequences together; None: as many as memory holds.
+    ahead      tokens after a slot that its content depends on (see `kv.prefix`).
     """
 
-    def __init__(self, config: DecoderConfig, kv_dtype: type = np.float32, kv_blocks: int | None = None):
+    def __init__(
+        self, config: DecoderConfig, kv_dtype: type = np.float32, kv_blocks: int | None = None, ahead: int = 0
+    ):
         self._shape = config.layers, config.kv_heads, config.head_dim
         self._rotary, self._kv_dtype, self._kv_blocks = RotaryTable(config), kv_dtype, kv_blocks
+        self._ahead = ahead
         self._tiles = addresses.attention_tile_addresses(np.dtype(kv_dtype) == np.float16)
         self._workspace: Workspace
         self._reset_cache()
@@ -85,6 +90,7 @@ class NativePaged:
         """Replace the cache by an empty one."""
         self._blocks = NativeBlocks(*self._shape, self._kv_dtype)
         self._pool = BlockPool(self._blocks, self._kv_blocks)
+        self.kv_memory = KVMemory(self._pool, kernel_lock, self._ahead)
         self._tables: tuple[tuple[int, ...], np.ndarray] = ((), np.zeros((0, 0), np.int64))
         self._record = np.zeros(1, CACHE)
 

@@ -34,7 +34,7 @@ class TorchEagle(TorchPaged):
         self.ids = target_ids(head).to(self.device)
         inv_freq, self._scale = head.config.decoder.rope()
         self._inv_freq = inv_freq.to(self.device)
-        super().__init__(head.config.decoder, self.dtype, self.device)
+        super().__init__(head.config.decoder, self.dtype, self.device, ahead=1)
 
     @torch.inference_mode()
     def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK, BlockPool
+from slipstream.kv.kv_memory import KVMemory
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch
 
@@ -87,6 +88,7 @@ class TorchPaged:
 
     kv_blocks  maximum number of KV blocks for all sequences together; None: as many as memory holds.
     spread     see `BlockPool`.
+    ahead      tokens after a slot that its content depends on (see `kv.prefix`).
     """
 
     def __init__(
@@ -96,11 +98,13 @@ class TorchPaged:
         device: torch.device,
         kv_blocks: int | None = None,
         spread: int = 0,
+        ahead: int = 0,
     ):
         with torch.inference_mode():
             self._blocks = TorchBlocks(config, dtype, device)
         self._pool = BlockPool(self._blocks, kv_blocks, spread=spread)
         self._calls = threading.RLock()
+        self.kv_memory = KVMemory(self._pool, lambda: self._calls, ahead)
 
     def _reserve(self, batch: Batch, extra: int = 0) -> list[list[int]]:
         """Reserve the slots of each sequence's rows and `extra` slots after them. Returns their places, now

@@ -1,0 +1,77 @@
+"""`PagedToy`: the toy target with its KV in a pool of blocks. Each cell holds the token that it was written for, so a
+block that was taken over wrongly, or written while shared, is found at the next run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import Capabilities, TargetOut
+from slipstream.errors import TargetError
+from slipstream.kv.blocks import BlockPool
+from slipstream.kv.kv_memory import KVMemory
+from slipstream.targets.toy import ToyTarget
+from tests.kv.model import Cells
+
+
+class PagedToy(ToyTarget):
+    """blocks: capacity of the pool; None: it grows. faulty: a run in which this id is pending fails."""
+
+    def __init__(
+        self, *args: object, blocks: int | None = None, block: int = 4, faulty: int | None = None, **more: object
+    ):
+        super().__init__(*args, **more)  # type: ignore[arg-type]
+        self.cells = Cells(block)
+        self.pool = BlockPool(self.cells, blocks, block)
+        self.memory = KVMemory(self.pool, contextlib.nullcontext)
+        self.faulty = faulty
+        self.rows = 0  # of the last run
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, memory=self.memory)
+
+    def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
+        for seq in seqs:
+            if seq.kv_len and seq.id not in self._slots:  # begun with the blocks of an earlier text
+                self._slots[seq.id] = self._read(seq.id, seq.kv_len)
+            if self._slots.get(seq.id, [])[: seq.kv_len] != (self._read(seq.id, seq.kv_len) if seq.kv_len else []):
+                raise AssertionError(f"the blocks of sequence {seq.id} were written by another one")
+            if self.faulty in seq.pending:
+                raise TargetError(f"token {self.faulty} is pending")
+        for b, seq in enumerate(seqs):
+            self.pool.reserve(seq.id, seq.kv_len, seq.end + len(draft.nodes(b)))
+        self.rows = sum(len(seq.pending) for seq in seqs) + len(draft)
+        out = super().run(seqs, draft, taps)
+        for seq in seqs:
+            self._write(seq.id, seq.kv_len)
+        return out
+
+    def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
+        super().commit(seqs, path)
+        for seq in seqs:
+            self._write(seq.id, seq.kv_len)
+
+    def release(self, seq_id: int) -> None:
+        super().release(seq_id)
+        self.pool.release(seq_id)
+
+    def _read(self, seq_id: int, length: int) -> list[int]:
+        return [self.cells.cells[place] for place in self.pool.first(seq_id, length)]
+
+    def _write(self, seq_id: int, first: int) -> None:
+        """Write what the sequence's slots hold from `first` on."""
+        values = self._slots[seq_id]
+        for place, value in zip(self.pool.places(seq_id, range(first, len(values))), values[first:], strict=True):
+            self.cells.cells[place] = value
+
+    def check(self) -> None:
+        """Every block is counted once for each table that it is in, and once if it is kept."""
+        kept = self.memory._prefixes._blocks.values()
+        for block in range(len(self.pool._free)):
+            owners = sum(block in table for table in self.pool.tables.values()) + (block in kept)
+            assert self.pool.count(block) == owners
+            assert self.pool._free[block] == (owners == 0)

@@ -1,0 +1,277 @@
+"""`Engine`: whatever joins, leaves, is preempted or fails, each request decodes what it would decode alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence as Seq
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from slipstream.core.drafter import Drafter
+from slipstream.core.params import SamplingParams
+from slipstream.core.rules import RULES
+from slipstream.core.sequence import Sequence
+from slipstream.drafters.none import NoDrafter
+from slipstream.engine.engine import Engine
+from slipstream.errors import TargetError
+from slipstream.targets.toy import ToyTarget
+from tests.drafters.makers import maker
+from tests.engine.paged_toy import PagedToy
+from tests.oracle import Oracle, joint_distribution
+from tests.significance import assert_distribution, beginnings
+
+V = 5
+DRAFTERS = ("model", "ngram", "suffix", "recycling", "lookahead", "eagle3", "medusa", "hybrid", "bandit")
+
+
+def toy(**how: object) -> PagedToy:
+    return PagedToy(V, order=3, seed=21, sharpness=1.5, **how)
+
+
+def engine(target: ToyTarget, drafter: Drafter | None = None, **how: object) -> Engine:
+    options = {"rule": RULES["rejection"], "draft_tokens": 4, "max_batch": 4} | how
+    return Engine(target, drafter or NoDrafter(), **options)  # type: ignore[arg-type]
+
+
+def drain(made: Engine) -> None:
+    while made.unfinished:
+        made.step()
+
+
+def alone(seq: Sequence) -> list[int]:
+    """What the same request decodes without others, drafts, chunks or a prefix cache."""
+    target = ToyTarget(V, order=3, seed=21, sharpness=1.5)
+    own = Sequence(seq.tokens[: seq.prompt], seq.params, stop_ids=seq.stop_ids, context=seq.context)
+    only = engine(target, rule=seq.rule)
+    only.add(own)
+    drain(only)
+    return own.output
+
+
+def prompt(draw: random.Random, most: int = 90) -> list[int]:
+    """Texts with common beginnings, of any length."""
+    base = random.Random(draw.randrange(3))
+    shared = [base.randrange(V) for _ in range(most)][: draw.randint(1, most)]
+    return shared + [draw.randrange(V) for _ in range(draw.randint(0, 3))]
+
+
+def request(draw: random.Random) -> Sequence:
+    """A request whose text does not depend on drafts: greedy, or under the rule `coupled`."""
+    coupled = draw.random() < 0.5
+    params = SamplingParams(
+        temperature=draw.choice((0.7, 1.3)) if coupled else 0.0,
+        seed=draw.randrange(100),
+        max_tokens=draw.randint(1, 20),
+        frequency_penalty=draw.choice((0.0, 0.0, 1.5)),
+        draft_tokens=draw.choice((None, None, 0, 1, 3)),
+    )
+    made = Sequence(prompt(draw), params, stop_ids=frozenset({draw.randrange(V)} if draw.random() < 0.5 else ()))
+    made.rule = RULES["coupled" if coupled else draw.choice(("rejection", "block", "greedy"))]
+    return made
+
+
+class Session:
+    """An engine and random calls of it."""
+
+    def __init__(self, seed: int, blocks: int | None, prefix_cache: bool):
+        self.draw = random.Random(seed)
+        self.target = toy(blocks=blocks)
+        names = self.draw.sample(DRAFTERS, 2)
+        self.drafters: list[Drafter] = [NoDrafter(), *(maker(name)(self.target) for name in names)]
+        self.engine = engine(
+            self.target,
+            self.drafters[1],
+            max_batch=self.draw.choice((1, 3, 8)),
+            prompt_rows=self.draw.choice((1, 5, 64)),
+            prefix_cache=prefix_cache,
+        )
+        self.added: list[Sequence] = []
+        self.aborted: set[int] = set()
+
+    def call(self) -> None:
+        kind = self.draw.random()
+        if kind < 0.3:
+            seq = request(self.draw)
+            if seq.rule is RULES["block"] or seq.rule is RULES["greedy"]:
+                drafter = self.drafters[0]  # trees are not for `block`
+            else:
+                drafter = self.draw.choice(self.drafters)
+            self.engine.add(seq, drafter, seq.rule, self.draw.choice((None, 1, 6)))
+            self.added.append(seq)
+        elif kind < 0.35 and self.added:
+            seq = self.draw.choice(self.added)
+            self.engine.abort(seq)
+            if not seq.finish:
+                self.aborted.add(seq.id)
+        elif self.engine.unfinished:
+            before = [len(seq.tokens) for seq in self.added]
+            ran = self.engine.step()
+            assert len(ran) == len({seq.id for seq in ran}) <= self.engine.max_batch
+            for seq, length in zip(self.added, before, strict=True):
+                assert len(seq.tokens) == length or seq in ran
+            self.target.check()
+
+    def finish(self) -> None:
+        drain(self.engine)
+        self.target.check()
+        assert not self.target.pool.tables
+        assert (self.engine.running, self.engine.waiting) == (0, 0)
+        for seq in self.added:
+            if seq.id not in self.aborted:
+                assert seq.finish in ("stop", "length"), seq.error
+                assert seq.output == alone(seq)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32), st.sampled_from([None, 64, 80]), st.booleans(), st.integers(20, 60))
+def test_through_joins_aborts_chunks_preemption_and_prefixes_each_text_is_that_of_the_request_alone(
+    seed: int, blocks: int | None, prefix_cache: bool, calls: int
+) -> None:
+    session = Session(seed, blocks, prefix_cache)
+    for _ in range(calls):
+        session.call()
+    session.finish()
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_sampled_texts_keep_their_distribution_in_any_company(rule: str) -> None:
+    """G-test on the first three tokens of 4000 requests that join while others are read, decode and are preempted;
+    fails at p < 1e-6."""
+    target = toy(blocks=70)
+    drafter = maker("model")(target)
+    made = engine(target, drafter, rule=RULES[rule], max_batch=16, prompt_rows=16, prefix_cache=True)
+    text, draw = prompt(random.Random(5)), random.Random(6)
+    params = SamplingParams(temperature=1.0, max_tokens=4)
+    seqs = [Sequence(text, SamplingParams(temperature=1.0, max_tokens=4, seed=seed)) for seed in range(4000)]
+    waiting = list(seqs)
+    while waiting or made.unfinished:
+        for _ in range(draw.randint(0, 6)):
+            if waiting:
+                made.add(waiting.pop())
+        if draw.random() < 0.2:
+            made.add(Sequence(prompt(draw, 60), SamplingParams(max_tokens=draw.randint(40, 150))))
+        made.step()
+    assert made.stats.preemptions > 20
+    wanted = joint_distribution(Oracle(toy()), text, params)
+    assert_distribution(beginnings(seq.output for seq in seqs), wanted)
+
+
+def test_the_youngest_request_is_preempted_and_read_again() -> None:
+    target = toy(blocks=30)
+    made = engine(target, maker("model")(target))
+    seqs = [Sequence([i, 1, 2], SamplingParams(max_tokens=60)) for i in range(3)]
+    for seq in seqs:
+        made.add(seq)
+    drain(made)
+    assert made.stats.preemptions
+    assert [seq.output for seq in seqs] == [alone(seq) for seq in seqs]
+    assert seqs[0].stats.proposed > 0
+    assert not target.pool.tables
+
+
+def test_a_long_prompt_does_not_stall_requests_that_decode() -> None:
+    """Every step in which others decode reads at most `prompt_rows` of it, and each of them gains a token."""
+    target = toy()
+    made = engine(target, prompt_rows=8)
+    running = [Sequence([i, 1], SamplingParams(max_tokens=60)) for i in range(3)]
+    for seq in running:
+        made.add(seq)
+    made.step()
+    long = Sequence([1, 2, 3, 4] * 25, SamplingParams(max_tokens=5))
+    made.add(long)
+    while not long.output:
+        before = [len(seq.tokens) for seq in running]
+        made.step()
+        assert target.rows <= 8 + 3
+        assert [len(seq.tokens) for seq in running] == [n + 1 for n in before]
+    assert long.kv_len == 100
+
+
+def test_a_chunk_of_a_prompt_drafts_nothing_and_gives_no_token() -> None:
+    made = engine(toy(), maker("ngram")(toy()), prompt_rows=8)
+    other = Sequence([1, 2], SamplingParams(max_tokens=30))
+    made.add(other)
+    made.step()
+    seq = Sequence([1, 2, 3] * 10, SamplingParams(max_tokens=5))
+    made.add(seq)
+    for read in (8, 16, 24):
+        made.step()
+        assert (seq.kv_len, seq.output, seq.stats.steps) == (read, [], 0)
+    made.step()
+    assert len(seq.output) == 1
+    assert (seq.stats.steps, seq.stats.proposed) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["model", "eagle3", "medusa", "ngram", "suffix"])
+def test_a_warm_request_has_the_drafts_and_the_acceptance_of_a_cold_one(name: str) -> None:
+    text = [random.Random(3).randrange(V) for _ in range(110)]
+    counts = []
+    for prefix_cache in (False, True):
+        target = toy(block=32)
+        made = engine(target, maker(name)(target), prefix_cache=prefix_cache)
+        for ending in (3, 4):
+            seq = Sequence([*text, ending], SamplingParams(max_tokens=30))
+            made.add(seq)
+            drain(made)
+        counts.append((seq.output, seq.stats.proposed, seq.stats.accepted, seq.stats.steps))
+        assert made.stats.prefix_hits == (96 if prefix_cache else 0)
+    assert counts[0] == counts[1]
+
+
+def test_the_prefix_cache_gives_way_to_requests() -> None:
+    """Blocks that are only kept are taken before a request is preempted."""
+    target = toy(blocks=40)
+    made = engine(target, prefix_cache=True)
+    for i in range(6):
+        made.add(Sequence([i % V, 2, 1] * 30, SamplingParams(max_tokens=8)))
+        drain(made)
+    assert made.stats.preemptions == 0
+    assert target.pool.held > 20
+
+
+def test_one_faulty_request_ends_with_an_error_and_the_others_go_on() -> None:
+    target = toy(faulty=4)
+    made = engine(target, maker("model")(target))
+    seqs = [Sequence([i, 2, 1], SamplingParams(max_tokens=12, bad_words=((4,),))) for i in range(3)]
+    bad = Sequence([1, 4, 2], SamplingParams(max_tokens=12))
+    for seq in (*seqs[:2], bad, seqs[2]):
+        made.add(seq)
+    drain(made)
+    assert bad.finish == "error"
+    assert isinstance(bad.error, TargetError)
+    for seq in seqs:
+        assert seq.output == alone(seq)
+    assert made.stats.errors == 1
+    target.check()
+    assert not target.pool.tables
+
+
+def test_a_request_that_the_whole_cache_cannot_hold_is_refused() -> None:
+    made = engine(toy(blocks=10))
+    with pytest.raises(TargetError, match="may grow to 60 tokens, the KV cache holds 40"):
+        made.add(Sequence([1] * 10, SamplingParams(max_tokens=50)))
+    assert not made.unfinished
+
+
+@pytest.mark.parametrize("make", [lambda: NoDrafter(), lambda: maker("model")(toy())], ids=["plain", "drafts"])
+def test_greedy_requests_keep_the_argmax_path_beside_sampled_ones(
+    make: Callable[[], Drafter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slipstream.core import step as steps
+
+    warped: list[int] = []
+    original = steps.distributions
+
+    def counted(logits: object, seqs: Seq[Sequence], draft: object) -> object:
+        warped.extend(seq.id for seq in seqs)
+        return original(logits, seqs, draft)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(steps, "distributions", counted)
+    made = engine(toy(), make())
+    greedy = Sequence([1, 2], SamplingParams(max_tokens=9))
+    sampled = Sequence([1, 3], SamplingParams(max_tokens=9, temperature=1.0, seed=1))
+    made.add(greedy)
+    made.add(sampled)
+    drain(made)
+    assert set(warped) == {sampled.id}
