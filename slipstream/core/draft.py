@@ -16,7 +16,7 @@ parents count from 0 within that range.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass
 from functools import cache, cached_property
 
