@@ -10,7 +10,7 @@ from benchmarks.markdown import QUIET, rows, table
 from benchmarks.tutorial_kit import ROOT, Kit, block, fence, named, warnings
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
-from slipstream.lab.tables import interval, percent, times
+from slipstream.lab.tables import counted, interval, percent, times
 
 CLOSED_C, CLOSED_LONGEST = 0.05, 12
 CLOSED_ALPHAS = (0.9, 0.8, 0.7, 0.6, 0.4)
@@ -43,8 +43,8 @@ def prices(kit: Kit) -> str:
     plot = Plot(
         "prices", "Cost of a target pass by the number of tokens it verifies",
         "Embedded target, this machine; both axes logarithmic. Speculation gains from the gap between the lines.",
-        "; ".join(f"{n} tokens: {t:.2f} one-token passes" for n, t in zip(counts, relative, strict=True)), draw,
-        height=2.8,
+        "; ".join(f"{counted(n, 'token')}: {t:.2f} one-token passes" for n, t in zip(counts, relative, strict=True)),
+        draw, height=2.8,
     )  # fmt: skip
     at = counts.index(8)
     said = (
