@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from slipstream.async_llm import AsyncLLM as AsyncLLM
     from slipstream.core.params import SamplingParams as SamplingParams
     from slipstream.core.stats import SpecStats as SpecStats
     from slipstream.core.structured import Structured as Structured
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "AsyncLLM": "slipstream.async_llm",
     "LLM": "slipstream.llm",
     "Chunk": "slipstream.llm",
     "Completion": "slipstream.llm",

@@ -12,6 +12,8 @@
     ├── RuleError                  a verification rule got an input that it does not support
     ├── DraftError                 a drafter returned an invalid draft
     ├── TargetError                the target failed while running (non-finite logits, out of memory)
+    ├── EngineError                the engine has stopped: no request can run any more
+    ├── ReaderError                what a request gained was not read, and it was ended
     └── ResultError                a result file cannot be read or written
 
 Messages have one form: what failed (with the conflicting values), why it matters, the fix, and whether plain decoding
@@ -79,6 +81,14 @@ class DraftError(SlipstreamError):
 
 class TargetError(SlipstreamError):
     """The target failed while running."""
+
+
+class EngineError(SlipstreamError):
+    """The engine has stopped: no request can run any more."""
+
+
+class ReaderError(SlipstreamError):
+    """What a request gained was not read for so long that it was ended."""
 
 
 class ResultError(SlipstreamError):

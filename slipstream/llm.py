@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Number
-from operator import index
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -28,15 +27,13 @@ from slipstream.core.turns import Turns
 from slipstream.drafters.choice import DrafterFactory
 from slipstream.drafters.guard import Guard
 from slipstream.engine.engine import MOST_ROWS, Engine
-from slipstream.errors import ParameterError, PromptError, did_you_mean
+from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params
+from slipstream.errors import ParameterError, did_you_mean
 from slipstream.grammar.compiler import Grammars
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
 from slipstream.settings import DRAFT_QUANTISATIONS, one_of
 from slipstream.targets.sources import as_target
 from slipstream.zoo import checkpoint_of
-
-Prompt = str | Seq[int]
-Message = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -146,6 +143,7 @@ class LLM:
         path = checkpoint_of(target, "target") if isinstance(target, (str, Path)) else None
         self.target: Target = as_target(target if path is None else path, **self._load)
         self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
+        self.checks = RequestChecks(self.tokenizer, self.target.vocab_size, self.target.context)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
         self._grammars = Grammars(self.tokenizer, self.target.vocab_size)
         self._factory = DrafterFactory(self.target, path, draft_load)
@@ -202,7 +200,7 @@ class LLM:
         prompts. `params`: one for all, or one for each."""
         many = _as_list(prompts)
         if isinstance(params, Mapping):
-            raise _not_params(params)
+            raise not_params(params)
         one = params is None or isinstance(params, SamplingParams)
         each: list[SamplingParams | None] = [params] * len(many) if one else list(params)  # type: ignore
         if len(each) != len(many):
@@ -219,16 +217,11 @@ class LLM:
     def follow(self, seq: Sequence) -> Iterator[Chunk]:
         """`stream` for a request made by `sequence`. Its `completion` is available at any time, also after the iterator
         was closed early."""
-        text = None
-        if self._decode is not None:
-            text = TextStream(self._decode, seq.params.stop, stray_byte(self.tokenizer))
-        done = 0
+        text, done = self.text_stream(seq.params), 0
         for _ in self.decode([seq]):
             pieces: list[Piece] = []
             if text is not None:
-                for token, drafted in zip(seq.output[done:], seq.drafted[done:], strict=True):
-                    text.push(token, drafted)
-                pieces = text.finish(seq.stop_cause) if seq.finish else text.take()
+                pieces = text.add(seq.output[done:], seq.drafted[done:], seq.finish is not None, seq.stop_cause)
             done = len(seq.drafted)
             yield Chunk(pieces, self.completion(seq) if seq.finish else None)
 
@@ -238,19 +231,12 @@ class LLM:
 
     def chat_prompt(self, messages: str | Seq[Message]) -> list[int]:
         """Token ids of a conversation, ending where the assistant is to speak."""
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        if self.tokenizer is None or not self.tokenizer.chat_template:
-            raise PromptError(
-                "this target has no chat template", fix="give a plain prompt to generate (without --chat)"
-            )
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return self.tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
+        return self.checks.chat(messages)
 
     def sequence(self, prompt: Prompt, params: SamplingParams | None = None) -> Sequence:
         """A checked request, ready for `decode`."""
-        params = self._resolved(params or SamplingParams())
-        ids = self._encoded(prompt)
+        params = self.checks.params(params or SamplingParams())
+        ids = self.checks.prompt(prompt)
         eos = () if params.ignore_eos else self.target.capabilities.eos_ids
         stop_ids = frozenset(eos) | frozenset(params.stop_token_ids)
         form = params.structured
@@ -283,14 +269,35 @@ class LLM:
             for seq in seqs:
                 engine.abort(seq)
 
+    def engine(self) -> Engine:
+        """An engine that stays, for requests that come and go (see `AsyncLLM`): with a prefix cache, and with the
+        drafter, rule, draft length and `max_batch` of now."""
+        return Engine(
+            self.target,
+            self._guarded,
+            self._rule,
+            self._draft_tokens,
+            self.max_batch,
+            self._lock,
+            prefix_cache=True,
+        )
+
+    def text_of(self, output: Seq[int], stop_cause: int | str | None = None) -> str:
+        """The text of output ids, cut before the stop string that ended it; empty without a tokenizer."""
+        if self._decode is None:
+            return ""
+        text = self._decode(output)
+        if isinstance(stop_cause, str):
+            text = text[: completed_at(text, self._decode(output[:-1]), stop_cause)]
+        return text
+
+    def text_stream(self, params: SamplingParams) -> TextStream | None:
+        """What turns the tokens of a request into pieces of text as they arrive; None without a tokenizer."""
+        return None if self._decode is None else TextStream(self._decode, params.stop, stray_byte(self.tokenizer))
+
     def completion(self, seq: Sequence) -> Completion:
-        text = ""
-        if self._decode is not None:
-            text = self._decode(seq.output)
-            if isinstance(seq.stop_cause, str):
-                text = text[: completed_at(text, self._decode(seq.output[:-1]), seq.stop_cause)]
         return Completion(
-            text=text,
+            text=self.text_of(seq.output, seq.stop_cause),
             token_ids=seq.output,
             finish_reason=seq.finish or "length",
             stop_cause=seq.stop_cause,
@@ -301,59 +308,6 @@ class LLM:
             lossless=seq.lossless,
         )
 
-    def _encoded(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise PromptError(
-                    "a text prompt needs a tokenizer",
-                    why="the target brings none",
-                    fix="pass token ids or LLM(..., tokenizer=...), or put tokenizer.json next to the weights",
-                )
-            ids = self.tokenizer.encode(prompt) if prompt else []
-        else:
-            ids = _token_ids(prompt)
-        if not ids:
-            raise PromptError("the prompt is empty", why="a causal model needs at least one token to continue")
-        vocab, context = self.target.vocab_size, self.target.context
-        outside = next((token for token in ids if not 0 <= token < vocab), None)
-        if outside is not None:
-            raise PromptError(f"the prompt holds id {outside}, the vocabulary is 0..{vocab - 1}")
-        if len(ids) >= context:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens, the target's context holds {context}",
-                why="at least one position must be left for the answer",
-                fix=f"shorten it to {context - 1} tokens",
-            )
-        return ids
-
-    def _resolved(self, params: SamplingParams) -> SamplingParams:
-        """Check what depends on this model, and encode bad words that were given as text."""
-        if not isinstance(params, SamplingParams):
-            raise _not_params(params)
-        if (params.stop or any(isinstance(w, str) for w in params.bad_words)) and self.tokenizer is None:
-            raise ParameterError("stop strings and bad words as text need a tokenizer", fix="give token ids")
-        if any(isinstance(word, str) for word in params.bad_words):
-            words: list[Seq[int]] = []
-            for word in params.bad_words:
-                if isinstance(word, str):
-                    words += [self.tokenizer.encode(form, add_special_tokens=False) for form in (word, " " + word)]
-                else:
-                    words.append(list(word))
-            params = replace(params, bad_words=tuple(words))
-        outside = next((token for token in params.token_ids if token >= self.target.vocab_size), None)
-        if outside is not None:
-            raise ParameterError(f"a parameter names id {outside}, the vocabulary is 0..{self.target.vocab_size - 1}")
-        if params.logprobs is not None and params.logprobs > self.target.vocab_size:
-            raise ParameterError(f"logprobs is {params.logprobs}, the vocabulary has {self.target.vocab_size} ids")
-        return params
-
-
-def _not_params(given: Any) -> ParameterError:
-    named = ", ".join(f"{name}=..." for name in given) if isinstance(given, Mapping) else "..."
-    return ParameterError(
-        f"the sampling parameters are a {type(given).__name__}: {given!r}", fix=f"write SamplingParams({named})"
-    )
-
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     """The prompts; a single one may be text, or token ids in a list, array or tensor."""
@@ -363,18 +317,3 @@ def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
         return [prompts]
     given = list(prompts)
     return [given] if given and isinstance(given[0], (Number, np.number)) else given  # type: ignore[list-item, return-value]
-
-
-def _token_ids(prompt: Any) -> list[int]:
-    """The ids in a prompt that is not text. Raises PromptError for anything else."""
-    if isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, Mapping)):
-        given = prompt.tolist() if isinstance(prompt, (np.ndarray, Tensor)) else list(prompt)
-        if all(type(each) is int for each in given):  # a check of the protocol takes microseconds per token
-            return given
-        wrong = [each for each in given if isinstance(each, bool) or not isinstance(each, SupportsIndex)]
-        if not wrong:
-            return [index(each) for each in given]
-        what = f"a prompt holds {wrong[0]!r}, which is not a token id"
-    else:
-        what = f"a prompt is {prompt!r}"
-    raise PromptError(what, why="a prompt is text, or a sequence of integer token ids", fix="encode it first")

@@ -12,8 +12,8 @@ To add a sampling parameter:
    request alone. If the parameter acts on the distribution, also add it to the reference in tests/core/test_warp.py
    and to the exact end-to-end test tests/end_to_end/test_distribution.py.
 
-`LLM._resolved` holds the checks that depend on the model. Token ids are checked there for every parameter that is
-declared with `ids_in`.
+`RequestChecks.params` (engine/request_checks.py) holds the checks that depend on the model. Token ids are checked there
+for every parameter that is declared with `ids_in`.
 """
 
 from __future__ import annotations

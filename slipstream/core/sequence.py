@@ -49,6 +49,7 @@ class Sequence:
     lossless  whether the rule that verifies it preserves the target's distribution. Set by the engine.
     rule      how its draft tokens are verified; None: as the engine says.
     chunk_end  while a long prompt is read in chunks, how many leading tokens the next run reads to; else None.
+    cached    prompt tokens whose KV was that of an earlier request. Set by the engine.
     prefix_cache  whether drafters may begin it with what they computed for an earlier request. Set by the engine.
     error     what ended it if `finish` is "error".
     drafted   one entry per output token: True for an accepted draft token, False for a token of the target's own.
@@ -69,6 +70,7 @@ class Sequence:
 
     prompt: int = field(init=False)
     kv_len: int = field(init=False, default=0)
+    cached: int = field(init=False, default=0)
     chunk_end: int | None = field(init=False, default=None)
     drafted: list[bool] = field(init=False, default_factory=list)
     logprobs: list[TokenLogprob] = field(init=False, default_factory=list)

@@ -138,6 +138,15 @@ class EarlyExit(Protocol):
     def release(self, seq_id: int) -> None: ...
 
 
+@dataclass(frozen=True)
+class Usage:
+    """Blocks of a KV cache. capacity: None for one that grows; used: held by sequences; kept: only for later texts."""
+
+    capacity: int | None
+    used: int
+    kept: int
+
+
 class Memory(Protocol):
     """The KV cache of a model, in blocks that sequences may share (see `kv.kv_memory`); ids are those of sequences."""
 
@@ -149,6 +158,11 @@ class Memory(Protocol):
     @property
     def capacity(self) -> int | None:
         """Blocks in all; None: as many as the machine's memory holds."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """Who holds its blocks."""
         ...
 
     def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:

@@ -211,7 +211,7 @@ class Engine:
             return
         drafter = self._requests[seq.id].drafter
         most = min(len(seq.tokens) - 1, drafter.cached_prefix(seq))
-        seq.kv_len = self._memory.begin(seq.id, seq.tokens, most)
+        seq.kv_len = seq.cached = self._memory.begin(seq.id, seq.tokens, most)
         if seq.kv_len:
             drafter.begin(seq, seq.kv_len)
         self.stats.prefix_queries += len(seq.tokens)

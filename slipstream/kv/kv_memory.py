@@ -9,19 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence as Seq
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
+from slipstream.core.target import Usage
 from slipstream.kv.blocks import BlockPool
 from slipstream.kv.prefix import PrefixCache
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Blocks of a pool. capacity: None for one that grows; used: held by sequences; kept: only for later texts."""
-
-    capacity: int | None
-    used: int
-    kept: int
 
 
 class KVMemory:

@@ -95,6 +95,12 @@ class TextStream:
         self._context = 0  # decoding starts a few tokens early: in some tokenizers the text depends on the token before
         self._held: list[Piece] = []
 
+    def add(self, ids: Seq[int], drafted: Seq[bool], last: bool, stop_cause: int | str | None = None) -> list[Piece]:
+        """Push the tokens of a step, and return the pieces that can be shown: of the last step, all that remain."""
+        for token, accepted in zip(ids, drafted, strict=True):
+            self.push(token, accepted)
+        return self.finish(stop_cause) if last else self.take()
+
     def push(self, token: int, drafted: bool) -> None:
         self._ids.append(token)
         before = self._decode(self._ids[self._context : self._shown])

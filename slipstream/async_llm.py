@@ -1,0 +1,111 @@
+"""`AsyncLLM`: an `LLM` for the coroutines of one event loop.
+
+>>> llm = AsyncLLM(LLM("embedded", draft="embedded"))
+>>> async for chunk in llm.generate("def fibonacci(n):"):
+...     print(chunk.text, end="")
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from types import TracebackType
+
+from slipstream.core.params import SamplingParams
+from slipstream.core.rules import Rule, rule_named
+from slipstream.core.sequence import Sequence, TokenLogprob
+from slipstream.engine.engine_thread import EngineThread
+from slipstream.engine.messages import Ask, Load, Update
+from slipstream.engine.request_checks import Prompt
+from slipstream.engine.streams import Streams
+from slipstream.llm import LLM, Chunk, Completion
+
+
+class AsyncLLM:
+    """Decodes the requests of many coroutines together, in one thread with one persistent engine.
+
+    llm   its drafter, rule, draft length and `max_batch` of now are those of every request that names no other.
+
+    Used with `async with`, or closed with `close`. Only the coroutines of one event loop may use it.
+    """
+
+    def __init__(self, llm: LLM):
+        self.llm = llm
+        self.streams = Streams(self._submit, self._abort)
+        self._thread = EngineThread(llm.engine(), self._prepared, self.streams.deliver)
+
+    @property
+    def dead(self) -> Exception | None:
+        """Why no request can run any more; None while the engine works."""
+        return self._thread.dead
+
+    @property
+    def load(self) -> Load:
+        """What the engine held after its last step."""
+        return self.streams.load
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, rule: str | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        """Complete one prompt; yields what each step added, and the completion in the last chunk. Closing the iterator,
+        or cancelling who waits for it, aborts the request.
+
+        rule  how its draft tokens are verified, if not by that of the `LLM`. `params.draft_tokens=0` turns its
+              speculation off.
+
+        Raises the errors of `LLM.generate`, for this request alone, and EngineError once the engine has stopped.
+        """
+        checks = self.llm.checks
+        params = checks.params(params or SamplingParams())
+        ids = await asyncio.to_thread(checks.prompt, prompt)  # a long text takes a while
+        output: list[Update] = []
+        text = self.llm.text_stream(params)
+        async with aclosing(self.steps(Ask(ids, params, rule))) as steps:
+            async for update in steps:
+                output.append(update)
+                last = update.finish is not None
+                pieces = [] if text is None else text.add(update.ids, update.drafted, last, update.stop_cause)
+                yield Chunk(pieces, self._completion(ids, params, output) if last else None)
+
+    def steps(self, ask: Ask) -> AsyncGenerator[Update, None]:
+        """What `generate` turns into text, for a request that was checked already."""
+        return self.streams.follow(ask)
+
+    def close(self) -> None:
+        """End every request, and the thread after its current step."""
+        self._thread.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def _submit(self, key: int, ask: Ask) -> None:
+        self._thread.submit(key, ask)
+
+    def _abort(self, key: int) -> None:
+        self._thread.abort(key)
+
+    def _prepared(self, ask: Ask) -> tuple[Sequence, Rule | None]:
+        return self.llm.sequence(ask.ids, ask.params), None if ask.rule is None else rule_named(ask.rule)
+
+    def _completion(self, prompt: list[int], params: SamplingParams, output: list[Update]) -> Completion:
+        last = output[-1]
+        ids = [token for update in output for token in update.ids]
+        logprobs: list[TokenLogprob] = [each for update in output for each in update.logprobs or ()]
+        assert last.stats is not None
+        return Completion(
+            text=self.llm.text_of(ids, last.stop_cause),
+            token_ids=ids,
+            finish_reason=last.finish or "length",
+            stop_cause=last.stop_cause,
+            drafted=[each for update in output for each in update.drafted],
+            logprobs=logprobs if params.logprobs is not None else None,
+            stats=last.stats,
+            prompt_token_ids=prompt,
+            lossless=last.lossless,
+        )

@@ -1,0 +1,233 @@
+"""`EngineThread`: one thread that steps one engine, for callers in other threads and processes.
+
+    submit(key, ask)  -> a request is prepared beside the steps, and joins between two of them
+    abort(key)        -> it is gone after the current step
+    deliver(report)   <- once a step, what all requests gained
+
+Preparing a request may take long, because a grammar is compiled: a thread of its own does it, one request at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from slipstream.core.rules import Rule
+from slipstream.core.sequence import Sequence
+from slipstream.engine.engine import Engine
+from slipstream.engine.messages import Ask, Load, Report, Update
+from slipstream.errors import EngineError, SlipstreamError, TargetError
+
+log = logging.getLogger("slipstream")
+
+Prepare = Callable[[Ask], tuple[Sequence, Rule | None]]
+"""Makes a request of the engine; raises what is wrong with it."""
+
+
+@dataclass(eq=False)
+class _Live:
+    """A request that the engine has. sent: how many of its output tokens were delivered."""
+
+    key: int
+    seq: Sequence
+    sent: int = 0
+    started: float = 0.0
+    cached: int = 0
+
+
+@dataclass(frozen=True)
+class _Add:
+    key: int
+    seq: Sequence
+    rule: Rule | None
+
+
+@dataclass(frozen=True)
+class _Refuse:
+    key: int
+    fault: Exception
+
+
+@dataclass(frozen=True)
+class _Abort:
+    key: int
+
+
+class EngineThread:
+    """deliver is called in the engine's thread, once a step. It must not wait for long: nobody decodes meanwhile."""
+
+    def __init__(self, engine: Engine, prepare: Prepare, deliver: Callable[[Report], None]):
+        self.engine = engine
+        self.dead: Exception | None = None
+        """Why no request can be decoded any more; None while it works."""
+        self._prepare, self._deliver = prepare, deliver
+        self._commands: queue.SimpleQueue[_Add | _Refuse | _Abort | None] = queue.SimpleQueue()
+        self._wanted: set[int] = set()  # submitted, and neither aborted nor ended
+        self._live: dict[int, _Live] = {}  # by the id of the sequence
+        self._guard = threading.Lock()  # of `dead` and `_wanted`
+        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="slipstream-prepare")
+        self._thread = threading.Thread(target=self._run, name="slipstream-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, key: int, ask: Ask) -> None:
+        """Queue a request under a key that no other has. Raises EngineError if the engine is dead; any other fault of
+        the request is delivered."""
+        with self._guard:
+            if self.dead is not None:
+                raise self.dead
+            self._wanted.add(key)
+            self._preparer.submit(self._make, key, ask)
+
+    def abort(self, key: int) -> None:
+        """Forget a request; no update of it is delivered after the current step. Unknown keys are ignored."""
+        with self._guard:
+            self._wanted.discard(key)
+        self._commands.put(_Abort(key))
+
+    def close(self) -> None:
+        """End every request and the thread, after the current step."""
+        self._commands.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._preparer.shutdown(wait=False, cancel_futures=True)
+
+    def load(self) -> Load:
+        """What the engine holds now."""
+        engine, stats = self.engine, self.engine.stats
+        return Load(
+            engine.running,
+            engine.waiting,
+            self._kv_usage(),
+            stats.steps,
+            stats.preemptions,
+            stats.errors,
+            stats.prefix_queries,
+            stats.prefix_hits,
+        )
+
+    # --- in the preparing thread ---------------------------------------------------------------------------------
+
+    def _make(self, key: int, ask: Ask) -> None:
+        if key not in self._wanted:
+            return
+        try:
+            seq, rule = self._prepare(ask)
+        except Exception as fault:
+            self._commands.put(_Refuse(key, _deliverable(fault)))
+        else:
+            self._commands.put(_Add(key, seq, rule))
+
+    # --- in the engine's thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while True:
+                refused: list[Update] = []
+                for command in self._taken():
+                    if command is None:
+                        self._end(EngineError("the engine was closed", fix="start it again"))
+                        return
+                    refused += self._obey(command)
+                self._deliver(Report([*refused, *self._step()], self.load()))
+        except BaseException as fault:
+            log.exception("the engine has stopped")
+            self._end(
+                EngineError(f"the engine has stopped ({type(fault).__name__}: {fault})", fix="start the server again")
+            )
+
+    def _taken(self) -> list[_Add | _Refuse | _Abort | None]:
+        """The commands that have arrived; waits for one if there is nothing to step."""
+        taken = [] if self.engine.unfinished else [self._commands.get()]
+        while not self._commands.empty():
+            taken.append(self._commands.get())
+        return taken
+
+    def _obey(self, command: _Add | _Refuse | _Abort) -> list[Update]:
+        if isinstance(command, _Abort):
+            for live in [live for live in self._live.values() if live.key == command.key]:
+                del self._live[live.seq.id]
+                self.engine.abort(live.seq)
+            return []
+        if command.key not in self._wanted:
+            return []
+        if isinstance(command, _Add):
+            try:
+                self.engine.add(command.seq, rule=command.rule)
+            except SlipstreamError as fault:  # the KV cache is too small for it
+                command = _Refuse(command.key, fault)
+            else:
+                self._live[command.seq.id] = _Live(command.key, command.seq)
+                return []
+        self._forget(command.key)
+        return [Update(command.key, error=command.fault)]
+
+    def _step(self) -> list[Update]:
+        if not self.engine.unfinished:
+            return []
+        began = time.monotonic()
+        updates = []
+        for seq in self.engine.step():
+            live = self._live[seq.id]
+            if not live.started:
+                live.started = began
+            if len(seq.drafted) > live.sent or seq.finish:
+                updates.append(self._update(live))
+        return updates
+
+    def _update(self, live: _Live) -> Update:
+        seq, first = live.seq, live.sent
+        live.sent = len(seq.drafted)
+        if seq.finish:
+            del self._live[seq.id]
+            self._forget(live.key)
+        if seq.error is not None:
+            return Update(live.key, error=_deliverable(seq.error), started=live.started)
+        return Update(
+            live.key,
+            seq.tokens[seq.prompt + first :],
+            seq.drafted[first:],
+            None if seq.params.logprobs is None else seq.logprobs[first:],
+            seq.finish,
+            seq.stop_cause,
+            seq.stats if seq.finish else None,
+            started=live.started,
+            cached=seq.cached,
+            lossless=seq.lossless,
+        )
+
+    def _forget(self, key: int) -> None:
+        with self._guard:
+            self._wanted.discard(key)
+
+    def _end(self, fault: Exception) -> None:
+        with self._guard:
+            self.dead = fault
+            left = sorted(self._wanted)
+            self._wanted.clear()
+        for live in self._live.values():
+            try:
+                self.engine.abort(live.seq)
+            except Exception:  # it is broken already, and this is to free what it can
+                log.exception("a request could not be freed")
+        self._live.clear()
+        self._deliver(Report([Update(key, error=fault) for key in left], self.load(), fault))
+
+    def _kv_usage(self) -> float:
+        memory = self.engine.target.capabilities.memory
+        if memory is None:
+            return 0.0
+        usage = memory.usage
+        blocks = usage.capacity or self.engine.max_batch * -(-self.engine.target.context // memory.block)
+        return min(1.0, usage.used / blocks)
+
+
+def _deliverable(fault: Exception) -> Exception:
+    """One of our errors, which can be pickled."""
+    if isinstance(fault, SlipstreamError):
+        return fault
+    return TargetError(f"the request failed ({type(fault).__name__}: {fault})")

@@ -1,0 +1,109 @@
+"""`RequestChecks`: prompts and parameters of requests, checked against one model before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence as Seq
+from dataclasses import replace
+from operator import index
+from typing import Any, SupportsIndex
+
+import numpy as np
+from torch import Tensor
+
+from slipstream.core.params import SamplingParams
+from slipstream.errors import ParameterError, PromptError
+
+Prompt = str | Seq[int]
+Message = Mapping[str, str]
+
+
+class RequestChecks:
+    """Raises ParameterError or PromptError for what the model cannot do. It needs no weights.
+
+    tokenizer   None: prompts are token ids.
+    vocab_size  width V of the target's logits.
+    context     most tokens that a sequence may hold.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, context: int):
+        self.tokenizer, self.vocab_size, self.context = tokenizer, vocab_size, context
+
+    def prompt(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt: at least one, none outside the vocabulary, fewer than the context holds."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise PromptError(
+                    "a text prompt needs a tokenizer",
+                    why="the target brings none",
+                    fix="pass token ids or LLM(..., tokenizer=...), or put tokenizer.json next to the weights",
+                )
+            ids = self.tokenizer.encode(prompt) if prompt else []
+        else:
+            ids = _token_ids(prompt)
+        if not ids:
+            raise PromptError("the prompt is empty", why="a causal model needs at least one token to continue")
+        outside = next((token for token in ids if not 0 <= token < self.vocab_size), None)
+        if outside is not None:
+            raise PromptError(f"the prompt holds id {outside}, the vocabulary is 0..{self.vocab_size - 1}")
+        if len(ids) >= self.context:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, the target's context holds {self.context}",
+                why="at least one position must be left for the answer",
+                fix=f"shorten it to {self.context - 1} tokens",
+            )
+        return ids
+
+    def chat(self, messages: str | Seq[Message]) -> list[int]:
+        """Token ids of a conversation, ending where the assistant is to speak."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if self.tokenizer is None or not self.tokenizer.chat_template:
+            raise PromptError(
+                "this target has no chat template", fix="give a plain prompt to generate (without --chat)"
+            )
+        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
+        return ids
+
+    def params(self, params: SamplingParams) -> SamplingParams:
+        """The same, with bad words that were given as text encoded."""
+        if not isinstance(params, SamplingParams):
+            raise not_params(params)
+        if (params.stop or any(isinstance(w, str) for w in params.bad_words)) and self.tokenizer is None:
+            raise ParameterError("stop strings and bad words as text need a tokenizer", fix="give token ids")
+        if any(isinstance(word, str) for word in params.bad_words):
+            words: list[Seq[int]] = []
+            for word in params.bad_words:
+                if isinstance(word, str):
+                    words += [self.tokenizer.encode(form, add_special_tokens=False) for form in (word, " " + word)]
+                else:
+                    words.append(list(word))
+            params = replace(params, bad_words=tuple(words))
+        outside = next((token for token in params.token_ids if token >= self.vocab_size), None)
+        if outside is not None:
+            raise ParameterError(f"a parameter names id {outside}, the vocabulary is 0..{self.vocab_size - 1}")
+        if params.logprobs is not None and params.logprobs > self.vocab_size:
+            raise ParameterError(f"logprobs is {params.logprobs}, the vocabulary has {self.vocab_size} ids")
+        return params
+
+
+def not_params(given: Any) -> ParameterError:
+    named = ", ".join(f"{name}=..." for name in given) if isinstance(given, Mapping) else "..."
+    return ParameterError(
+        f"the sampling parameters are a {type(given).__name__}: {given!r}", fix=f"write SamplingParams({named})"
+    )
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    """The ids in a prompt that is not text. Raises PromptError for anything else."""
+    if isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, Mapping)):
+        given = prompt.tolist() if isinstance(prompt, (np.ndarray, Tensor)) else list(prompt)
+        if all(type(each) is int for each in given):  # a check of the protocol takes microseconds per token
+            return given
+        wrong = [each for each in given if isinstance(each, bool) or not isinstance(each, SupportsIndex)]
+        if not wrong:
+            return [index(each) for each in given]
+        what = f"a prompt holds {wrong[0]!r}, which is not a token id"
+    else:
+        what = f"a prompt is {prompt!r}"
+    raise PromptError(what, why="a prompt is text, or a sequence of integer token ids", fix="encode it first")

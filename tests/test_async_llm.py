@@ -1,0 +1,259 @@
+"""`AsyncLLM`: coroutines get the texts of `LLM.generate`, and none of them can harm another."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+import pytest
+
+from slipstream import LLM, AsyncLLM, SamplingParams, Structured
+from slipstream.core.draft import Draft
+from slipstream.core.target import TargetOut
+from slipstream.engine.messages import Ask
+from slipstream.errors import EngineError, ParameterError, PromptError, ReaderError, RuleError, TargetError
+from slipstream.llm import Chunk, Completion
+from slipstream.targets.toy import ToyTarget
+from tests.engine.paged_toy import PagedToy
+
+T = TypeVar("T")
+LONG = SamplingParams(max_tokens=3000)
+
+
+def run(body: Callable[[], Awaitable[T]]) -> T:
+    async def limited() -> T:
+        return await asyncio.wait_for(body(), 60)
+
+    return asyncio.run(limited())
+
+
+async def completed(chunks: AsyncIterator[Chunk]) -> Completion:
+    made = [chunk async for chunk in chunks]
+    assert all(chunk.completion is None for chunk in made[:-1])
+    last = made[-1].completion
+    assert last is not None
+    assert "".join(chunk.text for chunk in made) == last.text
+    return last
+
+
+async def idle(llm: AsyncLLM) -> None:
+    """Wait until the engine holds nothing."""
+    while llm.load.running or llm.load.waiting or llm.load.kv_usage:
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def pair() -> LLM:
+    return LLM("embedded", draft="embedded", max_batch=4)
+
+
+def test_many_coroutines_get_the_texts_of_generate(pair: LLM) -> None:
+    prompts = [f"def add_{i}(a, b):\n" for i in range(6)]
+    each = [
+        SamplingParams(max_tokens=12, stop=("\n\n",), logprobs=2 if i % 2 else None, draft_tokens=0 if i == 3 else None)
+        for i in range(6)
+    ]
+    expected = pair.generate(prompts, each)
+
+    async def body() -> list[Completion]:
+        async with AsyncLLM(pair) as llm:
+            asked = zip(prompts, each, strict=True)
+            return await asyncio.gather(*(completed(llm.generate(prompt, params)) for prompt, params in asked))
+
+    for got, want in zip(run(body), expected, strict=True):
+        assert (got.text, got.token_ids, got.finish_reason) == (want.text, want.token_ids, want.finish_reason)
+        assert (got.stop_cause, got.prompt_token_ids) == (want.stop_cause, want.prompt_token_ids)
+        assert (got.logprobs is None) == (want.logprobs is None)
+        assert len(got.logprobs or got.token_ids) == len(got.token_ids) == len(got.drafted)
+
+
+def test_a_request_has_its_own_rule_and_draft_length(pair: LLM) -> None:
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=12)
+
+    async def body() -> tuple[Completion, Completion]:
+        async with AsyncLLM(pair) as llm:
+            off = SamplingParams(temperature=1.0, seed=3, max_tokens=12, draft_tokens=0)
+            return (
+                await completed(llm.generate("def f(", params, rule="coupled")),
+                await completed(llm.generate("def f(", off, rule="coupled")),
+            )
+
+    on, off = run(body)
+    assert on.token_ids == off.token_ids  # under `coupled` drafts do not matter
+    assert on.stats.proposed > 0 == off.stats.proposed
+
+
+def test_closing_the_iterator_aborts_the_request_and_frees_its_cache() -> None:
+    target = PagedToy(5)
+
+    async def body() -> None:
+        async with AsyncLLM(LLM(target, "ngram")) as llm:
+            async with aclosing(llm.generate([1, 2, 3], LONG)) as chunks:
+                async for _ in chunks:
+                    break
+            await idle(llm)
+            assert not target.pool.tables
+
+    run(body)
+
+
+def test_cancelling_a_coroutine_aborts_its_request_and_no_other() -> None:
+    target = PagedToy(5)
+
+    async def body() -> None:
+        async with AsyncLLM(LLM(target, "ngram")) as llm:
+            tasks = [asyncio.create_task(completed(llm.generate([i], LONG))) for i in range(4)]
+            while llm.load.running < 4:
+                await asyncio.sleep(0.001)
+            other = asyncio.create_task(completed(llm.generate([4], SamplingParams(max_tokens=20))))
+            for task in tasks:
+                task.cancel()
+            assert len((await other).token_ids) == 20
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await idle(llm)
+            assert not target.pool.tables
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "rule", "error"),
+    [
+        ([], SamplingParams(), None, PromptError),
+        ([5], SamplingParams(), None, PromptError),
+        ([1], SamplingParams(stop_token_ids=(9,)), None, ParameterError),
+        ([1], SamplingParams(structured=Structured(regex="a")), None, ParameterError),  # there is no tokenizer
+        ([1], SamplingParams(), "exact", RuleError),
+        ([3], SamplingParams(), None, TargetError),  # the target fails at token 3
+    ],
+)
+def test_a_fault_of_a_request_is_raised_to_its_caller_alone(
+    prompt: list[int], params: SamplingParams, rule: str | None, error: type[Exception]
+) -> None:
+    target = PagedToy(5, faulty=3, seed=1)
+    safe = SamplingParams(max_tokens=30, logit_bias={3: -100})
+
+    async def body() -> None:
+        async with AsyncLLM(LLM(target)) as llm:
+            other = asyncio.create_task(completed(llm.generate([1], safe)))
+            with pytest.raises(error):
+                await completed(llm.generate(prompt, params, rule))
+            assert len((await other).token_ids) == 30
+            assert llm.dead is None
+            await idle(llm)
+
+    run(body)
+
+
+def test_a_dead_engine_ends_every_request_and_refuses_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        llm = AsyncLLM(LLM(ToyTarget(5)))
+        tasks = [asyncio.create_task(completed(llm.generate([i], LONG))) for i in range(3)]
+        while llm.load.running < 3:
+            await asyncio.sleep(0.001)
+
+        def broken() -> None:
+            raise MemoryError("no block is left")
+
+        monkeypatch.setattr(llm._thread.engine, "step", broken)
+        for task in tasks:
+            with pytest.raises(EngineError, match="no block is left"):
+                await task
+        assert isinstance(llm.dead, EngineError)
+        with pytest.raises(EngineError):
+            await completed(llm.generate([1]))
+        assert not llm.streams
+
+    run(body)
+
+
+def test_closing_ends_the_requests_and_the_thread() -> None:
+    async def body() -> None:
+        async with AsyncLLM(LLM(ToyTarget(5))) as llm:
+            task = asyncio.create_task(completed(llm.generate([1], LONG)))
+            while not llm.load.running:
+                await asyncio.sleep(0.001)
+        with pytest.raises(EngineError, match="closed"):
+            await task
+
+    run(body)
+    assert not [thread for thread in threading.enumerate() if thread.name == "slipstream-engine"]
+
+
+def test_a_reader_that_is_too_slow_loses_its_request_and_no_other() -> None:
+    async def body() -> None:
+        async with AsyncLLM(LLM(ToyTarget(5))) as llm:
+            slow = llm.steps(Ask([1], LONG))
+            await slow.__anext__()
+            llm.streams._most_unread = 5
+            while llm.load.running:
+                await asyncio.sleep(0.001)
+            with pytest.raises(ReaderError):
+                await slow.__anext__()
+            llm.streams._most_unread = 5000
+            assert (await completed(llm.generate([2], SamplingParams(max_tokens=3)))).finish_reason == "length"
+
+    run(body)
+
+
+def test_a_request_that_is_aborted_while_it_is_prepared_never_joins() -> None:
+    target, gate = PagedToy(5), threading.Event()
+
+    async def body() -> None:
+        async with AsyncLLM(LLM(target)) as llm:
+            sequence = llm.llm.sequence
+
+            def slowly(*given: object) -> object:
+                gate.wait(20)
+                return sequence(*given)  # type: ignore[arg-type]
+
+            llm.llm.sequence = slowly  # type: ignore[assignment]
+            task = asyncio.create_task(completed(llm.generate([1], LONG)))
+            while not llm.streams:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            gate.set()
+            llm.llm.sequence = sequence  # type: ignore[method-assign]
+            await completed(llm.generate([2], SamplingParams(max_tokens=3)))
+            assert (llm.load.running, llm.load.waiting) == (0, 0)
+
+    run(body)
+
+
+def test_a_later_request_begins_where_an_earlier_one_with_the_same_beginning_ended() -> None:
+    async def body() -> None:
+        async with AsyncLLM(LLM(PagedToy(5))) as llm:
+            prompt = [1, 2, 3, 4] * 5
+            await completed(llm.generate(prompt, SamplingParams(max_tokens=4)))
+            first = await llm.steps(Ask(prompt, SamplingParams(max_tokens=4))).__anext__()
+            assert first.cached == 16
+            assert llm.load.prefix_hits == 16
+
+    run(body)
+
+
+class Nan(ToyTarget):
+    """Returns NaN after token 3."""
+
+    def run(self, seqs: list, draft: Draft, taps: tuple[int, ...] = ()) -> TargetOut:  # type: ignore[override,type-arg]
+        out = super().run(seqs, draft, taps)
+        for b, seq in enumerate(seqs):
+            if seq.tokens[-1] == 3:
+                out.logits[draft.splits[b] + b :] = float("nan")
+        return out
+
+
+def test_logits_that_are_no_numbers_end_one_request() -> None:
+    async def body() -> None:
+        async with AsyncLLM(LLM(Nan(5))) as llm:
+            safe = SamplingParams(max_tokens=30, logit_bias={3: -100})
+            other = asyncio.create_task(completed(llm.generate([1], safe)))
+            with pytest.raises(TargetError):
+                await completed(llm.generate([3]))
+            assert len((await other).token_ids) == 30
+
+    run(body)
