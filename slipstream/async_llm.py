@@ -13,8 +13,7 @@ from contextlib import aclosing
 from types import TracebackType
 
 from slipstream.core.params import SamplingParams
-from slipstream.core.rules import Rule, rule_named
-from slipstream.core.sequence import Sequence, TokenLogprob
+from slipstream.core.sequence import TokenLogprob
 from slipstream.engine.engine_thread import EngineThread
 from slipstream.engine.messages import Ask, Load, Update
 from slipstream.engine.request_checks import Prompt
@@ -33,7 +32,7 @@ class AsyncLLM:
     def __init__(self, llm: LLM):
         self.llm = llm
         self.streams = Streams(self._submit, self._abort)
-        self._thread = EngineThread(llm.engine(), self._prepared, self.streams.deliver)
+        self._thread = EngineThread(llm.engine(), self.llm.prepared, self.streams.deliver)
 
     @property
     def dead(self) -> Exception | None:
@@ -89,9 +88,6 @@ class AsyncLLM:
 
     def _abort(self, key: int) -> None:
         self._thread.abort(key)
-
-    def _prepared(self, ask: Ask) -> tuple[Sequence, Rule | None]:
-        return self.llm.sequence(ask.ids, ask.params), None if ask.rule is None else rule_named(ask.rule)
 
     def _completion(self, prompt: list[int], params: SamplingParams, output: list[Update]) -> Completion:
         last = output[-1]

@@ -27,6 +27,7 @@ from slipstream.core.turns import Turns
 from slipstream.drafters.choice import DrafterFactory
 from slipstream.drafters.guard import Guard
 from slipstream.engine.engine import MOST_ROWS, Engine
+from slipstream.engine.messages import Ask
 from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.grammar.compiler import Grammars
@@ -281,6 +282,10 @@ class LLM:
             self._lock,
             prefix_cache=True,
         )
+
+    def prepared(self, ask: Ask) -> tuple[Sequence, Rule | None]:
+        """What an `EngineThread` adds for a request. Raises what is wrong with it."""
+        return self.sequence(ask.ids, ask.params), None if ask.rule is None else rule_named(ask.rule)
 
     def text_of(self, output: Seq[int], stop_cause: int | str | None = None) -> str:
         """The text of output ids, cut before the stop string that ended it; empty without a tokenizer."""

@@ -28,7 +28,18 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False) -> LLM
 
 def _loaded(models: ModelOptions, quiet: bool, silent: bool) -> LLM:
     quieten(silent)
-    console = render.err()
+    drafter, arguments = checked_arguments(models, silent)
+    with loading(render.err(), quiet) as progress:
+        from slipstream.llm import LLM
+
+        llm = LLM(models.target, drafter, **arguments, progress=progress)
+        if llm.tokenizer is None:  # prompts of the command line are text
+            tokenizer(models)
+        return llm
+
+
+def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[Any, dict[str, Any]]:
+    """(drafter, other arguments) of `LLM`, after the checks that need no weights; they can be pickled."""
     options = parse_options(models.drafter_option or ())
     drafter, own = models.speculation
     if not (silent or models.draft_is_read):
@@ -37,29 +48,25 @@ def _loaded(models: ModelOptions, quiet: bool, silent: bool) -> LLM:
 
     check_drafter(models.target, drafter, options | own)
     check_draft_quantize(models.draft_quantize, [(drafter, options | own)])
-    with loading(console, quiet) as progress:
-        from slipstream.llm import LLM
+    return drafter, {
+        "draft_tokens": models.length,
+        "rule": models.rule,
+        "executor": models.executor,
+        "dtype": models.dtype,
+        "device": models.device,
+        "quantize": models.quantize,
+        "draft_quantize": models.draft_quantize,
+        "kv_dtype": models.kv_dtype,
+        "threads": models.threads,
+        "draft_options": options | own,
+    }
 
-        llm = LLM(
-            models.target,
-            drafter,
-            draft_tokens=models.length,
-            rule=models.rule,
-            executor=models.executor,
-            dtype=models.dtype,
-            device=models.device,
-            quantize=models.quantize,
-            draft_quantize=models.draft_quantize,
-            kv_dtype=models.kv_dtype,
-            threads=models.threads,
-            draft_options=options | own,
-            progress=progress,
-        )
-        if llm.tokenizer is None:  # prompts of the command line are text
-            from slipstream.models.text import load_tokenizer
 
-            load_tokenizer(checkpoint_of(models.target, "target"))  # raises, and says what is missing
-        return llm
+def tokenizer(models: ModelOptions) -> Any:
+    """The target's tokenizer; raises LoadError, which says what is missing, if there is none."""
+    from slipstream.models.text import load_tokenizer
+
+    return load_tokenizer(checkpoint_of(models.target, "target"))
 
 
 @contextmanager

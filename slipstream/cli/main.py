@@ -25,6 +25,7 @@ from slipstream.cli.info import info
 from slipstream.cli.options import ALIASES, unwrapped
 from slipstream.cli.pairs import pairs, suggest_draft
 from slipstream.cli.report import report
+from slipstream.cli.serve import serve
 from slipstream.cli.simulate import simulate
 from slipstream.cli.sweep import sweep
 from slipstream.cli.trace import trace
@@ -42,7 +43,7 @@ app = typer.Typer(
 )
 for command in (
     generate, chat, demo, info, check_pair, drafters, bench, sweep, trace, verify, doctor, tune, report, simulate,
-    pairs, suggest_draft,
+    pairs, suggest_draft, serve,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"), help=unwrapped(command.__doc__))(command)
 app.add_typer(train, name="train")

@@ -13,7 +13,18 @@ import pytest
 
 from slipstream.cli.loading import uncollected
 
-HEAVY = ("torch", "numpy", "transformers", "tokenizers", "jinja2", "numba", "matplotlib")
+HEAVY = (
+    "torch",
+    "numpy",
+    "transformers",
+    "tokenizers",
+    "jinja2",
+    "numba",
+    "matplotlib",
+    "fastapi",
+    "uvicorn",
+    "prometheus_client",
+)
 
 
 def imported(*arguments: str) -> tuple[int, set[str]]:
@@ -32,7 +43,17 @@ except SystemExit as left:
 
 
 @pytest.mark.parametrize(
-    "line", ["--version", "--help", "generate --help", "bench --help", "train --help", "simulate --help", "drafters"]
+    "line",
+    [
+        "--version",
+        "--help",
+        "generate --help",
+        "bench --help",
+        "train --help",
+        "simulate --help",
+        "drafters",
+        "serve --help",
+    ],
 )
 def test_help_and_lists_import_nothing_heavy(line):
     assert imported(*line.split()) == (0, set())
@@ -48,7 +69,7 @@ def test_help_and_lists_import_nothing_heavy(line):
         "generate x --draft-tokens -1", "generate x -o wrong", "chat --temperature -1", "verify --drafter sufix",
         "bench nowhere.jsonl", "bench --temperature cold", "bench --batch 1,x", "bench --context x",
         "sweep --draft-tokens x", "sweep --option x", "sweep --temperature x", "trace --number 999",
-        "doctor nowhere.jsonl", "report nowhere",
+        "doctor nowhere.jsonl", "report nowhere", "serve --port 70000", "serve --max-batch 0", "serve --drafter sufix",
     ],
 )  # fmt: skip
 def test_mistakes_in_the_options_are_reported_before_anything_heavy_is_imported(line):

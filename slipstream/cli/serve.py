@@ -1,0 +1,103 @@
+"""`slipstream serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from slipstream.cli import render
+from slipstream.cli.loading import checked_arguments, quieten, tokenizer, uncollected
+from slipstream.cli.options import ModelOptions, grouped
+from slipstream.core.params import check_integer, check_number
+from slipstream.errors import ParameterError
+
+_SERVER, _LIMITS = "Server", "Limits"
+KEY = "SLIPSTREAM_API_KEY"
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where the server listens, whom it answers, and its limits."""
+
+    host: Annotated[str, typer.Option(help="Address to listen at.", rich_help_panel=_SERVER)] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="Port; 0: any that is free.", rich_help_panel=_SERVER)] = 8000
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Key that requests must name; repeatable. Also: {KEY}.", rich_help_panel=_SERVER),
+    ] = None
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(help="Name of the model in requests.", rich_help_panel=_SERVER, show_default="--target"),
+    ] = None
+    max_batch: Annotated[int, typer.Option(help="Most requests in one step.", rich_help_panel=_LIMITS)] = 16
+    max_waiting: Annotated[
+        int, typer.Option(help="Most requests that wait; more are refused (429).", rich_help_panel=_LIMITS)
+    ] = 256
+    max_body: Annotated[int, typer.Option(help="Most bytes of a request.", rich_help_panel=_LIMITS)] = 8 << 20
+    first_token_seconds: Annotated[
+        float, typer.Option(help="Longest wait for a first token.", rich_help_panel=_LIMITS)
+    ] = 120.0
+    total_seconds: Annotated[float, typer.Option(help="Longest time of a request.", rich_help_panel=_LIMITS)] = 1800.0
+    grace_seconds: Annotated[
+        float, typer.Option(help="After SIGTERM, time for requests that run.", rich_help_panel=_LIMITS)
+    ] = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ParameterError(f"port is {self.port}, must be from 0 to 65535", fix="choose --port 8000")
+        for name, low in (("max_batch", 1), ("max_waiting", 0), ("max_body", 1)):
+            check_integer(name, getattr(self, name), low)
+        for name in ("first_token_seconds", "total_seconds"):
+            check_number(name, getattr(self, name), 0.0, 1e9, open_low=True)
+        check_number("grace_seconds", self.grace_seconds, 0.0, 1e9)
+        if "" in self.keys:
+            raise ParameterError("an API key is empty", fix="give one, or omit --api-key")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys, one of which a request must name; empty: none is asked for."""
+        return tuple(self.api_key or ([os.environ[KEY]] if KEY in os.environ else ()))
+
+
+@grouped
+def serve(models: ModelOptions, server: ServerOptions) -> None:
+    """Answer requests over HTTP, in the form of OpenAI's API.
+
+    One process has the model, another answers. The first Ctrl-C or SIGTERM lets running requests end, the second stops
+    at once. The fields of requests, the metrics and the limits: docs/server.md.
+    """
+    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
+    if missing:
+        raise ParameterError(f"{', '.join(missing)} is not installed", fix="pip install 'slipstream[server]'")
+    quieten()
+    drafter, arguments = checked_arguments(models)
+    text = tokenizer(models)
+    from slipstream.server.serving import bound
+
+    with bound(server.host, server.port) as listening:  # before the model is loaded
+        with uncollected():
+            from slipstream.server.app import create_app
+            from slipstream.server.engine_process import RemoteEngine
+            from slipstream.server.service import Limits, Service
+
+        engine = RemoteEngine(models.target, drafter, arguments | {"max_batch": server.max_batch})
+        try:
+            limits = Limits(
+                body=server.max_body,
+                waiting=server.max_waiting,
+                first_token_seconds=server.first_token_seconds,
+                total_seconds=server.total_seconds,
+            )
+            name = server.served_model_name or models.target
+            service = Service(name, engine.facts, text, engine.streams, limits, server.keys)
+            port = listening.getsockname()[1]
+            render.line(f"serving {name} ({models.method} drafter) at http://{server.host}:{port}/v1")
+            from slipstream.server.serving import serve as answer
+
+            answer(create_app(service), service, listening, server.grace_seconds)
+        finally:
+            engine.stop()

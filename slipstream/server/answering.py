@@ -1,0 +1,116 @@
+"""What both kinds of completions share: from a checked generation to an answer, whole or as a stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+from uuid import uuid4
+
+from fastapi import Request
+from starlette.responses import JSONResponse, Response
+
+from slipstream.server.api_error import api_error
+from slipstream.server.event_stream import DONE, EventStream, event, while_connected
+from slipstream.server.fields import flag, members
+from slipstream.server.generation import Choice, Generation, Part
+
+log = logging.getLogger("slipstream")
+
+Object = dict[str, Any]
+
+
+class Form:
+    """How an endpoint writes its answers. chunk_name, name: the values of `object`; prefix: of ids."""
+
+    name = chunk_name = prefix = ""
+
+    def whole(self, generation: Generation, choice: Choice) -> Object:
+        """A choice of a whole answer."""
+        raise NotImplementedError
+
+    def first(self, generation: Generation, choice: Choice) -> Object | None:
+        """What comes before the first part of a choice in a stream, if anything does."""
+        raise NotImplementedError
+
+    def part(self, generation: Generation, part: Part) -> Object:
+        """A part of a choice in a stream."""
+        raise NotImplementedError
+
+
+async def answer(request: Request, form: Form, generation: Generation, given: Mapping[str, Any]) -> Response:
+    """The answer to a request. A stream begins when the first token is there, so everything that is wrong with the
+    request is answered with its own status."""
+    service = generation.service
+    head = {"id": f"{form.prefix}-{uuid4().hex}", "created": service.now(), "model": service.name}
+    statistics = flag(given, "statistics")
+    streamed = flag(given, "stream")
+    options = members(given, "stream_options", ("include_usage", "continuous_usage_stats"))
+    include_usage = flag(options, "include_usage")
+    if streamed:
+        parts = generation.parts()
+        first = await while_connected(request, _next(parts))
+        events = _events(form, generation, head, parts, first, include_usage, statistics)
+        return EventStream(events, service.limits.send_seconds)
+    await while_connected(request, _all(generation))
+    choices = [_with(form.whole(generation, choice), choice, statistics) for choice in generation.choices]
+    return JSONResponse(head | {"object": form.name, "choices": choices, "usage": generation.usage})
+
+
+async def _next(parts: AsyncGenerator[Part, None]) -> Part:
+    try:
+        return await parts.__anext__()
+    except BaseException:
+        await parts.aclose()
+        raise
+
+
+async def _all(generation: Generation) -> None:
+    async with aclosing(generation.parts()) as parts:
+        async for _ in parts:
+            pass
+
+
+async def _events(
+    form: Form,
+    generation: Generation,
+    head: Object,
+    parts: AsyncGenerator[Part, None],
+    first: Part,
+    include_usage: bool,
+    statistics: bool,
+) -> AsyncGenerator[bytes, None]:
+    def chunk(choices: list[Object], usage: object = None) -> bytes:
+        body = head | {"object": form.chunk_name, "choices": choices}
+        return event(body | {"usage": usage} if include_usage else body)
+
+    async with aclosing(parts):
+        try:
+            for choice in generation.choices:
+                if (before := form.first(generation, choice)) is not None:
+                    yield chunk([before])
+            part: Part | None = first
+            while part is not None:
+                if part.text or part.logprobs or part.finish:
+                    last = part.finish is not None
+                    yield chunk([_with(form.part(generation, part), part.choice, statistics and last)])
+                part = await anext(parts, None)
+            if include_usage:
+                yield chunk([], generation.usage)
+        except Exception as fault:
+            log.warning("a stream ended with an error: %s", fault)
+            yield event(api_error(fault).body)
+    yield DONE
+
+
+def stop_text(choice: Choice, finish: str | None) -> str | None:
+    """The stop string that ended a choice, in its last part."""
+    return choice.stop_cause if finish and isinstance(choice.stop_cause, str) else None
+
+
+def _with(written: Object, choice: Choice, statistics: bool) -> Object:
+    """The choice, with its statistics if they were asked for."""
+    if statistics and choice.stats is not None:
+        written["statistics"] = choice.stats.as_dict() | {"drafted": choice.drafted}
+    return written

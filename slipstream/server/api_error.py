@@ -1,0 +1,57 @@
+"""Errors as OpenAI's API writes them: {"error": {"message", "type", "param", "code"}}, all four keys always."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slipstream.errors import EngineError, RequestError, RuleError, SlipstreamError
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+"""HTTP status -> type of the error; others are "server_error"."""
+
+RETRY = (429, 503)
+
+
+class ApiError(Exception):
+    """What a request is answered with. param: the field that is wrong; retry_after: seconds, for 429 and 503."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None, retry_after: int = 1
+    ):
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = {"Retry-After": str(retry_after)} if status in RETRY else {}
+        if status == 401:
+            self.headers["WWW-Authenticate"] = "Bearer"
+        super().__init__(message)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": TYPES.get(self.status, "server_error"),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def api_error(fault: Exception, param: str | None = None) -> ApiError:
+    """The answer to a fault. Details of what is not the request's fault stay in the log."""
+    if isinstance(fault, ApiError):
+        return fault
+    if isinstance(fault, (RequestError, RuleError)):
+        return ApiError(400, str(fault), param)
+    if isinstance(fault, EngineError):
+        return ApiError(503, str(fault), code="engine_unavailable", retry_after=10)
+    if isinstance(fault, SlipstreamError):
+        return ApiError(500, str(fault), code="request_failed")
+    return ApiError(500, f"internal error ({type(fault).__name__})", code="internal_error")

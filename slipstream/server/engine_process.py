@@ -1,0 +1,136 @@
+"""The engine's process: it owns the weights. The process that answers HTTP has a pipe to it.
+
+    to the engine      ("submit", key, Ask), ("abort", key)
+    from the engine    ModelFacts or the error of loading, once; then a Report a step
+
+The engine's process ends when its pipe is closed, however the other one ended, so it never stays behind. It ignores
+SIGINT and SIGTERM, which terminals and service managers send to all processes: the other one tells it when to end.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from slipstream.engine.messages import Ask, Load, Report
+from slipstream.engine.streams import Streams
+from slipstream.errors import EngineError, LoadError, SlipstreamError
+from slipstream.server.service import ModelFacts
+
+log = logging.getLogger("slipstream")
+
+
+class RemoteEngine:
+    """A process with an engine, and its streams.
+
+    target, draft, options  as for `LLM`; they are pickled.
+
+    Raises what loading raises.
+    """
+
+    def __init__(self, target: Any, draft: Any, options: Mapping[str, Any]):
+        context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(
+            target=run_engine, args=(theirs, target, draft, dict(options)), name="slipstream-engine", daemon=True
+        )
+        self.process.start()
+        theirs.close()  # so that the pipe ends with the process
+        self.streams = Streams(self._submit, self._abort)
+        self.facts = self._loaded()
+        threading.Thread(target=self._read, name="slipstream-reports", daemon=True).start()
+
+    def _loaded(self) -> ModelFacts:
+        try:
+            found = self._pipe.recv()
+        except EOFError:
+            self.process.join()
+            raise LoadError(
+                f"the engine's process ended while it loaded the model (exit code {self.process.exitcode})",
+                why="it may have been killed because memory ran out",
+                fix="look into the system's log, or choose a smaller model",
+            ) from None
+        except BaseException:
+            self.process.kill()
+            raise
+        if isinstance(found, Exception):
+            self.process.join()
+            raise found
+        assert isinstance(found, ModelFacts)
+        return found
+
+    def stop(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self.process.kill()
+        self.process.join()
+
+    def _submit(self, key: int, ask: Ask) -> None:
+        self._send(("submit", key, ask))
+
+    def _abort(self, key: int) -> None:
+        self._send(("abort", key))
+
+    def _send(self, command: tuple[Any, ...]) -> None:
+        try:
+            self._pipe.send(command)
+        except OSError as fault:
+            raise EngineError("the engine's process has ended", fix="start the server again") from fault
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self.streams.deliver(self._pipe.recv())
+        except (EOFError, OSError):
+            self.process.join()
+            fault = EngineError(
+                f"the engine's process has ended (exit code {self.process.exitcode})", fix="start the server again"
+            )
+            self.streams.deliver(Report([], Load(), fault))
+
+
+def run_engine(pipe: Connection, target: Any, draft: Any, options: dict[str, Any]) -> None:
+    """The life of the engine's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    from slipstream.engine.engine_thread import EngineThread
+    from slipstream.llm import LLM
+
+    try:
+        llm = LLM(target, draft, **options)
+    except Exception as fault:
+        known = isinstance(fault, SlipstreamError)
+        pipe.send(fault if known else LoadError(f"the model could not be loaded ({type(fault).__name__}: {fault})"))
+        return
+    pipe.send(facts_of(llm))
+    engine = EngineThread(llm.engine(), llm.prepared, pipe.send)
+    calls: dict[str, Callable[..., None]] = {"submit": engine.submit, "abort": engine.abort}
+    while True:
+        try:
+            name, *arguments = pipe.recv()
+            calls[name](*arguments)
+        except EngineError:
+            log.info("a request came after the engine had stopped; its report has said so")
+        except (EOFError, OSError):
+            os._exit(0)  # the other process has ended or wants this one to: nothing is left to save
+
+
+def facts_of(llm: Any) -> ModelFacts:
+    """What a process without weights knows of an `LLM`."""
+    runtime = llm.target.capabilities.runtime
+    return ModelFacts(
+        llm.target.vocab_size,
+        llm.target.context,
+        llm.max_batch,
+        llm.drafter.name,
+        llm.rule.name,
+        llm.draft_tokens,
+        "" if runtime is None else runtime.backend,
+        "" if runtime is None else str(runtime.dtype).removeprefix("torch."),
+    )

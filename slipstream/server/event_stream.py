@@ -1,0 +1,79 @@
+"""Server-sent events, and handlers that end when their client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def event(value: Any) -> bytes:
+    """One event. JSON has no line breaks outside of strings, and escapes those within."""
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends events as they come. It ends early if the client goes, or does not read for `send_seconds`; then the
+    events are closed."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], send_seconds: float):
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._send_seconds = events, send_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send_all(send))
+        leaving = asyncio.ensure_future(gone(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            sending.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
+            await self._events.aclose()
+        if not sending.cancelled() and (fault := sending.exception()) and not isinstance(fault, asyncio.TimeoutError):
+            raise fault
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._events) as events:
+            async for each in events:
+                message = {"type": "http.response.body", "body": each, "more_body": True}
+                await asyncio.wait_for(send(message), self._send_seconds)
+        await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), self._send_seconds)
+
+
+async def gone(receive: Receive) -> None:
+    """Returns when the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled if the client goes; then raises ClientGone."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone(request.receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)

@@ -1,0 +1,279 @@
+"""The fields of requests: one table. What is in it is honoured, or refused by name; what is not in it is refused, too.
+
+None, and a value that changes nothing, count as not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.core.parameter_declaration import declared
+from slipstream.core.params import SamplingParams, check_integer
+from slipstream.core.structured import Structured
+from slipstream.errors import ParameterError, RequestError, did_you_mean
+from slipstream.server.api_error import ApiError
+
+COMPLETIONS, CHAT = "completions", "chat"
+BOTH = (COMPLETIONS, CHAT)
+MOST_STOPS = 64
+MOST_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a request.
+
+    sampling  the field of `SamplingParams` that it sets; "" for others.
+    refused   why it is refused; "" if it is honoured.
+    unset     values, besides null, that count as not given.
+    schema    JSON schema, for /docs.
+    """
+
+    name: str
+    text: str
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    where: tuple[str, ...] = BOTH
+    sampling: str = ""
+    refused: str = ""
+    unset: tuple[Any, ...] = ()
+
+
+_NUMBER, _INTEGER, _BOOLEAN, _STRING = ({"type": kind} for kind in ("number", "integer", "boolean", "string"))
+_STRINGS = {"type": "array", "items": _STRING}
+_IDS = {"type": "array", "items": _INTEGER}
+_OBJECT = {"type": "object"}
+
+
+def _sampling(name: str, text: str, schema: Mapping[str, Any], unset: tuple[Any, ...] = (), to: str = "") -> Field:
+    return Field(name, text, schema, sampling=to or name, unset=unset)
+
+
+def _refused(names: str, why: str, unset: tuple[Any, ...] = (), where: tuple[str, ...] = BOTH) -> list[Field]:
+    return [Field(name, why, where=where, refused=why, unset=unset) for name in names.split()]
+
+
+FIELDS = (
+    Field("model", "Name of the model, as /v1/models lists it.", _STRING),
+    Field("prompt", "Text, token ids, or a list of these.", {"anyOf": [_STRING, _STRINGS, _IDS]}, where=(COMPLETIONS,)),
+    Field("messages", "The conversation: role and text each.", {"type": "array", "items": _OBJECT}, where=(CHAT,)),
+    Field("stream", "Send server-sent events.", _BOOLEAN, unset=(False,)),
+    Field("stream_options", "include_usage: one more chunk with the usage.", _OBJECT),
+    Field("n", "Answers to each prompt; with a seed, the j-th has the seed plus j.", _INTEGER, unset=(1,)),
+    Field("echo", "Put the prompt before the text.", _BOOLEAN, where=(COMPLETIONS,), unset=(False,)),
+    _sampling("temperature", "0 is greedy. Default 1.", _NUMBER),
+    _sampling("top_p", "Keep the most likely tokens up to this total probability.", _NUMBER),
+    _sampling("top_k", "Keep the k most likely tokens; 0 or -1 keeps all.", _INTEGER, (-1,)),
+    _sampling("min_p", "Drop tokens below this share of the highest probability.", _NUMBER),
+    _sampling("repetition_penalty", "Above 1 discourages repetition.", _NUMBER),
+    _sampling("frequency_penalty", "Penalty per occurrence in the output, -2 to 2.", _NUMBER),
+    _sampling("presence_penalty", "Penalty for tokens in the output, -2 to 2.", _NUMBER),
+    _sampling("logit_bias", "Token id to number, -100 to 100.", _OBJECT),
+    _sampling("bad_words", "Texts or token ids that may not appear.", {"type": "array"}),
+    _sampling("min_tokens", "No stop before so many tokens.", _INTEGER),
+    _sampling("max_tokens", "Most output tokens. Default: 16; in a chat the rest of the context.", _INTEGER),
+    Field("max_completion_tokens", "The same, under its newer name.", _INTEGER, sampling="max_tokens"),
+    _sampling("stop", f"Up to {MOST_STOPS} texts; the text ends before them.", {"anyOf": [_STRING, _STRINGS]}),
+    _sampling("stop_token_ids", "Ids that end the text.", _IDS),
+    _sampling("ignore_eos", "The model's end-of-text token does not end the text.", _BOOLEAN),
+    _sampling("seed", "Draws the same random numbers again.", _INTEGER),
+    Field("logprobs", f"Completions: number of alternatives, 0 to {MOST_TOP_LOGPROBS}. Chat: true or false.", {}),
+    Field("top_logprobs", f"Number of alternatives, 0 to {MOST_TOP_LOGPROBS}; needs logprobs.", _INTEGER, (CHAT,)),
+    Field("response_format", "text, json_object or json_schema.", _OBJECT, unset=({"type": "text"},)),
+    Field("structured_outputs", "One of json, regex, choice, grammar, json_object.", _OBJECT),
+    Field("guided_json", "JSON schema of the text.", {}),
+    Field("guided_regex", "Regular expression of the text.", _STRING),
+    Field("guided_choice", "The text is one of these.", _STRINGS),
+    Field("guided_grammar", "Grammar of the text, in Lark or EBNF.", _STRING),
+    Field("speculation", "enabled, draft_tokens (most a step), rule.", _OBJECT),
+    Field("statistics", "Add the decoding statistics of each choice to the answer.", _BOOLEAN, unset=(False,)),
+    Field("user", "Has no effect.", _STRING),
+    Field("safety_identifier", "Has no effect.", _STRING),
+    Field("metadata", "Has no effect.", _OBJECT),
+    *_refused("best_of", "choices are not ranked: use n", (1,), (COMPLETIONS,)),
+    *_refused("suffix", "the model continues a text, it does not fill gaps", ("",), (COMPLETIONS,)),
+    *_refused("use_beam_search", "beams are not searched", (False,)),
+    *_refused("length_penalty", "beams are not searched", (1,)),
+    *_refused("prompt_logprobs", "log-probabilities of prompts are not computed", (False,)),
+    *_refused("truncate_prompt_tokens", "prompts are not cut: shorten the prompt"),
+    *_refused("add_special_tokens skip_special_tokens", "this cannot be changed", (True,)),
+    *_refused("spaces_between_special_tokens", "this cannot be changed", (True,)),
+    *_refused("include_stop_str_in_output", "texts end before stop strings", (False,)),
+    *_refused("allowed_token_ids", "use structured_outputs or logit_bias"),
+    *_refused("priority", "requests run in the order in which they arrive", (0,)),
+    *_refused("store", "nothing is stored", (False,)),
+    *_refused("service_tier", "there is one tier", ("auto", "default")),
+    *_refused("prediction", "predicted outputs are not supported yet"),
+    *_refused("tools functions", "tools are not supported yet", ([],), (CHAT,)),
+    *_refused("tool_choice function_call", "tools are not supported yet", ("none", "auto"), (CHAT,)),
+    *_refused("parallel_tool_calls", "tools are not supported yet", (True, False), (CHAT,)),
+    *_refused("add_generation_prompt", "the assistant speaks next", (True,), (CHAT,)),
+    *_refused("continue_final_message", "the assistant speaks next", (False,), (CHAT,)),
+    *_refused("chat_template", "the template is that of the model", (), (CHAT,)),
+    *_refused("chat_template_kwargs", "the template gets no further values", ({},), (CHAT,)),
+    *_refused("modalities", "the model reads and writes text", (["text"],), (CHAT,)),
+    *_refused("audio web_search_options", "the model reads and writes text", (), (CHAT,)),
+    *_refused("reasoning_effort verbosity", "the model has no such setting", (), (CHAT,)),
+)
+
+
+def fields_of(where: str) -> dict[str, Field]:
+    """Name -> field of the requests of an endpoint group."""
+    return {each.name: each for each in FIELDS if where in each.where}
+
+
+def given_fields(body: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields that are set. Raises ApiError 400 for one that is unknown or refused."""
+    known, given = fields_of(where), {}
+    for name, value in body.items():
+        if name not in known:
+            raise ApiError(
+                400, f"{name!r} is not a field of this request; {did_you_mean(name, known)}", name, "unknown_field"
+            )
+        if value is None or any(_same(value, each) for each in known[name].unset):
+            continue
+        if known[name].refused:
+            raise ApiError(400, f"{name} is not supported: {known[name].refused}", name, "unsupported_field")
+        given[name] = value
+    return given
+
+
+def _same(value: Any, other: Any) -> bool:
+    return bool(isinstance(value, bool) == isinstance(other, bool) and value == other)
+
+
+def flag(given: Mapping[str, Any], name: str) -> bool:
+    """A field that is true or false. Raises ApiError 400."""
+    value = given.get(name, False)
+    if not isinstance(value, bool):
+        raise ApiError(400, f"{name} is {value!r}, must be true or false", name)
+    return value
+
+
+def count(given: Mapping[str, Any], name: str, low: int, high: int, default: int) -> int:
+    """A field that is an integer from `low` to `high`. Raises ApiError 400."""
+    value = given.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ApiError(400, f"{name} is {value!r}, must be an integer from {low} to {high}", name)
+    return value
+
+
+def members(given: Mapping[str, Any], name: str, known: Iterable[str]) -> dict[str, Any]:
+    """A field that is an object with these members, those that are null left out. Raises ApiError 400."""
+    value = given.get(name, {})
+    if not isinstance(value, dict):
+        raise ApiError(400, f"{name} is {value!r}, must be an object", name)
+    for member in value:
+        if member not in known:
+            raise ApiError(400, f"{name} has {member!r}; {did_you_mean(member, known)}", f"{name}.{member}")
+    return {member: each for member, each in value.items() if each is not None}
+
+
+def sampling_params(given: Mapping[str, Any], where: str, room: int) -> SamplingParams:
+    """The parameters of a request. room: tokens that the context has left. Raises ApiError 400 with the field."""
+    checks, named = declared(SamplingParams), dict[str, str]()
+    values: dict[str, Any] = {"temperature": 1.0}
+    for name, known in fields_of(where).items():
+        if known.sampling and name in given:
+            if known.sampling in named and given[name] != given[named[known.sampling]]:
+                raise ApiError(400, f"{named[known.sampling]} and {name} contradict each other", name)
+            named[known.sampling] = name
+            try:
+                values[known.sampling] = checks[known.sampling].check(name, _plain(known.sampling, given[name]))
+            except ParameterError as fault:
+                raise ApiError(400, str(fault), name) from fault
+    longest = named.get("max_tokens")
+    if longest is None:
+        values["max_tokens"] = min(16, room) if where == COMPLETIONS else room
+    elif values["max_tokens"] > room:
+        raise ApiError(
+            400,
+            f"{longest} is {values['max_tokens']}, but the context has room for {room} more tokens after the prompt",
+            longest,
+            "context_length_exceeded",
+        )
+    if len(values.get("stop", ())) > MOST_STOPS:
+        raise ApiError(400, f"stop holds {len(values['stop'])} texts, at most {MOST_STOPS} are allowed", "stop")
+    values["logprobs"] = _logprobs(given, where)
+    values["structured"] = _structured(given)
+    speculation = members(given, "speculation", ("enabled", "draft_tokens", "rule"))
+    if "draft_tokens" in speculation:
+        count(speculation, "draft_tokens", 0, 256, 0)
+        values["draft_tokens"] = speculation["draft_tokens"]
+    if "enabled" in speculation and not flag(speculation, "enabled"):
+        values["draft_tokens"] = 0
+    try:
+        return SamplingParams(**values)
+    except ParameterError as fault:
+        raise ApiError(400, str(fault)) from fault
+
+
+def _plain(name: str, value: Any) -> Any:
+    """The value as `SamplingParams` wants it: JSON has no integers as keys."""
+    if name == "logit_bias" and isinstance(value, dict):
+        try:
+            return {int(key): bias for key, bias in value.items()}
+        except ValueError as fault:
+            raise ParameterError(f"logit_bias has the key {fault.args[0]!r}", fix="write token ids") from fault
+    if isinstance(value, dict):  # the checks take anything that can be iterated over
+        raise ParameterError(f"{name} is an object", fix="write the value itself, or a list")
+    if name == "max_tokens":
+        check_integer(name, value, 1)
+    return value
+
+
+def _logprobs(given: Mapping[str, Any], where: str) -> int | None:
+    if where == COMPLETIONS:
+        asked = given.get("logprobs")
+        return None if asked is None or asked is False else count(given, "logprobs", 0, MOST_TOP_LOGPROBS, 0)
+    if "top_logprobs" in given and not flag(given, "logprobs"):
+        raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+    return count(given, "top_logprobs", 0, MOST_TOP_LOGPROBS, 0) if flag(given, "logprobs") else None
+
+
+_GUIDED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+"""vLLM's name of a form -> ours."""
+
+
+def _structured(given: Mapping[str, Any]) -> Structured | None:
+    found: dict[str, tuple[str, Any]] = {}  # our kind -> (field, value)
+    if "response_format" in given:
+        asked = members(given, "response_format", ("type", "json_schema"))
+        kind = asked.get("type")
+        if kind == "json_schema":
+            schema = members(asked, "json_schema", ("name", "description", "schema", "strict"))
+            if "schema" not in schema:
+                raise ApiError(400, "response_format.json_schema has no schema", "response_format")
+            found["json_schema"] = ("response_format", schema["schema"])
+        elif kind == "json_object":
+            found["json_object"] = ("response_format", True)
+        elif kind != "text":
+            raise ApiError(
+                400, f"response_format.type is {kind!r}, must be text, json_object or json_schema", "response_format"
+            )
+    forms = members(given, "structured_outputs", (*_GUIDED, "json_object"))
+    for name, value in forms.items():
+        found[_GUIDED.get(name, name)] = ("structured_outputs", value)
+    for name, kind in _GUIDED.items():
+        if f"guided_{name}" in given:
+            found[kind] = (f"guided_{name}", given[f"guided_{name}"])
+    if not found:
+        return None
+    (name, _), *more = found.values()
+    if more:
+        raise ApiError(400, f"{name} and {more[0][0]} both give the form of the text", more[0][0])
+    try:
+        return Structured(**{kind: value for kind, (_, value) in found.items()})
+    except RequestError as fault:
+        raise ApiError(400, str(fault), name) from fault
+
+
+def body_schema(where: str) -> dict[str, Any]:
+    """OpenAPI's description of a request body."""
+    properties = {
+        each.name: {**each.schema, "description": each.text} for each in fields_of(where).values() if not each.refused
+    }
+    required = ["prompt"] if where == COMPLETIONS else ["messages"]
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

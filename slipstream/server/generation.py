@@ -1,0 +1,163 @@
+"""`Generation`: the choices of one request, as they run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence as Seq
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import TokenLogprob
+from slipstream.core.stats import SpecStats
+from slipstream.engine.messages import Ask, Update
+from slipstream.server.api_error import ApiError
+from slipstream.server.service import Service
+
+
+@dataclass
+class Choice:
+    """One answer to one prompt. prompt: its index among the prompts; text: what may be shown so far."""
+
+    index: int
+    prompt: int
+    ask: Ask
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    shown: int = 0  # tokens whose text is in `text`
+    finish: str | None = None
+    stop_cause: int | str | None = None
+    stats: SpecStats | None = None
+    cached: int = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one step added to the text of a choice; logprobs: of the tokens that it came from; finish: in the last part.
+
+    The choice itself may be further already."""
+
+    choice: Choice
+    text: str
+    offset: int
+    logprobs: list[TokenLogprob]
+    finish: str | None
+
+
+class Generation:
+    """The choices of a request: n for each prompt, in this order. With a seed, the j-th has the seed plus j."""
+
+    def __init__(
+        self, service: Service, prompts: Seq[list[int]], params: SamplingParams, n: int, rule: str | None = None
+    ):
+        self.service, self.prompts, self.params, self.n = service, prompts, params, n
+        self.choices = [
+            Choice(p * n + j, p, Ask(prompt, self._seeded(j), rule))
+            for p, prompt in enumerate(prompts)
+            for j in range(n)
+        ]
+        self._arrived = time.monotonic()
+        self._began = False
+
+    def _seeded(self, j: int) -> SamplingParams:
+        return self.params if self.params.seed is None else replace(self.params, seed=self.params.seed + j)
+
+    @property
+    def usage(self) -> dict[str, object]:
+        """Tokens so far, as OpenAI counts them; a prompt counts once."""
+        prompt = sum(map(len, self.prompts))
+        output = sum(len(choice.ids) for choice in self.choices)
+        cached = sum(choice.cached for choice in self.choices if choice.index % self.n == 0)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def finish_empty(self) -> None:
+        """Answer with no tokens, without running anything."""
+        for choice in self.choices:
+            choice.finish = "length"
+
+    async def parts(self) -> AsyncGenerator[Part, None]:
+        """Run all choices. Closing the iterator aborts them. Raises ApiError 503 past a time limit, and what ended a
+        choice."""
+        if all(choice.finish for choice in self.choices):
+            return
+        limits = self.service.limits
+        self.service.metrics.params_n.observe(self.n)
+        self.service.metrics.params_max.observe(self.params.max_tokens)
+        merged: asyncio.Queue[Part | Exception] = asyncio.Queue(1)  # what is not read stays in bounded queues
+        with self.service.admission(len(self.choices)):
+            tasks = [asyncio.create_task(self._run(choice, merged)) for choice in self.choices]
+            try:
+                left = len(tasks)
+                while left:
+                    limit, name = limits.total_seconds, "total time"
+                    if not self._began and limits.first_token_seconds < limit:
+                        limit, name = limits.first_token_seconds, "time to the first token"
+                    try:
+                        rest = self._arrived + limit - time.monotonic()
+                        part = await asyncio.wait_for(merged.get(), max(0.0, rest))
+                    except asyncio.TimeoutError as late:
+                        raise ApiError(503, f"the {name} exceeded {limit:g} seconds", code="timeout") from late
+                    if isinstance(part, Exception):
+                        raise part
+                    self._began = True
+                    left -= part.finish is not None
+                    yield part
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, choice: Choice, merged: asyncio.Queue[Part | Exception]) -> None:
+        metrics, text = self.service.metrics, self.service.text_stream(tuple(self.params.stop))
+        reason, last, first = "abort", 0.0, 0.0
+        started = 0.0
+        try:
+            async with aclosing(self.service.streams.follow(choice.ask)) as updates:
+                async for update in updates:
+                    now = time.monotonic()
+                    if last:
+                        for _ in update.ids:
+                            metrics.between.observe((now - last) / len(update.ids))
+                    else:
+                        started, first = update.started, now
+                        self._first(choice, update, now)
+                    last = now
+                    pieces = text.add(update.ids, update.drafted, update.finish is not None, update.stop_cause)
+                    part = self._part(choice, update, "".join(piece.text for piece in pieces), len(pieces))
+                    if update.finish is not None:
+                        reason = update.finish
+                        metrics.total.observe(now - self._arrived)
+                        metrics.inference.observe(now - started)
+                        metrics.decode.observe(now - first)
+                    await merged.put(part)
+        except Exception as fault:
+            reason = "error"
+            await merged.put(fault)
+        finally:
+            metrics.ended(reason, len(choice.ask.ids), len(choice.ids), choice.stats)
+
+    def _first(self, choice: Choice, update: Update, now: float) -> None:
+        metrics = self.service.metrics
+        choice.cached = update.cached
+        metrics.prompt_tokens.inc(len(choice.ask.ids))
+        metrics.first.observe(now - self._arrived)
+        metrics.queue.observe(max(0.0, update.started - self._arrived))
+        metrics.prefill.observe(now - update.started)
+
+    def _part(self, choice: Choice, update: Update, text: str, tokens: int) -> Part:
+        choice.ids += update.ids
+        choice.drafted += update.drafted
+        choice.logprobs += update.logprobs or ()
+        offset = len(choice.text)
+        choice.text += text
+        first, choice.shown = choice.shown, choice.shown + tokens
+        choice.finish, choice.stop_cause, choice.stats = update.finish, update.stop_cause, update.stats
+        return Part(choice, text, offset, choice.logprobs[first : choice.shown], update.finish)

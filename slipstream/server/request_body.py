@@ -1,0 +1,73 @@
+"""Reads the body of a request: bounded, UTF-8, JSON, an object."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import Request
+
+from slipstream.server.api_error import ApiError
+
+MOST_DEPTH = 64
+"""Most nested lists and objects."""
+
+
+async def json_body(request: Request, most: int) -> dict[str, Any]:
+    """The JSON object of a body. Raises ApiError 413 past `most` bytes, and 400 for anything else that is wrong."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(400, f"the content type is {kind or 'missing'}, must be application/json")
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > most:
+        raise _too_large(most)
+    read = bytearray()
+    async for chunk in request.stream():
+        read += chunk
+        if len(read) > most:
+            raise _too_large(most)
+    try:
+        body = json.loads(read.decode("utf-8"), parse_constant=_refuse)
+    except (ValueError, RecursionError) as fault:
+        raise ApiError(400, f"the body is not JSON in UTF-8: {fault}", code="invalid_json") from fault
+    if not isinstance(body, dict):
+        raise ApiError(400, f"the body is a {type(body).__name__}, must be an object", code="invalid_json")
+    for name, value in body.items():
+        _check(name, value)
+    return body
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {most} bytes", code="body_too_large")
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+def _check(field: str, value: Any) -> None:
+    """Raise ApiError for texts that cannot be encoded, and for deep nesting."""
+    level = [field, value]
+    for _ in range(MOST_DEPTH):
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, str):
+                _check_text(field, each)
+            elif isinstance(each, dict):
+                inner += each.keys()
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+        if not inner:
+            return
+        level = inner
+    raise ApiError(400, f"{field} is nested more than {MOST_DEPTH} deep", field, "invalid_json")
+
+
+def _check_text(field: str, text: str) -> None:
+    if "\0" in text:
+        raise ApiError(400, f"{field} holds the character NUL", field, "invalid_text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as fault:
+        raise ApiError(400, f"{field} holds half of a surrogate pair", field, "invalid_text") from fault

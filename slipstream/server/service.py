@@ -1,0 +1,145 @@
+"""`Service`: what the endpoints share: the model's facts, its tokenizer, the engine's streams, and the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+from slipstream.core.params import SamplingParams
+from slipstream.engine.request_checks import RequestChecks
+from slipstream.engine.streams import Streams
+from slipstream.errors import PromptError, RequestError
+from slipstream.models.text import TextStream, decoder_of, stray_byte
+from slipstream.server.api_error import ApiError
+from slipstream.server.server_metrics import ServerMetrics
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a process without weights knows of the model.
+
+    vocab_size, context  as of a `Target`. max_batch, draft_tokens: as of `LLM`.
+    drafter, rule        their names.
+    backend, dtype       what runs it; empty for a target that does not say.
+    """
+
+    vocab_size: int
+    context: int
+    max_batch: int
+    drafter: str
+    rule: str
+    draft_tokens: int
+    backend: str = ""
+    dtype: str = ""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a server.
+
+    body                most bytes of a request.
+    waiting             most choices that wait beyond `max_batch`; further ones are refused with 429.
+    choices             most choices (prompts times n) of a request.
+    first_token_seconds, total_seconds  of a request.
+    send_seconds        how long one piece of a stream may take to be sent; then the request is aborted.
+    """
+
+    body: int = 8 << 20
+    waiting: int = 256
+    choices: int = 128
+    first_token_seconds: float = 120.0
+    total_seconds: float = 1800.0
+    send_seconds: float = 30.0
+
+
+class Service:
+    """name: of the model, in requests; keys: API keys, one of which a request must name if there are any."""
+
+    def __init__(
+        self,
+        name: str,
+        facts: ModelFacts,
+        tokenizer: Any,
+        streams: Streams,
+        limits: Limits | None = None,
+        keys: tuple[str, ...] = (),
+    ):
+        self.name, self.facts, self.tokenizer, self.streams = name, facts, tokenizer, streams
+        self.limits, self.keys = limits or Limits(), keys
+        self.checks = RequestChecks(tokenizer, facts.vocab_size, facts.context)
+        self.started = self.now()
+        self.draining = False
+        """Whether the server is about to stop, and takes no more requests."""
+        self.admitted = 0
+        """Choices that wait or run."""
+        self.metrics = ServerMetrics(name, facts.context)
+        streams.heard = self.metrics.heard
+        self._stray = stray_byte(tokenizer)
+        self._decode = decoder_of(tokenizer)
+
+    @staticmethod
+    def now() -> int:
+        """Seconds since 1970, for answers."""
+        return int(time())
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError 404 for another model's name."""
+        if name is not None and name != self.name:
+            raise ApiError(
+                404,
+                f"the model {name!r} does not exist: this server has {self.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def check_up(self) -> None:
+        """Raise ApiError 503 unless requests can run."""
+        if self.streams.dead is not None:
+            raise ApiError(503, str(self.streams.dead), code="engine_unavailable", retry_after=10)
+        if self.draining:
+            raise ApiError(503, "the server is stopping", code="stopping", retry_after=10)
+
+    @contextmanager
+    def admission(self, choices: int) -> Iterator[None]:
+        """A place in the queue for so many choices. Raises ApiError 429 if it is full, 503 if nothing can run."""
+        self.check_up()
+        room = self.facts.max_batch + self.limits.waiting
+        if self.admitted + choices > room:
+            self.metrics.refused.inc()
+            raise ApiError(
+                429,
+                f"the queue is full: {self.admitted} of {room} places are taken, the request needs {choices}",
+                code="queue_full",
+            )
+        self.admitted += choices
+        try:
+            yield
+        finally:
+            self.admitted -= choices
+
+    def checked(self, params: SamplingParams) -> SamplingParams:
+        """`RequestChecks.params`. Raises ApiError 400."""
+        try:
+            return self.checks.params(params)
+        except RequestError as fault:
+            raise ApiError(400, str(fault)) from fault
+
+    def prompt_error(self, fault: PromptError, field: str) -> ApiError:
+        """The answer to a prompt that cannot be run."""
+        code = "context_length_exceeded" if "context" in fault.what else "invalid_prompt"
+        return ApiError(400, str(fault), field, code)
+
+    def text(self, ids: list[int]) -> str:
+        """The text of ids, without special tokens."""
+        return self._decode(ids)
+
+    def text_stream(self, stop: tuple[str, ...]) -> TextStream:
+        """What turns the tokens of one choice into text."""
+        return TextStream(self._decode, stop, self._stray)
+
+    def token_text(self, token: int) -> str:
+        """The text of one token, special ones included; U+FFFD for a part of a character."""
+        return str(self.tokenizer.decode([token]))

@@ -1,0 +1,71 @@
+"""Runs the application: a socket, uvicorn, and what signals do.
+
+The first SIGTERM or SIGINT: no new requests, those that run may end within the grace time, then they are ended with an
+error. The second one: stop at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from slipstream.errors import EngineError, ParameterError
+from slipstream.server.service import Service
+
+SENT = 1.0
+"""Seconds after the grace time in which the errors of ended requests are sent."""
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that nobody else has. Raises ParameterError if the address is in use or is none of this machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+        made.listen(1)  # SO_REUSEADDR lets several bind, but one listen
+    except OSError as fault:
+        made.close()
+        raise ParameterError(
+            f"the server cannot listen at {host}:{port} ({fault.strerror})",
+            fix="choose another --port (0: any that is free) or --host, or end the program that has it",
+        ) from fault
+    return made
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with the signals as above."""
+
+    def __init__(self, app: FastAPI, service: Service, grace: float):
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                lifespan="off",
+                ws="none",
+                timeout_graceful_shutdown=max(1, round(grace + SENT)),
+            )
+        )
+        self._service, self._grace = service, grace
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            return
+        self.should_exit = self._service.draining = True
+        loop = asyncio.get_event_loop()
+        loop.call_soon_threadsafe(loop.call_later, self._grace, self._end_all)
+
+    def _end_all(self) -> None:
+        self._service.streams.end_all(
+            EngineError(f"the server stops, and the request did not end within {self._grace:g} seconds")
+        )
+
+
+def serve(app: FastAPI, service: Service, listening: socket.socket, grace: float) -> None:
+    """Answer until a signal ends it. grace: seconds for requests that run."""
+    Server(app, service, grace).run(sockets=[listening])

@@ -1,0 +1,90 @@
+"""Runs the application in this process: uvicorn in a thread, over an `AsyncLLM`."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from slipstream import LLM, AsyncLLM
+from slipstream.server.app import create_app
+from slipstream.server.engine_process import facts_of
+from slipstream.server.service import Limits, Service
+from slipstream.server.serving import Server, bound
+
+
+@dataclass
+class Host:
+    """A running server. http: a client of it."""
+
+    url: str
+    service: Service
+    llm: AsyncLLM
+    http: httpx.Client
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def events(self, path: str, **body: Any) -> list[str]:
+        """The data of each event of a stream, whose framing is checked."""
+        answered = self.post(path, stream=True, **body)
+        assert answered.status_code == 200, answered.text
+        assert answered.headers["content-type"].startswith("text/event-stream")
+        *events, rest = answered.text.split("\n\n")
+        assert rest == ""
+        assert all(event.startswith("data: ") and "\n" not in event for event in events)
+        assert events[-1] == "data: [DONE]"
+        return [event.removeprefix("data: ") for event in events[:-1]]
+
+    def load(self) -> tuple[float, float, float]:
+        """(running, waiting, KV usage) as /metrics shows them."""
+        shown = self.http.get("/metrics").text
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        running, waiting, kv = (
+            float(next(line.split()[-1] for line in shown.splitlines() if line.startswith(f"slipstream:{name}")))
+            for name in names
+        )
+        return running, waiting, kv
+
+
+@contextmanager
+def hosted(llm: LLM, limits: Limits | None = None, keys: tuple[str, ...] = ()) -> Iterator[Host]:
+    """A server of `llm` at a free port."""
+    made = AsyncLLM(llm)
+    service = Service("embedded", facts_of(llm), llm.tokenizer, made.streams, limits, keys)
+    with bound("127.0.0.1", 0) as listening:
+        server = Server(create_app(service), service, 0.0)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+        with httpx.Client(base_url=url, timeout=60, headers=headers) as http:
+            eventually(lambda: server.started)
+            try:
+                yield Host(url, service, made, http)
+            finally:
+                server.should_exit = server.force_exit = True
+                thread.join()
+                made.close()
+
+
+def eventually(holds: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait until something holds; fails after a time that no machine needs."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def request_by_hand(url: str, head: bytes, body: bytes = b"") -> socket.socket:
+    """A connection on which a request was written byte by byte."""
+    host, port = url.removeprefix("http://").split(":")
+    made = socket.create_connection((host, int(port)), timeout=30)
+    made.sendall(head.replace(b"\n", b"\r\n") + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    return made

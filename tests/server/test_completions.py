@@ -1,0 +1,129 @@
+"""`/v1/completions` gives the texts of `LLM.generate`, whole and as streams."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slipstream import LLM, SamplingParams
+from tests.server.hosting import Host
+
+PATH = "/v1/completions"
+PROMPTS = ["def add(a, b):\n", "class Stack:\n    def push(self"]
+
+
+def test_greedy_texts_are_those_of_generate(host: Host, pair: LLM) -> None:
+    found = host.post(PATH, model="embedded", prompt=PROMPTS, temperature=0, max_tokens=24).json()
+    expected = pair.generate(PROMPTS, SamplingParams(max_tokens=24))
+    assert [choice["text"] for choice in found["choices"]] == [each.text for each in expected]
+    assert [choice["index"] for choice in found["choices"]] == [0, 1]
+    assert [choice["finish_reason"] for choice in found["choices"]] == [each.finish_reason for each in expected]
+    prompt, output = (sum(len(each) for each in lists) for lists in zip(
+        *((each.prompt_token_ids, each.token_ids) for each in expected), strict=True))  # fmt: skip
+    usage = found["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt, output)
+    assert usage["total_tokens"] == prompt + output
+
+
+def test_token_ids_are_a_prompt(host: Host, pair: LLM) -> None:
+    ids = pair.tokenizer.encode(PROMPTS[0])
+    texts = [
+        host.post(PATH, prompt=prompt, temperature=0, max_tokens=8).json()["choices"][0]["text"]
+        for prompt in (PROMPTS[0], ids, [ids])
+    ]
+    assert len(set(texts)) == 1
+
+
+@pytest.mark.parametrize("stop", [None, "\n\n", ["return", "pass"]])
+def test_a_stream_adds_up_to_the_whole_answer(host: Host, stop: object) -> None:
+    body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 40, "stop": stop, "logprobs": 1}
+    whole = host.post(PATH, **body).json()["choices"][0]
+    chunks = [json.loads(event) for event in host.events(PATH, **body)]
+    parts = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(part["text"] for part in parts) == whole["text"]
+    assert [part["finish_reason"] for part in parts[:-1]] == [None] * (len(parts) - 1)
+    assert parts[-1]["finish_reason"] == whole["finish_reason"]
+    assert parts[-1]["stop_reason"] == whole["stop_reason"]
+    for name in ("tokens", "token_logprobs", "top_logprobs"):
+        assert [each for part in parts for each in part["logprobs"][name]] == whole["logprobs"][name]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+def test_a_possible_beginning_of_a_stop_string_is_held_back(host: Host) -> None:
+    """`return` is stopped at "return a,": no part shows the "return a" that may begin it."""
+    free = host.post(PATH, prompt=PROMPTS[0], temperature=0, max_tokens=24).json()["choices"][0]["text"]
+    stop = free[10:20]
+    shown = [json.loads(event)["choices"][0]["text"] for event in
+             host.events(PATH, prompt=PROMPTS[0], temperature=0, max_tokens=24, stop=[stop])]  # fmt: skip
+    assert "".join(shown) == free[: free.index(stop)]
+
+
+def test_include_usage_adds_one_last_chunk(host: Host) -> None:
+    body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 8}
+    *chunks, last = [json.loads(event) for event in host.events(PATH, **body, stream_options={"include_usage": True})]
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 8
+
+
+def test_each_choice_has_the_seed_plus_its_index(host: Host) -> None:
+    body = {"prompt": PROMPTS[0], "temperature": 1.0, "max_tokens": 16, "speculation": {"rule": "coupled"}}
+    three = host.post(PATH, **body, n=3, seed=7).json()["choices"]
+    alone = [host.post(PATH, **body, seed=7 + j).json()["choices"][0]["text"] for j in range(3)]
+    assert [choice["text"] for choice in three] == alone
+    assert len(set(alone)) > 1
+    parts = [json.loads(event)["choices"][0] for event in host.events(PATH, **body, n=3, seed=7)]
+    for j in range(3):
+        assert "".join(part["text"] for part in parts if part["index"] == j) == alone[j]
+        assert sum(part["finish_reason"] is not None for part in parts if part["index"] == j) == 1
+
+
+def test_echo_puts_the_prompt_before_the_text(host: Host) -> None:
+    body = {"prompt": PROMPTS, "temperature": 0, "max_tokens": 6}
+    plain = [choice["text"] for choice in host.post(PATH, **body).json()["choices"]]
+    expected = [prompt + text for prompt, text in zip(PROMPTS, plain, strict=True)]
+    assert [choice["text"] for choice in host.post(PATH, **body, echo=True).json()["choices"]] == expected
+    parts = [json.loads(event)["choices"][0] for event in host.events(PATH, **body, echo=True)]
+    assert ["".join(part["text"] for part in parts if part["index"] == i) for i in (0, 1)] == expected
+
+
+def test_no_tokens_may_be_asked_for(host: Host) -> None:
+    found = host.post(PATH, prompt=PROMPTS[0], max_tokens=0, echo=True).json()
+    assert (found["choices"][0]["text"], found["choices"][0]["finish_reason"]) == (PROMPTS[0], "length")
+    assert found["usage"]["completion_tokens"] == 0
+
+
+def test_characters_of_several_bytes_are_never_split(host: Host) -> None:
+    parts = [
+        json.loads(event)["choices"][0]["text"]
+        for event in host.events(
+            PATH, prompt="text: ", temperature=1, seed=1, max_tokens=120, guided_regex="(é|漢|🙂){12}", logprobs=0
+        )
+    ]
+    text = "".join(parts)
+    assert len(text) == 12
+    assert set(text) <= {"é", "漢", "🙂"}
+    assert all("\ufffd" not in part for part in parts)
+
+
+def test_speculation_can_be_turned_off_and_statistics_be_asked_for(host: Host) -> None:
+    body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 16, "statistics": True}
+    on = host.post(PATH, **body).json()["choices"][0]
+    off = host.post(PATH, **body, speculation={"enabled": False}).json()["choices"][0]
+    two = host.post(PATH, **body, speculation={"draft_tokens": 2}).json()["choices"][0]
+    assert on["text"] == off["text"] == two["text"]
+    assert on["statistics"]["proposed"] > off["statistics"]["proposed"] == 0
+    assert len(two["statistics"]["position_rates"]) == 2
+    assert "statistics" not in host.post(PATH, prompt=PROMPTS[0], max_tokens=1).json()["choices"][0]
+
+
+def test_tokens_and_texts_are_converted(host: Host, pair: LLM) -> None:
+    ids = host.post("/tokenize", prompt=PROMPTS[0], return_token_strs=True).json()
+    assert ids["tokens"] == pair.tokenizer.encode(PROMPTS[0])
+    assert "".join(ids["token_strs"]) == PROMPTS[0]
+    assert host.post("/detokenize", tokens=ids["tokens"]).json() == {"prompt": PROMPTS[0]}
+    chat = [{"role": "user", "content": "hi"}]
+    assert host.post("/tokenize", messages=chat).json()["tokens"] == pair.chat_prompt("hi")
+    assert host.post("/detokenize", tokens=[-1]).status_code == 400

@@ -1,0 +1,89 @@
+"""The official client of OpenAI works with the server."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+from slipstream import LLM, SamplingParams
+from tests.server.hosting import Host, hosted
+
+USER: list = [{"role": "user", "content": "Write a function that adds two numbers."}]
+
+
+@pytest.fixture
+def client(host: Host) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
+
+
+def test_completions_whole_and_streamed(client: openai.OpenAI, pair: LLM) -> None:
+    expected = pair.generate(["def add("], SamplingParams(max_tokens=16))[0].text
+    body = {"model": "embedded", "prompt": "def add(", "temperature": 0, "max_tokens": 16}
+    assert client.completions.create(**body).choices[0].text == expected
+    assert "".join(chunk.choices[0].text for chunk in client.completions.create(**body, stream=True)) == expected
+
+
+def test_chat_whole_and_streamed(client: openai.OpenAI, pair: LLM) -> None:
+    expected = pair.chat(USER, SamplingParams(max_tokens=24))
+    body = {"model": "embedded", "messages": USER, "temperature": 0, "max_completion_tokens": 24}
+    found = client.chat.completions.create(**body, logprobs=True, top_logprobs=2)
+    assert found.choices[0].message.content == expected.text
+    assert found.choices[0].message.role == "assistant"
+    assert found.choices[0].finish_reason == expected.finish_reason
+    assert found.usage.completion_tokens == len(expected.token_ids)
+    tokens = found.choices[0].logprobs.content
+    assert len(tokens) == len(expected.token_ids)
+    assert all(len(token.top_logprobs) == 2 for token in tokens)
+    chunks = list(client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == expected.text
+    assert chunks[-1].usage.total_tokens == found.usage.total_tokens
+
+
+def test_structured_output(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "size": {"enum": [1, 2]}},
+        "required": ["ok", "size"],
+        "additionalProperties": False,
+    }
+    form: dict = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    body = {"model": "embedded", "messages": USER, "temperature": 0, "max_tokens": 200, "frequency_penalty": 2}
+    found = client.chat.completions.create(**body, response_format=form)
+    assert found.choices[0].finish_reason == "stop", found.choices[0].message.content
+    assert json.loads(found.choices[0].message.content).keys() == {"ok", "size"}
+    choice = client.chat.completions.create(**body, extra_body={"guided_choice": ["red", "blue"]})
+    assert choice.choices[0].message.content in ("red", "blue")
+
+
+def test_models_are_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["embedded"]
+    assert client.models.retrieve("embedded").id == "embedded"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+
+
+def test_errors_are_those_of_the_client(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model="embedded", messages=USER, temperature=-1)
+    assert (bad.value.param, bad.value.type) == ("temperature", "invalid_request_error")
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="gpt-4", messages=USER)
+    assert missing.value.code == "model_not_found"
+
+
+def test_only_those_with_a_key_are_answered(pair: LLM) -> None:
+    with hosted(pair, keys=("first", "second")) as host:
+        for key in ("first", "second"):
+            client = openai.OpenAI(base_url=f"{host.url}/v1", api_key=key, max_retries=0)
+            assert client.models.list().data
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=f"{host.url}/v1", api_key="third", max_retries=0).models.list()
+        paths = set(host.http.get("/openapi.json").json()["paths"]) - {"/health"}
+        for path in ("/metrics", "/docs", "/openapi.json", "/ready", "/tokenize", "/nowhere", *paths):
+            answered = host.http.get(path, headers={"Authorization": ""})
+            assert answered.status_code == 401, path
+            assert set(answered.json()["error"]) == {"message", "type", "param", "code"}
+        assert host.http.get("/health", headers={"Authorization": ""}).status_code == 200

@@ -1,0 +1,129 @@
+"""`slipstream serve` as processes: how they start, stop and die."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from slipstream.server.serving import bound
+from tests.checkpoints import Tiny
+from tests.server.hosting import eventually
+
+LONG = {"prompt": "def f(", "max_tokens": 900, "ignore_eos": True, "stream": True}
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that run a model."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(each) for each in found if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client, int]]:
+    """(the HTTP process, a client, the id of the engine's process)."""
+    command = [sys.executable, "-m", "slipstream", "serve", "--port", "0", "--drafter", "ngram", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as made:
+        try:
+            assert made.stderr is not None
+            said = made.stderr.readline()
+            url = re.search(r"http://[\d.:]+", said)
+            assert url, said + made.stderr.read()
+            with httpx.Client(base_url=url[0], timeout=60) as http:
+                eventually(lambda: http.get("/ready").status_code == 200)
+                (engine,) = children(made.pid)
+                yield made, http, engine
+        finally:
+            made.kill()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+class TestProcesses:
+    def test_a_killed_engine_shows_in_health_and_the_server_still_stops(self) -> None:
+        with server() as (made, http, engine):
+            assert http.post("/v1/completions", json={"prompt": "def f(", "max_tokens": 4}).status_code == 200
+            with http.stream("POST", "/v1/completions", json=LONG) as answered:
+                lines = answered.iter_lines()
+                next(lines)
+                os.kill(engine, signal.SIGKILL)
+                rest = [line for line in lines if line]
+            assert "engine_unavailable" in rest[-2]
+            assert rest[-1] == "data: [DONE]"
+            eventually(lambda: http.get("/health").status_code == 503)
+            assert http.post("/v1/completions", json={"prompt": "a"}).status_code == 503
+            made.send_signal(signal.SIGTERM)
+            assert made.wait(30) == 0
+
+    def test_the_engine_ends_with_a_killed_server(self) -> None:
+        with server() as (made, _, engine):
+            made.kill()
+            eventually(lambda: not alive(engine))
+
+    def test_sigterm_lets_running_requests_end_within_the_grace_time(self) -> None:
+        with server("--grace-seconds", "60") as (made, http, engine):
+            with http.stream("POST", "/v1/completions", json=LONG) as answered:
+                lines = answered.iter_lines()
+                next(lines)
+                made.send_signal(signal.SIGTERM)
+                rest = [line for line in lines if line]
+            assert '"finish_reason":"length"' in rest[-2]
+            assert rest[-1] == "data: [DONE]"
+            assert made.wait(30) == 0
+            assert not alive(engine)
+
+    def test_after_the_grace_time_and_at_a_second_sigterm_it_stops(self) -> None:
+        for more in ((), (signal.SIGTERM,)):
+            grace = "0" if not more else "1000"
+            with server("--grace-seconds", grace) as (made, http, engine):
+                with http.stream("POST", "/v1/completions", json=LONG | {"n": 20}) as answered:
+                    lines = answered.iter_lines()
+                    next(lines)
+                    made.send_signal(signal.SIGTERM)
+                    if more:
+                        eventually(lambda: _refuses(http))
+                        made.send_signal(signal.SIGTERM)
+                    assert made.wait(30) == 0
+                assert not alive(engine)
+
+
+def _refuses(http: httpx.Client) -> bool:
+    try:
+        return httpx.get(f"{http.base_url}/ready").status_code == 503
+    except httpx.TransportError:
+        return True
+
+
+def test_a_port_that_is_in_use_is_one_clear_error_before_anything_is_loaded() -> None:
+    with bound("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "slipstream", "serve", "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert f"127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_of_loading_is_that_of_the_other_commands(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((tiny.target / "config.json").read_text())
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text((tiny.target / name).read_text())
+    command = [sys.executable, "-m", "slipstream", "serve", "--port", "0", "-m", str(tmp_path), "--drafter", "ngram"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "safetensors" in done.stderr
+    assert "Traceback" not in done.stderr

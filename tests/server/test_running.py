@@ -1,0 +1,132 @@
+"""Clients that go, wait, flood or read slowly harm nobody else, and nothing is left of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from slipstream import LLM
+from slipstream.server.service import Limits
+from tests.server.hosting import Host, eventually, hosted, request_by_hand
+
+PATH = "/v1/completions"
+HEAD = b"POST /v1/completions HTTP/1.1\nHost: a\nContent-Type: application/json\n"
+LONG = {"prompt": "def f(", "max_tokens": 900, "temperature": 1, "ignore_eos": True}
+
+
+def idle(host: Host) -> bool:
+    return host.load() == (0, 0, 0) and host.service.admitted == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_of_fifty_clients_that_hang_up_nothing_is_left(host: Host, stream: bool) -> None:
+    body = json.dumps(LONG | {"stream": stream}).encode()
+    made = [request_by_hand(host.url, HEAD, body) for _ in range(50)]
+    eventually(lambda: host.load()[0] == 8 and host.service.admitted > 30)
+    for each in made:
+        each.close()
+    eventually(lambda: idle(host))
+    assert host.post(PATH, prompt="def f(", max_tokens=4).status_code == 200
+
+
+def test_a_client_that_goes_before_or_within_its_prompt_leaves_nothing(host: Host) -> None:
+    body = json.dumps(LONG | {"prompt": "word " * 600, "max_tokens": 100}).encode()
+    for cut in (len(body) // 2, len(body)):
+        with request_by_hand(host.url, HEAD, body) as made:
+            made.settimeout(5)
+        made = request_by_hand(host.url, HEAD.replace(b"Content-Type", b"X-Cut: %d\nContent-Type" % cut), body[:cut])
+        made.close()
+    eventually(lambda: idle(host))
+
+
+def test_a_full_queue_refuses_further_requests_at_once(pair: LLM) -> None:
+    with hosted(pair, Limits(waiting=2)) as host, ThreadPoolExecutor(10) as pool:
+        running = [pool.submit(host.post, PATH, **LONG | {"max_tokens": 300}) for _ in range(10)]
+        eventually(lambda: host.service.admitted == 10)
+        for _ in range(20):
+            answered = host.post(PATH, **LONG, stream=True)
+            assert answered.status_code == 429
+            assert int(answered.headers["Retry-After"]) >= 1
+            assert answered.json()["error"]["type"] == "rate_limit_error"
+        assert host.service.admitted == 10
+        assert [each.result().status_code for each in running] == [200] * 10
+        assert host.post(PATH, prompt="a", n=11).status_code == 429
+        assert host.post(PATH, prompt="a", n=10, max_tokens=1).status_code == 200
+
+
+def test_time_limits_end_a_request_and_free_what_it_holds(pair: LLM) -> None:
+    with hosted(pair, Limits(first_token_seconds=1e-6)) as host:
+        late = host.post(PATH, **LONG, stream=True)
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "timeout")
+        assert "Retry-After" in late.headers
+        eventually(lambda: idle(host))
+    with hosted(pair, Limits(total_seconds=0.05)) as host:
+        assert host.post(PATH, **LONG).status_code == 503
+        *_, last = host.events(PATH, **LONG)
+        assert json.loads(last)["error"]["code"] == "timeout"
+        eventually(lambda: idle(host))
+
+
+def test_limits_of_time_do_not_follow_the_clock_on_the_wall(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + 1e7)
+    assert host.post(PATH, prompt="def f(", max_tokens=20).status_code == 200
+
+
+def test_a_reader_that_is_too_slow_loses_its_request_and_no_other(pair: LLM) -> None:
+    with hosted(pair, Limits(send_seconds=0.3)) as host:
+        body = json.dumps(LONG | {"stream": True, "logprobs": 20, "n": 8, "max_tokens": 500}).encode()
+        with request_by_hand(host.url, HEAD, body):  # megabytes that nobody reads
+            eventually(lambda: host.service.admitted == 8)
+            assert host.post(PATH, prompt="def f(", max_tokens=8).status_code == 200
+            eventually(lambda: idle(host))
+
+
+def test_a_dead_engine_shows_in_health_and_ends_streams_with_an_error(
+    pair: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hosted(pair) as host, httpx.Client(base_url=host.url, timeout=30) as other:
+        assert other.get("/health").status_code == other.get("/ready").status_code == 200
+        engine, blow = host.llm._thread.engine, threading.Event()
+        step = engine.step
+
+        def faulty() -> list:  # type: ignore[type-arg]
+            if blow.is_set():
+                raise MemoryError("no block is left")
+            return step()
+
+        monkeypatch.setattr(engine, "step", faulty)
+        with other.stream("POST", PATH, json=LONG | {"stream": True}) as answered:
+            lines = answered.iter_lines()
+            next(lines)
+            blow.set()
+            *_, error, _, done, _ = lines
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
+        assert done == "data: [DONE]"
+        for path in ("/health", "/ready"):
+            assert other.get(path).status_code == 503
+        assert other.post(PATH, json=LONG).status_code == 503
+
+
+def test_a_server_that_stops_takes_no_more_requests(pair: LLM) -> None:
+    with hosted(pair) as host:
+        host.service.draining = True
+        for answered in (host.post(PATH, **LONG), host.post(PATH, **LONG, stream=True), host.http.get("/ready")):
+            assert answered.status_code == 503
+            assert "Retry-After" in answered.headers
+        assert host.http.get("/health").status_code == 200
+
+
+def test_a_seeded_request_under_load_has_the_text_of_the_request_alone(host: Host) -> None:
+    body = {"prompt": "def f(", "max_tokens": 24, "seed": 5, "speculation": {"rule": "coupled"}}
+    alone = host.post(PATH, **body).json()["choices"][0]["text"]
+    with ThreadPoolExecutor(8) as pool:
+        others = [pool.submit(host.post, PATH, **(LONG | {"max_tokens": 60})) for _ in range(7)]
+        loaded = host.post(PATH, **body).json()["choices"][0]["text"]
+        assert all(each.result().status_code == 200 for each in others)
+    assert loaded == alone
