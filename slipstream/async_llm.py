@@ -45,7 +45,11 @@ class AsyncLLM:
         return self.streams.load
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, rule: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        rule: str | None = None,
+        prediction: Prompt = (),
     ) -> AsyncGenerator[Chunk, None]:
         """Complete one prompt; yields what each step added, and the completion in the last chunk. Closing the iterator,
         or cancelling who waits for it, aborts the request.
@@ -53,14 +57,18 @@ class AsyncLLM:
         rule  how its draft tokens are verified, if not by that of the `LLM`. `params.draft_tokens=0` turns its
               speculation off.
 
+        prediction  text or ids that the output is expected to hold, such as the file that is being edited: draft
+              tokens are copied from it. It changes how fast the request is decoded, not what is.
+
         Raises the errors of `LLM.generate`, for this request alone, and EngineError once the engine has stopped.
         """
         checks = self.llm.checks
         params = checks.params(params or SamplingParams())
         ids = await asyncio.to_thread(checks.prompt, prompt)  # a long text takes a while
+        expected = await asyncio.to_thread(checks.prediction, prediction)
         output: list[Update] = []
         text = self.llm.text_stream(params)
-        async with aclosing(self.steps(Ask(ids, params, rule))) as steps:
+        async with aclosing(self.steps(Ask(ids, params, rule, expected))) as steps:
             async for update in steps:
                 output.append(update)
                 last = update.finish is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass
+from hashlib import blake2b
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from slipstream.core.drafter import Drafter, drafts_nothing
+from slipstream.core.drafter import Drafter, drafts_nothing, reads_predictions
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
 from slipstream.core.rules import Rule, rule_named
 from slipstream.core.sequence import Sequence, TokenLogprob
@@ -26,7 +27,10 @@ from slipstream.core.target import Target
 from slipstream.core.turns import Turns
 from slipstream.drafters.choice import DrafterFactory
 from slipstream.drafters.guard import Guard
+from slipstream.drafters.registry import DRAFTERS
+from slipstream.drafters.suffix import SuffixDrafter
 from slipstream.engine.engine import MOST_ROWS, Engine
+from slipstream.engine.engine_thread import Prepared
 from slipstream.engine.messages import Ask
 from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params
 from slipstream.errors import ParameterError, did_you_mean
@@ -147,6 +151,7 @@ class LLM:
         self.checks = RequestChecks(self.tokenizer, self.target.vocab_size, self.target.context)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
         self._grammars = Grammars(self.tokenizer, self.target.vocab_size)
+        self._lookup = SuffixDrafter(device=self.target.device)
         self._factory = DrafterFactory(self.target, path, draft_load)
         self.rule = rule
         self.draft_tokens = draft_tokens
@@ -283,9 +288,25 @@ class LLM:
             prefix_cache=True,
         )
 
-    def prepared(self, ask: Ask) -> tuple[Sequence, Rule | None]:
-        """What an `EngineThread` adds for a request. Raises what is wrong with it."""
-        return self.sequence(ask.ids, ask.params), None if ask.rule is None else rule_named(ask.rule)
+    def prepared(self, ask: Ask) -> Prepared:
+        """What an `EngineThread` adds for a request. Raises what is wrong with it.
+
+        A prediction is for a drafter that looks up texts. If the drafter in use does not, the request has a suffix
+        tree instead. The prediction may be an earlier output of the same seed: verification must not decide on it with
+        the random numbers that made it. So they are others, which the prediction chooses, and a repeated request
+        repeats its text. Under `coupled` drafts do not matter.
+        """
+        seq = self.sequence(ask.ids, ask.params)
+        rule = None if ask.rule is None else rule_named(ask.rule)
+        if not ask.prediction:
+            return Prepared(seq, rule=rule)
+        seq.prediction = ask.prediction
+        if (rule or self.rule).name != "coupled":
+            digest = blake2b(np.asarray(ask.prediction, np.int64).tobytes(), digest_size=8).digest()
+            seq.random.nonce = int.from_bytes(digest, "little") | 1 << 63  # an engine's own are small
+        if reads_predictions(self.drafter):
+            return Prepared(seq, rule=rule)
+        return Prepared(seq, self._lookup, rule, DRAFTERS[self._lookup.name].length)
 
     def text_of(self, output: Seq[int], stop_cause: int | str | None = None) -> str:
         """The text of output ids, cut before the stop string that ended it; empty without a tokenizer."""

@@ -105,6 +105,18 @@ class RememberingDrafter(Drafter, Protocol):
     """Whether it does, with the options that it has."""
 
 
+@runtime_checkable
+class PredictionReader(Drafter, Protocol):
+    """A drafter that copies from `Sequence.prediction`, too."""
+
+    reads_predictions: bool
+
+
+def reads_predictions(drafter: Drafter) -> bool:
+    """Whether the drafter, or a member of it, copies from predictions."""
+    return any(isinstance(part, PredictionReader) and part.reads_predictions for part in parts(drafter))
+
+
 def remembers(drafter: Drafter) -> bool:
     """Whether the drafter, or a member of it, keeps something of one request for the next ones."""
     if isinstance(drafter, RememberingDrafter) and drafter.remembers:

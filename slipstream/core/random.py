@@ -4,7 +4,7 @@ Every number is a function of (seed, nonce, purpose, position, index), computed 
 (Salmon et al., SC 2011). So a request draws the same numbers alone or in a batch, before or after preemption, and
 nothing global is used. Purposes keep the draws independent: the number that sampled a draft token must not be the
 number that verification decides with. The nonce keeps requests of one seed independent where a drafter remembers
-something of one for the next (see `engine`); elsewhere it is 0.
+something of one for the next (see `engine`), or has a prediction (see `LLM.prepared`); elsewhere it is 0.
 """
 
 from __future__ import annotations

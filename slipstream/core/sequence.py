@@ -45,6 +45,8 @@ class Sequence:
     context   most tokens the target can hold.
     decode    token ids -> text, for stop strings; None if there is no tokenizer.
     constraint  the form that the output must have, made from `params.structured`; of this sequence alone.
+    prediction  tokens that the output is expected to hold, for drafters that read them
+              (`core.drafter.PredictionReader`); they change how fast it is decoded, not what is.
     coupled   True if the rule picks with noise keyed by position, which drafters then share. Set by the engine.
     lossless  whether the rule that verifies it preserves the target's distribution. Set by the engine.
     rule      how its draft tokens are verified; None: as the engine says.
@@ -61,6 +63,7 @@ class Sequence:
     context: int = 2**31
     decode: Callable[[Seq[int]], str] | None = None
     constraint: Constraint | None = None
+    prediction: Seq[int] = ()
     coupled: bool = False
     lossless: bool = True
     rule: Rule | None = None

@@ -82,8 +82,8 @@ class MatchDrafter(LookupDrafter[MatchState], Generic[C]):
         self.device = device
 
     @abstractmethod
-    def _index(self) -> Any:
-        """An empty index for one sequence."""
+    def _index(self, seq: Sequence) -> Any:
+        """An index for one sequence, without its tokens."""
 
     @abstractmethod
     def _best(self, state: MatchState, depth: int, ahead: Seq[int] = ()) -> Continuation:
@@ -112,7 +112,7 @@ class MatchDrafter(LookupDrafter[MatchState], Generic[C]):
         """The state of a sequence, up to date with its tokens."""
         state = self._states.get(seq.id)
         if state is None:
-            state = MatchState(seq, self._index(), match_stats=MatchLengthStats(self.config.row_cost, RECORDS))
+            state = MatchState(seq, self._index(seq), match_stats=MatchLengthStats(self.config.row_cost, RECORDS))
             self._states[seq.id] = state
         state.index.extend(seq.tokens[state.indexed :])
         state.indexed = len(seq.tokens)

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from slipstream.core.params import check_integer
+from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.drafters.matching import END, Continuation, MatchConfig, MatchDrafter, MatchState
 from slipstream.errors import ParameterError
@@ -213,7 +214,7 @@ class SamDrafter(MatchDrafter[SamConfig]):
         super().__init__(config or SamConfig(), device)
         self.corpus = Corpus(self.config.corpus) if self.config.corpus else None
 
-    def _index(self) -> History:
+    def _index(self, seq: Sequence) -> History:
         return History(self.config, self.corpus)
 
     def _best(self, state: MatchState, depth: int, ahead: Seq[int] = ()) -> Continuation:

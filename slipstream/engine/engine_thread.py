@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from slipstream.core.drafter import Drafter
 from slipstream.core.rules import Rule
 from slipstream.core.sequence import Sequence
 from slipstream.engine.engine import Engine
@@ -25,7 +26,18 @@ from slipstream.errors import EngineError, SlipstreamError, TargetError
 
 log = logging.getLogger("slipstream")
 
-Prepare = Callable[[Ask], tuple[Sequence, Rule | None]]
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `Engine.add` takes."""
+
+    seq: Sequence
+    drafter: Drafter | None = None
+    rule: Rule | None = None
+    draft_tokens: int | None = None
+
+
+Prepare = Callable[[Ask], Prepared]
 """Makes a request of the engine; raises what is wrong with it."""
 
 
@@ -43,8 +55,7 @@ class _Live:
 @dataclass(frozen=True)
 class _Add:
     key: int
-    seq: Sequence
-    rule: Rule | None
+    request: Prepared
 
 
 @dataclass(frozen=True)
@@ -116,11 +127,11 @@ class EngineThread:
         if key not in self._wanted:
             return
         try:
-            seq, rule = self._prepare(ask)
+            request = self._prepare(ask)
         except Exception as fault:
             self._commands.put(_Refuse(key, _deliverable(fault)))
         else:
-            self._commands.put(_Add(key, seq, rule))
+            self._commands.put(_Add(key, request))
 
     # --- in the engine's thread ----------------------------------------------------------------------------------
 
@@ -157,11 +168,12 @@ class EngineThread:
             return []
         if isinstance(command, _Add):
             try:
-                self.engine.add(command.seq, rule=command.rule)
+                own = command.request
+                self.engine.add(own.seq, own.drafter, own.rule, own.draft_tokens)
             except SlipstreamError as fault:  # the KV cache is too small for it
                 command = _Refuse(command.key, fault)
             else:
-                self._live[command.seq.id] = _Live(command.key, command.seq)
+                self._live[own.seq.id] = _Live(command.key, own.seq)
                 return []
         self._forget(command.key)
         return [Update(command.key, error=command.fault)]

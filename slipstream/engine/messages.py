@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from slipstream.core.params import SamplingParams
@@ -16,11 +17,13 @@ class Ask:
     ids     the prompt, checked.
     params  checked and resolved (see `RequestChecks`).
     rule    name of the rule that verifies it; None: that of the model.
+    prediction  tokens that the output is expected to hold (see `Sequence`).
     """
 
     ids: list[int]
     params: SamplingParams
     rule: str | None = None
+    prediction: Seq[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,15 +42,22 @@ class RequestChecks:
             ids = _token_ids(prompt)
         if not ids:
             raise PromptError("the prompt is empty", why="a causal model needs at least one token to continue")
-        outside = next((token for token in ids if not 0 <= token < self.vocab_size), None)
-        if outside is not None:
-            raise PromptError(f"the prompt holds id {outside}, the vocabulary is 0..{self.vocab_size - 1}")
+        self._within(ids, "prompt")
         if len(ids) >= self.context:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens, the target's context holds {self.context}",
                 why="at least one position must be left for the answer",
                 fix=f"shorten it to {self.context - 1} tokens",
             )
+        return ids
+
+    def prediction(self, text: Prompt) -> list[int]:
+        """The token ids of what an output is expected to be; it may be longer than the context."""
+        if not isinstance(text, str):
+            return self._within(_token_ids(text), "prediction")
+        if self.tokenizer is None:
+            raise PromptError("a prediction as text needs a tokenizer", fix="give token ids")
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def chat(self, messages: str | Seq[Message]) -> list[int]:
@@ -63,6 +70,12 @@ class RequestChecks:
             )
         text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
+        return ids
+
+    def _within(self, ids: list[int], name: str) -> list[int]:
+        outside = next((token for token in ids if not 0 <= token < self.vocab_size), None)
+        if outside is not None:
+            raise PromptError(f"the {name} holds id {outside}, the vocabulary is 0..{self.vocab_size - 1}")
         return ids
 
     def params(self, params: SamplingParams) -> SamplingParams:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -11,10 +12,12 @@ from uuid import uuid4
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
+from slipstream.core.params import SamplingParams
 from slipstream.server.api_error import api_error
 from slipstream.server.event_stream import DONE, EventStream, event, while_connected
-from slipstream.server.fields import flag, members
+from slipstream.server.fields import flag, members, prediction_text
 from slipstream.server.generation import Choice, Generation, Part
+from slipstream.server.service import Service
 
 log = logging.getLogger("slipstream")
 
@@ -37,6 +40,16 @@ class Form:
     def part(self, generation: Generation, part: Part) -> Object:
         """A part of a choice in a stream."""
         raise NotImplementedError
+
+
+async def generation_of(
+    service: Service, prompts: list[list[int]], params: SamplingParams, n: int, given: Mapping[str, Any]
+) -> Generation:
+    """The choices of a request, with its rule and its prediction. Raises ApiError 400."""
+    rule = members(given, "speculation", ("enabled", "draft_tokens", "rule")).get("rule")
+    text = prediction_text(given)
+    prediction = await asyncio.to_thread(service.checks.prediction, text)
+    return Generation(service, prompts, params, n, rule, prediction)
 
 
 async def answer(request: Request, form: Form, generation: Generation, given: Mapping[str, Any]) -> Response:

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from slipstream.core.sequence import TokenLogprob
 from slipstream.errors import PromptError
-from slipstream.server.answering import Form, Object, answer, stop_text
+from slipstream.server.answering import Form, Object, answer, generation_of, stop_text
 from slipstream.server.api_error import ApiError
-from slipstream.server.fields import CHAT, body_schema, count, given_fields, members, sampling_params
+from slipstream.server.fields import CHAT, body_schema, count, given_fields, plain_text, sampling_params
 from slipstream.server.generation import Choice, Generation, Part
 from slipstream.server.request_body import json_body
 from slipstream.server.service import Service
@@ -72,8 +72,8 @@ def chat_completions(service: Service) -> APIRouter:
         prompt = await asyncio.to_thread(conversation, service, given.get("messages"))
         n = count(given, "n", 1, service.limits.choices, 1)
         params = service.checked(sampling_params(given, CHAT, service.facts.context - len(prompt)))
-        rule = members(given, "speculation", ("enabled", "draft_tokens", "rule")).get("rule")
-        return await answer(request, ChatForm(), Generation(service, [prompt], params, n, rule), given)
+        generation = await generation_of(service, [prompt], params, n, given)
+        return await answer(request, ChatForm(), generation, given)
 
     return router
 
@@ -102,11 +102,5 @@ def _message(message: Any, where: str) -> dict[str, str]:
     role, content = given.get("role"), given.get("content", "")
     if role not in ROLES:
         raise ApiError(400, f"{where}.role is {role!r}, must be one of {', '.join(ROLES)}", f"{where}.role")
-    if isinstance(content, list):
-        for part in content:
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise ApiError(400, f"{where}.content has a part that is not text", f"{where}.content")
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise ApiError(400, f"{where}.content is {content!r}, must be text", f"{where}.content")
-    return {"role": "system" if role == "developer" else role, "content": content}
+    text = plain_text(content, f"{where}.content", f"{where}.content")
+    return {"role": "system" if role == "developer" else role, "content": text}

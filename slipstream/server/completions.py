@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from slipstream.core.sequence import TokenLogprob
 from slipstream.errors import PromptError
-from slipstream.server.answering import Form, Object, answer, stop_text
+from slipstream.server.answering import Form, Object, answer, generation_of, stop_text
 from slipstream.server.api_error import ApiError
-from slipstream.server.fields import COMPLETIONS, body_schema, count, flag, given_fields, members, sampling_params
+from slipstream.server.fields import COMPLETIONS, body_schema, count, flag, given_fields, sampling_params
 from slipstream.server.generation import Choice, Generation, Part
 from slipstream.server.request_body import json_body
 from slipstream.server.service import Service
@@ -86,8 +86,7 @@ def completions(service: Service) -> APIRouter:
             given = {name: value for name, value in given.items() if name not in LENGTHS}
         room = service.facts.context - max(map(len, prompts))
         params = service.checked(sampling_params(given, COMPLETIONS, room))
-        rule = members(given, "speculation", ("enabled", "draft_tokens", "rule")).get("rule")
-        generation = Generation(service, prompts, params, n, rule)
+        generation = await generation_of(service, prompts, params, n, given)
         if nothing:
             if flag(given, "stream"):
                 raise ApiError(400, "max_tokens is 0, and a stream of nothing was asked for", "max_tokens")

@@ -67,9 +67,9 @@ class RemoteEngine:
 
     def stop(self) -> None:
         """End the process."""
-        self._pipe.close()
         self.process.kill()
         self.process.join()
+        self._pipe.close()  # last: the thread that reads it may wait in it until the process has ended
 
     def _submit(self, key: int, ask: Ask) -> None:
         self._send(("submit", key, ask))

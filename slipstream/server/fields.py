@@ -87,6 +87,7 @@ FIELDS = (
     Field("guided_choice", "The text is one of these.", _STRINGS),
     Field("guided_grammar", "Grammar of the text, in Lark or EBNF.", _STRING),
     Field("speculation", "enabled, draft_tokens (most a step), rule.", _OBJECT),
+    Field("prediction", "Text that the answer is expected to hold: draft tokens are copied from it.", _OBJECT),
     Field("statistics", "Add the decoding statistics of each choice to the answer.", _BOOLEAN, unset=(False,)),
     Field("user", "Has no effect.", _STRING),
     Field("safety_identifier", "Has no effect.", _STRING),
@@ -104,7 +105,6 @@ FIELDS = (
     *_refused("priority", "requests run in the order in which they arrive", (0,)),
     *_refused("store", "nothing is stored", (False,)),
     *_refused("service_tier", "there is one tier", ("auto", "default")),
-    *_refused("prediction", "predicted outputs are not supported yet"),
     *_refused("tools functions", "tools are not supported yet", ([],), (CHAT,)),
     *_refused("tool_choice function_call", "tools are not supported yet", ("none", "auto"), (CHAT,)),
     *_refused("parallel_tool_calls", "tools are not supported yet", (True, False), (CHAT,)),
@@ -230,6 +230,28 @@ def _logprobs(given: Mapping[str, Any], where: str) -> int | None:
     if "top_logprobs" in given and not flag(given, "logprobs"):
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     return count(given, "top_logprobs", 0, MOST_TOP_LOGPROBS, 0) if flag(given, "logprobs") else None
+
+
+def prediction_text(given: Mapping[str, Any]) -> str:
+    """The text of `prediction`, "" if there is none. Raises ApiError 400."""
+    if "prediction" not in given:
+        return ""
+    asked = members(given, "prediction", ("type", "content"))
+    if asked.get("type") != "content":
+        raise ApiError(400, f"prediction.type is {asked.get('type')!r}, must be content", "prediction")
+    return plain_text(asked.get("content"), "prediction.content", "prediction")
+
+
+def plain_text(content: Any, where: str, param: str) -> str:
+    """Text, or parts of text, which are joined. Raises ApiError 400."""
+    if isinstance(content, list):
+        for part in content:
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise ApiError(400, f"{where} has a part that is not text", param)
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise ApiError(400, f"{where} is {content!r}, must be text", param)
+    return content
 
 
 _GUIDED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}

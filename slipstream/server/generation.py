@@ -51,14 +51,21 @@ class Generation:
     """The choices of a request: n for each prompt, in this order. With a seed, the j-th has the seed plus j."""
 
     def __init__(
-        self, service: Service, prompts: Seq[list[int]], params: SamplingParams, n: int, rule: str | None = None
+        self,
+        service: Service,
+        prompts: Seq[list[int]],
+        params: SamplingParams,
+        n: int,
+        rule: str | None = None,
+        prediction: Seq[int] = (),
     ):
         self.service, self.prompts, self.params, self.n = service, prompts, params, n
         self.choices = [
-            Choice(p * n + j, p, Ask(prompt, self._seeded(j), rule))
+            Choice(p * n + j, p, Ask(prompt, self._seeded(j), rule, prediction))
             for p, prompt in enumerate(prompts)
             for j in range(n)
         ]
+        self._predicted = bool(prediction)
         self._arrived = time.monotonic()
         self._began = False
 
@@ -71,12 +78,20 @@ class Generation:
         prompt = sum(map(len, self.prompts))
         output = sum(len(choice.ids) for choice in self.choices)
         cached = sum(choice.cached for choice in self.choices if choice.index % self.n == 0)
-        return {
+        found: dict[str, object] = {
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+        if self._predicted:
+            stats = [choice.stats for choice in self.choices if choice.stats is not None]
+            accepted = sum(each.accepted for each in stats)
+            found["completion_tokens_details"] = {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": sum(each.proposed for each in stats) - accepted,
+            }
+        return found
 
     def finish_empty(self) -> None:
         """Answer with no tokens, without running anything."""

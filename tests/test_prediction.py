@@ -1,0 +1,63 @@
+"""Predictions change no distribution, whatever they are made of."""
+
+from __future__ import annotations
+
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.drafters.suffix import SuffixDrafter
+from slipstream.engine.messages import Ask
+from slipstream.llm import LLM
+from slipstream.targets.toy import ToyTarget
+from tests.oracle import Oracle, joint_distribution
+from tests.significance import assert_distribution, beginnings
+
+PROMPT = [0, 1, 2, 0]
+PARAMS = SamplingParams(temperature=1.0, max_tokens=4)
+
+
+def toy() -> ToyTarget:
+    return ToyTarget(5, order=2, seed=21, sharpness=1.0)
+
+
+def seeded(seed: int) -> SamplingParams:
+    return SamplingParams(temperature=1.0, max_tokens=4, seed=seed)
+
+
+def decoded(llm: LLM, asks: list[Ask]) -> list[Sequence]:
+    engine, seqs = llm.engine(), []
+    for ask in asks:
+        own = llm.prepared(ask)
+        seqs.append(own.seq)
+        engine.add(own.seq, own.drafter, own.rule, own.draft_tokens)
+    while engine.unfinished:
+        engine.step()
+    return seqs
+
+
+def test_a_prediction_that_the_same_seed_made_keeps_the_distribution() -> None:
+    """Its tokens were drawn with the request's own random numbers. G-test of 4000 requests; fails at p < 1e-6."""
+    llm = LLM(toy(), max_batch=64)
+    first = decoded(llm, [Ask(PROMPT, seeded(seed)) for seed in range(4000)])
+    again = decoded(llm, [Ask(PROMPT, seeded(i), prediction=seq.output) for i, seq in enumerate(first)])
+    assert sum(seq.stats.accepted for seq in again) > 1000
+    assert_distribution(beginnings(seq.output for seq in again), joint_distribution(Oracle(toy()), PROMPT, PARAMS))
+
+
+def test_a_seeded_request_with_a_prediction_repeats_its_text() -> None:
+    llm = LLM(toy())
+    texts = [decoded(llm, [Ask(PROMPT, seeded(3), prediction=(4, 3, 2))])[0].output for _ in range(2)]
+    assert texts[0] == texts[1]
+
+
+def test_under_coupled_a_prediction_does_not_change_the_text() -> None:
+    llm = LLM(toy(), rule="coupled")
+    asks = [Ask(PROMPT, seeded(3)), Ask(PROMPT, seeded(3), prediction=(4, 3, 2))]
+    asks.append(Ask(PROMPT, seeded(3), "coupled", (1, 1)))
+    assert len({tuple(seq.output) for seq in decoded(llm, asks)}) == 1
+
+
+def test_the_beginning_of_a_prediction_is_drafted_at_once() -> None:
+    """Behind the end of the prompt, although nothing of it has been decoded yet."""
+    seq = Sequence(PROMPT, prediction=(4, 3, 2, 1))
+    draft = SuffixDrafter().propose([seq], [4])
+    assert draft.tokens.tolist() == [4, 3, 2, 1]
