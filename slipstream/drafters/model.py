@@ -186,6 +186,9 @@ class ModelDrafter:
     def _follow(self, seq: Sequence, drafted: Seq[int]) -> Sequence:
         """The shadow of a sequence, updated to hold its text and these draft tokens."""
         shadow = self._shadows[seq.id]
+        held = shadow.begin + len(shadow.held.tokens)
+        if held < len(seq.tokens):  # steps went on without this drafter
+            shadow.held.tokens += seq.tokens[held:]
         shadow.held.tokens[len(seq.tokens) - shadow.begin :] = drafted
         return shadow.held
 

@@ -33,6 +33,7 @@ from slipstream.core.step import step, wanted
 from slipstream.core.target import Target
 from slipstream.core.turns import Turns
 from slipstream.drafters.guard import Guard
+from slipstream.engine.draft_lengths import DraftLengths, Step
 from slipstream.engine.mixed_drafters import MixedDrafters
 from slipstream.errors import TargetError
 
@@ -72,6 +73,7 @@ class Engine:
     """Decodes requests, several at a time.
 
     drafter, rule, draft_tokens  of requests that name none (see `add`); a `Drafter` is guarded here.
+                  `DraftLengths` in place of a number: chosen in each step, for requests of the engine's own drafter.
     max_batch     most requests in one step; more wait.
     lock          held during each step: targets and drafters are not made for two Python threads at once. Engines that
                   share a target share a lock.
@@ -85,7 +87,7 @@ class Engine:
         target: Target,
         drafter: Drafter,
         rule: Rule,
-        draft_tokens: int,
+        draft_tokens: int | DraftLengths,
         max_batch: int,
         lock: AbstractContextManager[object] | None = None,
         prompt_rows: int = PROMPT_ROWS,
@@ -94,7 +96,9 @@ class Engine:
         self.target, self.rule = target, rule
         self._guards: dict[int, Guard | NoDrafter] = {}  # by the drafter in them
         self.drafter = self._guarded(drafter)
-        self.draft_tokens, self.max_batch, self.prompt_rows = draft_tokens, max_batch, prompt_rows
+        self.lengths = draft_tokens if isinstance(draft_tokens, DraftLengths) else None
+        self.draft_tokens = draft_tokens.most if isinstance(draft_tokens, DraftLengths) else draft_tokens
+        self.max_batch, self.prompt_rows = max_batch, prompt_rows
         self.prefix_cache = prefix_cache
         self.stats = EngineStats()
         self._memory = target.capabilities.memory
@@ -158,11 +162,15 @@ class Engine:
         with self._lock:
             self._admit()
             seqs, prompts = self._rows()
-            lengths = self._fitted(seqs, prompts)
+            lengths = self._fitted(seqs, prompts, self._chosen(seqs))
+            timed = self._timed(seqs, prompts, lengths)
             try:
                 self._run(seqs, prompts, lengths)
             except Exception as fault:
+                timed = None
                 self._run_alone([*seqs, *prompts], fault)
+            if timed is not None and self.lengths is not None:
+                self.lengths.learn(timed.step())
             self.stats.steps += 1
             ran = [*seqs, *prompts]
             for seq in ran:
@@ -172,11 +180,29 @@ class Engine:
 
     def _run(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> None:
         drafter, rule = self._drafter_of([*seqs, *prompts]), self.rule
+        first = [seq for seq in seqs if seq.unread > 1]
         if prompts or not plain_steps(seqs, self.target, drafter, rule, lengths):
-            first = [seq for seq in seqs if seq.unread > 1]
             step(seqs, self.target, drafter, rule, lengths, prompts)
             for seq in first:
                 self._keep(seq)
+
+    def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> Timed | None:
+        """What `lengths` is to learn from a step in which all requests decode with the drafter of the engine."""
+        if self.lengths is None or prompts or not seqs:
+            return None
+        own = all(seq.unread == 1 and self._requests[seq.id].drafter is self.drafter for seq in seqs)
+        return Timed(seqs, lengths) if own else None
+
+    def _chosen(self, seqs: Seq[Sequence]) -> list[int]:
+        """The draft length of each request: its most, or what `lengths` chooses for those of the engine's drafter."""
+        most = [self._requests[seq.id].draft_tokens for seq in seqs]
+        if self.lengths is None:
+            return most
+        own = [b for b, seq in enumerate(seqs) if self._requests[seq.id].drafter is self.drafter and seq.unread == 1]
+        chosen = self.lengths.choose([seqs[b].id for b in own], [most[b] for b in own]) if own else []
+        for b, length in zip(own, chosen, strict=True):
+            most[b] = length
+        return most
 
     def _run_alone(self, seqs: Seq[Sequence], fault: Exception) -> None:
         """After a fault, run each request without the others. Drafts of the failed step are lost, and so is what the
@@ -244,23 +270,31 @@ class Engine:
 
     def _drafter_of(self, seqs: Seq[Sequence]) -> Drafter:
         """The drafter of all these requests, or one that stands for all of theirs."""
-        each = {id(self._requests[seq.id].drafter): self._requests[seq.id].drafter for seq in seqs}
+        each = {id(drafter): drafter for drafter in map(self._attached, seqs)}
         if len(each) == 1:
             return next(iter(each.values()))
-        return MixedDrafters(lambda seq: self._requests[seq.id].drafter, seqs)
+        return MixedDrafters(self._attached, seqs)
+
+    def _attached(self, seq: Sequence) -> Guard | NoDrafter:
+        """The drafter of a request in this step. One that rests is not asked, so that several steps may run in one
+        call; but one that reads hidden states goes on reading them, because they are not to be had later."""
+        own = self._requests[seq.id].drafter
+        resting = self.lengths is not None and self.lengths.resting and own is self.drafter
+        return NO_DRAFTER if resting and not own.taps else own
 
     # --- memory --------------------------------------------------------------------------------------------------
 
-    def _fitted(self, seqs: list[Sequence], prompts: list[Sequence]) -> list[int]:
-        """Most draft tokens of each of `seqs`, so that the step fits into the KV cache. Where it does not fit without
-        any, the youngest requests are preempted, and removed from the lists."""
+    def _fitted(self, seqs: list[Sequence], prompts: list[Sequence], chosen: Seq[int]) -> list[int]:
+        """`chosen`, or less, so that the step fits into the KV cache. Where it does not fit without any draft, the
+        youngest requests are preempted, and removed from the lists."""
         if self._memory is None or self._memory.capacity is None:
-            return [self._requests[seq.id].draft_tokens for seq in seqs]
+            return list(chosen)
+        wanted = {seq.id: length for seq, length in zip(seqs, chosen, strict=True)}
         while True:
             requests = [self._requests[seq.id] for seq in seqs]
-            most = max((request.draft_tokens for request in requests), default=0)
+            most = max((wanted[seq.id] for seq in seqs), default=0)
             for limit in (most, most // 2, 0):
-                lengths = [min(limit, request.draft_tokens) for request in requests]
+                lengths = [min(limit, wanted[seq.id]) for seq in seqs]
                 # How many nodes a tree has may depend on tokens that were drawn. What is left out must not: so the most
                 # that a draft of this depth can have is reserved.
                 writes = [_write(one.seq, one.drafter.most_nodes(n)) for one, n in zip(requests, lengths, strict=True)]
@@ -315,11 +349,34 @@ class Engine:
             self._running.remove(seq)
         self._keep(seq)
         request = self._requests.pop(seq.id)
+        if self.lengths is not None:
+            self.lengths.release(seq.id)
         self.target.release(seq.id)
         request.drafter.release(seq.id)
 
 
 NO_DRAFTER = NoDrafter()
+
+
+class Timed:
+    """What a step, or a call of several plain ones, took and gave: the difference of the counters before and after."""
+
+    def __init__(self, seqs: Seq[Sequence], lengths: Seq[int]):
+        self._seqs, self._lengths = seqs, lengths
+        self._before = [(seq.stats.proposed, seq.stats.accepted, len(seq.tokens)) for seq in seqs]
+        self._seconds = dict(seqs[0].stats.seconds) if seqs else {}
+
+    def step(self) -> Step:
+        """See `draft_lengths.Step`."""
+        seqs, before = self._seqs, self._before
+        spent = {name: len(seqs) * (s - self._seconds[name]) for name, s in seqs[0].stats.seconds.items()}
+        nodes = [seq.stats.proposed - proposed for seq, (proposed, _, _) in zip(seqs, before, strict=True)]
+        accepted = [seq.stats.accepted - known for seq, (_, known, _) in zip(seqs, before, strict=True)]
+        gained = max(len(seq.tokens) - length for seq, (_, _, length) in zip(seqs, before, strict=True))
+        return Step(
+            [seq.id for seq in seqs], self._lengths, nodes, accepted, spent["draft"],
+            sum(spent.values()) - spent["draft"], 1 if any(self._lengths) else gained,
+        )  # fmt: skip
 
 
 def _write(seq: Sequence, drafted: int) -> tuple[int, int, int]:

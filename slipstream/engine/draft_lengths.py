@@ -1,0 +1,320 @@
+"""`DraftLengths`: how many draft tokens each request of a batch gets, chosen from what past steps took and gave.
+
+A step with the draft lengths k_1..k_B yields  B + sum of S_b(j), j <= k_b  expected tokens, where S_b(j) is the
+probability that request b accepts its first j draft tokens. It takes the time of drafting max(k_b) levels and of a
+forward over B + sum of k_b rows. The lengths with the most expected tokens per second are taken: draft tokens of all
+requests compete for rows, the most probable first (the goodput of SmartSpec, Liu et al. 2406.14066, section 4, with the
+lengths of single requests). Length 0 for all is plain decoding.
+
+Nothing is measured beforehand. The survival S of each request is learned from its own steps, starting from that of the
+requests before it (`DepthStats`). Times are medians of recent steps; what was never timed is estimated from its
+neighbours. The first step is plain, the next ones draft. If drafts do not pay, the drafter rests, and is tried again
+after pauses that double and that are long enough for trials to cost little.
+
+Lengths depend on past steps only, never on tokens that were drawn, so every output distribution is unchanged. They
+depend on times, though: under `rejection`, a seed then gives the same text only with fixed lengths.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import numpy as np
+
+log = logging.getLogger("slipstream")
+
+FIRST = 4
+"""Draft tokens of the first steps that draft."""
+PLAIN_SAMPLES = 2
+"""Plain steps, or calls of several, that are timed before anything is drafted."""
+TRIAL_STEPS = 2
+"""Steps that draft before the drafter may rest (again)."""
+TRIAL_SHARE = 0.01
+"""What trials may cost, as a share of plain decoding: a pause is at least as long as its trial cost over this."""
+MARGIN = 0.02
+"""Least predicted gain over plain decoding, as a share: about as much as a trial may cost."""
+FIRST_REST, LONGEST_REST = 32, 4096
+"""Tokens per request that the first pause is long, and the longest."""
+RENEW = 256
+"""Steps that draft after which a plain one is timed again."""
+FADE, FADE_ALL = 1 - 1 / 64, 1 - 1 / 512
+"""Weight that the record of a request, and that of all, keeps with each of its steps that draft."""
+WEIGHT = 8.0
+"""Draft tokens of other requests that count in the record of each."""
+KEEP = 4
+"""Steps for which lengths are kept while nobody joins or leaves: choosing takes a tenth of a millisecond."""
+
+
+class Times:
+    """Seconds by a number (of rows, of levels): the median of the last few of each, and estimates between them."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, deque[float]] = {}
+        self._known: list[int] = []
+        self._medians: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        """How many samples there are, up to 9 of each number."""
+        return sum(map(len, self._samples.values()))
+
+    def __contains__(self, n: int) -> bool:
+        return n in self._samples
+
+    def add(self, n: int, seconds: float) -> None:
+        if n not in self._samples:
+            self._samples[n] = deque(maxlen=9)
+            insort(self._known, n)
+        self._samples[n].append(seconds)
+        own = self._samples[n]  # of two, the greater may be that of a moment in which others had the processor
+        self._medians[n] = statistics.median(own) if len(own) > 2 else min(own)
+
+    def nearest(self, n: int) -> float:
+        """The median of the nearest number that was timed."""
+        at = bisect_left(self._known, n)
+        around = self._known[max(0, at - 1) : at + 1]
+        return self._medians[min(around, key=lambda known: abs(known - n))]
+
+    def estimate(self, numbers: np.ndarray) -> np.ndarray:
+        """Seconds for each of these numbers: between timed ones on a line that does not fall; beyond them with half the
+        slope of all of them, so that what looks nearly as good is tried, and then known; if only one was timed, the
+        same for all. A number that was timed once or twice, while others were timed more often, counts as not timed: a
+        sample from a moment in which others had the processor would rule it out for good."""
+        often = [n for n in self._known if len(self._samples[n]) > 2]
+        xs = [n for n in self._known if n in often or n == self._known[0]] if often else self._known
+        pools: list[list[float]] = []  # mean, samples, numbers: neighbours that would fall are joined
+        for n in xs:
+            pools.append([self._medians[n], len(self._samples[n]), 1])
+            while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+                mean, count, many = pools.pop()
+                before = pools[-1]
+                before[0] = (before[0] * before[1] + mean * count) / (before[1] + count)
+                before[1], before[2] = before[1] + count, before[2] + many
+        ys = [mean for mean, _, many in pools for _ in range(int(many))]
+        slope = (ys[-1] - ys[0]) / (xs[-1] - xs[0]) if len(xs) > 1 else 0.0
+        inside = np.interp(numbers, xs, ys)
+        return np.where(numbers > xs[-1], ys[-1] + slope / 2 * (numbers - xs[-1]), inside)
+
+
+class Survival:
+    """How likely draft token 1, 2, .. of each request is accepted, given that all before it are: estimated from its own
+    record, with `WEIGHT` draft tokens at the rates of all requests added to it, which start at `prior`. The records of
+    all requests are rows of one array: a step updates them together.
+
+    most  deepest draft token.
+    """
+
+    def __init__(self, most: int, prior: float):
+        self._depths, self._prior = np.arange(most), prior
+        self._rows: dict[int, int] = {}  # of each request
+        self._free: list[int] = []
+        self._compared, self._accepted = np.zeros((4, most)), np.zeros((4, most))
+        self._everyone = np.zeros((2, most))  # compared, accepted
+        self._width = np.ones(4)
+
+    def learn(self, ids: Seq[int], lengths: np.ndarray, nodes: np.ndarray, accepted: np.ndarray) -> None:
+        """Of each request: the length that it was given, its draft tokens, and how many were accepted. A draft that
+        ends before its length, because nothing was found, counts as rejected there."""
+        rows = [self._row(seq_id) for seq_id in ids]
+        compared = self._depths < np.minimum(lengths, accepted + 1)[:, None]  # [R, most]
+        right = self._depths < accepted[:, None]
+        self._compared[rows] = self._compared[rows] * FADE + compared
+        self._accepted[rows] = self._accepted[rows] * FADE + right
+        self._width[rows] += (nodes / lengths - self._width[rows]) / 8
+        self._everyone = self._everyone * FADE_ALL ** len(rows) + [compared.sum(0), right.sum(0)]
+
+    def of(self, ids: Seq[int]) -> np.ndarray:
+        """[R, most]: probability that each request accepts its first 1, 2, .. draft tokens."""
+        rows = [self._row(seq_id) for seq_id in ids]
+        compared, accepted = self._everyone
+        rate = (accepted.sum() + WEIGHT * self._prior) / (compared.sum() + WEIGHT)
+        usual = (accepted + WEIGHT * rate) / (compared + WEIGHT)  # [most]
+        own = (self._accepted[rows] + WEIGHT * usual) / (self._compared[rows] + WEIGHT)
+        return own.cumprod(1)
+
+    def width(self, ids: Seq[int]) -> float:
+        """Verified draft tokens per token of the length, on average: more than 1 for trees, less for lookups."""
+        return float(self._width[[self._row(seq_id) for seq_id in ids]].mean())
+
+    def forget(self, seq_id: int) -> None:
+        row = self._rows.pop(seq_id, None)
+        if row is not None:
+            self._free.append(row)
+
+    def _row(self, seq_id: int) -> int:
+        row = self._rows.get(seq_id)
+        if row is None:
+            row = self._rows[seq_id] = self._free.pop() if self._free else len(self._rows)
+            if row == len(self._width):
+                self._compared, self._accepted = (np.concatenate((a, 0 * a)) for a in (self._compared, self._accepted))
+                self._width = np.concatenate((self._width, 0 * self._width))
+            self._compared[row], self._accepted[row], self._width[row] = 0, 0, 1
+        return row
+
+
+@dataclass
+class _Counts:
+    """Of all steps that drafted: for what the user is told."""
+
+    steps: int = 0
+    requests: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    plain: float = 0.0  # what plain steps with as many requests would have taken
+
+
+@dataclass
+class Step:
+    """What a step was and took. One entry of `lengths`, `nodes` and `accepted` for each request: the length that it was
+    given, its draft tokens, and how many of them were accepted. draft, rest: seconds of drafting, and of all else.
+    repeats: plain steps in this call."""
+
+    ids: Seq[int]
+    lengths: Seq[int]
+    nodes: Seq[int] = ()
+    accepted: Seq[int] = ()
+    draft: float = 0.0
+    rest: float = 0.0
+    repeats: int = 1
+
+
+@dataclass
+class DraftLengths:
+    """Lengths for the requests of one drafter. Kept from one engine to the next.
+
+    most   longest draft.
+    prior  assumed acceptance rate before any draft token was verified.
+    """
+
+    most: int = 8
+    prior: float = 0.7
+    resting: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self._survival = Survival(self.most, self.prior)
+        self._plain, self._forward = Times(), Times()  # by requests, by rows
+        self._drafting: dict[int, Times] = {}  # by requests that draft: by levels
+        self._chosen: tuple[tuple[int, ...], list[int], int] = (
+            (),
+            [],
+            0,
+        )  # ids, lengths, steps that they were used for
+        self._drafted = 0  # steps that drafted since the last plain one
+        self._trial = TRIAL_STEPS  # steps that draft before the drafter may rest
+        self._pays = False  # whether the last choice was to draft; then a small loss is taken for noise
+        self._rest, self._pause = 0, FIRST_REST
+        self._lost: list[float] = []  # plain steps that each step of the trial has cost
+        self._counts, self._told = _Counts(), False
+
+    # --- choosing ------------------------------------------------------------------------------------------------
+
+    def choose(self, ids: Seq[int], limits: Seq[int]) -> list[int]:
+        """Draft lengths for these requests, each at most its limit."""
+        limits = [min(limit, self.most) for limit in limits]
+        none = [0] * len(ids)
+        if self.resting or not any(limits):
+            return none
+        if len(self._plain) < PLAIN_SAMPLES or self._drafted >= RENEW:
+            return none
+        key, lengths, used = self._chosen
+        if not self._drafting:
+            return [min(FIRST, limit) for limit in limits]
+        if key != tuple(ids) or used >= KEEP:
+            found, gain = self._best(ids, limits)
+            gain = math.inf if self._trial else gain
+            if gain < 1 + (0 if self._pays else MARGIN):
+                self._begin_rest()
+                return none
+            lengths, used = found, 0
+            if not self._pays:
+                self._pays, self._pause = True, FIRST_REST
+        self._chosen = tuple(ids), lengths, used + 1
+        return list(map(min, lengths, limits))
+
+    def _best(self, ids: Seq[int], limits: Seq[int]) -> tuple[list[int], float]:
+        """The lengths with the most expected tokens per second, at least one draft token, and their gain over plain
+        decoding."""
+        count, drafting = len(ids), sum(limit > 0 for limit in limits)
+        survival = self._survival.of(ids) * (np.arange(self.most) < np.array(limits)[:, None])  # [B, most]
+        width = self._survival.width(ids)
+        levels = self._levels(drafting)
+        best, lengths = 0.0, list[int]()
+        for depth in range(1, max(limits) + 1):
+            order = np.sort(survival[:, :depth].ravel())[::-1]
+            order = order[order > 0]
+            tokens = count + np.cumsum(order)  # [n] with the n most probable draft tokens
+            rows = count + width * np.arange(1, len(order) + 1)
+            rates = tokens / (self._forward.estimate(rows) + levels.estimate(np.array([depth])))
+            at = int(rates.argmax())
+            if rates[at] > best:
+                best = float(rates[at])
+                lengths = (survival[:, :depth] >= order[at]).sum(1).tolist()
+        return lengths, best * self._plain.nearest(count) / count
+
+    def _levels(self, drafting: int) -> Times:
+        """Times of drafting with about so many requests."""
+        return self._drafting[min(self._drafting, key=lambda known: abs(known - drafting))]
+
+    # --- learning ------------------------------------------------------------------------------------------------
+
+    def learn(self, step: Step) -> None:
+        """Take note of a step: of its time, and of what became of its draft tokens."""
+        count, drafting = len(step.ids), sum(length > 0 for length in step.lengths)
+        seconds = (step.draft + step.rest) / step.repeats
+        self._rested(step)
+        if not drafting:
+            self._drafted = 0
+            self._plain.add(count, seconds)
+            self._forward.add(count, seconds)
+            return
+        self._drafted += 1
+        if self._trial:
+            self._trial -= 1
+            self._lost.append(seconds / self._plain.nearest(count) - 1 - sum(step.accepted) / count)
+            if not self._trial:
+                self._chosen = (), [], 0
+        self._forward.add(count + sum(step.nodes), step.rest)
+        if drafting not in self._drafting:
+            self._drafting[drafting] = Times()
+            self._drafting[drafting].add(0, 0.0)
+        self._drafting[drafting].add(max(step.lengths), step.draft)
+        drafted = [b for b, length in enumerate(step.lengths) if length]
+        each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
+        self._survival.learn([step.ids[b] for b in drafted], *each)
+        found = self._counts
+        found.steps += 1
+        found.requests += count
+        found.tokens += count + sum(step.accepted)
+        found.seconds += seconds
+        found.plain += self._plain.nearest(count)
+
+    def _rested(self, step: Step) -> None:
+        if self.resting:
+            self._rest -= step.repeats
+            if self._rest <= 0:
+                self.resting, self._trial = False, TRIAL_STEPS
+
+    def _begin_rest(self) -> None:
+        self.resting, self._pays = True, False
+        lost = TRIAL_STEPS * statistics.median_low(self._lost or [0.0])
+        self._rest = max(self._pause, int(lost / TRIAL_SHARE))
+        self._pause, self._lost = min(2 * self._pause, LONGEST_REST), []
+        found = self._counts
+        if not self._told and found.steps >= TRIAL_STEPS:
+            self._told = True
+            log.warning(
+                "drafts do not pay here: %.2f tokens a step and request, and a step takes %.2f times as long as a "
+                "plain one. Decoding goes on without them; they are tried again from time to time. The text is not "
+                "affected.",
+                found.tokens / found.requests,
+                found.seconds / found.plain,
+            )
+
+    def release(self, seq_id: int) -> None:
+        """Forget a request; unknown ids are ignored."""
+        self._survival.forget(seq_id)

@@ -1,0 +1,71 @@
+"""A machine and requests of known costs and survival, to judge draft lengths by the time they would take."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass, field
+
+from slipstream.engine.draft_lengths import DraftLengths, Step
+
+
+@dataclass
+class World:
+    """acceptance: of a draft token, by request; level: seconds of drafting one token for all; row: seconds of a further
+    row beyond `free` rows, where a forward of one row takes 1; noise: spread of times, as a share; stride: plain steps
+    in one call, each of which takes `saved` less."""
+
+    acceptance: Seq[float]
+    level: float
+    row: float
+    free: int = 1
+    noise: float = 0.1
+    stride: int = 1
+    saved: float = 0.0
+    seed: int = 0
+    draw: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.seed)
+
+    def forward(self, rows: int) -> float:
+        return 1 + self.row * max(0, rows - self.free)
+
+    def noisy(self, seconds: float) -> float:
+        slow = 3.0 if self.draw.random() < 0.02 else 1.0  # now and then another process has the core
+        return seconds * slow * self.draw.uniform(1 - self.noise, 1 + self.noise)
+
+    def accepted(self, b: int, length: int) -> int:
+        count = 0
+        while count < length and self.draw.random() < self.acceptance[b]:
+            count += 1
+        return count
+
+    def run(self, choose: Callable[[], Seq[int]], tokens: int, learn: Callable[[Step], None] | None = None) -> float:
+        """Tokens per second of all requests together, until they have `tokens` each on average."""
+        count, made, spent = len(self.acceptance), 0, 0.0
+        while made < tokens * count:
+            lengths = list(choose())
+            if any(lengths):
+                accepted = [self.accepted(b, length) for b, length in enumerate(lengths)]
+                draft = self.noisy(self.level * max(lengths))
+                rest = self.noisy(self.forward(count + sum(lengths)))
+                step = Step(range(count), lengths, lengths, accepted, draft, rest)
+                made += count + sum(accepted)
+            else:
+                rest = self.noisy(self.stride * (self.forward(count) - self.saved))
+                step = Step(range(count), lengths, lengths, lengths, 0.0, rest, self.stride)
+                made += count * self.stride
+            spent += step.draft + step.rest
+            if learn is not None:
+                learn(step)
+        return made / spent
+
+
+def adaptive(world: World, policy: DraftLengths, tokens: int) -> float:
+    ids, limits = range(len(world.acceptance)), [policy.most] * len(world.acceptance)
+    return world.run(lambda: policy.choose(ids, limits), tokens, policy.learn)
+
+
+def fixed(world: World, length: int, tokens: int) -> float:
+    return world.run(lambda: [length] * len(world.acceptance), tokens)

@@ -1,0 +1,103 @@
+"""`DraftLengths` in a simulated world: never slower than plain decoding, and close to the best fixed length."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from slipstream.engine.draft_lengths import DraftLengths, Step, Times
+from tests.engine.simulated_world import World, adaptive, fixed
+
+TOKENS = 3000
+ALPHAS = (0.0, 0.3, 0.6, 0.8, 0.95)
+LEVELS = (0.02, 0.1, 0.3, 0.8)
+BATCHES = (1, 4, 16)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("row", [0.02, 0.3])
+def test_lengths_lose_at_most_3_percent_to_plain_decoding_and_to_the_best_fixed_length(batch: int, row: float) -> None:
+    for alpha in ALPHAS:
+        for level in LEVELS:
+            world = World([alpha] * batch, level, row)
+            rates = [fixed(replace(world, seed=k), k, TOKENS) for k in range(9)]
+            found = adaptive(replace(world, seed=99), DraftLengths(), TOKENS)
+            where = f"acceptance {alpha}, level {level}: {found:.3f}, fixed {[round(rate, 3) for rate in rates]}"
+            assert found >= 0.97 * rates[0], where
+            assert found >= 0.95 * max(rates), where
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_drafter_that_is_never_right_costs_at_most_3_percent_where_plain_steps_share_a_call(batch: int) -> None:
+    """Plain decoding runs 8 steps in one call, which a step that drafts cannot."""
+    world = World([0.0] * batch, level=0.2, row=0.1, stride=8, saved=0.15)
+    plain, found = fixed(world, 0, 4000), adaptive(replace(world, seed=1), DraftLengths(), 4000)
+    assert found >= 0.97 * plain
+
+
+def test_requests_that_accept_more_get_longer_drafts() -> None:
+    world, policy = World([0.95, 0.2, 0.95, 0.2], level=0.05, row=0.15), DraftLengths()
+    adaptive(world, policy, 400)
+    lengths = policy.choose(range(4), [8] * 4)
+    assert min(lengths[0], lengths[2]) > max(lengths[1], lengths[3])
+
+
+def test_mixed_requests_gain_more_than_with_any_one_length() -> None:
+    world = World([0.95, 0.1] * 4, level=0.02, row=0.12)
+    best = max(fixed(replace(world, seed=k), k, TOKENS) for k in range(9))
+    assert adaptive(replace(world, seed=9), DraftLengths(), TOKENS) > best
+
+
+def test_a_length_never_exceeds_the_limit_of_its_request() -> None:
+    world, policy = World([0.9] * 3, level=0.01, row=0.01), DraftLengths()
+    limits = [0, 2, 8]
+
+    def choose() -> list[int]:
+        lengths = policy.choose(range(3), limits)
+        assert all(length <= limit for length, limit in zip(lengths, limits, strict=True))
+        return lengths
+
+    world.run(choose, 300, policy.learn)
+    assert policy.choose(range(3), limits)[2] > 2
+
+
+def test_a_drafter_that_becomes_useful_is_found_again() -> None:
+    policy = DraftLengths()
+    adaptive(World([0.0], level=0.1, row=0.05), policy, 400)
+    adaptive(World([0.9], level=0.1, row=0.05), policy, 600)
+    assert not policy.resting
+    assert policy.choose([0], [8])[0] > 2
+
+
+def test_the_user_is_told_once_that_drafts_do_not_pay(caplog: pytest.LogCaptureFixture) -> None:
+    policy = DraftLengths()
+    with caplog.at_level(logging.WARNING, "slipstream"):
+        adaptive(World([0.1], level=0.3, row=0.1), policy, 2000)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("drafts do not pay here: 1.")
+
+
+def test_requests_that_left_are_forgotten() -> None:
+    policy = DraftLengths()
+    for _ in range(2):
+        policy.learn(Step([0], [0], rest=1.0))
+    for seq_id in range(50):
+        policy.choose([seq_id], [8])
+        policy.learn(Step([seq_id], [4], [4], [2], 0.1, 1.0))
+        policy.release(seq_id)
+    assert not policy._survival._rows
+    assert len(policy._survival._width) < 8
+
+
+def test_times_between_and_beyond_those_measured() -> None:
+    times = Times()
+    for n, seconds in ((1, 1.0), (1, 1.2), (1, 9.0), (5, 2.0), (5, 2.0), (5, 9.0), (9, 1.5), (9, 1.5), (9, 1.5)):
+        times.add(n, seconds)
+    numbers = np.array([1, 3, 5, 9, 17])
+    assert times.estimate(numbers).tolist() == pytest.approx([1.2, 1.475, 1.75, 1.75, 2.025])
+    times.add(17, 30.0)  # once: others may have had the processor
+    assert times.estimate(numbers).tolist() == pytest.approx([1.2, 1.475, 1.75, 1.75, 2.025])
+    assert times.nearest(2) == pytest.approx(1.2)
