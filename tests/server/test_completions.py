@@ -52,7 +52,7 @@ def test_a_stream_adds_up_to_the_whole_answer(host: Host, stop: object) -> None:
 
 
 def test_a_possible_beginning_of_a_stop_string_is_held_back(host: Host) -> None:
-    """`return` is stopped at "return a,": no part shows the "return a" that may begin it."""
+    """The joined parts end before the stop string, which took several tokens: none of them was shown."""
     free = host.post(PATH, prompt=PROMPTS[0], temperature=0, max_tokens=24).json()["choices"][0]["text"]
     stop = free[10:20]
     shown = [json.loads(event)["choices"][0]["text"] for event in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from slipstream import LLM
+from slipstream import LLM, SamplingParams
 from slipstream.server.service import Limits
 from tests.server.hosting import Host, eventually, hosted, request_by_hand
 
@@ -32,6 +33,36 @@ def test_of_fifty_clients_that_hang_up_nothing_is_left(host: Host, stream: bool)
         each.close()
     eventually(lambda: idle(host))
     assert host.post(PATH, prompt="def f(", max_tokens=4).status_code == 200
+
+
+def test_through_random_requests_and_hang_ups_each_text_is_that_of_the_request_alone(host: Host, pair: LLM) -> None:
+    draw = random.Random(7)
+    prompts = [f"def f{i}(a, b):\n" + "    a = b\n" * draw.randint(0, 30) for i in range(6)]
+    alone = [each.text for each in pair.generate(prompts, SamplingParams(max_tokens=20))]
+
+    def whole(i: int, stream: bool) -> tuple[str, str]:
+        body = {"prompt": prompts[i], "temperature": 0, "max_tokens": 20}
+        if not stream:
+            return alone[i], host.post(PATH, **body).json()["choices"][0]["text"]
+        parts = [json.loads(event)["choices"][0]["text"] for event in host.events(PATH, **body)]
+        return alone[i], "".join(parts)
+
+    def hang_up(i: int, events: int) -> tuple[str, str]:
+        with host.http.stream("POST", PATH, json=LONG | {"prompt": prompts[i], "stream": True, "n": 2}) as answered:
+            for _, _ in zip(range(events), answered.iter_lines(), strict=False):
+                pass
+        return "", ""
+
+    with ThreadPoolExecutor(12) as pool:
+        made = []
+        for _ in range(30):
+            i = draw.randrange(6)
+            if draw.random() < 0.5:
+                made.append(pool.submit(hang_up, i, draw.randint(1, 30)))
+            else:
+                made.append(pool.submit(whole, i, draw.random() < 0.5))
+        assert all(expected == found for expected, found in (each.result() for each in made))
+    eventually(lambda: idle(host))
 
 
 def test_a_client_that_goes_before_or_within_its_prompt_leaves_nothing(host: Host) -> None:
