@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -24,22 +25,22 @@ log = logging.getLogger("slipstream")
 Object = dict[str, Any]
 
 
-class Form:
+class Form(ABC):
     """How an endpoint writes its answers. chunk_name, name: the values of `object`; prefix: of ids."""
 
     name = chunk_name = prefix = ""
 
+    @abstractmethod
     def whole(self, generation: Generation, choice: Choice) -> Object:
         """A choice of a whole answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def first(self, generation: Generation, choice: Choice) -> Object | None:
         """What comes before the first part of a choice in a stream, if anything does."""
-        raise NotImplementedError
 
+    @abstractmethod
     def part(self, generation: Generation, part: Part) -> Object:
         """A part of a choice in a stream."""
-        raise NotImplementedError
 
 
 async def generation_of(
