@@ -125,7 +125,7 @@ class Engine:
         seq.coupled, seq.lossless = seq.rule.name == "coupled", seq.rule.lossless
         seq.prefix_cache = self.prefix_cache
         most = wanted(seq, self.draft_tokens if draft_tokens is None else draft_tokens)
-        own = NO_DRAFTER if not most else self.drafter if drafter is None else self._guarded(drafter)
+        own = self.drafter if drafter is None else self._guarded(drafter)
         if own.remembers and not seq.coupled:
             seq.random.nonce = next(_nonces)
         self._requests[seq.id] = Request(seq, own, most)
@@ -137,6 +137,8 @@ class Engine:
             self._waiting.remove(seq)
         if seq.id in self._requests:
             with self._lock:
+                if seq in self._running:
+                    self._running.remove(seq)
                 self._leave(seq)
 
     @property
@@ -173,9 +175,11 @@ class Engine:
                 self.lengths.learn(timed.step())
             self.stats.steps += 1
             ran = [*seqs, *prompts]
-            for seq in ran:
-                if seq.finish:
-                    self._leave(seq)
+            done = [seq for seq in ran if seq.finish]
+            if done:
+                self._running = [seq for seq in self._running if not seq.finish]
+            for seq in done:
+                self._leave(seq)
         return ran
 
     def _run(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> None:
@@ -223,11 +227,14 @@ class Engine:
 
     def _admit(self) -> None:
         """Let requests join while there is room for them, and for their prompts in a KV cache of fixed size."""
+        memory = None if self._memory is None or self._memory.capacity is None else self._memory
+        writes = [] if memory is None else [_write(one, 1) for one in self._running]
         while self._waiting and len(self._running) < self.max_batch:
             seq = self._waiting[0]
-            others = [_write(one, 1) for one in self._running]
-            if others and self._memory is not None and self._memory.missing([(seq.id, 0, len(seq.tokens)), *others]):
-                return
+            if memory is not None:
+                writes.append((seq.id, 0, len(seq.tokens)))
+                if self._running and memory.missing(writes):
+                    return
             self._running.append(self._waiting.popleft())
             self._begin(seq)
 
@@ -250,6 +257,7 @@ class Engine:
         prompts: list[Sequence] = []
         room = self.prompt_rows if seqs else MOST_ROWS
         for seq in self._running:
+            seq.chunk_end = None  # an interrupted step may have left one
             if seq.unread > 1 and room > 0:
                 if seq.unread <= room:
                     seqs.append(seq)
@@ -345,8 +353,7 @@ class Engine:
         return self._guards[id(drafter)]
 
     def _leave(self, seq: Sequence) -> None:
-        if seq in self._running:
-            self._running.remove(seq)
+        """Forget a request that runs no more, and free what it holds."""
         self._keep(seq)
         request = self._requests.pop(seq.id)
         if self.lengths is not None:
