@@ -63,9 +63,6 @@ class Times:
         """How many samples there are, up to 9 of each number."""
         return sum(map(len, self._samples.values()))
 
-    def __contains__(self, n: int) -> bool:
-        return n in self._samples
-
     def add(self, n: int, seconds: float) -> None:
         if n not in self._samples:
             self._samples[n] = deque(maxlen=9)
@@ -199,11 +196,8 @@ class DraftLengths:
         self._survival = Survival(self.most, self.prior)
         self._plain, self._forward = Times(), Times()  # by requests, by rows
         self._drafting: dict[int, Times] = {}  # by requests that draft: by levels
-        self._chosen: tuple[tuple[int, ...], list[int], int] = (
-            (),
-            [],
-            0,
-        )  # ids, lengths, steps that they were used for
+        # Ids, lengths, and for how many steps they were used.
+        self._chosen: tuple[tuple[int, ...], list[int], int] = ((), [], 0)
         self._drafted = 0  # steps that drafted since the last plain one
         self._trial = TRIAL_STEPS  # steps that draft before the drafter may rest
         self._pays = False  # whether the last choice was to draft; then a small loss is taken for noise
@@ -221,9 +215,9 @@ class DraftLengths:
             return none
         if len(self._plain) < PLAIN_SAMPLES or self._drafted >= RENEW:
             return none
-        key, lengths, used = self._chosen
         if not self._drafting:
             return [min(FIRST, limit) for limit in limits]
+        key, lengths, used = self._chosen
         if key != tuple(ids) or used >= KEEP:
             found, gain = self._best(ids, limits)
             gain = math.inf if self._trial else gain

@@ -19,7 +19,6 @@ ends with `finish` "error", and the others go on.
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import deque
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
@@ -36,8 +35,6 @@ from slipstream.drafters.guard import Guard
 from slipstream.engine.draft_lengths import DraftLengths, Step
 from slipstream.engine.mixed_drafters import MixedDrafters
 from slipstream.errors import TargetError
-
-log = logging.getLogger("slipstream")
 
 _nonces = itertools.count()
 """Of this process, because several engines may share a drafter. In order, so that a program repeats its texts."""
@@ -102,6 +99,7 @@ class Engine:
         self.prefix_cache = prefix_cache
         self.stats = EngineStats()
         self._memory = target.capabilities.memory
+        self._bounded = None if self._memory is None or self._memory.capacity is None else self._memory
         self._lock = lock or Turns()
         self._requests: dict[int, Request] = {}  # those that wait or run
         self._waiting: deque[Sequence] = deque()
@@ -227,13 +225,12 @@ class Engine:
 
     def _admit(self) -> None:
         """Let requests join while there is room for them, and for their prompts in a KV cache of fixed size."""
-        memory = None if self._memory is None or self._memory.capacity is None else self._memory
-        writes = [] if memory is None else [_write(one, 1) for one in self._running]
+        writes = [] if self._bounded is None else [_write(one, 1) for one in self._running]
         while self._waiting and len(self._running) < self.max_batch:
             seq = self._waiting[0]
-            if memory is not None:
+            if self._bounded is not None:
                 writes.append((seq.id, 0, len(seq.tokens)))
-                if self._running and memory.missing(writes):
+                if self._running and self._bounded.missing(writes):
                     return
             self._running.append(self._waiting.popleft())
             self._begin(seq)
@@ -269,12 +266,8 @@ class Engine:
 
     def _kind(self, seq: Sequence) -> tuple[str, int, str, bool]:
         assert seq.rule is not None
-        return (
-            self._requests[seq.id].drafter.name,
-            id(self._requests[seq.id].drafter),
-            seq.rule.name,
-            seq.params.argmax_only,
-        )
+        drafter = self._requests[seq.id].drafter
+        return drafter.name, id(drafter), seq.rule.name, seq.params.argmax_only
 
     def _drafter_of(self, seqs: Seq[Sequence]) -> Drafter:
         """The drafter of all these requests, or one that stands for all of theirs."""
@@ -295,7 +288,7 @@ class Engine:
     def _fitted(self, seqs: list[Sequence], prompts: list[Sequence], chosen: Seq[int]) -> list[int]:
         """`chosen`, or less, so that the step fits into the KV cache. Where it does not fit without any draft, the
         youngest requests are preempted, and removed from the lists."""
-        if self._memory is None or self._memory.capacity is None:
+        if self._bounded is None:
             return list(chosen)
         wanted = {seq.id: length for seq, length in zip(seqs, chosen, strict=True)}
         while True:
@@ -306,7 +299,7 @@ class Engine:
                 # How many nodes a tree has may depend on tokens that were drawn. What is left out must not: so the most
                 # that a draft of this depth can have is reserved.
                 writes = [_write(one.seq, one.drafter.most_nodes(n)) for one, n in zip(requests, lengths, strict=True)]
-                if not self._memory.missing([*writes, *(_write(seq, 0) for seq in prompts)]):
+                if not self._bounded.missing([*writes, *(_write(seq, 0) for seq in prompts)]):
                     return lengths
             if len(self._running) == 1:  # it fits alone (see `add`), unless others hold blocks: the target will say
                 return [0] * len(seqs)
@@ -325,9 +318,9 @@ class Engine:
         self.stats.preemptions += 1
 
     def _check_fits(self, seq: Sequence) -> None:
-        if self._memory is None or self._memory.capacity is None:
+        if self._bounded is None or self._bounded.capacity is None:
             return
-        slots = self._memory.capacity * self._memory.block
+        slots = self._bounded.capacity * self._bounded.block
         if seq.limit > slots:
             raise TargetError(
                 f"a request may grow to {seq.limit} tokens, the KV cache holds {slots}",

@@ -49,7 +49,6 @@ class _Live:
     seq: Sequence
     sent: int = 0
     started: float = 0.0
-    cached: int = 0
 
 
 @dataclass(frozen=True)

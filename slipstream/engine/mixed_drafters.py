@@ -13,16 +13,17 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Drafter, read_prompts
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
+from slipstream.drafters.hybrid import joint_taps
 
 
 class MixedDrafters:
-    """of: the drafter of each sequence. taps: those of the last `propose` and of the sequences that read prompts."""
+    """of: the drafter of each sequence; everyone: the sequences of the step, whose drafters' taps are joined."""
 
     name = "several"
 
     def __init__(self, of: Callable[[Sequence], Drafter], everyone: Seq[Sequence]):
         self._of = of
-        self.taps = tuple(dict.fromkeys(tap for seq in everyone for tap in of(seq).taps))
+        self.taps = joint_taps(map(of, everyone))
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         drafts = []

@@ -35,8 +35,9 @@ class KVMemory:
     @property
     def usage(self) -> Usage:
         with self._lock():
-            kept = len(self._prefixes.unused())
-            return Usage(self._pool.capacity, self._pool.held - kept, kept)
+            # From the tables, which are few: an engine asks after each step, and thousands of blocks may be kept.
+            used = len({block for table in self._pool.tables.values() for block in table})
+            return Usage(self._pool.capacity, used, self._pool.held - used)
 
     def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
         """How many more blocks than there are would be needed to write slots start..stop-1 of each of these sequences
@@ -67,8 +68,3 @@ class KVMemory:
         with self._lock():
             if seq_id in self._pool.tables:
                 self._prefixes.keep(tokens, self._pool.tables[seq_id])
-
-    def forget(self) -> None:
-        """Drop every kept block that no sequence uses."""
-        with self._lock():
-            self._prefixes.clear()

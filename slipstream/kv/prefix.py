@@ -39,9 +39,6 @@ class PrefixCache:
         self._blocks: dict[bytes, int] = {}  # by key; used longest ago first
         pool.reclaim = self.reclaim
 
-    def __len__(self) -> int:
-        return len(self._blocks)
-
     def match(self, tokens: Seq[int]) -> list[int]:
         """The blocks of the longest known beginning of a text, to be adopted at once (`BlockPool.adopt`)."""
         found: list[tuple[bytes, int]] = []
@@ -65,7 +62,7 @@ class PrefixCache:
         if len(self._blocks) > self._most:
             self.reclaim(len(self._blocks) - self._most)
 
-    def unused(self, most: int | None = None) -> list[bytes]:
+    def unused(self, most: int) -> list[bytes]:
         """Keys of up to `most` blocks that only the cache holds, in the order in which they are dropped."""
         return list(islice((key for key, block in self._blocks.items() if self.pool.count(block) == 1), most))
 
@@ -73,11 +70,6 @@ class PrefixCache:
         """Drop `count` blocks that nobody else holds, or all of these."""
         for key in self.unused(count):
             self.pool.drop([self._blocks.pop(key)])
-
-    def clear(self) -> None:
-        """Forget every text."""
-        self.pool.drop(self._blocks.values())
-        self._blocks.clear()
 
     def _touch(self, keys: Seq[bytes]) -> None:
         """Note that these blocks of one text were used: the first block is the last to be dropped."""

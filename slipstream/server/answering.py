@@ -30,6 +30,15 @@ class Form(ABC):
 
     name = chunk_name = prefix = ""
 
+    def choice(self, choice: Choice, logprobs: Object | None, finish: str | None) -> Object:
+        """What a choice, or a part of one, has at both endpoints."""
+        return {
+            "index": choice.index,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+            "stop_reason": stop_text(choice, finish),
+        }
+
     @abstractmethod
     def whole(self, generation: Generation, choice: Choice) -> Object:
         """A choice of a whole answer."""

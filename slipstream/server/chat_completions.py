@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from slipstream.core.sequence import TokenLogprob
 from slipstream.errors import PromptError
-from slipstream.server.answering import Form, Object, answer, generation_of, stop_text
+from slipstream.server.answering import Form, Object, answer, generation_of
 from slipstream.server.api_error import ApiError
 from slipstream.server.fields import CHAT, body_schema, count, given_fields, plain_text, sampling_params
 from slipstream.server.generation import Choice, Generation, Part
@@ -28,7 +28,7 @@ class ChatForm(Form):
 
     def whole(self, generation: Generation, choice: Choice) -> Object:
         message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return self._choice(generation, choice, choice.logprobs, choice.finish) | {"message": message}
+        return self.choice(choice, self._logprobs(generation, choice.logprobs), choice.finish) | {"message": message}
 
     def first(self, generation: Generation, choice: Choice) -> Object | None:
         delta = {"role": "assistant", "content": ""}
@@ -36,17 +36,7 @@ class ChatForm(Form):
 
     def part(self, generation: Generation, part: Part) -> Object:
         delta = {"content": part.text} if part.text else {}
-        return self._choice(generation, part.choice, part.logprobs, part.finish) | {"delta": delta}
-
-    def _choice(
-        self, generation: Generation, choice: Choice, logprobs: list[TokenLogprob], finish: str | None
-    ) -> Object:
-        return {
-            "index": choice.index,
-            "logprobs": self._logprobs(generation, logprobs),
-            "finish_reason": finish,
-            "stop_reason": stop_text(choice, finish),
-        }
+        return self.choice(part.choice, self._logprobs(generation, part.logprobs), part.finish) | {"delta": delta}
 
     def _logprobs(self, generation: Generation, found: list[TokenLogprob]) -> Object | None:
         if generation.params.logprobs is None:

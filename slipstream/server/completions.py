@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from slipstream.core.sequence import TokenLogprob
 from slipstream.errors import PromptError
-from slipstream.server.answering import Form, Object, answer, generation_of, stop_text
+from slipstream.server.answering import Form, Object, answer, generation_of
 from slipstream.server.api_error import ApiError
 from slipstream.server.fields import COMPLETIONS, body_schema, count, flag, given_fields, sampling_params
 from slipstream.server.generation import Choice, Generation, Part
@@ -32,23 +32,14 @@ class CompletionForm(Form):
     def whole(self, generation: Generation, choice: Choice) -> Object:
         before = self.echo[choice.prompt] if self.echo else ""
         logprobs = self._logprobs(generation, choice.logprobs, len(before))
-        return self._choice(choice, before + choice.text, logprobs, choice.finish)
+        return self.choice(choice, logprobs, choice.finish) | {"text": before + choice.text}
 
     def first(self, generation: Generation, choice: Choice) -> Object | None:
-        return self._choice(choice, self.echo[choice.prompt], None, None) if self.echo else None
+        return self.choice(choice, None, None) | {"text": self.echo[choice.prompt]} if self.echo else None
 
     def part(self, generation: Generation, part: Part) -> Object:
         logprobs = self._logprobs(generation, part.logprobs, part.offset)
-        return self._choice(part.choice, part.text, logprobs, part.finish)
-
-    def _choice(self, choice: Choice, text: str, logprobs: Object | None, finish: str | None) -> Object:
-        return {
-            "index": choice.index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": finish,
-            "stop_reason": stop_text(choice, finish),
-        }
+        return self.choice(part.choice, logprobs, part.finish) | {"text": part.text}
 
     def _logprobs(self, generation: Generation, found: list[TokenLogprob], offset: int) -> Object | None:
         if generation.params.logprobs is None:
