@@ -89,14 +89,16 @@ class LLM:
     draft_tokens  most draft tokens per step (K, gamma).
     rule          how draft tokens are verified: "rejection", "block", "coupled", "greedy", or "typical" (lossy).
     max_batch     most sequences in one step.
-    executor      "auto", "native" or "torch"; dtype, device, quantize ("int8", "w8a16", "w8a8"), threads and kv_dtype
-                  as in `Decoder.load`. Refused with a `Target`, which is loaded already.
+    executor      "auto", "native", "torch" or "transformers"; dtype, device, quantize ("int8", "w8a16", "w8a8"),
+                  threads and kv_dtype as in `Decoder.load`. Refused with a `Target`, which is loaded already.
     draft_quantize  "int8" (which is "w8a8" for a draft model), "w8a16", "w8a8" or "none" for the draft model alone;
                   None: as the target. Quantising the draft changes how often its tokens are accepted and what they
                   cost, never the output's distribution. Refused with a drafter that loads no draft model.
     tokenizer     only needed if the target brings none; without one, prompts are token ids.
     draft_options options of the drafter, e.g. {"confidence": 0.3} or {"max_ngram": 4}.
     progress      called with (bytes read, bytes in all) while weights are loaded.
+    trust_remote_code  run Python code that the target's checkpoint brings, if transformers has none for it. It never
+                  holds for a draft.
 
     Raises the errors of `slipstream.errors`.
     """
@@ -119,6 +121,7 @@ class LLM:
         tokenizer: Any = None,
         draft_options: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] | None = None,
+        trust_remote_code: bool = False,
         **unknown: Any,
     ):
         for name in unknown:
@@ -146,7 +149,9 @@ class LLM:
         self.max_batch = max_batch
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
         path = checkpoint_of(target, "target") if isinstance(target, (str, Path)) else None
-        self.target: Target = as_target(target if path is None else path, **self._load)
+        self.target: Target = as_target(
+            target if path is None else path, trust_remote_code=trust_remote_code, **self._load
+        )
         self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
         self.checks = RequestChecks(self.tokenizer, self.target.vocab_size, self.target.context)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)

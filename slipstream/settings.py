@@ -7,7 +7,10 @@ from slipstream.errors import ParameterError, did_you_mean
 BACKENDS = ("native", "torch")
 """Folders of `slipstream.backends`, in the order in which "auto" prefers them."""
 
-EXECUTORS = ("auto", *BACKENDS)
+TRANSFORMERS = "transformers"
+"""The executor that runs a model by transformers' own code (`slipstream.targets.huggingface`)."""
+
+EXECUTORS = ("auto", *BACKENDS, TRANSFORMERS)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 QUANTISATIONS = ("int8", "w8a16", "w8a8")
 DRAFT_QUANTISATIONS = (*QUANTISATIONS, "none")

@@ -16,7 +16,7 @@ import torch
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import check_threads
-from slipstream.settings import BACKENDS, DTYPES, QUANTISATIONS, check_executor, one_of
+from slipstream.settings import BACKENDS, DTYPES, QUANTISATIONS, TRANSFORMERS, check_executor, one_of
 
 if TYPE_CHECKING:
     from slipstream.core.target import HeadHost
@@ -158,6 +158,12 @@ def unsupported(name: str, config: DecoderConfig, why: str) -> UnsupportedModelE
 def choose(config: DecoderConfig, executor: str, settings: RunSettings) -> Backend:
     """The requested backend, or for "auto" the first one that can run the decoder with these settings. Raises
     UnsupportedModelError if the requested one cannot."""
+    if executor == TRANSFORMERS:
+        raise ParameterError(
+            f"executor is {executor!r}, which is no backend of our own decoder",
+            why="only generation runs models by the code of transformers",
+            fix="choose another executor here, or load the target with LLM",
+        )
     if executor != "auto":
         found = backend(executor)
         found.check(settings)

@@ -42,13 +42,18 @@ def info(
 def describe(model: str) -> dict[str, Any]:
     """The facts as plain JSON values. Raises LoadError or a subclass, e.g. for an unsupported architecture."""
     from slipstream.backends.table import backend, choose, resolve_settings
+    from slipstream.models.config import DecoderConfig
     from slipstream.models.facts import facts
+    from slipstream.settings import TRANSFORMERS
 
     seen = facts(checkpoint(model, "target"))
     config, experts = seen.config, seen.config.experts
     settings = resolve_settings("auto", None, None)
-    executor, device, dtype = choose(config, "auto", settings).name, settings.device, settings.dtype
-    reason = backend("native").refusal(config, settings) if executor == "torch" and device.type == "cpu" else None
+    device, dtype = settings.device, settings.dtype
+    executor = choose(config, "auto", settings).name if isinstance(config, DecoderConfig) else TRANSFORMERS
+    reason = None
+    if isinstance(config, DecoderConfig) and executor == "torch" and device.type == "cpu":
+        reason = backend("native").refusal(config, settings)
     windows = sorted({w for w in config.windows if w is not None})
     return {
         "model": model,
@@ -80,7 +85,7 @@ def describe(model: str) -> dict[str, Any]:
         "executor": executor,
         "device": str(device),
         "not_native": reason,
-        "native": native(config) if executor == "native" else None,
+        "native": native(config) if isinstance(config, DecoderConfig) and executor == "native" else None,
         "supported": True,
     }
 

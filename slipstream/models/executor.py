@@ -19,7 +19,7 @@ from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.target import Runtime
 from slipstream.errors import ParameterError, TargetError
 from slipstream.kv.kv_memory import KVMemory
-from slipstream.models.config import DecoderConfig
+from slipstream.models.config import Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +104,39 @@ class MultiStepExecutor(Protocol):
         ...
 
 
+class ModelShape(Protocol):
+    """What is asked of a model's configuration, whichever executor runs it; `DecoderConfig` has these fields, too."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def position(self) -> str: ...
+    @property
+    def eos_ids(self) -> tuple[int, ...]: ...
+    @property
+    def experts(self) -> Experts | None: ...
+
+
 class Executor(Protocol):
-    config: DecoderConfig
+    @property
+    def config(self) -> ModelShape: ...
+
     device: torch.device
     kv_memory: KVMemory
     """The blocks of its KV cache."""
     runtime: Runtime
     """How the decoder runs: backend, dtype, quantisation, threads. The decoder fills in `source`."""
+
+    @property
+    def slices(self) -> bool:
+        """Whether `forward` takes `layers`."""
+        ...
 
     @property
     def torch_threads(self) -> int | None:
@@ -159,8 +185,8 @@ class Executor(Protocol):
         ...
 
     def kv(self, seq_id: int, length: int) -> Tensor:
-        """Return a copy of the first `length` slots, [L, 2, Hk, length, D] (for tests and tools). Raises TargetError
-        for slots that the sequence does not hold."""
+        """Return a copy of the first `length` slots, [L, 2, Hk, length, D], or [numbers, length] where layers differ in
+        shape (for tests and tools). Raises TargetError for slots that the sequence does not hold."""
         ...
 
     def memory(self) -> dict[str, int]:
@@ -199,7 +225,7 @@ def check_ids(ids: Tensor, count: int, what: str = "token id") -> None:
         )
 
 
-def check_slice(config: DecoderConfig, first: int, last: int, taps: Seq[int]) -> None:
+def check_slice(config: ModelShape, first: int, last: int, taps: Seq[int]) -> None:
     """Raise TargetError unless the model has layers first..last-1 and the taps are within them."""
     if not 0 <= first < last <= config.layers:
         raise TargetError(f"layers {first}..{last - 1} were asked of a model with {config.layers}")

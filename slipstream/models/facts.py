@@ -16,9 +16,10 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from slipstream.errors import CheckpointError, LoadError
+from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve, weight_files
 from slipstream.models.config import DecoderConfig
+from slipstream.models.module_shape import ModuleShape
 
 ROLES = ("bos", "eos", "pad")
 
@@ -44,12 +45,13 @@ class ModelFacts:
     """Facts about a checkpoint.
 
     source     the requested folder or hub id; `folder`: the folder of its small files.
+    config     `ModuleShape` for a model that transformers runs.
     tokenizer  None if the checkpoint has none.
     """
 
     source: str
     folder: Path
-    config: DecoderConfig
+    config: DecoderConfig | ModuleShape
     tokenizer: TokenMap | None
     chat_template: bool
 
@@ -98,10 +100,23 @@ class ModelFacts:
 def facts(source: str | Path) -> ModelFacts:
     """Read the facts of a folder or hub id. Raises LoadError and its subclasses, such as UnsupportedModelError."""
     folder = resolve(source, weights=False)
-    config = DecoderConfig.load(folder)
+    config = _config(folder)
     settings = _optional(folder / "tokenizer_config.json")
     chat = "chat_template" in settings or any((folder / f"chat_template.{kind}").exists() for kind in ("jinja", "json"))
     return ModelFacts(str(source), folder, config, _token_map(folder, settings), chat)
+
+
+def _config(folder: Path) -> DecoderConfig | ModuleShape:
+    """Raises as `DecoderConfig.load` does where transformers knows no more than our own decoder."""
+    try:
+        return DecoderConfig.load(folder)
+    except UnsupportedModelError as ours:
+        try:
+            from slipstream.models.module_shape import shape_in  # imports transformers, which takes long
+
+            return shape_in(folder)
+        except UnsupportedModelError:
+            raise ours from None
 
 
 def _token_map(folder: Path, settings: Mapping[str, Any]) -> TokenMap | None:

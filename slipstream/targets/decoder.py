@@ -34,12 +34,17 @@ class Decoder:
     chunk    most prompt tokens in one forward; longer prompts are prefilled in chunks, which bounds the memory of
              activations.
     weights  where the executor's weights came from, by canonical name; read again on access. Draft heads borrow the
-             embedding and the output head. None: nothing is lent.
+             embedding and the output head. None: `head_host` says what is lent.
     source   folder of the checkpoint, None for a model from memory.
     """
 
     def __init__(
-        self, executor: Executor, chunk: int = 512, weights: Weights | None = None, source: Path | None = None
+        self,
+        executor: Executor,
+        chunk: int = 512,
+        weights: Weights | None = None,
+        source: Path | None = None,
+        head_host: HeadHost | None = None,
     ):
         if chunk < 1:
             raise ParameterError(f"chunk is {chunk}, must be at least 1", fix="choose chunk >= 1")
@@ -50,7 +55,7 @@ class Decoder:
         self.layers, self.max_pending = executor.config.layers, chunk  # see `EarlyExit` and `MultiStep`
         self.steps_per_call = executor.multi_step.steps_per_call if executor.multi_step else 1
         self._runtime = replace(executor.runtime, source=source)
-        self._head_host = None if weights is None else self._lends(weights)
+        self._head_host = head_host if weights is None else self._lends(weights)
         self._early_exits = EarlyExitCache(executor)
 
     @property
@@ -60,7 +65,7 @@ class Decoder:
         return Capabilities(
             eos_ids=frozenset(self.config.eos_ids),
             multi_step=self if self.executor.multi_step else None,
-            early_exit=self if self.layers > 1 else None,
+            early_exit=self if self.layers > 1 and self.executor.slices else None,
             head_host=self._head_host,
             runtime=self._runtime,
             memory=self.executor.kv_memory,
@@ -165,7 +170,7 @@ class Decoder:
         batch = batch_of(seqs, draft, [seq.kv_len for seq in seqs], self.device)
         self._check_positions(batch.positions)
         out = self._forward(batch, seqs, draft, wanted, layers, hidden)
-        self._check_finite(out.logits, seqs, draft)
+        check_finite(out.logits, seqs, draft)
         return TargetOut(out.logits, out.taps, batch.splits)
 
     def _forward(
@@ -186,7 +191,7 @@ class Decoder:
     def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
         """See `core.target.EarlyExit`. Pending tokens must fit in one `chunk`."""
         out = self._early_exits.extend(seqs, chains, exit)
-        self._check_finite(out, seqs, Draft.empty(len(seqs)))
+        check_finite(out, seqs, Draft.empty(len(seqs)))
         return out
 
     def decode_steps(
@@ -253,7 +258,7 @@ class Decoder:
         self._check_positions(batch.positions)
         late = None if hidden is None else hidden[late_rows]
         out = self._forward(batch, seqs, draft, taps, layers, late)
-        self._check_finite(out.logits, seqs, draft)
+        check_finite(out.logits, seqs, draft)
         splits, joined = [0], {}
         for b in range(len(seqs)):
             splits.append(splits[-1] + self.chunk * len(early[b]) + batch.splits[b + 1] - batch.splits[b])
@@ -272,17 +277,18 @@ class Decoder:
                 fix="shorten the prompt or max_tokens",
             )
 
-    def _check_finite(self, logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> None:
-        """Raise TargetError if the logits after a sequence's last pending token are not finite. Those of a node need
-        not be: plain decoding might never reach it (see `core.step.decide`)."""
-        # A state that overflowed makes its whole row NaN, so one column is enough (`warp` refuses a single logit that
-        # is not finite). On CUDA this check would be a second synchronisation per step.
-        rows = [draft.splits[b] + b for b in range(len(seqs))]
-        if self.device.type != "cpu" or all(map(math.isfinite, logits[rows, 0].tolist())):
-            return
-        bad = [seq.id for seq, row in zip(seqs, rows, strict=True) if not logits[row].isfinite().all()]
-        raise TargetError(
-            f"the target returned logits that are not finite for sequences {bad}",
-            why="no token can be drawn from them",
-            fix="use dtype='float32' if the model overflows in float16, and check the weights",
-        )
+
+def check_finite(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> None:
+    """Raise TargetError if the logits after a sequence's last pending token are not finite. Those of a node need not
+    be: plain decoding might never reach it (see `core.step.decide`)."""
+    # A state that overflowed makes its whole row NaN, so one column is enough (`warp` refuses a single logit that
+    # is not finite). On CUDA this check would be a second synchronisation per step.
+    rows = [draft.splits[b] + b for b in range(len(seqs))]
+    if logits.device.type != "cpu" or all(map(math.isfinite, logits[rows, 0].tolist())):
+        return
+    bad = [seq.id for seq, row in zip(seqs, rows, strict=True) if not logits[row].isfinite().all()]
+    raise TargetError(
+        f"the target returned logits that are not finite for sequences {bad}",
+        why="no token can be drawn from them",
+        fix="use dtype='float32' if the model overflows in float16, and check the weights",
+    )

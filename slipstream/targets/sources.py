@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,38 +10,86 @@ from typing import Any
 import torch
 
 from slipstream.core.target import Target
-from slipstream.errors import ParameterError
+from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
+from slipstream.settings import TRANSFORMERS
+
+log = logging.getLogger("slipstream")
 
 SETTINGS = ("executor", "dtype", "device", "quantize", "threads", "kv_dtype")
 """Options of `Decoder.load` that decide how a model runs."""
 
 
-def as_target(model: Any, **load: Any) -> Target:
+def as_target(model: Any, *, trust_remote_code: bool = False, **load: Any) -> Target:
     """A `Target` out of a folder, a hub id, a loaded transformers model, or a `Target` itself.
 
+    What our own decoder does not run, transformers runs (`targets.huggingface`), and a warning says so.
+
+    trust_remote_code  run Python code that a checkpoint brings, where transformers has none for it.
     load  options of `Decoder.load`. Raises its errors, and ParameterError for other objects, and for settings that are
           given with a `Target`: it is loaded already, and would ignore them.
     """
     if isinstance(model, Target):
         _refuse_settings(load)
         return model
-    from slipstream.targets.decoder import Decoder
-
     if isinstance(model, (str, Path)):
-        return Decoder.load(model, **load)
+        return _from_path(model, trust_remote_code, load)
     if not isinstance(model, torch.nn.Module):
         raise ParameterError(
             f"{model!r} is no model",
             fix="give a folder, a hub id, 'embedded', a loaded transformers model or a Target",
         )
-    device, here = load.pop("device", None), next(model.parameters()).device
+    return _from_module(model, load)
+
+
+def _from_path(source: str | Path, trust_remote_code: bool, load: Mapping[str, Any]) -> Target:
+    from slipstream.models.config import DecoderConfig
+    from slipstream.targets.decoder import Decoder
+
+    executor = load.get("executor", "auto")
+    if executor == TRANSFORMERS:
+        return _through_transformers(source, trust_remote_code, load, "")
+    try:
+        DecoderConfig.load(source)
+    except UnsupportedModelError as why:
+        if executor != "auto":
+            raise
+        return _through_transformers(source, trust_remote_code, load, why.what)
+    return Decoder.load(source, **load)
+
+
+def _from_module(module: torch.nn.Module, load: dict[str, Any]) -> Target:
+    from slipstream.targets.decoder import Decoder
+
+    device, here = load.pop("device", None), next(module.parameters()).device
     wanted = here if device is None else torch.device(device)
     if wanted.type != here.type or wanted.index not in (None, here.index):
         raise ParameterError(
             f"device is {str(wanted)!r}, the loaded model is on {str(here)!r}", fix=f"model.to({str(wanted)!r})"
         )
     load.pop("progress", None)  # nothing is read
-    return Decoder.from_module(model, **load)
+    executor = load.get("executor", "auto")
+    if executor == TRANSFORMERS:
+        return _through_transformers(module, False, load, "")
+    try:
+        return Decoder.from_module(module, **load)
+    except LoadError as why:  # another architecture, or modules that a tool has put into one of ours
+        if executor != "auto":
+            raise
+        return _through_transformers(module, False, load, why.what)
+
+
+def _through_transformers(model: Any, trust_remote_code: bool, load: Mapping[str, Any], why: str) -> Target:
+    """why: what our own decoder said of the model; empty if it was not asked."""
+    from slipstream.targets.huggingface.load_module import from_path, with_settings
+
+    settings = {name: load.get(name) for name in ("dtype", "device", "quantize", "threads", "kv_dtype")}
+    if isinstance(model, torch.nn.Module):
+        made = with_settings(model, settings)
+    else:
+        made = from_path(model, settings, trust_remote_code, load.get("role", "target"))
+    if why:
+        log.warning("%s: transformers runs it instead, slower", why)
+    return made
 
 
 def _refuse_settings(load: Mapping[str, Any]) -> None:

@@ -64,7 +64,7 @@ class Teacher:
     def __init__(self, decoder: Decoder, device: torch.device | str = "cpu"):
         if decoder.weights is None:
             raise TrainingError("this target does not expose its weights", fix="load it with Decoder.load")
-        self.decoder, self.device, self.config = decoder, torch.device(device), decoder.config
+        self.decoder, self.device, self.config = decoder, torch.device(device), decoder.weights.config
         self.dtype = torch.float64 if decoder.weights.dtype == torch.float64 else torch.float32
 
         def table(name: str) -> Tensor:

@@ -20,7 +20,7 @@ class Reference:
         self.dtype = dtype
 
     def _run(self, ids: list[int]) -> Any:
-        with torch.no_grad(), _Wide(self.dtype == torch.float64):
+        with torch.no_grad(), Wide(self.dtype == torch.float64):
             return self.model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
 
     def __call__(self, ids: list[int]) -> Tensor:
@@ -32,7 +32,7 @@ class Reference:
         return [h[0] for h in self._run(ids).hidden_states]
 
 
-class _Wide(TorchFunctionMode):
+class Wide(TorchFunctionMode):
     """transformers computes norms, angles, softmax and routing in float32 even for a float64 model; with this mode
     they stay in float64, so that two independent implementations can be compared to 1e-9."""
 

@@ -68,6 +68,7 @@ class NativeExecutor(NativePaged):
     Raises UnsupportedModelError for decoders that the kernels do not support, ParameterError for invalid settings.
     """
 
+    slices = True
     torch_threads = 1
 
     def __init__(

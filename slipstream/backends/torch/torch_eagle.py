@@ -22,7 +22,7 @@ from slipstream.kv.blocks import BLOCK
 from slipstream.models.executor import Batch, check_ids, check_steps
 
 
-class TorchEagle(TorchPaged):
+class TorchEagle(TorchPaged[TorchBlocks]):
     """Implements `EagleRuntime`. head: with the target's weights borrowed, on the device and in the dtype to run in."""
 
     name = "torch"
@@ -34,7 +34,7 @@ class TorchEagle(TorchPaged):
         self.ids = target_ids(head).to(self.device)
         inv_freq, self._scale = head.config.decoder.rope()
         self._inv_freq = inv_freq.to(self.device)
-        super().__init__(head.config.decoder, self.dtype, self.device, ahead=1)
+        super().__init__(TorchBlocks(head.config.decoder, self.dtype, self.device), ahead=1)
 
     @torch.inference_mode()
     def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.backends.torch.torch_linear import Linear, linear, repacks
-from slipstream.backends.torch.torch_paged import TorchPaged, consecutive
+from slipstream.backends.torch.torch_paged import TorchBlocks, TorchPaged, consecutive
 from slipstream.core.target import Runtime
 from slipstream.core.torch_threads import all_threads
 from slipstream.errors import ParameterError, TargetError
@@ -35,7 +35,7 @@ _FOLD_ROWS = (
 )
 
 
-class TorchExecutor(TorchPaged):
+class TorchExecutor(TorchPaged[TorchBlocks]):
     """Runs one decoder with PyTorch; implements `executor.Executor`.
 
     quantize   None, or "int8": int8 weights in the linear layers, 8-bit activations with one scale per row (CPU,
@@ -43,6 +43,7 @@ class TorchExecutor(TorchPaged):
     memory holds.
     """
 
+    slices = True
     torch_threads = None
     multi_step = None
     packed_embedding = None
@@ -66,7 +67,7 @@ class TorchExecutor(TorchPaged):
             )
         with torch.inference_mode():
             self._load(weights, quantize)
-        super().__init__(config, self.dtype, self.device, kv_blocks, _SPREAD)
+        super().__init__(TorchBlocks(config, self.dtype, self.device), kv_blocks, _SPREAD)
 
     def _load(self, weights: Weights, quantize: str | None) -> None:
         """Load and pack one tensor at a time, so that only one unpacked tensor is in memory."""

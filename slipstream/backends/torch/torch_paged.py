@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence as Seq
 from itertools import pairwise
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from slipstream.errors import TargetError
-from slipstream.kv.blocks import BLOCK, BlockPool
+from slipstream.kv.blocks import BLOCK, BlockPool, BlockStore
 from slipstream.kv.kv_memory import KVMemory
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch
@@ -25,7 +26,8 @@ class TorchBlocks:
     """
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device):
-        empty = torch.zeros(2, config.kv_heads, 0, config.head_dim, dtype=dtype, device=device)
+        with torch.inference_mode():
+            empty = torch.zeros(2, config.kv_heads, 0, config.head_dim, dtype=dtype, device=device)
         self.layers = [empty] * config.layers
 
     def grow(self, blocks: int) -> None:
@@ -34,14 +36,7 @@ class TorchBlocks:
             kinds, heads, held, dim = old.shape
             if held >= blocks * BLOCK:
                 continue  # already grown by an interrupted call
-            try:
-                new = old.new_zeros(kinds, heads, blocks * BLOCK, dim)
-            except RuntimeError as error:  # CUDA's out-of-memory error is a subclass
-                raise TargetError(
-                    f"no memory for {blocks} KV blocks of {BLOCK} slots: {error}",
-                    why="the running sequences do not fit",
-                    fix="run fewer or shorter sequences",
-                ) from error
+            new = zeros_like_blocks(old, (kinds, heads, blocks * BLOCK, dim), blocks)
             new[:, :, :held] = old
             self.layers[i] = new
 
@@ -78,14 +73,42 @@ class TorchBlocks:
         return sum(layer.nbytes for layer in self.layers)
 
 
+def zeros_like_blocks(old: Tensor, shape: Seq[int], blocks: int) -> Tensor:
+    """Zeros of the dtype and device of `old`, which hold `blocks` blocks. Raises TargetError if there is not enough
+    memory."""
+    try:
+        return old.new_zeros(*shape)
+    except RuntimeError as error:  # CUDA's out-of-memory error is a subclass
+        raise TargetError(
+            f"no memory for {blocks} KV blocks of {BLOCK} slots: {error}",
+            why="the running sequences do not fit",
+            fix="run fewer or shorter sequences",
+        ) from error
+
+
 def consecutive(blocks: Seq[int]) -> bool:
     """Whether these blocks are consecutive, so that they can be read without a copy."""
     return all(b == a + 1 for a, b in pairwise(blocks))
 
 
-class TorchPaged:
+class TorchStore(BlockStore, Protocol):
+    """A `BlockStore` of tensors."""
+
+    def move(self, src: Seq[int], dst: Seq[int]) -> None: ...
+
+    def read(self, places: Seq[int]) -> Tensor: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+S = TypeVar("S", bound=TorchStore)
+
+
+class TorchPaged(Generic[S]):
     """KV cache of sequences in blocks. Only one Python thread at a time runs a call.
 
+    blocks     where keys and values are.
     kv_blocks  maximum number of KV blocks for all sequences together; None: as many as memory holds.
     spread     see `BlockPool`.
     ahead      tokens after a slot that its content depends on (see `kv.prefix`).
@@ -93,15 +116,12 @@ class TorchPaged:
 
     def __init__(
         self,
-        config: DecoderConfig,
-        dtype: torch.dtype,
-        device: torch.device,
+        blocks: S,
         kv_blocks: int | None = None,
         spread: int = 0,
         ahead: int = 0,
     ):
-        with torch.inference_mode():
-            self._blocks = TorchBlocks(config, dtype, device)
+        self._blocks = blocks
         self._pool = BlockPool(self._blocks, kv_blocks, spread=spread)
         self._calls = threading.RLock()
         self.kv_memory = KVMemory(self._pool, lambda: self._calls, ahead)

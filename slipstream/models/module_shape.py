@@ -1,0 +1,167 @@
+"""`ModuleShape`: the architecture of a model that transformers runs, as far as others ask about it.
+
+`DecoderConfig` decides every difference between the families that our own decoder runs. Here transformers decides them;
+sizes are read from its configuration, whose names differ between families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import ConfigError, UnsupportedModelError
+from slipstream.models.checkpoint import read_json
+from slipstream.models.config import Experts
+
+UNBOUNDED = 2**31 - 1
+"""Context of a model whose positions are distances (ALiBi) or which has none (recurrent ones)."""
+
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_PER_TOKEN_KEYS = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
+
+
+@dataclass(frozen=True)
+class ModuleShape:
+    """Implements `ModelShape` for a transformers model; fields as in `DecoderConfig`.
+
+    position  "rope", "learned", or "none" where the context has no bound.
+    heads, kv_heads, head_dim  0 for a model without attention.
+    config    of transformers.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    context: int
+    position: str
+    eos_ids: tuple[int, ...]
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    windows: tuple[int | None, ...] = ()
+    tie_embeddings: bool = False
+    rope_parameters: Mapping[str, Any] = field(default_factory=dict)
+    experts: Experts | None = None
+    config: Any = field(default=None, repr=False, compare=False)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every weight, a tied head counted once; the input embedding is "embed_tokens.weight". The
+        model is made without memory for its weights."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        with torch.device("meta"):
+            module = AutoModelForCausalLM.from_config(self.config)
+        embedding = module.get_input_embeddings()
+        own = None if embedding is None else getattr(embedding, "weight", None)
+        return {
+            "embed_tokens.weight" if parameter is own else name: tuple(parameter.shape)
+            for name, parameter in module.named_parameters()
+        }
+
+
+def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> ModuleShape:
+    """The shape of a transformers model.
+
+    config      of the whole model. generation: its generation configuration, or None.
+    vocab_size  width of its logits; None: what the configuration says.
+    """
+    text = config.get_text_config(decoder=True)
+    context = _first(text, _CONTEXT_KEYS) or UNBOUNDED
+    rope = getattr(text, "rope_parameters", None) or {}
+    vocab = vocab_size or text.vocab_size
+    heads = _first(text, ("num_attention_heads",)) or 0
+    return ModuleShape(
+        model_type=config.model_type,
+        vocab_size=vocab,
+        hidden_size=text.hidden_size,
+        layers=text.num_hidden_layers,
+        context=min(context, _unscaled(rope, context)),
+        position="none" if context == UNBOUNDED else "rope" if rope else "learned",
+        eos_ids=_eos(text, generation, vocab),
+        heads=heads,
+        kv_heads=_first(text, ("num_key_value_heads", "num_kv_heads")) or heads,
+        head_dim=_first(text, ("head_dim",)) or (text.hidden_size // heads if heads else 0),
+        windows=_windows(text),
+        tie_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
+        rope_parameters=rope,
+        experts=_experts(text),
+        config=config,
+    )
+
+
+def shape_in(folder: Path) -> ModuleShape:
+    """The shape of the model in a folder, of which only the small files are read. Code in it is not run.
+
+    Raises UnsupportedModelError for an architecture that the installed transformers does not have, ConfigError for a
+    configuration that it refuses.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig
+
+    kind = read_json(folder / "config.json").get("model_type")
+    if kind not in CONFIG_MAPPING:
+        raise UnsupportedModelError(
+            f"the architecture {kind!r} is known neither to Slipstream nor to the installed transformers",
+            fix="install a newer transformers, or use another model",
+        )
+    try:
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        generation = None
+        if (folder / "generation_config.json").exists():
+            generation = GenerationConfig.from_pretrained(str(folder))
+        return shape_of(config, generation)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
+        raise ConfigError(
+            f"transformers cannot read {folder / 'config.json'}: {type(fault).__name__}: {fault}",
+            fix="correct config.json, or export the checkpoint again",
+        ) from fault
+
+
+def _eos(text: Any, generation: Any, vocab: int) -> tuple[int, ...]:
+    eos = getattr(generation, "eos_token_id", None)
+    eos = getattr(text, "eos_token_id", None) if generation is None else eos
+    ids = eos if isinstance(eos, (list, tuple)) else () if eos is None else (eos,)
+    return tuple(dict.fromkeys(i for i in ids if isinstance(i, int) and 0 <= i < vocab))
+
+
+def _unscaled(rope: Any, context: int) -> int:
+    """How many positions have the same frequencies. "longrope" and "dynamic" change them when a text becomes longer,
+    and keys that are in the cache cannot follow: the text would depend on how it was cut into passes."""
+    each = [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]
+    return min(
+        [
+            int(one.get("original_max_position_embeddings") or context)
+            for one in each
+            if one.get("rope_type") in ("longrope", "dynamic")
+        ],
+        default=context,
+    )
+
+
+def _windows(text: Any) -> tuple[int | None, ...]:
+    """The sliding window of each layer, None for full attention."""
+    size, layers = _first(text, ("sliding_window",)), text.num_hidden_layers
+    types = getattr(text, "layer_types", None)
+    if types is None:
+        return (size,) * layers
+    return tuple(size if "sliding" in kind else None for kind in types)
+
+
+def _experts(text: Any) -> Experts | None:
+    count, per_token = _first(text, _EXPERT_KEYS), _first(text, _PER_TOKEN_KEYS)
+    if not count or not per_token or count < 2:
+        return None
+    return Experts(count, min(per_token, count), 0, True, (True,) * text.num_hidden_layers)
+
+
+def _first(config: Any, keys: tuple[str, ...]) -> int | None:
+    """The first of these keys that is a positive integer."""
+    for key in keys:
+        value = getattr(config, key, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None

@@ -1,0 +1,168 @@
+"""`ChainsOnly`: a transformers model as a `Target`, with a transformers cache for each sequence.
+
+For models that cannot be packed (see `packed_pass`): attention with code or biases of its own (ALiBi), recurrent and
+convolution layers. Each sequence is one forward, drafts are chains, and rejected tokens are rolled back (`rollback`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import Capabilities, HeadHost, Runtime, TargetOut
+from slipstream.core.torch_threads import all_threads
+from slipstream.errors import TargetError, UnsupportedModelError
+from slipstream.models.executor import check_ids
+from slipstream.models.module_shape import UNBOUNDED, ModuleShape
+from slipstream.targets.decoder import check_finite
+from slipstream.targets.huggingface.module_parts import ModuleParts
+from slipstream.targets.huggingface.rollback import RollbackCache
+
+_LAG = 16
+"""Most accepted tokens that are read again with the next ones, where states were put back."""
+
+_CACHES = ("past_key_values", "cache_params")
+"""What models call the argument that takes their cache."""
+
+
+class ChainsOnly:
+    """parts: the model; shape: of it; chunk: most tokens of a prompt in one forward.
+
+    one_by_one  tokens after the first forward are read one at a time: for models that forget their state when they read
+                several (Mamba in transformers 5.23, whose scan takes none).
+    """
+
+    def __init__(
+        self,
+        parts: ModuleParts,
+        shape: ModuleShape,
+        runtime: Runtime,
+        head_host: HeadHost | None = None,
+        chunk: int = 512,
+        one_by_one: bool = False,
+    ):
+        self.parts, self.config, self.one_by_one = parts, shape, one_by_one
+        self.chunk = UNBOUNDED if one_by_one else chunk
+        self.vocab_size, self.context, self.device = shape.vocab_size, shape.context, parts.device
+        self._runtime, self._head_host = runtime, head_host
+        self._takes = set(inspect.signature(parts.module.forward).parameters)
+        self._cache_name = next((name for name in _CACHES if name in self._takes), "")
+        if not self._cache_name:
+            raise UnsupportedModelError(
+                f"a {shape.model_type!r} model takes no cache of transformers",
+                why="its state is inside the model, where rejected draft tokens could not be removed",
+                fix="use another model; transformers itself runs this one, without speculation",
+            )
+        self._held: dict[int, RollbackCache] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `Target`."""
+        experts = self.config.experts
+        return Capabilities(
+            eos_ids=frozenset(self.config.eos_ids),
+            trees=False,
+            head_host=self._head_host,
+            runtime=self._runtime,
+            experts=(experts.per_token, experts.count) if experts else None,
+        )
+
+    @all_threads()
+    @torch.inference_mode()
+    def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
+        """See `Target.run`. Raises TargetError for a draft with siblings."""
+        if not draft.is_chain:
+            raise TargetError(
+                "a draft with siblings was given to a model that runs chains only",
+                fix="use a drafter through LLM or Engine, which cut trees to chains",
+            )
+        parts: list[Tensor] = []
+        hidden: dict[int, list[Tensor]] = {tap: [] for tap in taps}
+        splits = [0]
+        for b, seq in enumerate(seqs):
+            logits, seen = self._run_one(seq, draft.ids[draft.splits[b] : draft.splits[b + 1]], taps)
+            parts.append(logits)
+            for tap in taps:
+                hidden[tap].append(seen[tap])
+            splits.append(splits[-1] + seq.end - seq.kv_len + len(logits) - 1)
+        out = torch.cat(parts)  # [B + N, V]
+        check_finite(out, seqs, draft)
+        return TargetOut(out, {tap: torch.cat(each) for tap, each in hidden.items()}, splits)
+
+    def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
+        """Nothing to do: the next run goes back to where its sequence is."""
+
+    def release(self, seq_id: int) -> None:
+        self._held.pop(seq_id, None)
+
+    def held(self, seq_id: int) -> DynamicCache:
+        """The cache of a sequence, of transformers (for tests and tools). Raises TargetError for unknown ids."""
+        if seq_id not in self._held:
+            raise TargetError(f"sequence {seq_id} holds no cache", why="it was never run, or is released already")
+        return self._held[seq_id].cache
+
+    # --- parts -------------------------------------------------------------------------------------------------
+
+    def _run_one(self, seq: Sequence, chain: Seq[int], taps: Seq[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Logits [n + 1, V] of the last pending token and the chain; hidden states of all pending tokens and the
+        chain."""
+        text = [*seq.tokens[: seq.end], *chain]
+        held = self._rolled_back(seq)
+        try:
+            if seq.kv_len - len(held.tokens) > _LAG:
+                self._forward(held, text[len(held.tokens) : seq.kv_len], 1, ())
+            held.mark()
+            read = seq.kv_len - len(held.tokens)  # tokens that were accepted, and are read again
+            pieces: list[dict[int, Tensor]] = []
+            while len(text) - len(held.tokens) > max(self.chunk, len(chain) + 1):
+                most = min(self.chunk, len(text) - len(held.tokens) - len(chain) - 1)
+                pieces.append(self._forward(held, text[len(held.tokens) : len(held.tokens) + most], 1, taps)[1])
+            logits, last = self._forward(held, text[len(held.tokens) :], len(chain) + 1, taps)
+        except BaseException:
+            del self._held[seq.id]  # some layers may have read the tokens, and others not
+            raise
+        return logits, {tap: torch.cat([p[tap] for p in (*pieces, last)])[read:] for tap in taps}
+
+    def _rolled_back(self, seq: Sequence) -> RollbackCache:
+        """The cache of a sequence, with nothing but tokens of it that were accepted."""
+        held = self._held.get(seq.id)
+        if held is not None:
+            length = min(len(held.tokens), seq.kv_len)
+            if held.tokens[:length] == seq.tokens[:length] and held.roll_back(length):
+                return held
+        held = self._held[seq.id] = RollbackCache(self.parts.config)
+        return held
+
+    def _forward(
+        self, held: RollbackCache, tokens: Seq[int], keep: int, taps: Seq[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Read tokens; logits [keep, V] after the last ones."""
+        if self.one_by_one and held.tokens and len(tokens) > 1:
+            each = [self._next(held, token, taps) for token in tokens]
+            states = {tap: torch.cat([seen[tap] for _, seen in each]) for tap in taps}
+            return torch.cat([logits for logits, _ in each[-keep:]]), states
+        start = len(held.tokens)
+        ids = torch.tensor([list(tokens)], device=self.device)  # [1, n]
+        check_ids(ids[0], self.vocab_size)
+        given: dict[str, Any] = {"use_cache": True, self._cache_name: held.cache}
+        if "position_ids" in self._takes:
+            given["position_ids"] = torch.arange(start, start + len(tokens), device=self.device)[None]
+        if "logits_to_keep" in self._takes:
+            given["logits_to_keep"] = keep
+        with self.parts.hidden_states(taps) as seen:
+            out = self.parts.module(input_ids=ids, **given)
+        held.tokens += tokens
+        logits: Tensor = out.logits[0, -keep:].to(self.device)  # [keep, V]
+        states = {tap: seen[tap].to(self.device) for tap in taps}
+        return (logits if logits.dtype == torch.float64 else logits.float()), states
+
+    def _next(self, held: RollbackCache, token: int, taps: Seq[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        held.mark()
+        return self._forward(held, [token], 1, taps)

@@ -1,0 +1,125 @@
+"""`ModuleParts`: where the layers, the embedding and the output head of a transformers model are.
+
+Models differ in names and not in structure: a decoder holds a list of layers, and each layer takes the residual stream
+[1, M, d] first and returns it, alone or first in a tuple. Hidden states are read by hooks, and layers are left out by
+taking their place for one pass, so nothing of the model's own code is repeated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence as Seq
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.errors import TargetError
+
+
+class ModuleParts:
+    """module: a causal language model of transformers.
+
+    decoder  the part without the output head.
+    layers   its layers in order; empty where they were not found.
+    """
+
+    def __init__(self, module: Any):
+        self.module = module
+        self.config = module.config.get_text_config(decoder=True)
+        self.decoder: nn.Module = module.get_decoder()
+        self.layers = self._found_layers()
+        self._tuples = False
+
+    def _found_layers(self) -> list[nn.Module]:
+        for part in self.decoder.modules():
+            if isinstance(part, nn.ModuleList) and len(part) == self.config.num_hidden_layers:
+                return list(part)
+        return []
+
+    @property
+    def returns_tuples(self) -> bool:
+        """Whether layers return the residual stream in a tuple, found out by the last pass that was hooked."""
+        return self._tuples
+
+    @property
+    def embedding(self) -> nn.Module | None:
+        """The input embedding, [V, d]."""
+        found: nn.Module | None = self.module.get_input_embeddings()
+        return found
+
+    @property
+    def head(self) -> nn.Module | None:
+        """The output head, [V, d]."""
+        found: nn.Module | None = self.module.get_output_embeddings()
+        return found
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go."""
+        own = next(iter(() if self.embedding is None else self.embedding.parameters()), None)
+        return (next(self.module.parameters()) if own is None else own).device
+
+    @contextmanager
+    def hidden_states(self, taps: Seq[int]) -> Iterator[dict[int, Tensor]]:
+        """Collects the hidden states [M, d] of a pass in this block, by tap (see `TargetOut.hidden`)."""
+        seen: dict[int, Tensor] = {}
+        with ExitStack() as hooks:
+            for tap in taps:
+                hooks.callback(self._hook(tap, seen).remove)
+            yield seen
+
+    def _hook(self, tap: int, seen: dict[int, Tensor]) -> Any:
+        if tap != -1 and not 0 <= tap <= len(self.layers):
+            raise TargetError(f"tap {tap} was asked of a model with {len(self.layers)} layers")
+
+        # Copies: a layer may add to its input in place.
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen[tap] = _stream(args[0] if args else kwargs["hidden_states"]).clone()
+
+        def after(_: nn.Module, __: Any, output: Any) -> None:
+            if tap != -1:
+                self._tuples = not isinstance(output, Tensor)
+            seen[tap] = _stream(output).clone()
+
+        if tap == -1:
+            return self.decoder.register_forward_hook(after)
+        if tap == len(self.layers):
+            return self.layers[-1].register_forward_hook(after)
+        return self.layers[tap].register_forward_pre_hook(before, with_kwargs=True)
+
+    @contextmanager
+    def only(self, first: int, last: int, hidden: Tensor | None, tuples: bool) -> Iterator[None]:
+        """Layers first..last-1 alone run in this block; others return what they are given. hidden: the residual stream
+        [M, d] that layer `first` starts from, None for the embeddings. tuples: whether layers return tuples."""
+
+        def standing_in(given: Tensor | None) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                stream = args[0] if args else kwargs["hidden_states"]
+                stream = stream if given is None else given.unsqueeze(0)
+                return (stream,) if tuples else stream
+
+            return forward
+
+        with ExitStack() as undo:
+            for i, layer in enumerate(self.layers):
+                if not first <= i < last:
+                    own = layer.__dict__.get("forward")  # of a tool that moves tensors between devices
+                    undo.callback(_put_back, layer, own)
+                    layer.forward = standing_in(hidden if i == first - 1 else None)
+            yield
+
+
+def _put_back(layer: nn.Module, own: Any) -> None:
+    if own is None:
+        del layer.forward
+    else:
+        layer.forward = own
+
+
+def _stream(output: Any) -> Tensor:
+    """The residual stream [M, d] in what a layer takes or returns."""
+    if not isinstance(output, Tensor):
+        output = output[0]
+    assert isinstance(output, Tensor)
+    return output[0]

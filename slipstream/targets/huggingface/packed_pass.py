@@ -1,0 +1,285 @@
+"""A packed pass through a transformers model: rows of several sequences in one forward, registered as an attention.
+
+Attention is the only part of a transformer in which tokens meet. transformers lets anyone register an attention and
+the function that makes its masks. Ours runs each sequence on its own blocks, with its own mask, so the rest of the
+model sees one long row of M tokens whose positions are given.
+
+Three kinds of models take part (`KINDS`):
+
+    blocks    attention gets what was cached, as it was: it reads the blocks in place
+    gathered  the model computes on with cached values (latent attention): it gets those of all sequences, one after
+              another, and attention takes each sequence's share
+    dense     the model has its own attention but asks transformers for its masks: it gets all slots, and one mask in
+              which each sequence sees its own
+
+A mask is a function of two indices in transformers (causal, sliding window, chunks). Evaluated at *positions* it holds
+for any slot of the cache; what a node of a tree may see among the new rows is added here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from slipstream.errors import TargetError
+
+NAME = "slipstream_packed"
+"""Under which attention and masks are registered."""
+
+KINDS = ("blocks", "gathered", "dense")
+"""How a model takes part, the fastest first."""
+
+_FOLD_ROWS = 64
+"""With at most this many new tokens, query heads of a group become rows; with more, the mask is too large."""
+
+Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(batch, head, query index, key index) -> whether the query sees the key."""
+
+
+class PackedError(TargetError):
+    """The model does something in its attention that a packed pass cannot follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """One sequence of a pass: rows start:stop, and slots 0..total-1 after it.
+
+    positions  [n] of its new tokens. tree: bool [n, n], what a new token sees among the new ones; None: a chain.
+    in_place   whether its blocks are consecutive; first: place of slot 0 in the cache, or in the gathered blocks.
+    offset     of slot 0, where the slots of all sequences lie one after another.
+    """
+
+    start: int
+    stop: int
+    total: int
+    positions: Tensor
+    tree: Tensor | None
+    in_place: bool
+    first: int
+    offset: int
+
+
+class Blocks(Protocol):
+    def write(self, layer: int, places: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+Pair = tuple[Tensor, Tensor]
+"""Keys and values."""
+
+
+@dataclass
+class PackedPass:
+    """kind: one of KINDS. places: int64 [M], where each new token's keys and values go; scattered: blocks of the
+    sequences whose blocks are not consecutive, one after another. device: of the embeddings.
+
+    cached, attended  how many layers have written keys and values, and have used `packed_attention`.
+    """
+
+    kind: str
+    rows: list[PackedRow]
+    blocks: Blocks
+    places: Tensor
+    scattered: Tensor | None
+    device: torch.device
+    cached: int = 0
+    attended: int = 0
+    _written: Pair | None = None
+    _held: Pair | None = None
+    _copied: Pair | None = None
+
+    @property
+    def slots(self) -> int:
+        """Slots of all sequences."""
+        return self.rows[-1].offset + self.rows[-1].total
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> Pair:
+        """keys [1, Hk, M, D], values [1, Hv, M, Dv]: of one layer, for all rows. Returns what the model goes on with:
+        the same, or all slots [1, Hk, S, D]."""
+        self.cached += 1
+        self._held = self.blocks.write(layer, self.places, keys[0], values[0])
+        self._copied = None if self.scattered is None else self.blocks.gather(layer, self.scattered)
+        self._written = keys, values
+        if self.kind == "blocks":
+            return keys, values
+        each = [self._own(row, 0) for row in self.rows]
+        if len(each) == 1:
+            return each[0][0][None], each[0][1][None]
+        return torch.cat([k for k, _ in each], 1)[None], torch.cat([v for _, v in each], 1)[None]
+
+    def attend(self, key: Tensor, value: Tensor) -> None:
+        """Check that attention is asked about what this layer has just written."""
+        self.attended += 1
+        if self.kind == "blocks" and (self._written is None or self._written[0] is not key):
+            raise PackedError("the model changes keys after they were cached")
+        if self.kind == "blocks" and (self._written is None or self._written[1] is not value):
+            raise PackedError("the model changes values after they were cached")
+        if self.kind == "gathered" and not key.shape[2] == value.shape[2] == self.slots:
+            raise PackedError(f"attention got {key.shape[2]} keys for {self.slots} slots")
+        if self.kind == "dense":
+            raise PackedError("the model uses the registered attention")
+        self._written = None
+
+    def share(self, row: PackedRow, hidden: int, key: Tensor, value: Tensor) -> Pair:
+        """Keys [Hk, S, D] and values [Hv, S, Dv] of a sequence from slot `hidden` on; key, value: those that attention
+        got."""
+        if self.kind == "blocks":
+            return self._own(row, hidden)
+        first, last = row.offset + hidden, row.offset + row.total
+        return key[0, :, first:last], value[0, :, first:last]
+
+    def _own(self, row: PackedRow, hidden: int) -> Pair:
+        held = self._held if row.in_place else self._copied
+        assert held is not None
+        first, last = row.first + hidden, row.first + row.total
+        return held[0][:, first:last], held[1][:, first:last]
+
+
+_here = threading.local()
+
+
+@contextmanager
+def running(one: PackedPass) -> Iterator[PackedPass]:
+    """Within this block, `one` is the pass of this thread."""
+    _here.current = one
+    try:
+        yield one
+    finally:
+        _here.current = None
+
+
+def current_pass() -> PackedPass:
+    found: PackedPass | None = getattr(_here, "current", None)
+    if found is None:
+        raise TargetError(
+            f"the attention {NAME!r} was used outside of Slipstream", fix="model.set_attn_implementation('sdpa')"
+        )
+    return found
+
+
+@dataclass
+class PackedMask:
+    """For each sequence what its new tokens see: (bool [n, S] or None for everything, first slot that any sees)."""
+
+    rows: list[tuple[Tensor | None, int]]
+    _made: dict[tuple[int, int, torch.dtype, torch.device], Tensor | None] = field(default_factory=dict)
+
+    def additive(self, b: int, fold: int, like: Tensor) -> Tensor | None:
+        """[fold * n, S]: 0 where it sees, minus infinity elsewhere."""
+        key = (b, fold, like.dtype, like.device)
+        if key not in self._made:
+            seen, mask = self.rows[b][0], None
+            if seen is not None:
+                mask = torch.zeros(seen.shape, dtype=like.dtype).masked_fill_(~seen, -torch.inf).repeat(fold, 1)
+                mask = mask.to(like.device)
+            self._made[key] = mask
+        return self._made[key]
+
+
+def packed_mask(
+    *, mask_function: Function | None = None, dtype: torch.dtype = torch.float32, **_: Any
+) -> PackedMask | Tensor:
+    """See `AttentionMaskInterface`. For models with their own attention a tensor [1, 1, M, S]."""
+    from transformers.masking_utils import causal_mask_function
+
+    sees: Any = mask_function or causal_mask_function
+    run, zero = current_pass(), torch.zeros((), dtype=torch.int64)
+    rows: list[tuple[Tensor | None, int]] = []
+    dense = torch.zeros(len(run.places), run.slots, dtype=torch.bool) if run.kind == "dense" else None
+    for row in run.rows:
+        n = row.stop - row.start
+        if n == 1 and sees is causal_mask_function and dense is None:
+            rows.append((None, 0))
+            continue
+        at = torch.cat((torch.arange(row.total - n), row.positions))  # [S]
+        seen = sees(zero, zero, row.positions[:, None], at[None, :]).expand(n, row.total)
+        if row.tree is not None:
+            seen = seen.clone()
+            seen[:, row.total - n :] &= row.tree
+        if dense is not None:
+            dense[row.start : row.stop, row.offset : row.offset + row.total] = seen
+            continue
+        first = int(seen.any(0).int().argmax())
+        seen = seen[:, first:]
+        rows.append((None if bool(seen.all()) else seen, first))
+    if dense is None:
+        return PackedMask(rows)
+    additive = torch.zeros(dense.shape, dtype=dtype).masked_fill_(~dense, torch.finfo(dtype).min)
+    return additive[None, None].to(run.device)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """See `AttentionInterface`. query [1, H, M, D] -> [1, M, H, Dv].
+
+    softcap  scores become softcap * tanh(score / softcap). s_aux: [H], a score for seeing nothing.
+    """
+    run = current_pass()
+    run.attend(key, value)
+    if not isinstance(attention_mask, PackedMask) or position_bias is not None or is_causal is False or dropout:
+        raise PackedError("the model's attention has a mask or a bias of its own")
+    heads, kv_heads = query.shape[1], key.shape[1]
+    out = query.new_empty(query.shape[2], heads, value.shape[-1])  # [M, H, Dv]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    for b, row in enumerate(run.rows):
+        n = row.stop - row.start
+        fold = heads // kv_heads if n <= _FOLD_ROWS or softcap is not None or s_aux is not None else 1
+        keys, values = run.share(row, attention_mask.rows[b][1], key, value)
+        q = query[0, :, row.start : row.stop].reshape(heads // fold, fold * n, query.shape[-1])  # [Hk, G n, D]
+        mask = attention_mask.additive(b, fold, query)
+        if softcap is None and s_aux is None:
+            gqa = heads // fold != kv_heads
+            seen = F.scaled_dot_product_attention(q[None], keys[None], values[None], mask, scale=scale, enable_gqa=gqa)
+        else:
+            seen = _eager(q, keys, values, mask, scale, softcap, s_aux, n)
+        out[row.start : row.stop] = seen.reshape(heads, n, value.shape[-1]).transpose(0, 1)
+    return out[None], None
+
+
+def _eager(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    n: int,
+) -> Tensor:
+    """Attention of q [Hk, G n, D] with capped scores (Gemma 2) or a score for seeing nothing (gpt-oss)."""
+    scores = q @ keys.transpose(1, 2) * scale  # [Hk, G n, S]
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        column = sinks.reshape(len(keys), -1, 1).expand(-1, -1, n).reshape(*scores.shape[:2], 1)  # [Hk, G n, 1]
+        scores = torch.cat((scores, column.to(scores.dtype)), -1)
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    probs = scores.softmax(-1, dtype=wide).to(values.dtype)[..., : keys.shape[1]]
+    return probs @ values
+
+
+AttentionInterface.register(NAME, packed_attention)
+AttentionMaskInterface.register(NAME, packed_mask)

@@ -1,0 +1,126 @@
+"""How far the cache of a transformers model can be rolled back.
+
+    keys and values of all tokens           the last ones are dropped
+    a convolution or a recurrence           a copy of its state from before the pass is put back, and what was
+                                            accepted since is read again, together with the next tokens
+
+A sliding window is kept whole, and masked: transformers would drop what lies before it, and could not go back over
+its edge.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+)
+
+from slipstream.errors import UnsupportedModelError
+
+
+def new_cache(config: Any) -> DynamicCache:
+    """An empty cache for one sequence. config: of the model's text decoder.
+
+    Raises UnsupportedModelError for a layer of the cache that cannot be rolled back; it names the layer."""
+    cache = DynamicCache(config=config)
+    for i, layer in enumerate(cache.layers):
+        if type(layer) is DynamicSlidingWindowLayer:
+            cache.layers[i] = DynamicLayer()
+        elif not (type(layer) is DynamicLayer or _stateful(layer) or type(layer).__name__ == "DummyLayer"):
+            raise UnsupportedModelError(
+                f"layer {i} of a {config.model_type!r} model has the cache {type(layer).__name__}",
+                why="draft tokens that are rejected could not be removed from it",
+                fix="choose a model with ordinary attention, sliding windows or recurrent layers; transformers itself "
+                "runs this one, without speculation",
+            )
+    return cache
+
+
+_MARKS = 6
+"""Most states that are remembered for one sequence."""
+
+
+def has_states(cache: DynamicCache) -> bool:
+    """Whether a layer keeps a state that cannot be cropped."""
+    return any(map(_stateful, cache.layers))
+
+
+def attends(cache: DynamicCache) -> bool:
+    """Whether every layer keeps keys and values of its own: then a packed pass may be possible."""
+    return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+class RollbackCache:
+    """The cache of one sequence.
+
+    tokens  those that it holds, which later passes may turn out not to be those of the sequence.
+    """
+
+    def __init__(self, config: Any):
+        self.cache, self.tokens = new_cache(config), list[int]()
+        self._stateful = has_states(self.cache)
+        self._marks: list[tuple[int, list[Any]]] = []  # (tokens held, for each layer its state or None), oldest first
+
+    def mark(self) -> None:
+        """Remember the states of now, if there are any; some of the earlier marks are forgotten."""
+        if not self._stateful or not self.tokens or (self._marks and self._marks[-1][0] == len(self.tokens)):
+            return
+        states = [_copied(layer) if _stateful(layer) else None for layer in self.cache.layers]
+        self._marks.append((len(self.tokens), states))
+        if len(self._marks) > _MARKS:  # the further back, the fewer are left; the newest three stay
+            at = [held for held, _ in self._marks]
+            del self._marks[min(range(1, len(at) - 3), key=lambda i: at[i + 1] - at[i - 1])]
+
+    def roll_back(self, length: int) -> bool:
+        """Go back to at most `length` tokens. Returns False where no mark is left to go back to: begin anew."""
+        drop = len(self.tokens) - length
+        if drop <= 0:
+            return True
+        if self._stateful:
+            while self._marks and self._marks[-1][0] > length:
+                self._marks.pop()
+            if not self._marks:
+                return False
+            held, states = self._marks[-1]
+            drop = len(self.tokens) - held
+            for i, state in enumerate(states):
+                if state is not None:
+                    self.cache.layers[i] = _copied(state)
+        for layer in self.cache.layers:
+            if type(layer) is DynamicLayer:
+                layer.crop(-drop)
+        del self.tokens[len(self.tokens) - drop :]
+        return True
+
+
+def states(cache: DynamicCache) -> list[Tensor]:
+    """What a cache holds, as tensors, for comparisons."""
+    found: list[Tensor] = []
+    for layer in cache.layers:
+        for value in vars(layer).values():
+            parts: Seq[Any] = list(value.values()) if isinstance(value, dict) else [value]
+            found += [x for x in parts if isinstance(x, Tensor) and x.is_floating_point()]
+    return found
+
+
+def _stateful(layer: Any) -> bool:
+    return isinstance(layer, LinearAttentionCacheLayerMixin)
+
+
+def _copied(layer: Any) -> Any:
+    """A copy of a layer with tensors of its own. Keys and values, which a pass replaces and does not write to, are
+    shared."""
+    made = copy.copy(layer)
+    for name, value in vars(layer).items():
+        if isinstance(value, dict):
+            setattr(made, name, {k: v.clone() if isinstance(v, Tensor) else v for k, v in value.items()})
+        elif isinstance(value, Tensor) and name not in ("keys", "values"):
+            setattr(made, name, value.clone())
+    return made

@@ -1,0 +1,183 @@
+"""Tiny random models of many architectures of transformers, for the targets that run any model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+VOCAB = 64
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.25,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_MHA = _COMMON | {"num_key_value_heads": 4}
+_EXPERTS = _COMMON | {"num_experts_per_tok": 2}
+_MLA = _MHA | {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 12,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 16,
+    "n_group": 2,
+    "topk_group": 1,
+}
+_GPT = {"vocab_size": VOCAB, "n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1}
+_GPT |= {"eos_token_id": 2, "initializer_range": 0.25}
+_ALTERNATING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+_LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+
+
+def _config(kind: str, **shape: Any) -> Any:
+    import transformers
+
+    return getattr(transformers, f"{kind}Config")(**shape)
+
+
+PACKED: dict[str, Callable[[], Any]] = {
+    "gemma2": lambda: _config("Gemma2", **_COMMON, head_dim=8, query_pre_attn_scalar=8, **_ALTERNATING),
+    "gemma3": lambda: _config("Gemma3Text", **_COMMON, head_dim=8, query_pre_attn_scalar=8, **_ALTERNATING),
+    "phi": lambda: _config("Phi", **_MHA, partial_rotary_factor=0.5),
+    "phi3": lambda: _config("Phi3", **_COMMON, sliding_window=7),
+    "olmo2": lambda: _config("Olmo2", **_COMMON),
+    "gpt-neox": lambda: _config("GPTNeoX", **_MHA, rotary_pct=0.5),
+    "stablelm": lambda: _config("StableLm", **_COMMON),
+    "granite": lambda: _config("Granite", **_COMMON, embedding_multiplier=2.0, logits_scaling=3.0),
+    "cohere": lambda: _config("Cohere", **_COMMON, logit_scale=0.5),
+    "cohere2": lambda: _config("Cohere2", **_COMMON, **_ALTERNATING),
+    "deepseek-v2": lambda: _config("DeepseekV2", **_MLA),
+    "deepseek-v3": lambda: _config("DeepseekV3", **_MLA),
+    "opt": lambda: _config(
+        "OPT",
+        vocab_size=VOCAB,
+        hidden_size=32,
+        ffn_dim=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        word_embed_proj_dim=32,
+        init_std=0.25,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=None,
+    ),
+    "starcoder2": lambda: _config("Starcoder2", **_COMMON, sliding_window=9),
+    "nemotron": lambda: _config("Nemotron", **_COMMON),
+    "qwen2-moe": lambda: _config(
+        "Qwen2Moe", **_EXPERTS, num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16
+    ),
+    "gpt-oss": lambda: _config("GptOss", **_EXPERTS, head_dim=8, num_local_experts=4, **_ALTERNATING),
+    "olmoe": lambda: _config("Olmoe", **_EXPERTS, num_experts=4),
+    "smollm3": lambda: _config("SmolLM3", **_COMMON),
+    "glm4": lambda: _config("Glm4", **_COMMON, head_dim=8),
+    "gpt-bigcode": lambda: _config("GPTBigCode", **_GPT),
+    "exaone4": lambda: _config("Exaone4", **_COMMON, head_dim=8, **_ALTERNATING),
+    "phimoe": lambda: _config("Phimoe", **_EXPERTS, num_local_experts=4),
+    "falcon": lambda: _config("Falcon", **_MHA, alibi=False),
+    "gpt-j": lambda: _config("GPTJ", **_GPT, rotary_dim=4),
+    "codegen": lambda: _config("CodeGen", **_GPT, rotary_dim=4),
+}
+"""Rows of several sequences in one pass."""
+
+ONE_EACH: dict[str, Callable[[], Any]] = {
+    "falcon-alibi": lambda: _config("Falcon", **_MHA, alibi=True),
+    "bloom": lambda: _config("Bloom", vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.25),
+    "mpt": lambda: _config("Mpt", vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, initializer_range=0.25),
+    "gpt-neo": lambda: _config(
+        "GPTNeo",
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        max_position_embeddings=128,
+        attention_types=[[["global", "local"], 1]],
+        window_size=6,
+        initializer_range=0.25,
+        bos_token_id=1,
+        eos_token_id=2,
+    ),
+}
+"""A pass for each sequence: attention with biases or masks of its own."""
+
+STATEFUL: dict[str, Callable[[], Any]] = {
+    "qwen3-next": lambda: _config(
+        "Qwen3Next",
+        **_EXPERTS,
+        head_dim=8,
+        num_experts=4,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        layer_types=["linear_attention", "full_attention"],
+        **_LINEAR,
+    ),
+    "mamba": lambda: _config(
+        "Mamba", vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, initializer_range=0.25
+    ),
+    "mamba2": lambda: _config(
+        "Mamba2",
+        vocab_size=VOCAB,
+        hidden_size=32,
+        state_size=8,
+        num_hidden_layers=2,
+        num_heads=8,
+        head_dim=8,
+        n_groups=2,
+        initializer_range=0.25,
+    ),
+    "jamba": lambda: _config(
+        "Jamba",
+        **_EXPERTS,
+        num_experts=4,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        mamba_d_state=8,
+        use_mamba_kernels=False,
+    ),
+    "lfm2": lambda: _config("Lfm2", **_COMMON, layer_types=["conv", "full_attention"]),
+    "bamba": lambda: _config(
+        "Bamba",
+        **_COMMON,
+        attn_layer_indices=[1],
+        mamba_n_heads=8,
+        mamba_d_head=8,
+        mamba_n_groups=2,
+        mamba_d_state=8,
+    ),
+}
+"""Recurrences and convolutions, whose states are copied."""
+
+ARCHITECTURES = PACKED | ONE_EACH | STATEFUL
+
+
+def random_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+    """The tiny model of an architecture. Weights are large, so that the best token is far ahead of rounding and a wrong
+    mask shows; norms and biases are disturbed, so that one that is left out shows, too."""
+    import transformers
+
+    state = torch.random.get_rng_state()
+    torch.manual_seed(seed + sorted(ARCHITECTURES).index(name))
+    model = transformers.AutoModelForCausalLM.from_config(ARCHITECTURES[name](), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    torch.random.set_rng_state(state)
+    model.config._experts_implementation = "eager"  # the grouped kernels do not support float64
+    model.generation_config.eos_token_id = None  # texts go on, whatever is drawn
+    return model.to(dtype).eval()

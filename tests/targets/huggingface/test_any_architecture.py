@@ -1,0 +1,205 @@
+"""Every architecture against transformers' own model, in float64."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target, TargetOut
+from slipstream.targets.decoder import Decoder
+from slipstream.targets.huggingface.chains_only import ChainsOnly
+from slipstream.targets.huggingface.huggingface_target import of_module
+from slipstream.targets.huggingface.rollback import states
+from tests.targets.huggingface.architectures import ARCHITECTURES, ONE_EACH, PACKED, VOCAB, random_model
+from tests.targets.reference import Wide
+
+PROMPTS = [[5, 9, 33], [7], [1, 2, 3, 4, 5, 6, 7, 8], [60, 61, 2, 17, 17], [11, 11, 40]]
+TOKENS = 12
+CLOSE = 1e-9
+"""Of the largest value, with everything in float64 (see `Wide`)."""
+
+
+@functools.cache
+def model(name: str) -> Any:
+    return random_model(name)
+
+
+@functools.cache
+def target(name: str) -> Target:
+    return of_module(model(name))
+
+
+@functools.cache
+def generated(name: str) -> list[list[int]]:
+    """What transformers generates greedily for each prompt, alone."""
+    outputs = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        out = model(name).generate(ids, do_sample=False, max_new_tokens=TOKENS, attention_mask=torch.ones_like(ids))
+        outputs.append(out[0, len(prompt) :].tolist())
+    return outputs
+
+
+def logits(name: str, text: Seq[int]) -> torch.Tensor:
+    """[n, V] of the model's own forward, without a cache."""
+    with torch.no_grad():
+        return model(name)(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0]
+
+
+def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert found.shape == wanted.shape
+    assert float((found - wanted).abs().max() / wanted.abs().max()) < CLOSE
+
+
+class WrongSiblings:
+    """Drafts trees: at each depth a wrong token first and the right one beside it, which goes on. Every third draft is
+    wrong from depth 2 on."""
+
+    name = "siblings"
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, texts: Seq[Seq[int]]):
+        self.texts, self.asked = texts, 0
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        self.asked += 1
+        rows = []
+        for seq, depth in zip(seqs, budget, strict=True):
+            text = next(t for t in self.texts if list(t[: len(seq.tokens)]) == seq.tokens)
+            ids: list[int] = []
+            parents: list[int] = []
+            for i, right in enumerate(text[len(seq.tokens) : len(seq.tokens) + depth]):
+                shift = 1 if self.asked % 3 == 0 and i else 0
+                above = len(ids) - 1 if i else -1
+                ids += [(right + 5) % VOCAB, (right + shift) % VOCAB]
+                parents += [above, above]
+            rows.append((ids, parents))
+        return Draft.trees(rows)
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        pass
+
+    def release(self, seq_id: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_what_runs_it_is_what_the_tables_say(name: str) -> None:
+    found = target(name)
+    assert isinstance(found, Decoder if name in PACKED else ChainsOnly)
+    assert found.capabilities.trees == (name in PACKED)
+    assert (found.capabilities.early_exit is not None) == (name in PACKED)
+    runtime = found.capabilities.runtime
+    assert runtime is not None
+    assert runtime.backend == "transformers"
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_greedy_text_is_that_of_transformers(name: str, batch: int) -> None:
+    """Plainly, and with drafts of which about two thirds are right; windows are crossed within a draft."""
+    prompts, texts = PROMPTS[:batch], generated(name)[:batch]
+    llm = LLM(target(name), max_batch=batch)
+    recorded = {tuple(p): text for p, text in zip(prompts, texts, strict=True)}
+    for drafter, options in ((None, {}), ("replay", {"continuations": recorded, "rate": 0.7})):
+        llm.use(drafter, **options)
+        done = llm.generate(prompts, SamplingParams(max_tokens=TOKENS))
+        assert [c.token_ids for c in done] == texts
+    assert all(c.stats.accepted for c in done)
+    assert batch == 1 or any(c.stats.proposed > c.stats.accepted for c in done)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_branch_that_is_not_the_first_is_kept(name: str) -> None:
+    texts = [[*p, *text] for p, text in zip(PROMPTS, generated(name), strict=True)]
+    done = LLM(target(name), WrongSiblings(texts), max_batch=5).generate(PROMPTS, SamplingParams(max_tokens=TOKENS))
+    assert [c.token_ids for c in done] == generated(name)
+    assert all(c.stats.accepted > 3 for c in done)
+    assert all(c.stats.drafter_faults == 0 for c in done)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_after_rollbacks_of_differing_depth_the_cache_is_that_of_a_fresh_prefill(name: str) -> None:
+    of, seq = target(name), Sequence(PROMPTS[2])
+    with Wide(True):
+        for kept in (0, 3, 1, 0, 4, 2, 0, 0, 4):
+            draft = Draft.chains([[(7 * len(seq.tokens) + 13 * i) % VOCAB for i in range(4)]])
+            out = of.run([seq], draft)
+            same(out.logits, logits(name, [*seq.tokens, *draft.ids])[len(seq.tokens) - 1 :])
+            of.commit([seq], [list(range(kept))])
+            seq.kv_len = len(seq.tokens) + kept
+            seq.tokens += [*draft.ids[:kept], (len(seq.tokens) * 5 + 3) % VOCAB]
+        fresh = Sequence(seq.tokens[: seq.kv_len])
+        of.run([fresh], Draft.empty(1))
+        if isinstance(of, Decoder):
+            length = seq.kv_len
+            same(of.executor.kv(seq.id, length), of.executor.kv(fresh.id, length))
+        else:
+            assert isinstance(of, ChainsOnly)
+            of.run([seq], Draft.empty(1))  # reads what was accepted
+            of.release(fresh.id)
+            fresh = Sequence(list(seq.tokens))
+            of.run([fresh], Draft.empty(1))
+            for found, wanted in zip(states(of.held(seq.id)), states(of.held(fresh.id)), strict=True):
+                same(found, wanted)
+        of.release(fresh.id)
+    of.release(seq.id)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_taps_are_the_hidden_states_of_transformers(name: str) -> None:
+    of = target(name)
+    host = of.capabilities.head_host
+    assert host is not None
+    taps = (0, 1, host.layers, -1)
+    a, b = Sequence(PROMPTS[2]), Sequence(PROMPTS[0])
+    with Wide(True):
+        out = of.run([a, b], Draft.chains([[5, 7], [9]]), taps)
+    assert list(out.splits) == [0, 10, 14]
+    for s, text in enumerate(([*a.tokens, 5, 7], [*b.tokens, 9])):
+        with torch.no_grad(), Wide(True):
+            wanted = model(name)(torch.tensor([text]), output_hidden_states=True, use_cache=False).hidden_states
+        rows = slice(out.splits[s], out.splits[s + 1])
+        late = 1 if name in ("mamba", "mamba2") else 0  # their list begins after the first layer
+        for tap in (late, 1):
+            same(out.hidden[tap][rows], wanted[tap - late][0])
+        same(out.hidden[-1][rows], wanted[-1][0])
+    for seq in (a, b):
+        of.release(seq.id)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_layers_run_apart_are_the_whole_model(name: str) -> None:
+    of = target(name)
+    assert isinstance(of, Decoder)
+    seqs = [Sequence(PROMPTS[2]), Sequence(PROMPTS[1])]
+    draft = Draft.trees([([5, 7, 9], [-1, -1, 1]), ([4], [-1])])
+    whole = of.run(seqs, draft).logits.clone()
+    half = of.run(seqs, draft, layers=(0, 1)).hidden[1].clone()
+    rest = of.run(seqs, draft, layers=(1, of.layers), hidden=half).logits
+    assert torch.equal(rest, whole)
+    done = LLM(of, "layerskip", draft_options={"exit": 1}).generate(PROMPTS, SamplingParams(max_tokens=TOKENS))
+    assert [c.token_ids for c in done] == generated(name)
+    for seq in seqs:
+        of.release(seq.id)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "deepseek-v3", "gpt-j", *ONE_EACH])
+def test_the_model_is_left_as_it_was(name: str) -> None:
+    own = random_model(name)
+    before = own.config._attn_implementation
+    ids = torch.tensor([PROMPTS[2]])
+    with torch.no_grad():
+        wanted = own(ids).logits
+        LLM(own).generate([PROMPTS[0]], SamplingParams(max_tokens=3))
+        assert torch.equal(own(ids).logits, wanted)
+    assert own.config._attn_implementation == before
+    assert not any("forward" in vars(layer) for layer in own.modules())
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in own.modules())

@@ -1,0 +1,288 @@
+"""Paths and loaded models that our own decoder does not run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from slipstream import LLM, SamplingParams
+from slipstream.errors import CheckpointError, LoadError, PairError, ParameterError, UnsupportedModelError
+from slipstream.models.facts import facts
+from slipstream.models.pair_check import require_pair
+from slipstream.targets.decoder import Decoder
+from slipstream.targets.huggingface.huggingface_target import of_module
+from slipstream.targets.sources import as_target
+from tests.checkpoints import make_tokenizer, random_llama
+from tests.targets.huggingface.architectures import PACKED, VOCAB, random_model
+
+PROMPTS = [[5, 9, 33], [7, 8, 9, 10]]
+SHORT = SamplingParams(max_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-NeoX, which our own decoder does not run."""
+    made = tmp_path_factory.mktemp("gpt-neox")
+    random_model("gpt-neox", torch.float32).save_pretrained(made)
+    return made
+
+
+def damaged(folder: Path, into: Path, **changes: Any) -> Path:
+    """A copy of a checkpoint with other values in config.json; None removes one."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (into / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    (into / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    return into
+
+
+def test_a_path_that_our_decoder_does_not_run_is_run_by_transformers_and_said_so_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "slipstream"):
+        llm = LLM(folder, dtype="float64", device="cpu")
+        done = llm.generate(PROMPTS, SHORT)
+    said = [r.getMessage() for r in caplog.records if r.name == "slipstream"]
+    assert said == [
+        "the architecture 'gpt_neox' is not supported by the decoder target: transformers runs it instead, slower"
+    ]
+    runtime = llm.target.capabilities.runtime
+    assert runtime is not None
+    assert (runtime.backend, runtime.dtype, runtime.source) == ("transformers", torch.float64, folder)
+    module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    module.generation_config.eos_token_id = None
+    for prompt, one in zip(PROMPTS, done, strict=True):
+        wanted = module.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=6)
+        assert one.token_ids == wanted[0, len(prompt) :].tolist()[: len(one.token_ids)]
+
+
+def test_a_loaded_model_of_our_own_families_runs_in_our_own_decoder() -> None:
+    llama = random_llama()
+    assert as_target(llama).capabilities.runtime.backend != "transformers"  # type: ignore[union-attr]
+    assert as_target(llama, executor="transformers").capabilities.runtime.backend == "transformers"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("executor", ["native", "torch"])
+def test_an_executor_that_was_named_is_not_replaced(folder: Path, executor: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="gpt_neox"):
+        LLM(folder, executor=executor)
+
+
+def test_a_loaded_model_whose_modules_were_changed_is_run_as_it_is() -> None:
+    """For example by a tool that puts adapters into it."""
+    own = random_llama().double()
+
+    class Added(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module):
+            super().__init__()
+            self.inner, self.bias = inner, torch.nn.Parameter(torch.randn(own.config.hidden_size).double())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) + self.bias
+
+    own.model.layers[0].mlp.down_proj = Added(own.model.layers[0].mlp.down_proj)
+    own.generation_config.eos_token_id = None
+    done = LLM(own, "ngram").generate(PROMPTS, SHORT)
+    for prompt, one in zip(PROMPTS, done, strict=True):
+        wanted = own.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=6)
+        assert one.token_ids == wanted[0, len(prompt) :].tolist()
+
+
+# --- drafts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("gemma2", "qwen3-next"),
+        ("bloom", "gpt-neox"),
+        ("mamba2", "mamba2"),
+        ("deepseek-v3", "jamba"),
+        ("opt", "falcon"),
+    ],
+)
+def test_any_model_can_draft_for_any_other(ours: str, theirs: str) -> None:
+    own = random_model(ours)
+    llm = LLM(own, random_model(theirs), draft_tokens=3)
+    done = llm.generate(PROMPTS, SHORT)
+    for prompt, one in zip(PROMPTS, done, strict=True):
+        wanted = own.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=6)
+        assert one.token_ids == wanted[0, len(prompt) :].tolist()
+        assert one.stats.drafter_faults == 0
+        assert one.stats.proposed > 0
+
+
+@pytest.mark.parametrize("name", ["stablelm", "bloom", "lfm2", "qwen3-next", "jamba"])
+@pytest.mark.parametrize("length", [1, 2, 4, 7])
+def test_a_model_that_drafts_for_itself_is_always_right(name: str, length: int) -> None:
+    """So its cache never misses or keeps a token, whatever the draft length."""
+    own = random_model(name)
+    done = LLM(own, of_module(own), draft_tokens=length).generate(PROMPTS, SamplingParams(max_tokens=9))
+    for one in done:
+        assert one.stats.accepted == one.stats.proposed > 0
+
+
+def test_our_own_decoder_drafts_for_a_model_of_transformers_and_the_other_way_round() -> None:
+    llama = random_llama(vocab_size=VOCAB).double()
+    other = random_model("stablelm")
+    for target, draft in ((llama, other), (other, llama)):
+        target.generation_config.eos_token_id = None
+        done = LLM(target, draft).generate(PROMPTS, SHORT)
+        for prompt, one in zip(PROMPTS, done, strict=True):
+            wanted = target.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=6)
+            assert one.token_ids == wanted[0, len(prompt) :].tolist()
+
+
+def test_the_vocabularies_of_a_pair_are_compared_where_transformers_runs_one(folder: Path, tmp_path: Path) -> None:
+    ours = damaged(folder, tmp_path)
+    make_tokenizer(ours)
+    other = tmp_path / "other"
+    other.mkdir()
+    damaged(folder, other)
+    make_tokenizer(other, texts=["SELECT column FROM table WHERE value > 17;\n"])
+    require_pair(ours, ours)
+    with pytest.raises(PairError, match="different tokens"):
+        require_pair(ours, other)
+
+
+# --- facts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_the_facts_of_a_checkpoint_are_those_of_the_model(name: str, tmp_path: Path) -> None:
+    own = random_model(name, torch.float32)
+    own.config.save_pretrained(tmp_path)
+    found = facts(tmp_path)
+    assert found.parameters == sum(p.numel() for p in own.parameters())
+    assert found.config.layers == own.config.get_text_config().num_hidden_layers
+    assert found.config.vocab_size == VOCAB
+    assert 0 < found.step_parameters <= found.active_parameters <= found.parameters
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+CODE = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+
+
+def test_code_of_a_checkpoint_is_refused_and_the_flag_is_named(folder: Path, tmp_path: Path) -> None:
+    own = damaged(folder, tmp_path, model_type="own", auto_map=CODE)
+    (tmp_path / "configuration_own.py").write_text("raise SystemExit('the code was run')\n")
+    with pytest.raises(UnsupportedModelError, match=r"brings its own Python code.*trust_remote_code=True"):
+        LLM(own)
+
+
+def test_code_of_a_draft_is_refused_even_where_the_targets_is_trusted(folder: Path, tmp_path: Path) -> None:
+    own = damaged(folder, tmp_path, model_type="own", auto_map=CODE)
+    (tmp_path / "configuration_own.py").write_text("raise SystemExit('the code was run')\n")
+    with pytest.raises(LoadError, match="own"):
+        LLM(folder, own, trust_remote_code=True)
+    with pytest.raises(UnsupportedModelError, match="does not hold for its draft"):
+        LLM(random_model("gpt-neox"), own, trust_remote_code=True)
+
+
+def test_code_that_is_trusted_runs(tmp_path: Path) -> None:
+    known, own = tmp_path / "known", tmp_path / "own"
+    random_model("stablelm", torch.float32).save_pretrained(known)
+    own.mkdir()
+    damaged(known, own, model_type="own_stablelm", auto_map=CODE, architectures=["OwnForCausalLM"])
+    (own / "configuration_own.py").write_text(
+        "from transformers import StableLmConfig\n\n\n"
+        "class OwnConfig(StableLmConfig):\n    model_type = 'own_stablelm'\n"
+    )
+    (own / "modeling_own.py").write_text(
+        "from transformers import StableLmForCausalLM\n\nfrom .configuration_own import OwnConfig\n\n\n"
+        "class OwnForCausalLM(StableLmForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    done = LLM(own, dtype="float64", trust_remote_code=True).generate(PROMPTS, SHORT)
+    wanted = LLM(known, dtype="float64").generate(PROMPTS, SHORT)
+    assert [c.token_ids for c in done] == [c.token_ids for c in wanted]
+
+
+def test_an_unknown_architecture_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="known neither to Slipstream nor"):
+        LLM(damaged(folder, tmp_path, model_type="nonsense"))
+
+
+def test_weights_that_are_missing_are_not_made_up(folder: Path, tmp_path: Path) -> None:
+    own = damaged(folder, tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["gpt_neox.layers.1.attention.dense.weight"]
+    save_file(tensors, own / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks 1 tensors.*layers\.1\.attention\.dense\.weight"):
+        LLM(own)
+
+
+def test_weights_that_are_not_finite_are_refused(folder: Path, tmp_path: Path) -> None:
+    own = damaged(folder, tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["gpt_neox.layers.1.attention.dense.weight"][3, 4] = float("nan")
+    save_file(tensors, own / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="NaN or infinity"):
+        LLM(own)
+
+
+def test_pickled_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    own = damaged(folder, tmp_path)
+    (own / "model.safetensors").rename(own / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="as a pickle only"):
+        LLM(own)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quantize": "int8"}, "quantize='int8' was asked of transformers"),
+        ({"kv_dtype": "float16"}, "kv_dtype='float16' was asked of transformers"),
+    ],
+)
+def test_settings_that_transformers_does_not_have_are_refused(folder: Path, settings: dict, message: str) -> None:
+    for model in (folder, random_model("gpt-neox", torch.float32)):
+        with pytest.raises(ParameterError, match=message):
+            LLM(model, **settings)
+
+
+def test_another_dtype_than_that_of_a_loaded_model_is_refused() -> None:
+    with pytest.raises(ParameterError, match="the loaded model is in"):
+        LLM(random_model("gpt-neox", torch.float32), dtype="bfloat16")
+
+
+def test_a_model_in_training_mode_is_refused() -> None:
+    with pytest.raises(ParameterError, match=r"model\.eval\(\)"):
+        LLM(random_model("gpt-neox").train())
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    config = transformers.T5Config(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    with pytest.raises(UnsupportedModelError, match="not a causal language model"):
+        LLM(transformers.T5ForConditionalGeneration(config).eval())
+
+
+def test_a_model_that_keeps_its_state_inside_is_refused() -> None:
+    config = transformers.RwkvConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16)
+    with pytest.raises(UnsupportedModelError, match="takes no cache of transformers"):
+        LLM(transformers.RwkvForCausalLM(config).eval())
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_the_context_ends_where_frequencies_would_change(kind: str) -> None:
+    from tests.targets.huggingface.architectures import ARCHITECTURES
+
+    config = ARCHITECTURES["phi3"]()
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 32}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
+        config.original_max_position_embeddings = 32
+    config.rope_parameters = rope
+    module = transformers.AutoModelForCausalLM.from_config(config).eval()
+    assert of_module(module).context == 32
+
+
+def test_training_refuses_the_executor_of_transformers(tiny: Any) -> None:
+    with pytest.raises(ParameterError, match="no backend of our own decoder"):
+        Decoder.load(tiny.target, "transformers")
