@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from slipstream.core.stats import SpecStats as SpecStats
     from slipstream.core.structured import Structured as Structured
     from slipstream.errors import SlipstreamError as SlipstreamError
+    from slipstream.integrations.custom_generation import custom_generate as custom_generate
     from slipstream.llm import LLM as LLM, Chunk as Chunk, Completion as Completion
     from slipstream.speculative_decoder import (
         SpeculativeDecoder as SpeculativeDecoder,
@@ -28,6 +29,7 @@ _HOME = {
     "SpecStats": "slipstream.core.stats",
     "Structured": "slipstream.core.structured",
     "SpeculativeDecoder": "slipstream.speculative_decoder",
+    "custom_generate": "slipstream.integrations.custom_generation",
     "load_model_pair": "slipstream.speculative_decoder",
     "SlipstreamError": "slipstream.errors",
 }

@@ -45,9 +45,10 @@ _LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_h
 
 
 def _config(kind: str, **shape: Any) -> Any:
+    """With an output head of its own unless `shape` says otherwise: a tied one mostly repeats the last token."""
     import transformers
 
-    return getattr(transformers, f"{kind}Config")(**shape)
+    return getattr(transformers, f"{kind}Config")(**{"tie_word_embeddings": False} | shape)
 
 
 PACKED: dict[str, Callable[[], Any]] = {

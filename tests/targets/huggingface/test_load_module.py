@@ -160,9 +160,21 @@ def test_the_facts_of_a_checkpoint_are_those_of_the_model(name: str, tmp_path: P
     own.config.save_pretrained(tmp_path)
     found = facts(tmp_path)
     assert found.parameters == sum(p.numel() for p in own.parameters())
+    assert not found.config.tie_embeddings
     assert found.config.layers == own.config.get_text_config().num_hidden_layers
     assert found.config.vocab_size == VOCAB
     assert 0 < found.step_parameters <= found.active_parameters <= found.parameters
+
+
+def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
+    config = transformers.StableLmConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=1, tie_word_embeddings=True
+    )
+    config.save_pretrained(tmp_path)
+    found = facts(tmp_path)
+    assert found.config.tie_embeddings
+    own = transformers.AutoModelForCausalLM.from_config(config)
+    assert found.parameters == found.step_parameters == sum(p.numel() for p in own.parameters())
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,297 @@
+"""`custom_generate`: speculative decoding in `model.generate` of transformers.
+
+>>> fast = slipstream.custom_generate(draft="path/to/draft")
+>>> model.generate(**inputs, max_new_tokens=64, custom_generate=fast)
+
+transformers prepares the call as always (its configuration, logits processors, stopping criteria), and leaves the loop
+to us. What it returns has the types of `generate`. What cannot be honoured is refused by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence as Seq
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.stats import SpecStats
+from slipstream.core.target import Target
+from slipstream.drafters.registry import DRAFTERS
+from slipstream.engine.engine import MOST_ROWS, Engine
+from slipstream.errors import ParameterError
+from slipstream.heads.recognition import recognise
+from slipstream.integrations.node_processors import NodeProcessors, ProcessedTarget
+from slipstream.llm import LLM
+from slipstream.settings import TRANSFORMERS
+from slipstream.targets.sources import as_target
+from slipstream.zoo import checkpoint_of
+
+_READ = {"attention_mask", "position_ids", "past_key_values", "cache_params", "cache_position", "use_cache"}
+_READ |= {"logits_to_keep", "num_logits_to_keep"}
+"""Arguments that transformers hands over and that say nothing new: prompts are read from ids and mask."""
+
+_NOT_OFFERED = {
+    "num_beams": 1, "num_beam_groups": 1, "penalty_alpha": None, "dola_layers": None, "prompt_lookup_num_tokens": None,
+    "output_attentions": False, "output_hidden_states": False, "token_healing": False,
+}  # fmt: skip
+"""Fields of the generation configuration, and their values with which they do nothing."""
+
+
+def custom_generate(
+    draft: Any = None,
+    *,
+    draft_tokens: int = 4,
+    rule: str = "rejection",
+    draft_options: Mapping[str, Any] | None = None,
+    executor: str = TRANSFORMERS,
+    streamer: Any = None,
+) -> CustomGenerate:
+    """What `model.generate(..., custom_generate=...)` takes. Keep it: models are prepared once for each.
+
+    draft, draft_tokens, rule, draft_options  as in `LLM`.
+    executor  "transformers" runs the model itself, whose weights may change between calls. "auto" copies the weights
+              of an architecture that our own decoder runs, which is faster on a CPU.
+    streamer  of transformers (`put` and `end`), for one text at a time: transformers does not hand its own over.
+
+    Raises ParameterError for unknown names and options.
+    """
+    return CustomGenerate(draft, draft_tokens, rule, dict(draft_options or {}), executor, streamer)
+
+
+class CustomGenerate:
+    """See `custom_generate`. stats: of each text of the last call."""
+
+    def __init__(self, draft: Any, draft_tokens: int, rule: str, options: dict[str, Any], executor: str, streamer: Any):
+        self.draft, self.draft_tokens, self.rule, self.options = draft, draft_tokens, rule, options
+        self.executor, self.streamer = executor, streamer
+        self.stats: list[SpecStats] = []
+        self._prepared: tuple[Any, Any, Target] | None = None  # (model, where and how it is, target)
+        self._draft_model: Target | None = None
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Seq[Any],
+        stopping_criteria: Seq[Any],
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Called by transformers. Returns ids [B, L], or `GenerateDecoderOnlyOutput` if `return_dict_in_generate`.
+
+        Raises ParameterError, which names the argument, for what it cannot honour, and the errors of `LLM`."""
+        _refuse(model, input_ids, generation_config, model_kwargs, self.streamer)
+        prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
+        own = self._target(model)
+        processors = NodeProcessors(logits_processor, own.vocab_size)
+        target = ProcessedTarget(own, processors)
+        if generation_config.return_dict_in_generate:
+            target.recorded = {}
+        llm = LLM(
+            target,
+            self._drafter(processors),
+            draft_tokens=self.draft_tokens,
+            rule=self.rule,
+            max_batch=len(prompts),
+            draft_options=self.options,
+        )
+        criteria, eos = _criteria(stopping_criteria)
+        room = generation_config.max_length - input_ids.shape[1]
+        seqs = []
+        for b, prompt in enumerate(prompts):
+            seq = llm.sequence(
+                prompt,
+                SamplingParams(
+                    temperature=1.0 if generation_config.do_sample else 0.0,
+                    max_tokens=max(1, room),
+                    ignore_eos=True,
+                    stop_token_ids=eos,
+                    seed=int(torch.randint(2**62, ()).item()),  # so that torch.manual_seed decides
+                ),
+            )
+            target.history[seq.id] = b, input_ids[b, : input_ids.shape[1] - len(prompt)].tolist()
+            seqs.append(seq)
+        outputs = self._decode(llm, seqs, input_ids, criteria)
+        self.stats = [seq.stats for seq in seqs]
+        return _result(input_ids, outputs, seqs, target, generation_config)
+
+    # --- parts -------------------------------------------------------------------------------------------------
+
+    def _target(self, model: Any) -> Target:
+        """The target around a model; made anew when the model has been moved."""
+        first = next(model.parameters())
+        state = (first.device, first.dtype)
+        if self._prepared is None or self._prepared[0] is not model or self._prepared[1] != state:
+            self._prepared = model, state, as_target(model, executor=self.executor)
+        return self._prepared[2]
+
+    def _drafter(self, processors: NodeProcessors) -> Any:
+        """What `LLM` takes as draft. A draft model gets the processors that read scores alone, so that it drafts at the
+        same temperature and with the same filters."""
+        draft = self.draft
+        known = draft is None or isinstance(draft, (list, tuple)) or hasattr(draft, "propose")
+        if known or (isinstance(draft, str) and draft in DRAFTERS):
+            return draft
+        if self._draft_model is None:
+            if not isinstance(draft, (Target, torch.nn.Module)):
+                draft = checkpoint_of(draft, "draft")
+                if recognise(draft) is not None:
+                    return self.draft  # a draft head
+            self._draft_model = as_target(draft)
+        return ProcessedTarget(self._draft_model, processors.without_history())
+
+    def _decode(self, llm: LLM, seqs: list[Sequence], input_ids: Tensor, criteria: Seq[Any]) -> list[list[int]]:
+        """The output of each text, up to where a stopping criterion holds."""
+        engine = Engine(llm.target, llm.drafter, llm.rule, llm.draft_tokens, len(seqs), prompt_rows=MOST_ROWS)
+        shown = [0] * len(seqs)
+        cut: dict[int, int] = {}  # which text -> its tokens that count
+        if self.streamer is not None:
+            self.streamer.put(input_ids.cpu())
+        for seq in seqs:
+            engine.add(seq)
+        try:
+            while engine.unfinished:
+                ran = engine.step()
+                failed = next((seq.error for seq in ran if seq.error is not None), None)
+                if failed is not None:
+                    raise failed
+                for b, seq in enumerate(seqs):
+                    while shown[b] < len(seq.output) and b not in cut:
+                        shown[b] += 1
+                        if self.streamer is not None:
+                            self.streamer.put(torch.tensor(seq.output[shown[b] - 1 : shown[b]]))
+                        if _ended(criteria, input_ids[b], seq.output[: shown[b]]):
+                            cut[b] = shown[b]
+                            engine.abort(seq)
+        finally:
+            for seq in seqs:
+                engine.abort(seq)
+        if self.streamer is not None:
+            self.streamer.end()
+        return [seq.output[: cut.get(b)] for b, seq in enumerate(seqs)]
+
+
+def _refuse(model: Any, input_ids: Tensor, config: Any, given: Mapping[str, Any], streamer: Any) -> None:
+    """Raise ParameterError for what transformers asks and we do not do."""
+
+    def no(what: str, why: str, fix: str) -> ParameterError:
+        return ParameterError(f"{what} was asked of custom_generate", why=why, fix=fix)
+
+    if _streamer_of_caller() is not None:
+        raise no(
+            "streamer", "transformers does not hand its streamer over", "write custom_generate(..., streamer=streamer)"
+        )
+    for name, nothing in _NOT_OFFERED.items():
+        value = getattr(config, name, nothing)
+        if value not in (nothing, None):
+            raise no(f"{name}={value!r}", "speculative decoding does not offer it", "leave it out, or custom_generate")
+    for name, value in given.items():
+        if name not in _READ and value is not None:
+            raise no(f"the model input {name!r}", "only ids and their mask are read", "leave it out")
+    for name in ("past_key_values", "cache_params"):
+        cache = given.get(name)
+        if cache is not None and (not hasattr(cache, "get_seq_length") or _length(cache)):
+            raise no(f"{name} of an earlier call", "the KV cache is our own", "leave it out: the prompt is read again")
+    if streamer is not None and len(input_ids) > 1:
+        raise no(f"a streamer for {len(input_ids)} texts", "streamers take one", "stream one text at a time")
+    if not input_ids.shape[1]:
+        raise no("an empty prompt", "there is nothing to continue", "give at least one token")
+
+
+def _length(cache: Any) -> int:
+    """Tokens in a cache of transformers; recurrent ones cannot say, and are new if they have no state."""
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:
+        return int(bool(cache.has_previous_state()))
+
+
+def _streamer_of_caller() -> Any:
+    """The streamer that `generate` was given. It does not hand it over, and would not say that it is not used."""
+    frame: Any = sys._getframe(1)
+    for _ in range(6):  # this module and torch's decorator are in between
+        if frame is None:
+            return None
+        if frame.f_code.co_name == "generate" and "streamer" in frame.f_locals:
+            return frame.f_locals["streamer"]
+        frame = frame.f_back
+    return None
+
+
+def _prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+    """The prompts without their padding on the left. Raises ParameterError for other masks."""
+    if mask is None:
+        return [list(row) for row in input_ids.tolist()]
+    prompts = []
+    for b, (row, seen) in enumerate(zip(input_ids.tolist(), mask.tolist(), strict=True)):
+        first = seen.index(1) if 1 in seen else len(seen)
+        if first == len(seen) or 0 in seen[first:]:
+            raise ParameterError(
+                f"attention_mask of text {b} hides tokens that are not padding on the left",
+                why="a prompt is read as one text",
+                fix="pad on the left: tokenizer.padding_side = 'left'",
+            )
+        prompts.append(row[first:])
+    return prompts
+
+
+def _criteria(given: Seq[Any]) -> tuple[list[Any], tuple[int, ...]]:
+    """(criteria to ask after each token, ids that end a text); the length is known from the configuration."""
+    from transformers import MaxLengthCriteria
+    from transformers.generation import EosTokenCriteria
+
+    eos: list[int] = []
+    rest = []
+    for one in given:
+        if isinstance(one, EosTokenCriteria):
+            eos += one.eos_token_id.flatten().tolist()
+        elif not isinstance(one, MaxLengthCriteria):
+            rest.append(one)
+    return rest, tuple(dict.fromkeys(eos))
+
+
+def _ended(criteria: Seq[Any], prompt: Tensor, output: Seq[int]) -> bool:
+    if not criteria:
+        return False
+    ids = torch.cat((prompt, torch.tensor(list(output), device=prompt.device)))[None]  # [1, L]
+    return any(bool(torch.as_tensor(one(ids, None)).any()) for one in criteria)
+
+
+def _result(
+    input_ids: Tensor, outputs: Seq[Seq[int]], seqs: Seq[Sequence], target: ProcessedTarget, config: Any
+) -> Any:
+    """What `generate` returns: texts of the same length, padded on the right."""
+    longest = max(map(len, outputs))
+    pad = config._pad_token_tensor
+    if pad is None and any(len(output) < longest for output in outputs):
+        raise ParameterError("texts end at different lengths, and there is no pad_token_id", fix="give pad_token_id")
+    fill = 0 if pad is None else int(pad)
+    rows = [[*output, *[fill] * (longest - len(output))] for output in outputs]
+    made = torch.cat((input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)), 1)
+    if not config.return_dict_in_generate:
+        return made
+    from transformers.generation import GenerateDecoderOnlyOutput
+
+    assert target.recorded is not None
+    kept = [target.recorded[seq.id][: len(output)] for seq, output in zip(seqs, outputs, strict=True)]
+    wide = target.vocab_size
+
+    def each(which: int) -> tuple[Tensor, ...]:
+        """For each new token [B, V]; zeros after a text's end."""
+        blank = torch.zeros(wide, device=input_ids.device)
+        return tuple(
+            torch.stack([own[i][which].to(input_ids.device) if i < len(own) else blank for own in kept])
+            for i in range(longest)
+        )
+
+    result: Any = GenerateDecoderOnlyOutput
+    return result(
+        sequences=made,
+        logits=each(0) if config.output_logits else None,
+        scores=each(1) if config.output_scores else None,
+    )

@@ -1,0 +1,268 @@
+"""`model.generate(..., custom_generate=slipstream.custom_generate(...))` against `model.generate` alone."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+import slipstream
+from slipstream.errors import ParameterError
+from tests.checkpoints import Tiny
+from tests.significance import assert_distribution
+from tests.targets.huggingface.architectures import VOCAB, random_model
+
+PADDED = torch.tensor([[0, 0, 5, 9, 33], [7, 8, 9, 10, 11], [0, 0, 0, 0, 40]])
+MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]])
+ONE = torch.tensor([[5, 9, 33, 5, 9]])
+
+
+@functools.cache
+def model(name: str = "stablelm") -> Any:
+    made = random_model(name)
+    made.generation_config.pad_token_id = 0
+    return made
+
+
+@functools.cache
+def disturbed(name: str = "stablelm") -> Any:
+    """A draft model that often agrees."""
+    made = random_model(name)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(1)
+        for p in made.parameters():
+            p += 0.05 * p.std().nan_to_num() * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    return made
+
+
+def both(of: Any, draft: Any, ids: torch.Tensor = PADDED, mask: Any = MASK, **how: Any) -> tuple[Any, Any, Any]:
+    """(what transformers returns, what it returns with custom_generate, the object)."""
+    given = {"attention_mask": mask if ids is PADDED else torch.ones_like(ids), "max_new_tokens": 12} | how
+    fast = slipstream.custom_generate(draft=draft)
+    return of.generate(ids, **given), of.generate(ids, custom_generate=fast, **given), fast
+
+
+DRAFTS = {"none": lambda: None, "a lookup": lambda: "recycling", "a model": disturbed, "another": lambda: model("opt")}
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("ids", [ONE, PADDED], ids=["one", "padded"])
+def test_greedy_ids_are_those_of_generate(draft: str, ids: torch.Tensor) -> None:
+    wanted, found, fast = both(model(), DRAFTS[draft](), ids, do_sample=False)
+    assert torch.equal(found, wanted)
+    assert found.dtype == wanted.dtype
+    if draft == "a model":
+        assert sum(s.accepted for s in fast.stats) > 3
+
+
+@pytest.mark.parametrize("name", ["gemma3", "deepseek-v3", "gpt-j", "qwen3-next"])
+def test_other_architectures(name: str) -> None:
+    wanted, found, _ = both(model(name), disturbed(name), do_sample=False)
+    assert torch.equal(found, wanted)
+
+
+def test_texts_of_our_own_families_may_run_in_our_own_decoder(tiny: Tiny) -> None:
+    of = transformers.AutoModelForCausalLM.from_pretrained(tiny.target, dtype=torch.float64)
+    fast = slipstream.custom_generate(draft=str(tiny.draft), executor="auto")
+    ids = torch.tensor([[65, 66, 67, 68]])
+    wanted = of.generate(ids, max_new_tokens=12, do_sample=False)
+    assert torch.equal(of.generate(ids, max_new_tokens=12, do_sample=False, custom_generate=fast), wanted)
+
+
+def test_a_text_that_ends_early_is_padded() -> None:
+    plain = model().generate(PADDED, attention_mask=MASK, max_new_tokens=12, do_sample=False)
+    eos = plain[1, 5 + 4].item()
+    wanted, found, _ = both(model(), disturbed(), do_sample=False, eos_token_id=eos)
+    assert torch.equal(found, wanted)
+    assert (wanted == 0).sum() > (PADDED == 0).sum()
+
+
+class Rising(LogitsProcessor):
+    """Forbids ids up to the last one plus one: a function of the text."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        below = torch.arange(scores.shape[1])[None] <= (input_ids[:, -1:] + 1) % 32
+        return scores.masked_fill(below, -torch.inf)
+
+
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "repetition penalty": {"repetition_penalty": 1.7},
+    "no repeated bigram": {"no_repeat_ngram_size": 2},
+    "bad words": {"bad_words_ids": [[5], [7, 8]]},
+    "least length": {"min_new_tokens": 8, "eos_token_id": list(range(20))},
+    "forced end": {"forced_eos_token_id": 3, "eos_token_id": 3},
+    "growing length penalty": {"exponential_decay_length_penalty": (2, 1.5), "eos_token_id": 3},
+    "bias": {"sequence_bias": [[[4], 3.0], [[4, 4], -9.0]]},
+    "suppressed": {"suppress_tokens": [1, 2, 3, 40], "begin_suppress_tokens": [9]},
+    "allowed by prefix": {
+        "prefix_allowed_tokens_fn": lambda batch, ids: [i for i in range(VOCAB) if i % 3 == (batch + len(ids)) % 3]
+    },
+    "one of the user": {"logits_processor": LogitsProcessorList([Rising()])},
+}
+
+
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_processors_see_the_text_of_each_node(kind: str) -> None:
+    for draft in ("recycling", disturbed()):
+        wanted, found, fast = both(model(), draft, do_sample=False, **PROCESSORS[kind])
+        assert torch.equal(found, wanted)
+    assert sum(s.proposed for s in fast.stats) > 0
+
+
+def test_scores_and_logits_are_those_of_generate() -> None:
+    how = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "repetition_penalty": 1.3}
+    wanted, found, _ = both(model(), disturbed(), do_sample=False, **how)
+    assert type(found) is type(wanted)
+    assert torch.equal(found.sequences, wanted.sequences)
+    for mine, theirs in ((found.scores, wanted.scores), (found.logits, wanted.logits)):
+        assert len(mine) == len(theirs) == 12
+        assert torch.allclose(torch.stack(mine), torch.stack(theirs), atol=1e-4)
+    both_scores = [model().compute_transition_scores(one.sequences, one.scores) for one in (found, wanted)]
+    assert torch.allclose(*both_scores, atol=1e-4)
+
+
+@pytest.mark.parametrize("draft", ["a model", "a lookup"])
+def test_sampled_texts_have_the_distribution_of_generate(draft: str) -> None:
+    """The first two tokens, with filters and a penalty: G-test at a p-value of 1e-6."""
+    how = {"temperature": 0.8, "top_k": 4, "top_p": 0.9, "repetition_penalty": 1.4}
+    fast = slipstream.custom_generate(draft=DRAFTS[draft](), draft_tokens=2)
+    torch.manual_seed(3)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for _ in range(5):
+        out = model().generate(
+            ONE, do_sample=True, max_new_tokens=3, num_return_sequences=300, custom_generate=fast, **how
+        )
+        counts.update(tuple(row[5:7]) for row in out.tolist())
+    prepared = transformers.GenerationConfig(do_sample=True, **how)
+    processors = model()._get_logits_processor(prepared, input_ids_seq_length=5, device="cpu")
+    probs: dict[tuple[int, ...], float] = {}
+
+    def after(text: list[int]) -> list[float]:
+        ids = torch.tensor([text])
+        with torch.no_grad():
+            return processors(ids, model()(ids).logits[:, -1].float()).softmax(-1)[0].tolist()
+
+    for a, p in enumerate(after(ONE[0].tolist())):
+        for b, q in enumerate(after([*ONE[0].tolist(), a])) if p else ():
+            if q:
+                probs[a, b] = p * q
+    assert_distribution(counts, probs)
+
+
+def test_the_seed_of_torch_decides() -> None:
+    fast = slipstream.custom_generate(draft=disturbed())
+    texts = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        texts.append(model().generate(ONE, do_sample=True, max_new_tokens=12, custom_generate=fast))
+    assert torch.equal(texts[0], texts[1])
+    assert not torch.equal(texts[0], texts[2])
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.put_in: list[list[int]] = []
+        self.ended = False
+
+    def put(self, value: torch.Tensor) -> None:
+        self.put_in.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_a_streamer_gets_the_prompt_and_each_token() -> None:
+    kept = Kept()
+    fast = slipstream.custom_generate(draft=disturbed(), streamer=kept)
+    out = model().generate(ONE, do_sample=False, max_new_tokens=7, custom_generate=fast)
+    assert kept.put_in == [ONE[0].tolist(), *[[token] for token in out[0, 5:].tolist()]]
+    assert kept.ended
+
+
+def test_stopping_criteria_are_asked_after_each_token() -> None:
+    plain = model().generate(ONE, do_sample=False, max_new_tokens=12)
+    last = plain[0, 9].item()
+
+    class Seen(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            return input_ids[:, -1] == last
+
+    wanted, found, _ = both(
+        model(), disturbed(), ONE, do_sample=False, stopping_criteria=StoppingCriteriaList([Seen()])
+    )
+    assert torch.equal(found, wanted)
+    assert found.shape[1] <= 10
+
+
+def test_new_weights_are_seen_in_the_next_call() -> None:
+    of = random_model("phi")
+    fast = slipstream.custom_generate(draft="ngram")
+    before = of.generate(ONE, do_sample=False, max_new_tokens=6, custom_generate=fast)
+    with torch.no_grad():
+        for p in of.parameters():
+            p.copy_(torch.randn_like(p) * 0.3)
+    wanted = of.generate(ONE, do_sample=False, max_new_tokens=6)
+    assert torch.equal(of.generate(ONE, do_sample=False, max_new_tokens=6, custom_generate=fast), wanted)
+    assert not torch.equal(before, wanted)
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+class Counting(LogitsProcessor):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"num_beams": 3}, "num_beams=3"),
+        ({"streamer": Kept()}, r"streamer was asked.*custom_generate\(\.\.\., streamer=streamer\)"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
+        ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
+        ({"logits_processor": LogitsProcessorList([Counting()])}, "the logits processor Counting has a state"),
+        ({"guidance_scale": 2.0}, "UnbatchedClassifierFreeGuidanceLogitsProcessor has a state"),
+        ({"attention_mask": torch.tensor([[1, 1, 0, 1, 1]])}, "attention_mask of text 0"),
+    ],
+)
+def test_what_is_not_offered_is_refused_by_name(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        model().generate(ONE, do_sample=False, max_new_tokens=3, custom_generate=slipstream.custom_generate(), **how)
+
+
+def test_the_cache_of_an_earlier_call_is_refused() -> None:
+    with torch.no_grad():
+        cache = model()(ONE, use_cache=True).past_key_values
+    longer = torch.cat((ONE, torch.tensor([[3]])), 1)
+    with pytest.raises(ParameterError, match="past_key_values of an earlier call"):
+        model().generate(longer, past_key_values=cache, custom_generate=slipstream.custom_generate())
+
+
+def test_a_streamer_for_several_texts_is_refused() -> None:
+    with pytest.raises(ParameterError, match="a streamer for 3 texts"):
+        model().generate(PADDED, attention_mask=MASK, custom_generate=slipstream.custom_generate(streamer=Kept()))
+
+
+def test_stop_strings_are_refused_by_transformers_which_hands_no_tokenizer_over() -> None:
+    with pytest.raises(ValueError, match="tokenizer"):
+        model().generate(ONE, stop_strings=["a"], custom_generate=slipstream.custom_generate())
+
+
+def test_the_draft_of_a_path_is_loaded_once(tmp_path: Path) -> None:
+    random_model("stablelm", torch.float32).save_pretrained(tmp_path)
+    fast = slipstream.custom_generate(draft=str(tmp_path))
+    first = model().generate(ONE, do_sample=False, max_new_tokens=6, custom_generate=fast)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    assert torch.equal(model().generate(ONE, do_sample=False, max_new_tokens=6, custom_generate=fast), first)
