@@ -27,16 +27,19 @@ from slipstream.core.target import Target
 from slipstream.core.turns import Turns
 from slipstream.drafters.choice import DrafterFactory
 from slipstream.drafters.guard import Guard
-from slipstream.drafters.registry import DRAFTERS
+from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.drafters.suffix import SuffixDrafter
+from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import MOST_ROWS, Engine
 from slipstream.engine.engine_thread import Prepared
 from slipstream.engine.messages import Ask
 from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.grammar.compiler import Grammars
+from slipstream.kv.blocks import BLOCK
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
-from slipstream.settings import DRAFT_QUANTISATIONS, one_of
+from slipstream.settings import AUTO, DRAFT_QUANTISATIONS, one_of
+from slipstream.targets.memory_plan import plan
 from slipstream.targets.sources import as_target
 from slipstream.zoo import checkpoint_of
 
@@ -86,11 +89,16 @@ class LLM:
     draft         None; a name from the registry such as "ngram"; a path, "embedded" or a loaded model (a draft model);
                   the path of a draft head (Medusa, EAGLE); any `Drafter`; a pair of one of these and its options; or a
                   list of these, stacked as a hybrid.
-    draft_tokens  most draft tokens per step (K, gamma).
+    draft_tokens  most draft tokens per step (K, gamma). "auto": chosen in each step from measured times and acceptance
+                  rates, down to none where drafts do not pay (see `engine.draft_lengths`). A seed then repeats a
+                  sampled text only under the rule "coupled"; with a number it does under every rule. A `DraftLengths`
+                  is "auto", too, and goes on with what it has learned.
     rule          how draft tokens are verified: "rejection", "block", "coupled", "greedy", or "typical" (lossy).
     max_batch     most sequences in one step.
     executor      "auto", "native", "torch" or "transformers"; dtype, device, quantize ("int8", "w8a16", "w8a8"),
                   threads and kv_dtype as in `Decoder.load`. Refused with a `Target`, which is loaded already.
+    kv_tokens     tokens for which the KV cache has room, all requests together: then no request fails for memory, it
+                  waits. None: the cache grows as long as there is memory. Refused if it cannot fit.
     draft_quantize  "int8" (which is "w8a8" for a draft model), "w8a16", "w8a8" or "none" for the draft model alone;
                   None: as the target. Quantising the draft changes how often its tokens are accepted and what they
                   cost, never the output's distribution. Refused with a drafter that loads no draft model.
@@ -108,7 +116,7 @@ class LLM:
         target: Any,
         draft: Any = None,
         *,
-        draft_tokens: int = 4,
+        draft_tokens: int | str | DraftLengths = AUTO,
         rule: str = "rejection",
         max_batch: int = 8,
         executor: str = "auto",
@@ -118,6 +126,7 @@ class LLM:
         draft_quantize: str | None = None,
         threads: int | None = None,
         kv_dtype: str | None = None,
+        kv_tokens: int | None = None,
         tokenizer: Any = None,
         draft_options: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -134,6 +143,7 @@ class LLM:
             "quantize": quantize,
             "threads": threads,
             "kv_dtype": kv_dtype,
+            "kv_tokens": kv_tokens,
             "progress": progress,
         }
         if draft_quantize is not None:
@@ -149,6 +159,9 @@ class LLM:
         self.max_batch = max_batch
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
         path = checkpoint_of(target, "target") if isinstance(target, (str, Path)) else None
+        if kv_tokens is not None and path is not None:
+            check_integer("kv_tokens", kv_tokens, BLOCK)
+            plan(path, draft_folder(draft), self._load, draft_load, kv_tokens).check()
         self.target: Target = as_target(
             target if path is None else path, trust_remote_code=trust_remote_code, **self._load
         )
@@ -159,7 +172,7 @@ class LLM:
         self._lookup = SuffixDrafter(device=self.target.device)
         self._factory = DrafterFactory(self.target, path, draft_load)
         self.rule = rule
-        self.draft_tokens = draft_tokens
+        self._draft_tokens = checked_draft_tokens(draft_tokens)
         self.use(draft, **(draft_options or {}))
         # Without a drafter nothing is wrong yet: `use` may name a draft model later.
         if draft_quantize is not None and draft is not None and not self._factory.loaded:
@@ -191,18 +204,35 @@ class LLM:
         self._rule = rule if isinstance(rule, Rule) else rule_named(rule)
 
     @property
-    def draft_tokens(self) -> int:
+    def draft_tokens(self) -> int | str | DraftLengths:
+        """As it was given."""
         return self._draft_tokens
 
     @draft_tokens.setter
-    def draft_tokens(self, count: int) -> None:
-        check_draft_tokens(count)
-        self._draft_tokens = count
+    def draft_tokens(self, count: int | str | DraftLengths) -> None:
+        self._draft_tokens = checked_draft_tokens(count)
+        self.lengths = self._new_lengths()
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """Most draft tokens per step: the number that was given, or the most that are chosen."""
+        if isinstance(self._draft_tokens, str):
+            return most_chosen(self.drafter.name)
+        return self._draft_tokens if isinstance(self._draft_tokens, int) else self._draft_tokens.most
+
+    def _new_lengths(self) -> int | DraftLengths:
+        """What an engine takes. What was learned with another drafter is not for this one."""
+        if drafts_nothing(self.drafter):
+            return 0
+        if self._draft_tokens == AUTO:
+            return DraftLengths(most_chosen(self.drafter.name))
+        return self._draft_tokens  # type: ignore[return-value]
 
     def use(self, draft: Any, **options: Any) -> None:
         """Change the drafter between requests; `draft` as in the class."""
         self.drafter = self._factory.make(draft, options)
         self._guarded: Drafter = self.drafter if drafts_nothing(self.drafter) else Guard(self.drafter, self.target)
+        self.lengths = self._new_lengths()
 
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
@@ -265,7 +295,7 @@ class LLM:
         several where nothing is drafted (see `core.plain`). Drafter, rule and draft length are those of the call's
         beginning; changing them takes effect with the next call."""
         engine = Engine(
-            self.target, self._guarded, self._rule, self._draft_tokens, self.max_batch, self._lock, MOST_ROWS
+            self.target, self._guarded, self._rule, self.lengths, self.max_batch, self._lock, MOST_ROWS
         )  # nobody waits for the next token of one of them: prompts are read as fast as possible
         for seq in seqs:
             engine.add(seq)
@@ -287,7 +317,7 @@ class LLM:
             self.target,
             self._guarded,
             self._rule,
-            self._draft_tokens,
+            self.lengths,
             self.max_batch,
             self._lock,
             prefix_cache=True,
@@ -338,6 +368,22 @@ class LLM:
             prompt_token_ids=seq.tokens[: seq.prompt],
             lossless=seq.lossless,
         )
+
+
+def draft_folder(draft: Any) -> Path | str | None:
+    """The folder or hub id that an argument `draft` of `LLM` names; None if it names none."""
+    if not isinstance(draft, (str, Path)) or draft in DRAFTERS:
+        return None
+    return checkpoint_of(draft, "draft")
+
+
+def checked_draft_tokens(value: Any) -> int | str | DraftLengths:
+    """The argument `draft_tokens` of `LLM`. Raises ParameterError."""
+    if isinstance(value, str) and value != AUTO:
+        raise ParameterError(f"draft_tokens is {value!r}", fix=f'choose a number, or "{AUTO}"')
+    if not isinstance(value, (str, DraftLengths)):
+        check_draft_tokens(value)
+    return value
 
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:

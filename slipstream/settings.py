@@ -19,6 +19,9 @@ RULES = {"greedy": True, "rejection": True, "block": True, "coupled": True, "typ
 """Verification rules: name -> whether the rule is lossless. The function of that name in `core.rules` decides."""
 
 
+AUTO = "auto"
+"""Draft length that is chosen in each step."""
+
 MOST_DRAFT_TOKENS = 256
 """Most draft tokens of one sequence that a step verifies."""
 

@@ -47,7 +47,7 @@ async def idle(llm: AsyncLLM) -> None:
 
 @pytest.fixture(scope="module")
 def pair() -> LLM:
-    return LLM("embedded", draft="embedded", max_batch=4)
+    return LLM("embedded", draft="embedded", max_batch=4, draft_tokens=4)
 
 
 def test_many_coroutines_get_the_texts_of_generate(pair: LLM) -> None:
@@ -90,7 +90,7 @@ def test_closing_the_iterator_aborts_the_request_and_frees_its_cache() -> None:
     target = PagedToy(5)
 
     async def body() -> None:
-        async with AsyncLLM(LLM(target, "ngram")) as llm:
+        async with AsyncLLM(LLM(target, "ngram", draft_tokens=4)) as llm:
             async with aclosing(llm.generate([1, 2, 3], LONG)) as chunks:
                 async for _ in chunks:
                     break
@@ -104,7 +104,7 @@ def test_cancelling_a_coroutine_aborts_its_request_and_no_other() -> None:
     target = PagedToy(5)
 
     async def body() -> None:
-        async with AsyncLLM(LLM(target, "ngram")) as llm:
+        async with AsyncLLM(LLM(target, "ngram", draft_tokens=4)) as llm:
             tasks = [asyncio.create_task(completed(llm.generate([i], LONG))) for i in range(4)]
             while llm.load.running < 4:
                 await asyncio.sleep(0.001)
@@ -137,7 +137,7 @@ def test_a_fault_of_a_request_is_raised_to_its_caller_alone(
     safe = SamplingParams(max_tokens=30, logit_bias={3: -100})
 
     async def body() -> None:
-        async with AsyncLLM(LLM(target)) as llm:
+        async with AsyncLLM(LLM(target, draft_tokens=4)) as llm:
             other = asyncio.create_task(completed(llm.generate([1], safe)))
             with pytest.raises(error):
                 await completed(llm.generate(prompt, params, rule))
@@ -150,7 +150,7 @@ def test_a_fault_of_a_request_is_raised_to_its_caller_alone(
 
 def test_a_prediction_outside_the_vocabulary_is_refused() -> None:
     async def body() -> None:
-        async with AsyncLLM(LLM(ToyTarget(5))) as llm:
+        async with AsyncLLM(LLM(ToyTarget(5), draft_tokens=4)) as llm:
             with pytest.raises(PromptError, match="the prediction holds id 5"):
                 await completed(llm.generate([1], prediction=[1, 5]))
             assert (await completed(llm.generate([1], SamplingParams(max_tokens=3), prediction=[1, 4]))).token_ids
@@ -160,7 +160,7 @@ def test_a_prediction_outside_the_vocabulary_is_refused() -> None:
 
 def test_a_dead_engine_ends_every_request_and_refuses_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
-        llm = AsyncLLM(LLM(ToyTarget(5)))
+        llm = AsyncLLM(LLM(ToyTarget(5), draft_tokens=4))
         tasks = [asyncio.create_task(completed(llm.generate([i], LONG))) for i in range(3)]
         while llm.load.running < 3:
             await asyncio.sleep(0.001)
@@ -182,7 +182,7 @@ def test_a_dead_engine_ends_every_request_and_refuses_new_ones(monkeypatch: pyte
 
 def test_closing_ends_the_requests_and_the_thread() -> None:
     async def body() -> None:
-        async with AsyncLLM(LLM(ToyTarget(5))) as llm:
+        async with AsyncLLM(LLM(ToyTarget(5), draft_tokens=4)) as llm:
             task = asyncio.create_task(completed(llm.generate([1], LONG)))
             while not llm.load.running:
                 await asyncio.sleep(0.001)
@@ -195,7 +195,7 @@ def test_closing_ends_the_requests_and_the_thread() -> None:
 
 def test_a_reader_that_is_too_slow_loses_its_request_and_no_other() -> None:
     async def body() -> None:
-        async with AsyncLLM(LLM(ToyTarget(5))) as llm:
+        async with AsyncLLM(LLM(ToyTarget(5), draft_tokens=4)) as llm:
             slow = llm.steps(Ask([1], LONG))
             await slow.__anext__()
             llm.streams._most_unread = 5
@@ -213,7 +213,7 @@ def test_a_request_that_is_aborted_while_it_is_prepared_never_joins() -> None:
     target, gate = PagedToy(5), threading.Event()
 
     async def body() -> None:
-        async with AsyncLLM(LLM(target)) as llm:
+        async with AsyncLLM(LLM(target, draft_tokens=4)) as llm:
             sequence = llm.llm.sequence
 
             def slowly(*given: object) -> object:
@@ -236,7 +236,7 @@ def test_a_request_that_is_aborted_while_it_is_prepared_never_joins() -> None:
 
 def test_a_later_request_begins_where_an_earlier_one_with_the_same_beginning_ended() -> None:
     async def body() -> None:
-        async with AsyncLLM(LLM(PagedToy(5))) as llm:
+        async with AsyncLLM(LLM(PagedToy(5), draft_tokens=4)) as llm:
             prompt = [1, 2, 3, 4] * 5
             await completed(llm.generate(prompt, SamplingParams(max_tokens=4)))
             first = await llm.steps(Ask(prompt, SamplingParams(max_tokens=4))).__anext__()
@@ -259,7 +259,7 @@ class Nan(ToyTarget):
 
 def test_logits_that_are_no_numbers_end_one_request() -> None:
     async def body() -> None:
-        async with AsyncLLM(LLM(Nan(5))) as llm:
+        async with AsyncLLM(LLM(Nan(5), draft_tokens=4)) as llm:
             safe = SamplingParams(max_tokens=30, logit_bias={3: -100})
             other = asyncio.create_task(completed(llm.generate([1], safe)))
             with pytest.raises(TargetError):

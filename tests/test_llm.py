@@ -24,12 +24,12 @@ PROMPTS = ["def add(", "for name in", "café"]
 
 @pytest.fixture(scope="module")
 def plain(tiny: Tiny) -> LLM:
-    return LLM(tiny.target, **EXACT)
+    return LLM(tiny.target, **EXACT, draft_tokens=4)
 
 
 @pytest.fixture(scope="module")
 def llm(tiny: Tiny) -> LLM:
-    return LLM(str(tiny.target), str(tiny.draft), **EXACT)
+    return LLM(str(tiny.target), str(tiny.draft), **EXACT, draft_tokens=4)
 
 
 def greedy(n: int = 24, **more) -> SamplingParams:
@@ -48,7 +48,7 @@ def test_a_completion_carries_everything(llm, plain):
 
 def test_results_are_in_the_order_of_the_prompts_for_any_batch(tiny, llm):
     alone = [llm.generate(prompt, greedy())[0].token_ids for prompt in PROMPTS]
-    narrow = LLM(tiny.target, tiny.draft, max_batch=2, **EXACT)
+    narrow = LLM(tiny.target, tiny.draft, max_batch=2, **EXACT, draft_tokens=4)
     for engine in (llm, narrow):
         assert [done.token_ids for done in engine.generate(PROMPTS, greedy())] == alone
 
@@ -146,12 +146,12 @@ def test_a_request_can_have_its_own_draft_length(llm):
 
 @pytest.mark.parametrize("rule", ["greedy", "rejection", "block", "coupled"])
 def test_every_rule_by_name(tiny, plain, rule):
-    llm = LLM(tiny.target, tiny.draft, rule=rule, **EXACT)
+    llm = LLM(tiny.target, tiny.draft, rule=rule, **EXACT, draft_tokens=4)
     assert llm.generate(PROMPTS[0], greedy())[0].token_ids == plain.generate(PROMPTS[0], greedy())[0].token_ids
 
 
 def test_drafters_can_be_changed_between_requests(tiny, plain):
-    llm = LLM(tiny.target, **EXACT)
+    llm = LLM(tiny.target, **EXACT, draft_tokens=4)
     expected = plain.generate(PROMPTS[0], greedy(60))[0].token_ids
     for draft, name in ((str(tiny.draft), "model"), ("ngram", "ngram"), (None, "none"), (NoDrafter(), "none")):
         llm.use(draft)
@@ -169,7 +169,9 @@ def test_seeds_repeat_and_coupled_texts_do_not_depend_on_the_drafter(tiny, llm, 
     assert llm.generate(PROMPTS[0], params)[0].token_ids == llm.generate(PROMPTS[0], params)[0].token_ids
     unseeded = SamplingParams(temperature=1.0, max_tokens=24)
     assert llm.generate(PROMPTS[0], unseeded)[0].token_ids != llm.generate(PROMPTS[0], unseeded)[0].token_ids
-    coupled = [LLM(tiny.target, draft, rule="coupled", **EXACT) for draft in (None, tiny.draft, "ngram")]
+    coupled = [
+        LLM(tiny.target, draft, rule="coupled", **EXACT, draft_tokens=4) for draft in (None, tiny.draft, "ngram")
+    ]
     texts = {engine.generate(PROMPTS[0], params)[0].text for engine in coupled}
     assert len(texts) == 1
 
@@ -178,27 +180,27 @@ def test_loaded_models_are_used_directly(tiny, llm):
     from transformers import AutoModelForCausalLM
 
     models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (tiny.target, tiny.draft)]
-    loaded = LLM(*models, tokenizer=llm.tokenizer)
+    loaded = LLM(*models, tokenizer=llm.tokenizer, draft_tokens=4)
     assert loaded.generate(PROMPTS[0], greedy())[0].text == llm.generate(PROMPTS[0], greedy())[0].text
-    without = LLM(*models)
+    without = LLM(*models, draft_tokens=4)
     ids = llm.tokenizer.encode(PROMPTS[0])
     done = without.generate(ids, greedy())[0]
     assert (done.text, done.token_ids) == ("", llm.generate(ids, greedy())[0].token_ids)
     with pytest.raises(PromptError, match="needs a tokenizer"):
         without.generate("text")
     with pytest.raises(ParameterError, match="device"):
-        LLM(models[0], device="meta")
+        LLM(models[0], device="meta", draft_tokens=4)
 
 
 def test_any_target_object_works(tiny, llm):
     target, draft = (Decoder.load(path, **EXACT) for path in (tiny.target, tiny.draft))
-    engine = LLM(target, draft, tokenizer=llm.tokenizer)
+    engine = LLM(target, draft, tokenizer=llm.tokenizer, draft_tokens=4)
     assert engine.generate(PROMPTS[0], greedy())[0].text == llm.generate(PROMPTS[0], greedy())[0].text
 
 
 def test_loading_reports_progress(tiny):
     seen: list[tuple[int, int]] = []
-    LLM(tiny.target, tiny.draft, progress=lambda done, total: seen.append((done, total)), **EXACT)
+    LLM(tiny.target, tiny.draft, progress=lambda done, total: seen.append((done, total)), **EXACT, draft_tokens=4)
     assert sum(done == total for done, total in seen) == 2
     assert all(0 < done <= total for done, total in seen)
 
@@ -219,7 +221,7 @@ def test_chat_without_a_template_is_refused(tiny, plain):
             return getattr(plain.tokenizer, name)
 
     with pytest.raises(PromptError, match="no chat template"):
-        LLM(tiny.target, tokenizer=Bare(), **EXACT).chat("hi")
+        LLM(tiny.target, tokenizer=Bare(), **EXACT, draft_tokens=4).chat("hi")
 
 
 def test_the_end_of_the_context_ends_the_text(llm):
@@ -236,7 +238,7 @@ def test_a_draft_with_a_shorter_context_stops_drafting_there(tiny, tmp_path, llm
     draft = clone(tiny.draft, tmp_path / "short")
     config = json.loads((draft / "config.json").read_text())
     (draft / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32}))
-    engine = LLM(tiny.target, draft, **EXACT)
+    engine = LLM(tiny.target, draft, **EXACT, draft_tokens=4)
     with caplog.at_level(logging.WARNING, "slipstream"):
         done = engine.generate("for", greedy(100, ignore_eos=True))[0]
     assert done.token_ids == llm.generate("for", greedy(100, ignore_eos=True))[0].token_ids
@@ -251,7 +253,7 @@ def test_drafts_with_a_padded_vocabulary_are_compatible(tiny, tmp_path, plain):
 
     make_model(tmp_path, seed=3, vocab_size=384)
     make_tokenizer(tmp_path)
-    engine = LLM(tiny.target, tmp_path, **EXACT)
+    engine = LLM(tiny.target, tmp_path, **EXACT, draft_tokens=4)
     for params in (greedy(40), SamplingParams(temperature=1.0, seed=1, max_tokens=40)):
         done = engine.generate("for", params)[0]
         assert done.stats.drafter_faults == 0
@@ -288,7 +290,7 @@ NONSENSE = {
 
 @pytest.mark.parametrize("answer", NONSENSE.values(), ids=NONSENSE.keys())
 def test_a_faulty_drafter_never_changes_the_text(tiny, plain, caplog, answer):
-    engine = LLM(tiny.target, Scripted(answer), **EXACT)
+    engine = LLM(tiny.target, Scripted(answer), **EXACT, draft_tokens=4)
     with caplog.at_level(logging.WARNING, "slipstream"):
         done = engine.generate(PROMPTS[0], greedy())[0]
     assert done.token_ids == plain.generate(PROMPTS[0], greedy())[0].token_ids
@@ -301,7 +303,7 @@ def test_a_faulty_drafter_never_changes_the_text(tiny, plain, caplog, answer):
 
 def test_an_unknown_keyword_is_refused_with_the_nearest_name():
     with pytest.raises(ParameterError, match="did you mean 'draft_tokens'"):
-        LLM("anything", draft_token=4)
+        LLM("anything", draft_token=4, draft_tokens=4)
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, "int8"), ("none", None), ("int8", "int8")])
@@ -314,7 +316,7 @@ def test_r24_the_draft_model_can_be_quantised_separately(monkeypatch, tiny, own,
         return original(path, **options)
 
     monkeypatch.setattr(Decoder, "load", staticmethod(remember))
-    LLM(tiny.target, draft=tiny.draft, quantize="int8", draft_quantize=own, executor="torch")
+    LLM(tiny.target, draft=tiny.draft, quantize="int8", draft_quantize=own, executor="torch", draft_tokens=4)
     assert asked == ["int8", expected]
 
 
@@ -345,7 +347,7 @@ def test_settings_of_the_native_executor_reach_target_and_draft_and_are_recorded
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_a_dtype_on_a_cpu_chooses_the_executor(tiny, dtype):
     native = dtype == "float32" or (dtype == "bfloat16" and has_bfloat16_dots())
-    llm = LLM(tiny.target, dtype=dtype, device="cpu")
+    llm = LLM(tiny.target, dtype=dtype, device="cpu", draft_tokens=4)
     assert (llm.target.capabilities.runtime.backend, engine_facts(llm)["dtype"]) == (
         "native" if native else "torch",
         dtype,
@@ -354,7 +356,7 @@ def test_a_dtype_on_a_cpu_chooses_the_executor(tiny, dtype):
 
 def test_an_unknown_quantisation_of_the_draft_is_refused():
     with pytest.raises(ParameterError, match="draft_quantize is 'int4'"):
-        LLM("anything", draft_quantize="int4")
+        LLM("anything", draft_quantize="int4", draft_tokens=4)
 
 
 @pytest.mark.parametrize("rule", [5, None, "rejektion"])

@@ -55,7 +55,7 @@ _drafts: dict[str, str] = {}
 def engine(executor: str) -> LLM:
     """The embedded target on one thread, loaded once."""
     if executor not in _loaded:
-        _loaded[executor] = LLM("embedded", executor=executor, dtype="float32", threads=1)
+        _loaded[executor] = LLM("embedded", executor=executor, dtype="float32", threads=1, draft_tokens=4)
     return _loaded[executor]
 
 
@@ -124,7 +124,7 @@ def test_seeded_samples_and_their_statistics_are_those_that_were_pinned(
 
 @on_both_executors
 def test_two_threads_give_the_text_of_one(executor: str) -> None:
-    llm = LLM("embedded", "embedded", executor=executor, dtype="float32", threads=2)
+    llm = LLM("embedded", "embedded", executor=executor, dtype="float32", threads=2, draft_tokens=4)
     for name, done in ask(llm, {"short": GREEDY["short"]}).items():
         assert text_of(done) == TEXTS["greedy"]["texts"][name]
         check_course(done, TEXTS["greedy"]["courses"]["model"][name])
@@ -135,7 +135,7 @@ def test_two_threads_give_the_text_of_one(executor: str) -> None:
 
 @pytest.mark.parametrize("quantize", ["int8", "w8a16"])
 def test_a_quantised_draft_model_does_not_change_the_text(quantize: str) -> None:
-    llm = LLM("embedded", "embedded", executor="native", draft_quantize=quantize, threads=1)
+    llm = LLM("embedded", "embedded", executor="native", draft_quantize=quantize, threads=1, draft_tokens=4)
     for name, done in ask(llm, GREEDY).items():
         assert text_of(done) == TEXTS["greedy"]["texts"][name]
         assert done.stats.accepted

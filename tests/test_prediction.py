@@ -36,7 +36,7 @@ def decoded(llm: LLM, asks: list[Ask]) -> list[Sequence]:
 
 def test_a_prediction_that_the_same_seed_made_keeps_the_distribution() -> None:
     """Its tokens were drawn with the request's own random numbers. G-test of 4000 requests; fails at p < 1e-6."""
-    llm = LLM(toy(), max_batch=64)
+    llm = LLM(toy(), max_batch=64, draft_tokens=4)
     first = decoded(llm, [Ask(PROMPT, seeded(seed)) for seed in range(4000)])
     again = decoded(llm, [Ask(PROMPT, seeded(i), prediction=seq.output) for i, seq in enumerate(first)])
     assert sum(seq.stats.accepted for seq in again) > 1000
@@ -44,13 +44,13 @@ def test_a_prediction_that_the_same_seed_made_keeps_the_distribution() -> None:
 
 
 def test_a_seeded_request_with_a_prediction_repeats_its_text() -> None:
-    llm = LLM(toy())
+    llm = LLM(toy(), draft_tokens=4)
     texts = [decoded(llm, [Ask(PROMPT, seeded(3), prediction=(4, 3, 2))])[0].output for _ in range(2)]
     assert texts[0] == texts[1]
 
 
 def test_under_coupled_a_prediction_does_not_change_the_text() -> None:
-    llm = LLM(toy(), rule="coupled")
+    llm = LLM(toy(), rule="coupled", draft_tokens=4)
     asks = [Ask(PROMPT, seeded(3)), Ask(PROMPT, seeded(3), prediction=(4, 3, 2))]
     asks.append(Ask(PROMPT, seeded(3), "coupled", (1, 1)))
     assert len({tuple(seq.output) for seq in decoded(llm, asks)}) == 1

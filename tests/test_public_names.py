@@ -36,7 +36,7 @@ def test_the_repr_of_an_llm_is_one_line_that_names_its_parts(tiny: Tiny) -> None
 
 
 def test_the_repr_of_an_llm_shows_quantised_weights(tiny: Tiny) -> None:
-    llm = LLM(tiny.target, "ngram", executor="torch", quantize="int8", device="cpu")
+    llm = LLM(tiny.target, "ngram", executor="torch", quantize="int8", device="cpu", draft_tokens=4)
     assert "dtype='float32', quantize='int8', drafter='ngram', draft_tokens=4," in repr(llm)
 
 
@@ -44,5 +44,10 @@ def test_the_repr_of_an_llm_around_a_target_from_memory_is_one_line(tiny: Tiny) 
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny.target)
-    assert repr(LLM(model, executor="torch")).startswith("LLM(target='Decoder', backend='torch', dtype='float32', ")
-    assert repr(LLM(ToyTarget())) == "LLM(target='ToyTarget', drafter='none', draft_tokens=4, rule='rejection')"
+    assert repr(LLM(model, executor="torch", draft_tokens=4)).startswith(
+        "LLM(target='Decoder', backend='torch', dtype='float32', "
+    )
+    assert (
+        repr(LLM(ToyTarget(), draft_tokens=4))
+        == "LLM(target='ToyTarget', drafter='none', draft_tokens=4, rule='rejection')"
+    )

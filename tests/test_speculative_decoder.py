@@ -75,7 +75,7 @@ def test_sampling_and_options_are_passed_on(tiny, pair):
     decoder = SpeculativeDecoder(target, draft, rule="coupled")
     ids = torch.tensor([[5, 6, 7]])
     params = {"temperature": 0.9, "seed": 4, "top_p": 0.9}
-    plain = LLM(target, rule="coupled", tokenizer=tokenizer).generate(
+    plain = LLM(target, rule="coupled", tokenizer=tokenizer, draft_tokens=4).generate(
         [5, 6, 7], SamplingParams(max_tokens=16, **params)
     )[0]
     assert decoder.decode(ids, 16, **params)[0, 3:].tolist() == plain.token_ids
@@ -102,9 +102,9 @@ def test_load_model_pair_refuses_incompatible_pairs(tiny, tmp_path):
 
 def test_load_model_pair_returns_what_llm_accepts(tiny, pair):
     target, draft, tokenizer = pair
-    llm = LLM(target, draft, tokenizer=tokenizer)
+    llm = LLM(target, draft, tokenizer=tokenizer, draft_tokens=4)
     text = llm.generate("for", SamplingParams(max_tokens=8))[0].text
-    assert text == LLM(tiny.target, **EXACT).generate("for", SamplingParams(max_tokens=8))[0].text
+    assert text == LLM(tiny.target, **EXACT, draft_tokens=4).generate("for", SamplingParams(max_tokens=8))[0].text
 
 
 def test_embedded_names_the_embedded_pair(tiny, pair, monkeypatch):

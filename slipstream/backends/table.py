@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from slipstream.core.params import check_integer
 from slipstream.errors import ParameterError, UnsupportedModelError
+from slipstream.kv.blocks import BLOCK
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import check_threads
 from slipstream.settings import BACKENDS, DTYPES, QUANTISATIONS, TRANSFORMERS, check_executor, one_of
@@ -41,6 +43,7 @@ class RunSettings:
     threads   None: as many as can run at once.
     kv_dtype  None, "float32" or "float16".
     role      "target" or "draft": decides what "int8" means (see `quantisation`).
+    kv_tokens tokens for which the KV cache has room, all sequences together; None: as many as memory holds.
     """
 
     device: torch.device = _CPU
@@ -49,6 +52,12 @@ class RunSettings:
     threads: int | None = None
     kv_dtype: str | None = None
     role: str = "target"
+    kv_tokens: int | None = None
+
+    @property
+    def kv_blocks(self) -> int | None:
+        """`kv_tokens` in blocks."""
+        return None if self.kv_tokens is None else -(-self.kv_tokens // BLOCK)
 
 
 class Backend(Protocol):
@@ -93,6 +102,7 @@ def resolve_settings(
     threads: int | None = None,
     kv_dtype: str | None = None,
     role: str = "target",
+    kv_tokens: int | None = None,
 ) -> RunSettings:
     """Resolve device and dtype where they are None: CUDA with bfloat16 if a CUDA device exists and the executor can use
     it, else the CPU with float32. Raises ParameterError for unknown names."""
@@ -115,7 +125,9 @@ def resolve_settings(
             why="int8 products are added up in float32",
             fix="drop one of them",
         )
-    return RunSettings(on, of, quantize, threads, kv_dtype, role)
+    if kv_tokens is not None:
+        check_integer("kv_tokens", kv_tokens, BLOCK)
+    return RunSettings(on, of, quantize, threads, kv_dtype, role, kv_tokens)
 
 
 def _device(device: torch.device | str) -> torch.device:

@@ -60,7 +60,7 @@ def bench(
     """
     if compare is not None:
         return show_comparison(*compare, files.as_json)
-    contenders = models.contenders()
+    contenders = models.contenders(adaptive=True)
     if not contenders:
         raise ParameterError("there is no drafter to measure", fix="name one: --drafter ngram")
     axes: dict[str, Any] = {

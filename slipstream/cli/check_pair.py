@@ -38,7 +38,7 @@ def check_pair(
     quieten()
     from slipstream.models.pair_check import compare
 
-    models = ModelOptions(target=target, draft=draft, drafter="model", draft_tokens=draft_tokens)
+    models = ModelOptions(target=target, draft=draft, drafter="model", draft_tokens=str(draft_tokens))
     report = compare(checkpoint(target, "target"), checkpoint(draft, "draft"))
     runs = measured(models) if measure and report.fits else []
     if as_json:
@@ -58,7 +58,7 @@ def measured(models: ModelOptions) -> list[Run]:
     plain = Arm("plain", llm, params=params)
     drafter = llm.drafter
     runs = line_up(
-        [plain, Arm("draft model", llm, drafter, llm.draft_tokens, params=params, against=plain)],
+        [plain, Arm("draft model", llm, drafter, llm.most_draft_tokens, params=params, against=plain)],
         built_in(llm, "code", 3),
     )
     with render.progress("measuring (interleaved)", passes(runs, PASSES)) as advance:

@@ -15,7 +15,9 @@ import typer
 
 from slipstream.cli.options import ModelOptions, number, parse_options
 from slipstream.drafters.choice import WITH_DRAFT, WITHOUT_DRAFT
+from slipstream.drafters.registry import most_chosen
 from slipstream.errors import ParameterError
+from slipstream.settings import AUTO
 
 if TYPE_CHECKING:
     from slipstream.lab.contender import Contender
@@ -42,12 +44,13 @@ class LabModels(ModelOptions):
     ] = None
 
     def __post_init__(self) -> None:
-        self.contenders()
+        self.contenders(adaptive=True)
 
-    def contenders(self, **changes: Any) -> list[Contender]:
-        """The drafters to compare with plain decoding. changes: fields of `ModelOptions` to set for all of them.
-        Raises ParameterError for invalid ones before anything is loaded."""
-        return [contender(self, spec, self.drafter_option or (), **changes) for spec in self.specs()]
+    def contenders(self, adaptive: bool = False, **changes: Any) -> list[Contender]:
+        """The drafters to compare with plain decoding. adaptive: draft lengths may be chosen in each step, and are so
+        where no number is given. changes: fields of `ModelOptions` to set for all of them. Raises ParameterError for
+        invalid ones before anything is loaded."""
+        return [contender(self, spec, self.drafter_option or (), adaptive, **changes) for spec in self.specs()]
 
     def specs(self) -> list[str]:
         named = [*(self.drafter or ()), *(self.drafters.split(",") if self.drafters else ())]
@@ -71,8 +74,8 @@ class LabModels(ModelOptions):
         return ModelOptions(**values | {"drafter": spec, "drafter_option": None} | changes)
 
 
-def contender(models: LabModels, spec: str, more: Seq[str] = (), **changes: Any) -> Contender:
-    """One drafter, as given on the command line."""
+def contender(models: LabModels, spec: str, more: Seq[str] = (), adaptive: bool = False, **changes: Any) -> Contender:
+    """One drafter, as given on the command line. Raises ParameterError for `draft_tokens=auto` unless `adaptive`."""
     from slipstream.lab.contender import Contender
 
     name, _, listed = spec.partition(":")
@@ -86,7 +89,10 @@ def contender(models: LabModels, spec: str, more: Seq[str] = (), **changes: Any)
     one = models.one(name.replace("+", ","), **values)
     shown = [name, *(f"{key}={value}" for key, value in options.items())]
     drafter, own = one.speculation
-    return Contender(" ".join(shown), drafter, one.length, options | own)
+    label, options = " ".join(shown), options | own
+    if adaptive and one.length == AUTO:
+        return Contender(label, drafter, most_chosen(one.method), options, adaptive=True)
+    return Contender(label, drafter, one.fixed_length, options)
 
 
 def literal(value: Any) -> Any:

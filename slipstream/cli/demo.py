@@ -12,7 +12,7 @@ from rich.text import Text
 from slipstream.cli import render
 from slipstream.cli.interrupt import Interrupt
 from slipstream.cli.loading import banner, load
-from slipstream.cli.options import ModelOptions, draft_length, grouped
+from slipstream.cli.options import ModelOptions, grouped
 from slipstream.core.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def plan(llm: LLM, models: ModelOptions, count: int, tokens: int) -> list[Job]:
     wanted = (models.drafter,) if models.drafter else ("model", "ngram")
     plain, speculative, lookup = Arm("plain", llm, params=params), [], []
     if "model" in wanted and llm.drafter.name == "model":
-        drafter, length = llm.drafter, draft_length(models.draft_tokens, "model")
+        drafter, length = llm.drafter, replace(models, drafter="model").fixed_length
         speculative.append(Arm("draft model", llm, drafter, length, params=params, against=plain))
     if "ngram" in wanted:
-        length = draft_length(models.draft_tokens, "ngram")
+        length = replace(models, drafter="ngram").fixed_length
         lookup.append(Arm("n-gram", llm, "ngram", length, params=params, against=plain))
     kinds = {"code": [plain, *(speculative or lookup)], "edit": [plain, *speculative, *lookup]}
     return [

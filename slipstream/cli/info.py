@@ -12,7 +12,6 @@ from slipstream.cli.loading import checkpoint, quieten
 
 if TYPE_CHECKING:
     from slipstream.models.config import DecoderConfig
-    from slipstream.models.facts import ModelFacts
 
 SETTINGS = {
     "w8a16": "quantize w8a16",
@@ -45,6 +44,7 @@ def describe(model: str) -> dict[str, Any]:
     from slipstream.models.config import DecoderConfig
     from slipstream.models.facts import facts
     from slipstream.settings import TRANSFORMERS
+    from slipstream.targets.memory_plan import loaded_bytes
 
     seen = facts(checkpoint(model, "target"))
     config, experts = seen.config, seen.config.experts
@@ -68,7 +68,7 @@ def describe(model: str) -> dict[str, Any]:
         "active_parameters": seen.active_parameters,
         "stored_bytes": seen.stored,
         "loaded_dtype": str(dtype).removeprefix("torch."),
-        "loaded_bytes": loaded_bytes(seen, executor, dtype.itemsize),
+        "loaded_bytes": loaded_bytes(seen, executor == "native", dtype.itemsize),
         "vocab_size": config.vocab_size,
         "tokens": None if seen.tokenizer is None else len(seen.tokenizer.tokens),
         "context": config.context,
@@ -140,12 +140,6 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("executor", f"{found['executor']} on {found['device']}" + not_native(found["not_native"])),
         *native_rows(found["native"]),
     ]
-
-
-def loaded_bytes(seen: ModelFacts, executor: str, itemsize: int) -> int:
-    """Bytes of the weights in memory. The native executor keeps 16-bit weights as they are stored."""
-    whole = seen.parameters * itemsize
-    return min(whole, sum(seen.stored.values())) if executor == "native" and seen.stored else whole
 
 
 def not_native(reason: str | None) -> str:

@@ -57,6 +57,7 @@ def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[Any, 
         "quantize": models.quantize,
         "draft_quantize": models.draft_quantize,
         "kv_dtype": models.kv_dtype,
+        "kv_tokens": models.kv_tokens,
         "threads": models.threads,
         "draft_options": options | own,
     }
@@ -118,12 +119,13 @@ def checkpoint(name: str, role: str) -> str:
 def banner(llm: LLM, models: ModelOptions) -> str:
     """One line: drafter, draft length, rule, models, and what the target runs on."""
     models_text = f"target {models.target}"
-    if llm.drafter.name == "none" or llm.draft_tokens == 0:
+    if llm.drafter.name == "none" or llm.most_draft_tokens == 0:
         return f"plain decoding: {models_text}, {on(llm.target)}"
     drafter = f"{llm.drafter.name} drafter"
     if llm.drafter.name == "model":
         drafter, models_text = "draft model", f"{models_text}, draft {models.draft_model}"
-    length = render.counted(llm.draft_tokens, "draft token")
+    length = render.counted(llm.most_draft_tokens, "draft token")
+    length = length if isinstance(llm.draft_tokens, int) else f"up to {length}"
     rule = render.rule_text(llm.rule.name, llm.rule.lossless)
     return f"speculative decoding: {drafter}, {length}, {rule}, {models_text}, {on(llm.target)}"
 

@@ -20,11 +20,20 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from slipstream.core.parameter_declaration import declared
-from slipstream.core.params import SamplingParams
+from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
 from slipstream.drafters.choice import WITH_DRAFT, WITHOUT_DRAFT, asked, draft_of, method_of, names_of
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError, did_you_mean
-from slipstream.settings import DRAFT_QUANTISATIONS, DTYPES, KV_DTYPES, QUANTISATIONS, RULES, check_executor, one_of
+from slipstream.settings import (
+    AUTO,
+    DRAFT_QUANTISATIONS,
+    DTYPES,
+    KV_DTYPES,
+    QUANTISATIONS,
+    RULES,
+    check_executor,
+    one_of,
+)
 
 ALIASES = {
     "--model": "--target",
@@ -132,6 +141,14 @@ class ModelOptions:
             show_default="float32",
         ),
     ] = None
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Size of the KV cache, in tokens of all requests together.",
+            rich_help_panel=_MODELS,
+            show_default="as many as memory holds",
+        ),
+    ] = None
     drafter: Annotated[
         str | None,
         typer.Option(
@@ -141,13 +158,15 @@ class ModelOptions:
         ),
     ] = None
     draft_tokens: Annotated[
-        int | None,
+        str | None,
         typer.Option(
             "--draft-tokens",
             "-k",
-            help="Maximum number of draft tokens per step (K); 0: plain decoding.",
+            metavar="N",
+            help=f"Maximum number of draft tokens per step (K); 0: plain decoding; {AUTO}: chosen in each step.",
             rich_help_panel=_SPECULATION,
-            show_default=f"{DRAFTERS[WITH_DRAFT].length}; {WITHOUT_DRAFT} {DRAFTERS[WITHOUT_DRAFT].length}",
+            show_default=f"{AUTO}; where it must be fixed {DRAFTERS[WITH_DRAFT].length}, "
+            f"{WITHOUT_DRAFT} {DRAFTERS[WITHOUT_DRAFT].length}",
         ),
     ] = None
     rule: Annotated[
@@ -182,7 +201,7 @@ class ModelOptions:
     def __post_init__(self) -> None:
         one_of("rule", self.rule, tuple(RULES))
         check_executor(self.executor)
-        SamplingParams(draft_tokens=self.draft_tokens)  # raises for K < 0
+        self.length  # noqa: B018 raises for K < 0
         asked(self.names, self.draft_model)  # raises for unknown names and for a drafter that lacks its draft model
         if self.dtype is not None:
             one_of("dtype", self.dtype, DTYPES)
@@ -192,6 +211,8 @@ class ModelOptions:
             one_of("draft_quantize", self.draft_quantize, DRAFT_QUANTISATIONS)
         if self.kv_dtype is not None:
             one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        if self.kv_tokens is not None:
+            check_integer("kv_tokens", self.kv_tokens, 32)  # a block
         if self.threads is not None and self.threads < 1:
             raise ParameterError(
                 f"threads is {self.threads}, must be at least 1", fix="omit it, or give the number of cores"
@@ -225,9 +246,21 @@ class ModelOptions:
         return self.draft is None or not reads or any(reads)
 
     @property
-    def length(self) -> int:
-        """Draft length in use."""
-        return draft_length(self.draft_tokens, self.method)
+    def length(self) -> int | str:
+        """The draft length in use, "auto" unless it is given. Raises ParameterError."""
+        return checked_length(AUTO if self.draft_tokens is None else self.draft_tokens)
+
+    @property
+    def fixed_length(self) -> int:
+        """The draft length where it cannot be chosen in each step: by default the drafter's. Raises ParameterError."""
+        given = self.length
+        if isinstance(given, int):
+            return given
+        if self.draft_tokens is None:
+            return DRAFTERS[self.method].length
+        raise ParameterError(
+            f"draft_tokens is {self.draft_tokens!r}, but this command measures fixed draft lengths", fix="give a number"
+        )
 
 
 def sampling_options(params: type[SamplingParams]) -> Any:
@@ -256,9 +289,15 @@ class SamplingOptions(_SamplingOptions):
     """The fields of `SamplingParams` that have an option, with the same defaults."""
 
 
-def draft_length(wanted: int | None, method: str) -> int:
-    """`wanted`, or the drafter's default draft length."""
-    return DRAFTERS[method].length if wanted is None else wanted
+def checked_length(given: int | str) -> int | str:
+    """A draft length as a number, or "auto". Raises ParameterError."""
+    if given == AUTO:
+        return AUTO
+    value = number(given) if isinstance(given, str) else given
+    if not isinstance(value, int):
+        raise ParameterError(f"draft_tokens is {given!r}", fix=f"give a number, or {AUTO}")
+    check_draft_tokens(value)
+    return value
 
 
 def parse_options(pairs: Seq[str]) -> dict[str, Any]:

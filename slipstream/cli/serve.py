@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from slipstream.cli.loading import checked_arguments, quieten, tokenizer, uncoll
 from slipstream.cli.options import ModelOptions, grouped
 from slipstream.core.params import check_integer, check_number
 from slipstream.errors import ParameterError
+from slipstream.zoo import checkpoint_of
 
 _SERVER, _LIMITS = "Server", "Limits"
 KEY = "SLIPSTREAM_API_KEY"
@@ -84,6 +85,7 @@ def serve(models: ModelOptions, server: ServerOptions) -> None:
             from slipstream.server.engine_process import RemoteEngine
             from slipstream.server.service import Limits, Service
 
+        arguments["kv_tokens"] = kv_tokens(models, arguments, server.max_batch)
         engine = RemoteEngine(models.target, drafter, arguments | {"max_batch": server.max_batch})
         try:
             limits = Limits(
@@ -101,3 +103,33 @@ def serve(models: ModelOptions, server: ServerOptions) -> None:
             answer(create_app(service), service, listening, server.grace_seconds)
         finally:
             engine.stop()
+
+
+def kv_tokens(models: ModelOptions, arguments: dict[str, Any], max_batch: int) -> int | None:
+    """The size of the KV cache: as asked, else what `max_batch` full contexts need, or as much of it as fits. Shows
+    what the models and the cache will take. None for a model that transformers runs, whose cache grows.
+
+    Raises LoadError if it does not fit."""
+    from slipstream.llm import draft_folder
+    from slipstream.models.config import DecoderConfig
+    from slipstream.models.facts import facts
+    from slipstream.targets.memory_plan import plan
+
+    target = checkpoint_of(models.target, "target")
+    config = facts(target).config
+    if not isinstance(config, DecoderConfig):
+        return None
+    wanted = models.kv_tokens or max_batch * config.context
+    load = arguments | {"quantize": arguments["draft_quantize"] or arguments["quantize"], "role": "draft"}
+    needed = plan(target, draft_folder(models.draft_model if models.draft_is_read else None), arguments, load, wanted)
+    if models.kv_tokens is None and needed.most_tokens >= config.context:
+        needed = replace(needed, kv_tokens=min(wanted, needed.most_tokens))
+    needed.check()
+    rows = [
+        ("target", render.size(needed.weights)),
+        ("draft", render.size(needed.draft)),
+        ("KV cache", f"{render.size(needed.kv)} for {render.counted(needed.kv_tokens, 'token')} of all requests"),
+        ("free after that", f"{render.size(needed.headroom)} of {render.size(needed.available)}"),
+    ]
+    render.err().print(render.facts_table(rows))
+    return needed.kv_tokens

@@ -9,15 +9,15 @@ from typing import Any
 from slipstream.cli import render
 from slipstream.cli.generate import run
 from slipstream.cli.loading import banner
-from slipstream.cli.options import ModelOptions, draft_length, number, parse_options
+from slipstream.cli.options import ModelOptions, checked_length, number, parse_options
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
-from slipstream.drafters.choice import asked, method_of, names_of
+from slipstream.drafters.choice import asked, names_of
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.llm import LLM, Prompt
-from slipstream.settings import RULES, one_of
+from slipstream.settings import AUTO, RULES, one_of
 
 _PARAMETERS = {name: known.option for name, known in declared(SamplingParams).items() if known.option}
 
@@ -50,9 +50,11 @@ class Session:
         self.last = ""
         self.side_by_side = False
         self._drafters = {llm.drafter.name: llm.drafter}  # type: ignore[attr-defined]
-        self._draft_tokens = models.draft_tokens
         self.commands: dict[str, tuple[Command, str]] = {
-            "draft-tokens": (self._set_length, "N: maximum number of draft tokens per step; 0: plain decoding"),
+            "draft-tokens": (
+                self._set_length,
+                f"N: maximum number of draft tokens per step; 0: none; {AUTO}: chosen in each step",
+            ),
             "drafter": (self._set_drafter, f"NAME [OPTION=VALUE ...]: {', '.join(DRAFTERS)}"),
             "rule": (self._set_rule, "NAME: verification rule: " + ", ".join(RULES)),
             "side": (
@@ -113,7 +115,7 @@ class Session:
 
     def _set_length(self, argument: str) -> None:
         if argument:
-            self.llm.draft_tokens = self._draft_tokens = number(argument)  # type: ignore[assignment]
+            self.llm.draft_tokens = checked_length(argument)
         render.line(f"draft-tokens {self.llm.draft_tokens}")
 
     def _set_drafter(self, argument: str) -> None:
@@ -125,8 +127,6 @@ class Session:
             self._drafters[name] = self.llm.drafter
         elif argument:
             self.llm.use(self._drafters[name])
-        if argument:
-            self.llm.draft_tokens = draft_length(self._draft_tokens, method_of(names, None))
         render.line(banner(self.llm, self.models))
 
     def _set_rule(self, argument: str) -> None:

@@ -88,7 +88,7 @@ def verify(
     llm = load(models, quiet=files.as_json)
     chosen = prompts.load(llm, config.params.max_tokens, warn_random=False)
     render.line(f"verify: {chosen.size} of {chosen.source}; {banner(llm, models)}")
-    with render.progress("checking", lab.steps(chosen, config, llm.draft_tokens)) as advance:
+    with render.progress("checking", lab.steps(chosen, config, llm.most_draft_tokens)) as advance:
         result, code = unfinished(lambda: lab.verify(llm, chosen, config, files.out, advance, models.method))
     finish(result, files)
     raise typer.Exit(code or (1 if result.data["verdict"] in ("BUG", UNTESTED) else 0))

@@ -30,6 +30,7 @@ from torch import Tensor
 from slipstream import settings
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.params import SamplingParams
 from slipstream.core.typical import typical  # noqa: F401 found by its name, below
 from slipstream.errors import RuleError, did_you_mean
 
@@ -67,14 +68,24 @@ def _verdict(draft: Draft, decision: Decision) -> Verdict:
     return Verdict(path, following, finish=[None] * draft.batch, cut=[False] * draft.batch)
 
 
+def check_params(rule: Rule, params: SamplingParams) -> None:
+    """Raise RuleError if the rule cannot verify a request with these parameters."""
+    if rule.name == "greedy" and not params.greedy and params.top_k != 1:
+        raise _not_greedy()
+
+
+def _not_greedy() -> RuleError:
+    return RuleError(
+        "rule 'greedy' was given a distribution that is not a point mass",
+        why="it follows the most likely token and would never sample another",
+        fix="set temperature=0, or use rule='rejection'",
+    )
+
+
 def greedy(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     top = probs.max(-1)
     if bool((top.values < 1).any()):
-        raise RuleError(
-            "rule 'greedy' was given a distribution that is not a point mass",
-            why="it follows the most likely token and would never sample another",
-            fix="set temperature=0, or use rule='rejection'",
-        )
+        raise _not_greedy()
     return _follow(draft, top.indices.tolist())
 
 

@@ -176,7 +176,7 @@ class ModelDrafter:
     def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
         """See `chains.Source`."""
         assert self._multi_step is not None
-        shadows = [self._shadows[seq.id].held for seq in seqs]
+        shadows = [self._follow(seq, ()) for seq in seqs]
         for seq, shadow in zip(seqs, shadows, strict=True):
             if len(shadow.pending) > self._multi_step.max_pending:  # prefill a long prompt in chunks first
                 self.extend([seq], [[]])
@@ -201,6 +201,7 @@ class ModelDrafter:
             if shadow is not None:
                 held, new = shadow.held, seq.tokens[-len(verdict.path[b]) - 1 :]
                 known = len(seq.tokens) - len(new) - shadow.begin
+                held.tokens += seq.tokens[shadow.begin + len(held.tokens) : shadow.begin + known]  # steps without it
                 right = 0
                 for mine, true in zip(held.tokens[known:], new, strict=False):
                     if mine != true:

@@ -115,6 +115,14 @@ DRAFTERS: dict[str, DrafterSpec] = {
 """Every drafter by name, in the order in which they are listed to users."""
 
 
+def most_chosen(name: str) -> int:
+    """Longest draft where lengths are chosen in each step, for a drafter of this name."""
+    if name not in DRAFTERS:
+        return 8
+    spec = DRAFTERS[name]
+    return 0 if spec.length == 0 else max(16 if spec.lookup or spec.needs is Needs.MEMBERS else 8, spec.length)
+
+
 def make_drafter(name: str, target: Target, **options: Any) -> Drafter:
     """The drafter of that name for `target`. Raises ParameterError for unknown names and options."""
     if name not in DRAFTERS:

@@ -33,7 +33,7 @@ FIRST = 4
 """Draft tokens of the first steps that draft."""
 PLAIN_SAMPLES = 2
 """Plain steps, or calls of several, that are timed before anything is drafted."""
-TRIAL_STEPS = 2
+TRIAL_STEPS = 3
 """Steps that draft before the drafter may rest (again)."""
 TRIAL_SHARE = 0.01
 """What trials may cost, as a share of plain decoding: a pause is at least as long as its trial cost over this."""
@@ -47,6 +47,9 @@ FADE, FADE_ALL = 1 - 1 / 64, 1 - 1 / 512
 """Weight that the record of a request, and that of all, keeps with each of its steps that draft."""
 WEIGHT = 8.0
 """Draft tokens of other requests that count in the record of each."""
+PATIENCE = 8
+"""Steps in a row whose time of drafting is not learned because a drafter caught up. With texts as short as that, it
+counts."""
 KEEP = 4
 """Steps for which lengths are kept while nobody joins or leaves: choosing takes a tenth of a millisecond."""
 
@@ -169,7 +172,8 @@ class _Counts:
 class Step:
     """What a step was and took. One entry of `lengths`, `nodes` and `accepted` for each request: the length that it was
     given, its draft tokens, and how many of them were accepted. draft, rest: seconds of drafting, and of all else.
-    repeats: plain steps in this call."""
+    repeats: plain steps in this call. catching_up: whether a drafter read what it had not followed, such as a prompt:
+    that takes its time once, however long the drafts are."""
 
     ids: Seq[int]
     lengths: Seq[int]
@@ -178,6 +182,7 @@ class Step:
     draft: float = 0.0
     rest: float = 0.0
     repeats: int = 1
+    catching_up: bool = False
 
 
 @dataclass
@@ -203,6 +208,7 @@ class DraftLengths:
         self._pays = False  # whether the last choice was to draft; then a small loss is taken for noise
         self._rest, self._pause = 0, FIRST_REST
         self._lost: list[float] = []  # plain steps that each step of the trial has cost
+        self._caught_up, self._late = 0.0, 0  # plain steps that catching up has cost, and for how many steps in a row
         self._counts, self._told = _Counts(), False
 
     # --- choosing ------------------------------------------------------------------------------------------------
@@ -226,7 +232,7 @@ class DraftLengths:
                 return none
             lengths, used = found, 0
             if not self._pays:
-                self._pays, self._pause = True, FIRST_REST
+                self._pays, self._pause, self._caught_up = True, FIRST_REST, 0.0
         self._chosen = tuple(ids), lengths, used + 1
         return list(map(min, lengths, limits))
 
@@ -267,19 +273,24 @@ class DraftLengths:
             self._forward.add(count, seconds)
             return
         self._drafted += 1
+        self._forward.add(count + sum(step.nodes), step.rest)
+        drafted = [b for b, length in enumerate(step.lengths) if length]
+        each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
+        self._survival.learn([step.ids[b] for b in drafted], *each)
+        lost = seconds / self._plain.nearest(count) - 1 - sum(step.accepted) / count
+        self._late = self._late + 1 if step.catching_up else 0
+        if 0 < self._late <= PATIENCE:
+            self._caught_up += max(0.0, lost)
+            return
         if self._trial:
             self._trial -= 1
-            self._lost.append(seconds / self._plain.nearest(count) - 1 - sum(step.accepted) / count)
+            self._lost.append(lost)
             if not self._trial:
                 self._chosen = (), [], 0
-        self._forward.add(count + sum(step.nodes), step.rest)
         if drafting not in self._drafting:
             self._drafting[drafting] = Times()
             self._drafting[drafting].add(0, 0.0)
         self._drafting[drafting].add(max(step.lengths), step.draft)
-        drafted = [b for b, length in enumerate(step.lengths) if length]
-        each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
-        self._survival.learn([step.ids[b] for b in drafted], *each)
         found = self._counts
         found.steps += 1
         found.requests += count
@@ -295,9 +306,9 @@ class DraftLengths:
 
     def _begin_rest(self) -> None:
         self.resting, self._pays = True, False
-        lost = TRIAL_STEPS * statistics.median_low(self._lost or [0.0])
+        lost = self._caught_up + TRIAL_STEPS * statistics.median_low(self._lost or [0.0])
         self._rest = max(self._pause, int(lost / TRIAL_SHARE))
-        self._pause, self._lost = min(2 * self._pause, LONGEST_REST), []
+        self._pause, self._lost, self._caught_up = min(2 * self._pause, LONGEST_REST), [], 0.0
         found = self._counts
         if not self._told and found.steps >= TRIAL_STEPS:
             self._told = True

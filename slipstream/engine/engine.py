@@ -26,9 +26,9 @@ from dataclasses import dataclass
 
 from slipstream.core.drafter import Drafter, NoDrafter, drafts_nothing
 from slipstream.core.plain import plain_steps
-from slipstream.core.rules import Rule
+from slipstream.core.rules import Rule, check_params
 from slipstream.core.sequence import Sequence
-from slipstream.core.step import step, wanted
+from slipstream.core.step import budget, step, wanted
 from slipstream.core.target import Target
 from slipstream.core.turns import Turns
 from slipstream.drafters.guard import Guard
@@ -48,11 +48,18 @@ PROMPT_ROWS = 64
 
 @dataclass(eq=False)
 class Request:
-    """A sequence, its guarded drafter, and its most draft tokens a step."""
+    """A sequence, its guarded drafter, and its most draft tokens a step.
+
+    followed  whether its drafter drafted in the last step; if not, it catches up before it drafts.
+    detached  whether it decodes without its drafter until it ends or is read again: a drafter that reads hidden states
+              and has not read those of some tokens cannot go on.
+    """
 
     seq: Sequence
     drafter: Guard | NoDrafter
     draft_tokens: int
+    followed: bool = False
+    detached: bool = False
 
 
 @dataclass
@@ -116,14 +123,16 @@ class Engine:
         would decide on such a draft with the numbers that made it, and the text would not have the target's
         distribution. So each request for such a drafter draws other numbers. Under `coupled` drafts do not matter.
 
-        Raises TargetError if the whole KV cache is too small for the request.
+        Raises TargetError if the whole KV cache is too small for the request, RuleError if its rule cannot verify it.
         """
         self._check_fits(seq)
+        check_params(rule or self.rule, seq.params)
         seq.rule = rule or self.rule
         seq.coupled, seq.lossless = seq.rule.name == "coupled", seq.rule.lossless
         seq.prefix_cache = self.prefix_cache
         most = wanted(seq, self.draft_tokens if draft_tokens is None else draft_tokens)
-        own = self.drafter if drafter is None else self._guarded(drafter)
+        own = NO_DRAFTER if most == 0 else self.drafter if drafter is None else self._guarded(drafter)
+        most = 0 if own is NO_DRAFTER else most
         if own.remembers and not seq.coupled:
             seq.random.nonce = next(_nonces)
         self._requests[seq.id] = Request(seq, own, most)
@@ -165,12 +174,17 @@ class Engine:
             lengths = self._fitted(seqs, prompts, self._chosen(seqs))
             timed = self._timed(seqs, prompts, lengths)
             try:
-                self._run(seqs, prompts, lengths)
+                if timed is not None and not any(lengths):
+                    self._run_plainly(seqs)
+                else:
+                    self._run(seqs, prompts, lengths, self._drafter_of([*seqs, *prompts]))
             except Exception as fault:
                 timed = None
                 self._run_alone([*seqs, *prompts], fault)
             if timed is not None and self.lengths is not None:
                 self.lengths.learn(timed.step())
+            for seq, length in zip(seqs, lengths, strict=True):
+                self._requests[seq.id].followed = length > 0
             self.stats.steps += 1
             ran = [*seqs, *prompts]
             done = [seq for seq in ran if seq.finish]
@@ -180,27 +194,38 @@ class Engine:
                 self._leave(seq)
         return ran
 
-    def _run(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> None:
-        drafter, rule = self._drafter_of([*seqs, *prompts]), self.rule
+    def _run(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int], drafter: Drafter) -> None:
+        rule = self.rule
         first = [seq for seq in seqs if seq.unread > 1]
         if prompts or not plain_steps(seqs, self.target, drafter, rule, lengths):
             step(seqs, self.target, drafter, rule, lengths, prompts)
             for seq in first:
                 self._keep(seq)
 
+    def _run_plainly(self, seqs: Seq[Sequence]) -> None:
+        """A step that drafts nothing and is timed: without hidden states, because plain decoding has none. If a drafter
+        needs them, the tokens are read again with the next step."""
+        drafter = self._drafter_of(seqs)
+        again = [(seq, seq.kv_len) for seq in seqs if self._attached(seq).taps]
+        self._run(seqs, [], [0] * len(seqs), NO_DRAFTER if again else drafter)
+        for seq, known in again:
+            seq.kv_len = known if seq.finish is None else seq.kv_len
+
     def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> Timed | None:
-        """What `lengths` is to learn from a step in which all requests decode with the drafter of the engine."""
+        """What `lengths` is to learn from a step in which all requests decode, with the engine's drafter or plainly."""
         if self.lengths is None or prompts or not seqs:
             return None
-        own = all(seq.unread == 1 and self._requests[seq.id].drafter is self.drafter for seq in seqs)
-        return Timed(seqs, lengths) if own else None
+        known = all(seq.unread == 1 and self._requests[seq.id].drafter in (self.drafter, NO_DRAFTER) for seq in seqs)
+        behind = any(n and not self._requests[seq.id].followed for seq, n in zip(seqs, lengths, strict=True))
+        return Timed(seqs, lengths, behind) if known else None
 
     def _chosen(self, seqs: Seq[Sequence]) -> list[int]:
         """The draft length of each request: its most, or what `lengths` chooses for those of the engine's drafter."""
-        most = [self._requests[seq.id].draft_tokens for seq in seqs]
+        requests = [self._requests[seq.id] for seq in seqs]
+        most = [0 if one.detached else budget(one.seq, one.draft_tokens) for one in requests]
         if self.lengths is None:
             return most
-        own = [b for b, seq in enumerate(seqs) if self._requests[seq.id].drafter is self.drafter and seq.unread == 1]
+        own = [b for b, one in enumerate(requests) if one.drafter in (self.drafter, NO_DRAFTER)]
         chosen = self.lengths.choose([seqs[b].id for b in own], [most[b] for b in own]) if own else []
         for b, length in zip(own, chosen, strict=True):
             most[b] = length
@@ -216,7 +241,8 @@ class Engine:
             try:
                 if len(seqs) == 1:
                     raise fault
-                self._run([] if prompts else [seq], prompts, [] if prompts else [request.draft_tokens])
+                lengths = [] if prompts else [0 if request.detached else request.draft_tokens]
+                self._run([] if prompts else [seq], prompts, lengths, self._attached(seq))
             except Exception as own:
                 seq.finish, seq.error = "error", own
                 self.stats.errors += 1
@@ -237,9 +263,10 @@ class Engine:
 
     def _begin(self, seq: Sequence) -> None:
         """Take over the KV of an earlier text with the same beginning; the last token is always read."""
+        self._requests[seq.id].detached = False
         if not self.prefix_cache or self._memory is None:
             return
-        drafter = self._requests[seq.id].drafter
+        drafter = self._attached(seq)
         most = min(len(seq.tokens) - 1, drafter.cached_prefix(seq))
         seq.kv_len = seq.cached = self._memory.begin(seq.id, seq.tokens, most)
         if seq.kv_len:
@@ -277,11 +304,14 @@ class Engine:
         return MixedDrafters(self._attached, seqs)
 
     def _attached(self, seq: Sequence) -> Guard | NoDrafter:
-        """The drafter of a request in this step. One that rests is not asked, so that several steps may run in one
-        call; but one that reads hidden states goes on reading them, because they are not to be had later."""
-        own = self._requests[seq.id].drafter
-        resting = self.lengths is not None and self.lengths.resting and own is self.drafter
-        return NO_DRAFTER if resting and not own.taps else own
+        """The drafter of a request in this step. One that rests is not asked, and reads no hidden states: then decoding
+        is plain, and several steps may run in one call. Hidden states are not to be had later, so a drafter that needs
+        them is tried again with requests that begin after the rest."""
+        request = self._requests[seq.id]
+        if self.lengths is not None and self.lengths.resting and request.drafter is self.drafter:
+            request.detached = request.detached or bool(request.drafter.taps)
+            return NO_DRAFTER
+        return NO_DRAFTER if request.detached else request.drafter
 
     # --- memory --------------------------------------------------------------------------------------------------
 
@@ -361,8 +391,8 @@ NO_DRAFTER = NoDrafter()
 class Timed:
     """What a step, or a call of several plain ones, took and gave: the difference of the counters before and after."""
 
-    def __init__(self, seqs: Seq[Sequence], lengths: Seq[int]):
-        self._seqs, self._lengths = seqs, lengths
+    def __init__(self, seqs: Seq[Sequence], lengths: Seq[int], catching_up: bool):
+        self._seqs, self._lengths, self._catching_up = seqs, lengths, catching_up
         self._before = [(seq.stats.proposed, seq.stats.accepted, len(seq.tokens)) for seq in seqs]
         self._seconds = dict(seqs[0].stats.seconds) if seqs else {}
 
@@ -375,7 +405,7 @@ class Timed:
         gained = max(len(seq.tokens) - length for seq, (_, _, length) in zip(seqs, before, strict=True))
         return Step(
             [seq.id for seq in seqs], self._lengths, nodes, accepted, spent["draft"],
-            sum(spent.values()) - spent["draft"], 1 if any(self._lengths) else gained,
+            sum(spent.values()) - spent["draft"], 1 if any(self._lengths) else gained, self._catching_up,
         )  # fmt: skip
 
 

@@ -147,7 +147,7 @@ class CustomGenerate:
 
     def _decode(self, llm: LLM, seqs: list[Sequence], input_ids: Tensor, criteria: Seq[Any]) -> list[list[int]]:
         """The output of each text, up to where a stopping criterion holds."""
-        engine = Engine(llm.target, llm.drafter, llm.rule, llm.draft_tokens, len(seqs), prompt_rows=MOST_ROWS)
+        engine = Engine(llm.target, llm.drafter, llm.rule, llm.lengths, len(seqs), prompt_rows=MOST_ROWS)
         shown = [0] * len(seqs)
         cut: dict[int, int] = {}  # which text -> its tokens that count
         if self.streamer is not None:

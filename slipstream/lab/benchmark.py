@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
+from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.errors import ParameterError
 from slipstream.lab import loops
 from slipstream.lab.contender import Contender
@@ -20,6 +21,7 @@ from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import OtherProcesses, drafts, provenance
 from slipstream.lab.results import Result, recording
 from slipstream.lab.tables import counted
+from slipstream.settings import AUTO
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -80,7 +82,10 @@ def arms(llm: LLM, contenders: Seq[Contender], config: BenchConfig) -> list[Arm]
             plain = Arm("plain", llm, **common)
             out.append(plain)
             for c in ready:
-                out.append(Arm(c.label, llm, c.drafter, c.draft_tokens, c.options, against=plain, **common))
+                lengths = DraftLengths(c.draft_tokens) if c.adaptive else None
+                out.append(
+                    Arm(c.label, llm, c.drafter, c.draft_tokens, c.options, lengths=lengths, against=plain, **common)
+                )
     return out
 
 
@@ -171,7 +176,7 @@ def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:
     return {
         "label": run.arm.name,
         "plain": run.plain is None,
-        "draft_tokens": run.arm.draft_tokens,
+        "draft_tokens": run.arm.draft_tokens if run.arm.lengths is None else AUTO,
         "temperature": run.arm.params.temperature,
         "batch": run.arm.batch,
         "context": run.context,
@@ -297,7 +302,7 @@ def loop_warnings(runs: Seq[Run]) -> list[str]:
 
 def _settings(contenders: Seq[Contender], config: BenchConfig) -> dict[str, Any]:
     named = [
-        {"label": c.label, "draft_tokens": c.draft_tokens, "options": {k: str(v) for k, v in c.options.items()}}
+        {"label": c.label, "draft_tokens": c.length, "options": {k: str(v) for k, v in c.options.items()}}
         for c in contenders
     ]
     return {"contenders": named, **asdict(config)}

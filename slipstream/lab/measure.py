@@ -28,6 +28,7 @@ from slipstream.lab.identity import Divergence, divergence
 from slipstream.lab.lossy import Distance, recorded
 
 if TYPE_CHECKING:
+    from slipstream.engine.draft_lengths import DraftLengths
     from slipstream.llm import LLM, Completion
 
 FEWEST_PASSES = 3
@@ -46,6 +47,7 @@ class Arm:
     options       options of a drafter that is given by name.
     params        sampling; each prompt and pass gets its own seed, the same for all arms.
     batch         prompts that are decoded at once.
+    lengths       chooses the draft lengths, up to `draft_tokens`, and learns from pass to pass; None: they are fixed.
     against       the arm of plain decoding under the same conditions; None for plain decoding itself.
     """
 
@@ -56,6 +58,7 @@ class Arm:
     options: dict[str, Any] = field(default_factory=dict)
     params: SamplingParams = field(default_factory=SamplingParams)
     batch: int = 1
+    lengths: DraftLengths | None = None
     against: Arm | None = None
 
     def prepare(self) -> Any:
@@ -269,7 +272,8 @@ def decode(arm: Arm, drafter: Any, prompts: Seq[Seq[int]], seeds: Seq[int]) -> t
     """Decodes one batch. Returns the completions and the wall seconds."""
     llm = arm.llm
     llm.use(drafter)
-    llm.draft_tokens, before, llm.max_batch = arm.draft_tokens, llm.max_batch, len(prompts)
+    llm.draft_tokens = arm.draft_tokens if arm.lengths is None else arm.lengths
+    before, llm.max_batch = llm.max_batch, len(prompts)
     params = [replace(arm.params, seed=seed) for seed in seeds]
     try:
         began = perf_counter()

@@ -57,11 +57,11 @@ def verify(
 ) -> Result:
     """Checks the drafter that `llm` uses. Writes the result to `out` after every check, so an interruption keeps the
     checks that were done."""
-    if llm.drafter.name == "none" or not llm.draft_tokens:
+    if llm.drafter.name == "none" or not llm.most_draft_tokens:
         raise ParameterError("there is no drafter to check", fix="name one: --drafter ngram, with --draft-tokens > 0")
     settings = {
         "drafter": label or llm.drafter.name,
-        "draft_tokens": llm.draft_tokens,
+        "draft_tokens": llm.most_draft_tokens,
         "rule": llm.rule.name,
         "lossless": llm.rule.lossless,
         **asdict(config),

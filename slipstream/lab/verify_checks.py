@@ -131,6 +131,7 @@ class Checks:
         order = across_kinds(prompts)
         self.ids, self.names = [list(p.ids) for p in order], [p.name for p in order]
         self.drafter: Any = llm.drafter
+        self.most = llm.most_draft_tokens
         self.noise: Control = Control(1, 0, 0.0, 0.0, 0.0, 0)
         self.plain: list[list[int]] = []
         self.stats = SpecStats()
@@ -139,12 +140,12 @@ class Checks:
     def rows(self) -> int:
         """Rows of a pass that verifies a draft. A tree has more nodes than levels."""
         proposed = -(-self.stats.proposed // max(1, self.stats.steps - self.stats.undrafted))
-        return max(self.llm.draft_tokens, proposed) + 1
+        return max(self.most, proposed) + 1
 
     def control(self) -> None:
         greedy = self.config.greedy
         self.plain = [ids for ids, _ in texts(self.llm, None, self.ids, [greedy] * len(self.ids), self.advance)]
-        rows = self.llm.draft_tokens + 1
+        rows = self.most + 1
         found = []
         for prompt, text in zip(self.ids, self.plain, strict=True):
             maximised = scores(self.llm, prompt, greedy)
@@ -171,7 +172,7 @@ class Checks:
 
     def _compare(self, check: str, params: Seq[SamplingParams], plain: Seq[Seq[int]]) -> None:
         before = self.stats
-        for how in passes(self.llm.draft_tokens, len(self.ids)):
+        for how in passes(self.most, len(self.ids)):
             fast = texts(self.llm, self.drafter, self.ids, params, self.advance, how)
             self.stats = sum((stats for _, stats in fast), self.stats)
             for i, (ids, stats) in enumerate(fast):
@@ -207,7 +208,7 @@ class Checks:
             seeds = self._seeds("first tokens", number)
             return sample(
                 llm, prompts, config.sampled, config.samples, config.length, config.batch, seeds,
-                lengths(llm.draft_tokens), self.advance,
+                lengths(self.most), self.advance,
             )  # fmt: skip
 
         drawn = look(0)
@@ -249,7 +250,7 @@ class Checks:
         config, llm = self.config, self.llm
         seeds = self._seeds("positions", number)
         found = Positions(llm, self.drafter, self.noise.noise, next(seeds))
-        for k in lengths(llm.draft_tokens):
+        for k in lengths(self.most):
             order = [i % len(self.ids) for i in range(times * config.texts)]
             params = [replace(config.sampled, seed=None, stop=())] * len(order)
             further = min(config.reach, llm.target.context) - len(self.ids[order[0]])

@@ -153,9 +153,9 @@ def sample(
     try:
         for number, start in enumerate(range(0, len(order), batch)):
             chosen = order[start : start + batch]
-            llm.max_batch, llm.draft_tokens = batch, draft_tokens[number % len(draft_tokens)]
+            llm.max_batch, llm.draft_tokens = batch, (most := draft_tokens[number % len(draft_tokens)])
             # Room after the tested tokens, so that drafts are as long there as elsewhere; decoding stops before it.
-            own = replace(params, max_tokens=length + llm.draft_tokens + 1, stop=(), seed=None, logprobs=None)
+            own = replace(params, max_tokens=length + most + 1, stop=(), seed=None, logprobs=None)
             seqs = [llm.sequence(list(prompts[i]), own) for i in chosen]
             for seq in seqs:
                 seq.random = Stream(next(seeds))

@@ -130,7 +130,7 @@ def facts_of(llm: Any) -> ModelFacts:
         llm.max_batch,
         llm.drafter.name,
         llm.rule.name,
-        llm.draft_tokens,
+        llm.most_draft_tokens,
         "" if runtime is None else runtime.backend,
         "" if runtime is None else str(runtime.dtype).removeprefix("torch."),
     )

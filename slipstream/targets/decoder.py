@@ -99,6 +99,7 @@ class Decoder:
         threads: int | None = None,
         kv_dtype: str | None = None,
         role: str = "target",
+        kv_tokens: int | None = None,
         chunk: int = 512,
         progress: Progress | None = None,
     ) -> Decoder:
@@ -113,12 +114,13 @@ class Decoder:
                   model (`role`), and on torch its own int8 kernels, with activations in 8 bits.
         threads   None: as many as can run at once. For torch the setting holds for the whole process.
         kv_dtype  None, "float32" or "float16": the KV cache of the native executor.
+        kv_tokens tokens for which the KV cache has room, all sequences together; None: as many as memory holds.
         progress  called with (bytes read, bytes in all).
 
         Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be honoured.
         """
         config = DecoderConfig.load(source)
-        settings = resolve_settings(executor, dtype, device, quantize, threads, kv_dtype, role)
+        settings = resolve_settings(executor, dtype, device, quantize, threads, kv_dtype, role, kv_tokens)
         chosen = choose(config, executor, settings)
         weights = load_weights(source, config, chosen.load_dtype or settings.dtype, progress)
         made = chosen.executor(config, weights, settings)
@@ -134,13 +136,14 @@ class Decoder:
         threads: int | None = None,
         kv_dtype: str | None = None,
         role: str = "target",
+        kv_tokens: int | None = None,
         chunk: int = 512,
     ) -> Decoder:
         """The same decoder from a transformers model in memory, on its device and (if None) in its dtype."""
         parameter = next(model.parameters())
         config = DecoderConfig.of_module(model)
         settings = resolve_settings(
-            executor, dtype or parameter.dtype, parameter.device, quantize, threads, kv_dtype, role
+            executor, dtype or parameter.dtype, parameter.device, quantize, threads, kv_dtype, role, kv_tokens
         )
         chosen = choose(config, executor, settings)
         weights = from_module(model, config, chosen.load_dtype or settings.dtype)

@@ -15,7 +15,7 @@ from slipstream.settings import TRANSFORMERS
 
 log = logging.getLogger("slipstream")
 
-SETTINGS = ("executor", "dtype", "device", "quantize", "threads", "kv_dtype")
+SETTINGS = ("executor", "dtype", "device", "quantize", "threads", "kv_dtype", "kv_tokens")
 """Options of `Decoder.load` that decide how a model runs."""
 
 
@@ -82,7 +82,7 @@ def _through_transformers(model: Any, trust_remote_code: bool, load: Mapping[str
     """why: what our own decoder said of the model; empty if it was not asked."""
     from slipstream.targets.huggingface.load_module import from_path, with_settings
 
-    settings = {name: load.get(name) for name in ("dtype", "device", "quantize", "threads", "kv_dtype")}
+    settings = {name: load.get(name) for name in SETTINGS[1:]}
     if isinstance(model, torch.nn.Module):
         made = with_settings(model, settings)
     else:

@@ -27,8 +27,8 @@ def test_tables_for_people(cli, pair, texts, tmp_path):
     result = cli("bench", texts, *pair, *QUICK, "--drafters", "none,ngram,model", "--out", tmp_path / "r.json")
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
-    for part in ("Speed and acceptance, greedy", "method speed-up (95%) tok/s accept tau text", "ngram, K=10",
-                 "model, K=4", "identical", "Speed-up by category", "Acceptance by position",
+    for part in ("Speed and acceptance, greedy", "method speed-up (95%) tok/s accept tau text", "ngram, K=auto",
+                 "model, K=auto", "identical", "Speed-up by category", "Acceptance by position",
                  "2 interleaved passes", "where the time goes"):  # fmt: skip
         assert part in said
     assert "Fastest: " in said or "The least slow one: " in said
@@ -118,9 +118,15 @@ def test_ranges_and_lists():
 
 
 def test_what_a_drafter_is_called_and_given():
-    made = LabModels(drafter=["ngram:max_ngram=3,draft_tokens=5", "suffix+model"], draft_tokens=7).contenders()
+    made = LabModels(drafter=["ngram:max_ngram=3,draft_tokens=5", "suffix+model"], draft_tokens="7").contenders()
     assert [(c.label, c.draft_tokens) for c in made] == [("ngram max_ngram=3", 5), ("suffix+model", 7)]
     assert made[0].options == {"max_ngram": 3}
     assert made[1].drafter == ["suffix", "embedded"]
     assert [c.label for c in LabModels().contenders()] == ["model", "ngram"]
+    assert [c.length for c in LabModels().contenders()] == [4, 10]
+    assert [c.length for c in LabModels().contenders(adaptive=True)] == ["auto", "auto"]
+    named = LabModels(drafter=["ngram:draft_tokens=5", "suffix:draft_tokens=auto"])
+    assert [c.length for c in named.contenders(adaptive=True)] == [5, "auto"]
+    with pytest.raises(ParameterError, match="measures fixed draft lengths"):
+        named.contenders()
     assert [c.label for c in LabModels(target="elsewhere").contenders()] == ["ngram"]

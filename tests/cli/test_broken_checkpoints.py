@@ -25,7 +25,7 @@ def broken(tiny: Tiny, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def compiled(tiny: Tiny) -> None:
     """Compile the kernels first, so that no message about it appears."""
-    LLM(tiny.target, executor="native")
+    LLM(tiny.target, executor="native", draft_tokens=4)
 
 
 def edit_config(folder: Path, **changes) -> None:

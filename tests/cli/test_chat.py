@@ -16,13 +16,13 @@ EXACT = {"executor": "torch", "dtype": "float64", "device": "cpu"}
 
 @pytest.fixture(scope="module")
 def plain(tiny: Tiny) -> LLM:
-    return LLM(tiny.target, **EXACT)
+    return LLM(tiny.target, **EXACT, draft_tokens=4)
 
 
 @pytest.fixture
 def session(tiny: Tiny) -> Session:
     models = ModelOptions(target=str(tiny.target), draft=str(tiny.draft))
-    return Session(LLM(tiny.target, tiny.draft, **EXACT), models, SamplingParams(max_tokens=12))
+    return Session(LLM(tiny.target, tiny.draft, **EXACT, draft_tokens=4), models, SamplingParams(max_tokens=12))
 
 
 def test_turns_are_remembered(session, plain, capsys):
@@ -89,8 +89,8 @@ def test_speculation_can_be_changed_without_changing_the_text(session, capsys):
     session.handle("for")
     text = capsys.readouterr().out
     expected = {
-        "/drafter ngram": ("ngram", 10),
-        "/drafter ngram max_ngram=2": ("ngram", 10),
+        "/drafter ngram": ("ngram", 4),
+        "/drafter ngram max_ngram=2": ("ngram", 4),
         "/draft-tokens 2": ("ngram", 2),
         "/drafter model": ("model", 2),
         "/k 6": ("model", 6),
@@ -98,6 +98,8 @@ def test_speculation_can_be_changed_without_changing_the_text(session, capsys):
         "/drafter none": ("none", 6),
         "/rule block": ("none", 6),
         "/rule coupled": ("none", 6),
+        "/k auto": ("none", "auto"),
+        "/drafter suffix": ("suffix", "auto"),
     }
     for line, (name, k) in expected.items():
         session.handle(line)

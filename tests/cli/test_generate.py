@@ -20,7 +20,7 @@ SGR = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.fixture(scope="module")
 def llm(tiny: Tiny) -> LLM:
-    return LLM(tiny.target, executor="torch", dtype="float64", device="cpu")
+    return LLM(tiny.target, executor="torch", dtype="float64", device="cpu", draft_tokens=4)
 
 
 def text_of(llm: LLM, prompt: str, n: int = 16, **more) -> str:
@@ -31,7 +31,7 @@ def test_text_goes_out_and_the_rest_to_standard_error(cli, pair, llm):
     result = cli("generate", "def add(", "-n", "16", *pair)
     assert result.code == 0
     assert result.out == text_of(llm, "def add(")
-    assert "speculative decoding: draft model, 4 draft tokens, rejection rule (lossless)" in result.said
+    assert "speculative decoding: draft model, up to 8 draft tokens, rejection rule (lossless)" in result.said
     assert re.search(r"16 tokens, \d+ tokens/s, acceptance rate \d+%, mean acceptance length \d\.\d\d", result.said)
     assert "rejection rule (lossless), finish reason length" in result.said
     assert "\x1b" not in result.out + result.err
@@ -88,9 +88,9 @@ def test_stop_strings_end_the_text(cli, pair, llm):
     [
         (["--drafter", "none"], "plain decoding: target"),
         (["-k", "0"], "plain decoding: target"),
-        (["--drafter", "ngram"], "speculative decoding: ngram drafter, 10 draft tokens"),
+        (["--drafter", "ngram"], "speculative decoding: ngram drafter, up to 16 draft tokens"),
         (["--drafter", "ngram", "-o", "max_ngram=2", "-k", "3"], "speculative decoding: ngram drafter, 3 draft tokens"),
-        (["--rule", "block"], "speculative decoding: draft model, 4 draft tokens, block rule (lossless)"),
+        (["--rule", "block"], "speculative decoding: draft model, up to 8 draft tokens, block rule (lossless)"),
     ],
 )
 def test_every_way_to_speculate_gives_the_same_text_and_reports_its_settings(cli, pair, llm, options, start):
@@ -107,7 +107,7 @@ def test_chat_uses_the_template(cli, pair, llm):
 def test_colours_show_where_tokens_came_from(cli, pair, llm, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    result = cli("generate", "def add(", "-n", "16", *pair)
+    result = cli("generate", "def add(", "-n", "16", "-k", "3", *pair)
     assert {"\x1b[32m", "\x1b[1;35m"} <= set(SGR.findall(result.out))
     assert "accepted draft token" in result.err
     assert result.out.count("\x1b[0m") * 2 == len(SGR.findall(result.out)), "every colour is switched off again"

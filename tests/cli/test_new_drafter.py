@@ -108,7 +108,7 @@ def test_it_is_listed_with_its_needs_length_and_options(added: None, cli) -> Non
 
 
 def test_it_is_a_choice_with_its_own_length_and_its_options_are_checked(added: None, cli) -> None:
-    assert (ModelOptions(drafter="copycat").method, ModelOptions(drafter="copycat").length) == ("copycat", 7)
+    assert (ModelOptions(drafter="copycat").method, ModelOptions(drafter="copycat").fixed_length) == ("copycat", 7)
     assert "did you mean 'copycat'" in cli("generate", "x", "--drafter", "copycatt").said
     result = cli("generate", "x", "--drafter", "copycat", "-o", "most=0", "--executor", "torch")
     assert (result.code, "most is 0" in result.said) == (2, True)
@@ -118,7 +118,7 @@ def test_it_generates_the_targets_text_alone_and_in_a_stack(added: None, cli, pa
     plain = cli("generate", "for", *pair, "-n", "12", "-q", "--drafter", "none")
     for name in ("copycat", "suffix,copycat"):
         assert cli("generate", "for", *pair, "-n", "12", "-q", "--drafter", name).out == plain.out
-    llm = LLM(tiny.target, "copycat", executor="torch", draft_options={"most": 2})
+    llm = LLM(tiny.target, "copycat", executor="torch", draft_options={"most": 2}, draft_tokens=4)
     assert llm.generate("for", SamplingParams(max_tokens=12))[0].stats.proposed > 0
 
 
@@ -132,9 +132,11 @@ def test_the_lab_measures_it(added: None) -> None:
 
 def test_a_chat_can_switch_to_it(added: None, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     options = ModelOptions(target=str(tiny.target), drafter="none", executor="torch")
-    session = Session(LLM(tiny.target, executor="torch"), options, SamplingOptions(max_tokens=4).params())
+    session = Session(
+        LLM(tiny.target, executor="torch", draft_tokens=4), options, SamplingOptions(max_tokens=4).params()
+    )
     session.handle("/drafter copycat most=2")
-    assert (session.llm.drafter.name, session.llm.draft_tokens) == ("copycat", 7)
+    assert (session.llm.drafter.name, session.llm.draft_tokens) == ("copycat", 4)
     session.handle("/help")
     assert "copycat" in capsys.readouterr().err
 

@@ -9,7 +9,7 @@ import typer
 
 from slipstream.cli import options
 from slipstream.cli.main import app, canonical
-from slipstream.cli.options import ModelOptions, SamplingOptions, draft_length, parse_options
+from slipstream.cli.options import ModelOptions, SamplingOptions, parse_options
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError
@@ -50,12 +50,23 @@ def test_sampling_parameters_without_an_option_are_the_structured_ones():
 
 
 def test_the_defaults_of_models_and_drafters():
-    assert (ModelOptions().draft_model, ModelOptions().method, ModelOptions().length) == ("embedded", "model", 4)
+    assert (ModelOptions().draft_model, ModelOptions().method, ModelOptions().fixed_length) == ("embedded", "model", 4)
     own = ModelOptions(target="somewhere")
-    assert (own.draft_model, own.method, own.length) == (None, "ngram", 10)
-    assert ModelOptions(target="somewhere", draft="d", draft_tokens=2).length == 2
+    assert (own.draft_model, own.method, own.fixed_length) == (None, "ngram", 10)
+    assert ModelOptions(target="somewhere", draft="d", draft_tokens="2").length == 2
     assert ModelOptions(drafter="none").method == "none"
-    assert draft_length(0, "ngram") == 0
+    assert ModelOptions(drafter="ngram", draft_tokens="0").length == 0
+
+
+def test_the_draft_length_is_chosen_in_each_step_unless_a_number_is_given():
+    assert ModelOptions().length == "auto"
+    assert (ModelOptions().fixed_length, ModelOptions(drafter="ngram").fixed_length) == (4, 10)
+    assert (ModelOptions(draft_tokens="3").length, ModelOptions(draft_tokens="3").fixed_length) == (3, 3)
+    with pytest.raises(ParameterError, match="measures fixed draft lengths"):
+        ModelOptions(draft_tokens="auto").fixed_length  # noqa: B018
+    for wrong in ("-1", "many", "2.5", "257"):
+        with pytest.raises(ParameterError, match="draft_tokens is"):
+            ModelOptions(draft_tokens=wrong)
 
 
 def test_options_of_other_programs_are_understood():

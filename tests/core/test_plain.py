@@ -18,6 +18,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import TargetOut
 from slipstream.drafters.none import NoDrafter
+from slipstream.engine.draft_lengths import DraftLengths, Step
 from slipstream.errors import TargetError
 from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import CONTEXT, Tiny, make_model, make_tokenizer
@@ -43,7 +44,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 @pytest.fixture(scope="module")
 def engine(pair: Tiny) -> LLM:
-    llm = LLM(pair.target, executor="native", threads=1)
+    llm = LLM(pair.target, executor="native", threads=1, draft_tokens=4)
     assert llm.target.steps_per_call > STEPS
     llm.target.steps_per_call = STEPS
     return llm
@@ -184,7 +185,7 @@ def test_logprobs_are_those_of_single_steps(engine, calls, one_by_one):
 
 def test_a_target_without_several_steps_takes_one_at_a_time():
     target = ToyTarget(vocab=7, order=2, seed=3)
-    llm = LLM(target)
+    llm = LLM(target, draft_tokens=4)
     assert len(list(llm.decode([llm.sequence([1, 2, 3], greedy(9))]))) == 9
 
 
@@ -262,18 +263,29 @@ def test_a_drafter_that_may_propose_is_asked_before_every_token(engine, calls):
 def test_a_drafter_that_reads_hidden_states_gets_them(engine, calls):
     engine.use(Noting(taps=(1,)))
     try:
-        engine.generate(PROMPTS[:1], greedy(12, draft_tokens=0))
+        engine.generate(PROMPTS[:1], greedy(12))
     finally:
         engine.use(None)
     assert not calls
 
 
-def test_without_a_budget_a_drafter_observes_each_token_as_in_single_steps(engine, calls, one_by_one):
+class NoneYet(DraftLengths):
+    """Lengths that are always 0, though the drafter may be asked at any time."""
+
+    def choose(self, ids: Seq[int], limits: Seq[int]) -> list[int]:
+        return [0] * len(ids)
+
+    def learn(self, step: Step) -> None:
+        pass
+
+
+def test_without_a_budget_a_drafter_observes_each_token_as_in_single_steps(engine, calls, one_by_one, monkeypatch):
+    monkeypatch.setattr(engine, "draft_tokens", NoneYet())
     shown = []
     for generate in (engine.generate, one_by_one):
         engine.use(Noting())
         try:
-            generate(PROMPTS, [greedy(9 + b, draft_tokens=0) for b in range(4)])
+            generate(PROMPTS, [greedy(9 + b) for b in range(4)])
             shown.append([entry[1:] for entry in engine.drafter.seen])
         finally:
             engine.use(None)

@@ -56,6 +56,6 @@ class Watching(ToyTarget):
 
 def test_a_step_uses_the_number_of_threads_that_its_target_asks_for():
     target = Watching(vocab=8)
-    LLM(target, NoDrafter()).generate([[1, 2]], SamplingParams(max_tokens=2))
+    LLM(target, NoDrafter(), draft_tokens=4).generate([[1, 2]], SamplingParams(max_tokens=2))
     assert target.seen == 1
     assert torch.get_num_threads() == 3

@@ -150,9 +150,9 @@ def test_at_temperature_zero_it_is_greedy() -> None:
 
 def test_it_is_labelled_lossy_wherever_it_shows() -> None:
     target = ToyTarget(5, seed=1)
-    plain = LLM(target).generate([[0, 1]], SamplingParams(max_tokens=12))[0]
+    plain = LLM(target, draft_tokens=4).generate([[0, 1]], SamplingParams(max_tokens=12))[0]
     drafter = ScriptedDrafter({(0, 1): plain.token_ids}, 5)
-    done = LLM(target, drafter, rule="typical").generate([[0, 1]], SamplingParams(max_tokens=12))[0]
+    done = LLM(target, drafter, rule="typical", draft_tokens=4).generate([[0, 1]], SamplingParams(max_tokens=12))[0]
     assert done.token_ids == plain.token_ids
     assert done.stats.accepted == done.stats.proposed
     assert (plain.lossless, done.lossless) == (True, False)

@@ -197,7 +197,7 @@ class Conformance:
         """A second pass over the same requests leaves the drafter no larger than the first did."""
         target = case.target()
         drafter = case.make(target)
-        llm = LLM(target, drafter, max_batch=3)
+        llm = LLM(target, drafter, max_batch=3, draft_tokens=4)
         sizes = []
         for _ in range(3):
             llm.generate(case.prompts(6), SamplingParams(temperature=1.0, max_tokens=LENGTH, seed=4))
@@ -241,8 +241,8 @@ class Conformance:
         target = case.target()
         prompts = case.prompts(3)
         params = [SamplingParams(max_tokens=LENGTH, draft_tokens=0 if i == 1 else None) for i in range(3)]
-        done = LLM(target, case.make(target)).generate(prompts, params)
-        plain = LLM(target, NoDrafter()).generate(prompts, params)
+        done = LLM(target, case.make(target), draft_tokens=4).generate(prompts, params)
+        plain = LLM(target, NoDrafter(), draft_tokens=4).generate(prompts, params)
         assert done[1].stats.proposed == 0
         assert [d.token_ids for d in done] == [d.token_ids for d in plain]
 

@@ -81,7 +81,7 @@ class LookupConformance:
         target = ToyTarget()
         drafter = case.make(target)
         before, seq = size(drafter), Sequence([1, 2, 1, 2])
-        LLM(target, drafter).generate(seq.tokens, SamplingParams(max_tokens=8, draft_tokens=0))
+        LLM(target, drafter, draft_tokens=4).generate(seq.tokens, SamplingParams(max_tokens=8, draft_tokens=0))
         drafter.propose([seq], [0])
         drafter.observe([seq], Draft.empty(1), TargetOut(torch.zeros(1, 8)), Verdict([[]], [1], [None], [False]))
         assert size(drafter) == before

@@ -437,6 +437,6 @@ def test_what_is_not_given_is_measured_once() -> None:
     assert all(curve.rows == (1, 3, 5, 8) for curve in made.draft_costs[1])
     runs = model.runs
     before = made.costs, made.draft_costs
-    LLM(target(), made).generate([1, 2, 1, 2], SamplingParams(max_tokens=20))
+    LLM(target(), made, draft_tokens=4).generate([1, 2, 1, 2], SamplingParams(max_tokens=20))
     assert (made.costs, made.draft_costs) == before
     assert runs > 20

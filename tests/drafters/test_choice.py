@@ -29,7 +29,7 @@ V = 6
 
 @pytest.fixture
 def llm() -> LLM:
-    return LLM(ToyTarget(V, seed=1))
+    return LLM(ToyTarget(V, seed=1), draft_tokens=4)
 
 
 @pytest.fixture
@@ -140,10 +140,13 @@ class TestInPython:
             (tiny.draft, {}), (loaded, {}), ("model", {"model": tiny.draft}), ("model", {"model": loaded}),
             ("model", {"model": ToyTarget(320)}),
         ):  # fmt: skip
-            assert drafter(LLM(tiny.target, draft, executor="torch", draft_options=options)).name == "model"
+            assert (
+                drafter(LLM(tiny.target, draft, executor="torch", draft_options=options, draft_tokens=4)).name
+                == "model"
+            )
 
     def test_embedded_is_the_shipped_head_as_the_option_of_a_drafter_that_reads_one(self) -> None:
-        llm = LLM("embedded", "eagle3", draft_options={"head": "embedded"}, executor="torch")
+        llm = LLM("embedded", "eagle3", draft_options={"head": "embedded"}, executor="torch", draft_tokens=4)
         assert drafter(llm).name == "eagle3"
         llm.use(["suffix", ("eagle3", {"head": "embedded"})])
         assert [member.name for member in drafter(llm).members] == ["suffix", "eagle3"]

@@ -56,7 +56,7 @@ class TestRemembering(Conformance):
         """What is kept of finished requests is bounded."""
         made = case.target()
         drafter = case.make(made)
-        llm, sizes = LLM(made, drafter, max_batch=3), []
+        llm, sizes = LLM(made, drafter, max_batch=3, draft_tokens=4), []
         for seed in range(12):
             llm.generate(case.prompts(6), SamplingParams(temperature=1.0, max_tokens=LENGTH, seed=seed))
             sizes.append(size(drafter))

@@ -494,9 +494,9 @@ class TestMaking:
         assert drafter.taps == ((-1,) if version == 1 else (1, 2, 4))
         prompts = [[1, 2, 3, 4], [7, 8], list(range(20))]
         params = SamplingParams(max_tokens=24)
-        plain = LLM(target).generate(prompts, params)
+        plain = LLM(target, draft_tokens=4).generate(prompts, params)
         for options in ({}, {"shape": "comb"}, {"shape": "tree", "width": 3, "nodes": 8}):
-            llm = LLM(target, make_drafter(drafter.name, target, head=tmp_path, **options))
+            llm = LLM(target, make_drafter(drafter.name, target, head=tmp_path, **options), draft_tokens=4)
             done = llm.generate(prompts, params)
             assert [c.token_ids for c in done] == [c.token_ids for c in plain]
             assert all(c.stats.drafter_faults == 0 and c.stats.proposed > 0 for c in done)

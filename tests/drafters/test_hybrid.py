@@ -306,9 +306,9 @@ def test_the_text_under_coupled_does_not_depend_on_the_stack(temperature: float)
 def test_block_accepts_the_stack_without_branches_and_refuses_it_with_them() -> None:
     params = SamplingParams(temperature=1.0, max_tokens=30, seed=1)
     with pytest.raises(RuleError, match="tree"):
-        LLM(target(), MIXED(), rule="block").generate([0, 1, 2, 0, 1, 2, 0], params)
+        LLM(target(), MIXED(), rule="block", draft_tokens=4).generate([0, 1, 2, 0, 1, 2, 0], params)
     stack = HybridDrafter([NgramDrafter(), ModelDrafter(other(), V)], V, HybridConfig(branch_tokens=0))
-    done = LLM(target(), stack, rule="block").generate([0, 1, 2, 0, 1, 2, 0], params)[0]
+    done = LLM(target(), stack, rule="block", draft_tokens=4).generate([0, 1, 2, 0, 1, 2, 0], params)[0]
     assert done.stats.proposed
     assert not done.stats.drafter_faults
 
@@ -371,5 +371,7 @@ def test_former_option_names_still_work() -> None:
 def test_rules_see_the_stack_as_one_drafter() -> None:
     for rule in ("rejection", "coupled", "greedy"):
         assert RULES[rule].lossless
-        done = LLM(target(), MIXED(), rule=rule).generate([0, 1, 0, 1, 0], SamplingParams(max_tokens=LENGTH))[0]
+        done = LLM(target(), MIXED(), rule=rule, draft_tokens=4).generate(
+            [0, 1, 0, 1, 0], SamplingParams(max_tokens=LENGTH)
+        )[0]
         assert done.token_ids == Oracle(target()).greedy([0, 1, 0, 1, 0], LENGTH)

@@ -75,7 +75,7 @@ def test_greedy_text_equals_plain_decoding_and_draft_tokens_are_accepted(executo
     of = target(executor=executor, chunk=chunk)
     params = SamplingParams(max_tokens=30)
     prompts = [*PROMPTS, [3] * 11]
-    plain = LLM(of).generate(prompts, params)
+    plain = LLM(of, draft_tokens=4).generate(prompts, params)
     done = LLM(of, drafter(of), draft_tokens=3, max_batch=3).generate(prompts, params)
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
     assert sum(c.stats.drafter_faults for c in done) == 0
@@ -160,10 +160,10 @@ def test_a_target_that_was_not_trained_for_it_is_warned_about_once(caplog: pytes
     of = target(3.0)
     prompts = [[t] for t in range(V)]
     params = SamplingParams(max_tokens=2 * COMPARED // V)
-    plain = LLM(of).generate(prompts, params)
+    plain = LLM(of, draft_tokens=4).generate(prompts, params)
     with caplog.at_level(logging.WARNING, logger="slipstream"):
-        done = LLM(of, drafter(of, 3)).generate(prompts, params)
-        LLM(of, drafter(of, 3)).generate(prompts[:1], params)  # too few draft tokens to know
+        done = LLM(of, drafter(of, 3), draft_tokens=4).generate(prompts, params)
+        LLM(of, drafter(of, 3), draft_tokens=4).generate(prompts[:1], params)  # too few draft tokens to know
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
     told = [r.message for r in caplog.records if "layerskip will be slower" in r.message]
     assert len(told) == 1

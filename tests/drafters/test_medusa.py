@@ -260,8 +260,10 @@ def test_power_a_first_choice_that_carries_a_distribution_as_its_q_is_caught() -
 def test_coupled_text_depends_on_target_and_seed_alone(options: dict[str, Any]) -> None:
     params = [SamplingParams(temperature=1.0, max_tokens=20, seed=s) for s in range(3)]
     prompts = [[1], [2, 3], [4, 5, 6]]
-    plain = LLM(ToyTarget(V, seed=4), rule="coupled").generate(prompts, params)
-    done = LLM(ToyTarget(V, seed=4), medusa_drafter(V, **options), rule="coupled").generate(prompts, params)
+    plain = LLM(ToyTarget(V, seed=4), rule="coupled", draft_tokens=4).generate(prompts, params)
+    done = LLM(ToyTarget(V, seed=4), medusa_drafter(V, **options), rule="coupled", draft_tokens=4).generate(
+        prompts, params
+    )
     assert [d.token_ids for d in done] == [d.token_ids for d in plain]
     assert not any(d.stats.drafter_faults for d in done)
 
@@ -271,7 +273,7 @@ def test_typical_acceptance_keeps_more_and_is_greedy_at_temperature_zero() -> No
 
     def run(rule: str, temperature: float) -> Any:
         params = [SamplingParams(temperature=temperature, max_tokens=60, seed=s) for s in range(3)]
-        return LLM(target, medusa_drafter(V, tree="3,2,1"), rule=rule).generate(prompts, params)
+        return LLM(target, medusa_drafter(V, tree="3,2,1"), rule=rule, draft_tokens=4).generate(prompts, params)
 
     assert [d.token_ids for d in run("typical", 0.0)] == [d.token_ids for d in run("greedy", 0.0)]
     lossy, exact = run("typical", 1.0), run("rejection", 1.0)
@@ -343,9 +345,11 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("executor", "dtype"), [("torch", "float64"), ("native", "float32")])
 def test_a_head_named_by_its_folder_drafts_losslessly(tiny: Tiny, head: Path, executor: str, dtype: str) -> None:
-    plain = LLM(tiny.target, executor="torch", dtype="float64", device="cpu")
+    plain = LLM(tiny.target, executor="torch", dtype="float64", device="cpu", draft_tokens=4)
     wanted = [d.token_ids for d in plain.generate(PROMPTS, SamplingParams(max_tokens=24, ignore_eos=True))]
-    llm = LLM(tiny.target, head, executor=executor, dtype=dtype, device="cpu", draft_options={"nodes": 10})
+    llm = LLM(
+        tiny.target, head, executor=executor, dtype=dtype, device="cpu", draft_options={"nodes": 10}, draft_tokens=4
+    )
     assert llm.drafter.name == "medusa"
     done = llm.generate(PROMPTS, SamplingParams(max_tokens=24, ignore_eos=True))
     assert [d.token_ids for d in done] == wanted

@@ -45,7 +45,7 @@ def drafter(model: ToyTarget, vocab: int = 8, **options: object) -> ModelDrafter
 @pytest.mark.parametrize("k", range(1, 9))
 def test_R7_a_draft_model_equal_to_the_target_is_always_right_at_every_draft_length(k: int) -> None:
     params = SamplingParams(max_tokens=41)
-    plain = LLM(ToyTarget(seed=1)).generate(PROMPTS, params)
+    plain = LLM(ToyTarget(seed=1), draft_tokens=4).generate(PROMPTS, params)
     llm = LLM(ToyTarget(seed=1), drafter(ToyTarget(seed=1)), draft_tokens=k)
     done = llm.generate(PROMPTS, params)
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
@@ -63,7 +63,7 @@ def test_the_kv_cache_is_correct_after_rollbacks_of_differing_depth_in_ragged_ba
 
 def test_a_request_draws_the_same_text_alone_and_in_a_batch() -> None:
     def texts(max_batch: int) -> list[list[int]]:
-        llm = LLM(ToyTarget(seed=1), drafter(ToyTarget(seed=2)), max_batch=max_batch)
+        llm = LLM(ToyTarget(seed=1), drafter(ToyTarget(seed=2)), max_batch=max_batch, draft_tokens=4)
         return [c.token_ids for c in llm.generate(PROMPTS, SamplingParams(temperature=1.0, seed=3))]
 
     assert texts(1) == texts(3)
@@ -104,7 +104,7 @@ def test_confidence_is_measured_at_temperature_0_too() -> None:
 @pytest.mark.parametrize("width", [6, 11])
 def test_padded_vocabularies_of_the_draft_model_are_cut_or_filled_up(width: int) -> None:
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=1)
-    llm = LLM(ToyTarget(seed=1), drafter(ToyTarget(vocab=width, seed=2, sharpness=0.5)))
+    llm = LLM(ToyTarget(seed=1), drafter(ToyTarget(vocab=width, seed=2, sharpness=0.5)), draft_tokens=4)
     prompts = [[1, 2, 3], [4]]
     done = llm.generate(prompts, params)
     assert all(t < 8 for c in done for t in c.token_ids)
@@ -114,9 +114,9 @@ def test_padded_vocabularies_of_the_draft_model_are_cut_or_filled_up(width: int)
 
 def test_drafting_stops_at_the_draft_models_context_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     params = SamplingParams(max_tokens=40)
-    plain = LLM(ToyTarget(seed=1)).generate(PROMPTS, params)
+    plain = LLM(ToyTarget(seed=1), draft_tokens=4).generate(PROMPTS, params)
     with caplog.at_level(logging.WARNING, logger="slipstream"):
-        done = LLM(ToyTarget(seed=1), drafter(ToyTarget(seed=1, context=16))).generate(PROMPTS, params)
+        done = LLM(ToyTarget(seed=1), drafter(ToyTarget(seed=1, context=16)), draft_tokens=4).generate(PROMPTS, params)
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
     assert sum(c.stats.drafter_faults for c in done) == 0
     assert sum("context of 16 tokens" in r.message for r in caplog.records) == 1
@@ -130,7 +130,7 @@ def test_with_a_window_the_model_reads_the_end_of_a_text_and_goes_on_past_its_co
     model = ToyTarget(seed=1, context=24)
     limited = drafter(model, window=6, tree=tree)
     done = LLM(ToyTarget(seed=1), limited, draft_tokens=4).generate(prompts, params)
-    plain = LLM(ToyTarget(seed=1)).generate(prompts, params)
+    plain = LLM(ToyTarget(seed=1), draft_tokens=4).generate(prompts, params)
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
     assert sum(c.stats.drafter_faults for c in done) == 0
     assert all(c.stats.steps < 25 for c in done)  # it never stops drafting
@@ -160,7 +160,7 @@ def test_a_window_as_wide_as_the_context_is_refused() -> None:
 def test_nothing_is_kept_for_released_sequences() -> None:
     model = ToyTarget(seed=2)
     mine = drafter(model)
-    LLM(ToyTarget(seed=1), mine).generate(PROMPTS, SamplingParams(max_tokens=9))
+    LLM(ToyTarget(seed=1), mine, draft_tokens=4).generate(PROMPTS, SamplingParams(max_tokens=9))
     assert not mine._shadows
     assert not model._slots
 
@@ -180,7 +180,9 @@ def test_the_end_of_a_text_compiles_no_further_unrolled_graph() -> None:
     model = MultiStepToy(seed=2, sharpness=1.0)
     params = SamplingParams(max_tokens=40)
     done = LLM(ToyTarget(seed=1), drafter(model), draft_tokens=5).generate(PROMPTS, params)
-    assert [c.token_ids for c in done] == [c.token_ids for c in LLM(ToyTarget(seed=1)).generate(PROMPTS, params)]
+    assert [c.token_ids for c in done] == [
+        c.token_ids for c in LLM(ToyTarget(seed=1), draft_tokens=4).generate(PROMPTS, params)
+    ]
     assert sum(c.stats.drafter_faults for c in done) == 0
     assert model.asked == {5}
 
@@ -233,7 +235,7 @@ def test_in_one_call_and_token_by_token_the_same_numbers_draw_the_same_tokens(co
 
 def test_under_coupled_similar_distributions_pick_the_same_tokens() -> None:
     params = SamplingParams(temperature=1.0, max_tokens=200, seed=3)
-    llm = LLM(ToyTarget(seed=2), drafter(MultiStepToy(seed=2)), rule="coupled")
+    llm = LLM(ToyTarget(seed=2), drafter(MultiStepToy(seed=2)), rule="coupled", draft_tokens=4)
     assert llm.generate([[1, 2]], params)[0].stats.acceptance_rate == 1
 
 

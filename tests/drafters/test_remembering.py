@@ -61,7 +61,7 @@ def test_requests_that_repeat_a_seed_have_the_targets_distribution_each(name: st
 def test_each_request_for_a_drafter_that_remembers_has_random_numbers_of_its_own(name: str, rule: str) -> None:
     """Also within a batch. Under `coupled` the text is a function of target and seed, so there the seed is all."""
     model = target()
-    llm = LLM(model, CARRYING[name](model), rule=rule)
+    llm = LLM(model, CARRYING[name](model), rule=rule, draft_tokens=4)
     assert remembers(llm.drafter)
     seqs = [llm.sequence(PROMPT, SamplingParams(temperature=1.0, seed=3, max_tokens=2)) for _ in range(3)]
     steps = llm.decode(seqs)

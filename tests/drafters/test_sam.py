@@ -124,4 +124,4 @@ def test_a_corpus_is_copied_from_where_its_match_is_longer() -> None:
 
 def test_a_corpus_of_another_vocabulary_is_refused() -> None:
     with pytest.raises(ParameterError, match=r"id 8.*0\.\.7"):
-        LLM(ToyTarget(8), "sam", draft_options={"corpus": [[1, 2], [8]]})
+        LLM(ToyTarget(8), "sam", draft_options={"corpus": [[1, 2], [8]]}, draft_tokens=4)

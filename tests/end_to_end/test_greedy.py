@@ -176,7 +176,10 @@ def test_llama_drafters(
 def test_coupled_text_depends_on_target_and_seed_alone(params: SamplingParams) -> None:
     """One seed, one text: for every drafter, draft length and batch, and without speculation."""
     seeded = [replace(params, seed=seed) for seed in range(len(PROMPTS))]
-    plain = [LLM(toy(), rule="coupled").generate([p], s)[0].token_ids for p, s in zip(PROMPTS, seeded, strict=True)]
+    plain = [
+        LLM(toy(), rule="coupled", draft_tokens=4).generate([p], s)[0].token_ids
+        for p, s in zip(PROMPTS, seeded, strict=True)
+    ]
     assert len({tuple(text) for text in plain}) > 1
     known = {tuple(prompt): text for prompt, text in zip(PROMPTS, plain, strict=True)}
     drafters = [make() for make in DRAFTERS.values()]
@@ -192,7 +195,7 @@ def test_coupled_text_depends_on_target_and_seed_alone(params: SamplingParams) -
 
 def test_coupled_text_on_the_llama(llama: Oracle) -> None:
     seeded = [SamplingParams(temperature=1.1, top_k=20, max_tokens=LENGTH, seed=seed) for seed in range(4)]
-    plain = [d.token_ids for d in LLM(llama.target, rule="coupled").generate(LLAMA_PROMPTS, seeded)]
+    plain = [d.token_ids for d in LLM(llama.target, rule="coupled", draft_tokens=4).generate(LLAMA_PROMPTS, seeded)]
     for drafter in (NgramDrafter(NgramConfig(branches=2)), ModelDrafter(Decoder(llama.target.executor), 96)):  # type: ignore[attr-defined]
         for draft_tokens, max_batch in ((1, 4), (5, 2)):
             llm = LLM(llama.target, drafter, draft_tokens=draft_tokens, rule="coupled", max_batch=max_batch)

@@ -79,7 +79,9 @@ def test_r04_an_eos_of_the_draft_alone_ends_nothing() -> None:
     """OpenVINO GenAI 3293: the draft's EOS finished the sequence though the target had rejected it."""
     eos = next(t for t in range(V) if t not in GREEDY[:10])
     text = [*GREEDY[:2], eos, *GREEDY[3:]]
-    done = LLM(target(eos_ids=(eos,)), scripted(text=text)).generate(PROMPT, SamplingParams(max_tokens=10))[0]
+    done = LLM(target(eos_ids=(eos,)), scripted(text=text), draft_tokens=4).generate(
+        PROMPT, SamplingParams(max_tokens=10)
+    )[0]
     assert done.token_ids == GREEDY[:10]
 
 
@@ -190,7 +192,7 @@ def test_r15_temperature_reaches_verification() -> None:
     distributions, counts = [], []
     for temperature in (0.5, 1.5):
         params = SamplingParams(temperature=temperature, max_tokens=4)
-        llm = LLM(target(), NgramDrafter(), max_batch=5000)
+        llm = LLM(target(), NgramDrafter(), max_batch=5000, draft_tokens=4)
         seqs = sample(llm, PROMPT, params, 5000, seed=1)
         assert sum(seq.stats.accepted for seq in seqs) > 500
         counts.append(beginnings(seq.output for seq in seqs))
@@ -208,7 +210,7 @@ def test_r16_a_seed_gives_one_text_for_any_batch(rule: str) -> None:
     free = SamplingParams(temperature=1.0, max_tokens=24)
 
     def run(params: list[SamplingParams], max_batch: int) -> list[list[int]]:
-        llm = LLM(target(), ModelDrafter(ToyTarget(V, seed=8), V), rule=rule, max_batch=max_batch)
+        llm = LLM(target(), ModelDrafter(ToyTarget(V, seed=8), V), rule=rule, max_batch=max_batch, draft_tokens=4)
         return [done.token_ids for done in llm.generate([PROMPT] * len(params), params)]
 
     alone = run([seeded], 1)[0]
@@ -273,7 +275,7 @@ def test_r19_placeholders_never_reach_the_model() -> None:
     step decodes without a draft, and the next correct draft is used again."""
     watched = _Watched(V, order=4, seed=3)
     watched.ids = set()
-    done = LLM(watched, _Placeholders()).generate(PROMPT, SamplingParams(max_tokens=20))[0]
+    done = LLM(watched, _Placeholders(), draft_tokens=4).generate(PROMPT, SamplingParams(max_tokens=20))[0]
     assert done.token_ids == GREEDY[:20]
     assert watched.ids <= set(range(V))
     assert done.stats.drafter_faults > 2
@@ -284,7 +286,7 @@ def test_r19_gaps_and_aborts_do_not_affect_other_requests() -> None:
     """The same issues: aborting a request between two steps does not affect the others."""
     model = target()
     drafter = NgramDrafter()
-    llm = LLM(model, drafter, max_batch=2)
+    llm = LLM(model, drafter, max_batch=2, draft_tokens=4)
     abandoned = llm.stream(PROMPT, SamplingParams(max_tokens=30))
     next(abandoned)
     next(abandoned)
@@ -302,7 +304,7 @@ def test_r20_a_second_call_gives_the_same(name: str, temperature: float) -> None
     model = ToyTarget(V, seed=8)
     drafter: Drafter = {"ngram": NgramDrafter(), "model": ModelDrafter(model, V), "random": RandomDrafter(V)}[name]
     big = target()
-    llm = LLM(big, drafter, max_batch=2)
+    llm = LLM(big, drafter, max_batch=2, draft_tokens=4)
     prompts = [PROMPT, [3], [5, 5, 5, 5], [2, 4]]
     params = [SamplingParams(temperature=temperature, max_tokens=20, seed=seed) for seed in range(4)]
     first, second = llm.generate(prompts, params), llm.generate(prompts, params)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence as Seq
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -12,12 +13,16 @@ from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
+from slipstream.core.stats import SpecStats
+from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import Engine
-from slipstream.errors import TargetError
+from slipstream.errors import RuleError, TargetError
 from slipstream.targets.toy import ToyTarget
+from tests.drafters.fakes import MultiStepToy
 from tests.drafters.makers import maker
+from tests.engine.erratic_lengths import ErraticLengths
 from tests.engine.paged_toy import PagedToy
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import assert_distribution, beginnings
@@ -86,7 +91,7 @@ class Session:
             max_batch=self.draw.choice((1, 3, 8)),
             prompt_rows=self.draw.choice((1, 5, 64)),
             prefix_cache=prefix_cache,
-            draft_tokens=DraftLengths() if self.draw.random() < 0.4 else 4,
+            draft_tokens=ErraticLengths(seed) if self.draw.random() < 0.4 else 4,
         )
         self.added: list[Sequence] = []
         self.aborted: set[int] = set()
@@ -249,6 +254,13 @@ def test_one_faulty_request_ends_with_an_error_and_the_others_go_on() -> None:
     assert not target.pool.tables
 
 
+def test_a_sampled_request_is_refused_under_the_rule_greedy_before_it_runs() -> None:
+    made = engine(toy(), rule=RULES["greedy"])
+    with pytest.raises(RuleError, match="not a point mass"):
+        made.add(Sequence([1], SamplingParams(temperature=1.0)))
+    assert not made.unfinished
+
+
 def test_a_request_that_the_whole_cache_cannot_hold_is_refused() -> None:
     made = engine(toy(blocks=10))
     with pytest.raises(TargetError, match="may grow to 60 tokens, the KV cache holds 40"):
@@ -281,21 +293,87 @@ def test_greedy_requests_keep_the_argmax_path_beside_sampled_ones(
 
 @pytest.mark.parametrize("name", ["model", "ngram", "eagle3", "medusa", "recycling", "lookahead", "hybrid"])
 def test_a_drafter_that_rests_and_is_tried_again_leaves_every_text_as_it_is(name: str) -> None:
-    """Steps go on without it, several in one call where the target can; a drafter that reads hidden states reads on."""
+    """Steps go on without it, several in one call where the target can. A drafter that reads hidden states gets them
+    again after a plain step, and with the next requests after a rest."""
     target = toy()
-    lengths = DraftLengths()
+    lengths = ErraticLengths(3)
     made = engine(target, maker(name)(target), draft_tokens=lengths)
-    seqs = [Sequence(prompt(random.Random(i), 20), SamplingParams(max_tokens=150)) for i in range(6)]
-    rested = tried = 0
+    seqs = [Sequence(prompt(random.Random(i), 20), SamplingParams(max_tokens=50)) for i in range(20)]
     for seq in seqs:
         made.add(seq)
-    while made.unfinished:
-        made.step()
-        if not rested % 3:
-            lengths.resting, lengths._rest = not lengths.resting, 5
-        rested += lengths.resting
-        tried += not lengths.resting
-    assert rested
-    assert tried
+    drain(made)
+    assert min(lengths.rests, lengths.plain_steps, lengths.drafting_steps) > 2
     assert [seq.output for seq in seqs] == [alone(seq) for seq in seqs]
     assert not sum(seq.stats.drafter_faults for seq in seqs)
+
+
+@pytest.mark.parametrize("kind", [ToyTarget, MultiStepToy])
+def test_a_draft_model_equal_to_the_target_is_right_after_rests_too(kind: type[ToyTarget]) -> None:
+    target, lengths = ToyTarget(V, seed=21), ErraticLengths(5)
+    made = engine(target, ModelDrafter(kind(V, seed=21), V), draft_tokens=lengths)
+    seqs = [Sequence(prompt(random.Random(i), 20), SamplingParams(max_tokens=80)) for i in range(8)]
+    for seq in seqs:
+        made.add(seq)
+    drain(made)
+    assert min(lengths.rests, lengths.plain_steps, lengths.drafting_steps) > 2
+    total = sum((seq.stats for seq in seqs), SpecStats())
+    assert total.acceptance_rate == 1
+    assert not total.drafter_faults
+
+
+@pytest.mark.parametrize("name", ["model", "eagle3", "hybrid"])
+def test_sampled_texts_keep_their_distribution_whatever_lengths_are_chosen(name: str) -> None:
+    """G-test on the first three tokens of 2000 requests; fails at p < 1e-6."""
+    target, lengths = toy(), ErraticLengths(7)
+    made = engine(target, maker(name)(target), draft_tokens=lengths, max_batch=8, prefix_cache=True)
+    text = prompt(random.Random(5), 20)
+    params = SamplingParams(temperature=1.0, max_tokens=4)
+    seqs = [Sequence(text, replace(params, seed=seed)) for seed in range(2000)]
+    for seq in seqs:
+        made.add(seq)
+    drain(made)
+    assert min(lengths.rests, lengths.plain_steps, lengths.drafting_steps) > 5
+    assert sum(seq.stats.proposed for seq in seqs) > 500
+    assert_distribution(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(toy()), text, params))
+
+
+def test_a_drafter_that_reads_hidden_states_rests_without_them_and_is_tried_with_new_requests() -> None:
+    target, lengths = toy(), DraftLengths(4)
+    made = engine(target, maker("eagle3")(target), draft_tokens=lengths)
+    asked: list[bool] = []
+    run = target.run
+    target.run = lambda seqs, draft, taps=(): asked.append(bool(taps)) or run(seqs, draft, taps)  # type: ignore
+    first, second = (Sequence([1, 2, 3], SamplingParams(max_tokens=30)) for _ in range(2))
+    made.add(first)
+    made.step()
+    assert asked == [True]
+    lengths.resting, lengths._rest = True, 5
+    while len(first.output) < 10:
+        made.step()
+    assert not lengths.resting
+    assert not any(asked[1:])
+    made.add(second)
+    drain(made)
+    assert second.stats.proposed
+    assert not first.stats.proposed
+    assert [first.output, second.output] == [alone(first)] * 2
+
+
+def test_a_request_without_draft_tokens_is_decoded_plainly_beside_others() -> None:
+    """Nothing is proposed for it, and no hidden states are read when it runs alone."""
+    target = toy()
+    made = engine(target, maker("eagle3")(target))
+    asked: list[bool] = []
+    run = target.run
+    target.run = lambda seqs, draft, taps=(): asked.append(bool(taps)) or run(seqs, draft, taps)  # type: ignore
+    off = Sequence([1, 2, 3], SamplingParams(max_tokens=30, draft_tokens=0))
+    made.add(off)
+    drain(made)
+    assert not any(asked)
+    off, on = (Sequence([1, 2, 3], SamplingParams(max_tokens=30, draft_tokens=n)) for n in (0, 3))
+    made.add(off)
+    made.add(on)
+    drain(made)
+    assert on.stats.proposed
+    assert not off.stats.proposed
+    assert off.output == on.output == alone(on)

@@ -120,7 +120,7 @@ def test_a_huge_form_that_compiles_is_followed(grammars: Grammars, form: dict[st
 
 
 def test_a_bomb_that_explodes_in_the_middle_of_a_text_ends_with_an_error_that_says_so() -> None:
-    llm = LLM(ToyTarget(5), tokenizer=letter_tokenizer(5))
+    llm = LLM(ToyTarget(5), tokenizer=letter_tokenizer(5), draft_tokens=4)
     bomb = SamplingParams(structured=Structured(regex="(((a{1,50}){1,50}){1,50}){1,50}"), max_tokens=1000)
     with pytest.raises(TargetError, match=r"cannot be followed after \d+ tokens: .*too many expressions"):
         llm.generate([1], bomb)
@@ -136,9 +136,9 @@ def test_a_form_is_compiled_once_for_many_requests(grammars: Grammars) -> None:
 def test_without_a_tokenizer_of_transformers_a_form_is_refused() -> None:
     params = SamplingParams(structured=Structured(regex="a"))
     with pytest.raises(ParameterError, match="the target brings no tokenizer"):
-        LLM(ToyTarget(5)).generate([1], params)
+        LLM(ToyTarget(5), draft_tokens=4).generate([1], params)
     with pytest.raises(ParameterError, match="the tokenizer is a Own"):
-        LLM(ToyTarget(5), tokenizer=Own()).generate([1], params)
+        LLM(ToyTarget(5), tokenizer=Own(), draft_tokens=4).generate([1], params)
 
 
 class Own:

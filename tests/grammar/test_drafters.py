@@ -23,7 +23,7 @@ MAKERS = {**{name: maker(name) for name in DRAFTERS}, **VARIANTS}
 
 def llm_of(name: str, **how: object) -> LLM:
     made = target()
-    return LLM(made, MAKERS[name](made), tokenizer=letter_tokenizer(V), **how)  # type: ignore[arg-type]
+    return LLM(made, MAKERS[name](made), tokenizer=letter_tokenizer(V), **{"draft_tokens": 4} | how)  # type: ignore[arg-type]
 
 
 def plain(prompt: list[int], params: SamplingParams) -> list[int]:
@@ -86,7 +86,7 @@ STOP = 4  # e
 @pytest.fixture(params=["none", "suffix", "model"])
 def llm(request: pytest.FixtureRequest) -> LLM:
     made = ToyTarget(V, order=3, seed=21, sharpness=1.5, eos_ids=(STOP,))
-    return LLM(made, MAKERS[request.param](made), tokenizer=letter_tokenizer(V))
+    return LLM(made, MAKERS[request.param](made), tokenizer=letter_tokenizer(V), draft_tokens=4)
 
 
 def texts(llm: LLM, form: Structured, **more: object) -> list[tuple[str, str]]:

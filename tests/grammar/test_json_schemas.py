@@ -78,7 +78,7 @@ MADE = [
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("embedded", executor="torch", dtype="float32")
+    return LLM("embedded", executor="torch", dtype="float32", draft_tokens=4)
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -16,7 +16,7 @@ from tests.checkpoints import Tiny
 
 @pytest.fixture(scope="session")
 def tiny_llm(tiny: Tiny) -> LLM:
-    return LLM(tiny.target, executor="torch", dtype="float64", device="cpu")
+    return LLM(tiny.target, executor="torch", dtype="float64", device="cpu", draft_tokens=4)
 
 
 @pytest.fixture(scope="session")

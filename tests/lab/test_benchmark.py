@@ -259,7 +259,7 @@ def test_texts_of_one_kind_have_no_table_of_kinds(bench_result):
 
 
 def test_a_lossy_rule_has_its_distance_beside_its_speed(tiny, contenders, prompt_set):
-    llm = LLM(tiny.target, executor="torch", dtype="float64", device="cpu", rule="typical")
+    llm = LLM(tiny.target, executor="torch", dtype="float64", device="cpu", rule="typical", draft_tokens=4)
     result = bench(llm, contenders[:1], prompt_set, BenchConfig(tokens=8, rounds=1, temperatures=(0.0, 1.0)))
     greedy, sampled = result.data["arms"][1]["distance"], result.data["arms"][3]["distance"]
     assert greedy["tv"] == greedy["kl"] == 0

@@ -209,7 +209,7 @@ class ComputeBound(Slow):
 
 def oracle(target, **changes):
     """A drafter that is always right."""
-    llm = LLM(target)
+    llm = LLM(target, draft_tokens=4)
     texts = {tuple(p.ids): llm.generate([p.ids])[0].token_ids for p in PROMPTS.prompts}
     return ScriptedDrafter(texts, target.vocab_size)
 
@@ -221,7 +221,7 @@ class Sleepy(ScriptedDrafter):
 
 
 def seen(target, drafter) -> dict:
-    result = doctor(LLM(target), Contender("planted", drafter, 4), PROMPTS, QUICK)
+    result = doctor(LLM(target, draft_tokens=4), Contender("planted", drafter, 4), PROMPTS, QUICK)
     return result.data["diagnosis"]
 
 
@@ -269,7 +269,7 @@ def test_host_work_is_detected(monkeypatch):
 def test_a_good_drafter_has_no_cause_and_everything_is_stored(tmp_path):
     target = Slow(vocab=16)
     calls = []
-    llm = LLM(target)
+    llm = LLM(target, draft_tokens=4)
     config = replace(QUICK, rounds=3)
     result = doctor(
         llm, Contender("right", oracle(target), 4), PROMPTS, config, tmp_path / "r.json", lambda: calls.append(1)
@@ -284,7 +284,7 @@ def test_a_good_drafter_has_no_cause_and_everything_is_stored(tmp_path):
 def test_a_busy_machine_is_noticed_while_measuring(monkeypatch):
     monkeypatch.setattr(lab.OtherProcesses, "share", lambda self: 0.5)
     target = Slow(vocab=16)
-    result = doctor(LLM(target), Contender("right", oracle(target), 4), PROMPTS, QUICK)
+    result = doctor(LLM(target, draft_tokens=4), Contender("right", oracle(target), 4), PROMPTS, QUICK)
     assert result.data["diagnosis"]["cause"] == "not diagnosed"
     assert section(result).lead.startswith("Not diagnosed: other processes took 50%")
 

@@ -19,7 +19,7 @@ PROMPTS = [[1, 2, 3], [4, 5], [6], [2, 2, 7]]
 
 @pytest.fixture
 def llm() -> LLM:
-    return LLM(ToyTarget(vocab=16, sharpness=3.0))
+    return LLM(ToyTarget(vocab=16, sharpness=3.0), draft_tokens=4)
 
 
 def pair(llm: LLM, **common) -> list[Arm]:

@@ -52,7 +52,7 @@ def test_predicted_tokens_per_step_are_exact_at_the_longest_draft(sweep_result):
 def test_a_prediction_from_known_cells():
     """All draft tokens are accepted, a step costs 10 ms for any number of rows, a draft 2 ms: 4 tokens in 12 ms against
     10 ms each."""
-    llm = LLM(ToyTarget(vocab=8))
+    llm = LLM(ToyTarget(vocab=8), draft_tokens=4)
     params = SamplingParams(max_tokens=41)
     plain = Arm("plain", llm, params=params)
     runs = line_up([plain, Arm("x", llm, None, 3, params=params, against=plain)], [[1, 2]])

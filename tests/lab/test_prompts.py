@@ -17,7 +17,7 @@ from tests.checkpoints import Tiny
 
 @pytest.fixture(scope="module")
 def llm(tiny: Tiny) -> LLM:
-    return LLM(tiny.target, executor="torch", dtype="float64", device="cpu")
+    return LLM(tiny.target, executor="torch", dtype="float64", device="cpu", draft_tokens=4)
 
 
 def lines(path, *rows):
@@ -118,7 +118,7 @@ def test_random_tokens_are_distinguished_from_text():
     """By the embedded target, which was trained on Python."""
     from slipstream.lab.prompts import Prompt, PromptSet
 
-    llm = LLM("embedded")
+    llm = LLM("embedded", draft_tokens=4)
     text = load(llm, "code", 2)
     assert text.warnings == []
     rng = random.Random(0)

@@ -89,7 +89,7 @@ def quick(monkeypatch):
 
 
 def scripted(target, script) -> ScriptedDrafter:
-    texts = {tuple(p.ids): LLM(target).generate([p.ids])[0].token_ids for p in PROMPTS.prompts}
+    texts = {tuple(p.ids): LLM(target, draft_tokens=4).generate([p.ids])[0].token_ids for p in PROMPTS.prompts}
     return ScriptedDrafter(texts, target.vocab_size, script)
 
 
@@ -99,7 +99,7 @@ def test_the_better_drafter_is_chosen_and_predicted(tmp_path):
         Contender("mostly right", scripted(target, wrong_at(3)), 4),
         Contender("blind", RandomDrafter(16, sampled=False), 4),
     ]
-    calls, llm = [], LLM(target)
+    calls, llm = [], LLM(target, draft_tokens=4)
     result = tune(llm, given, PROMPTS, QUICK, tmp_path / "r.json", lambda: calls.append(1), Choice("none", target="t"))
     data = result.data
     assert data["choice"]["label"] == "mostly right"
@@ -119,7 +119,9 @@ def test_a_setting_slower_than_plain_decoding_is_never_chosen():
             sleep(0.03)
             return super().propose(seqs, budget)
 
-    data = tune(LLM(Slow(vocab=16)), [Contender("sleepy", Sleepy(16, sampled=False), 2)], PROMPTS, SHORT).data
+    data = tune(
+        LLM(Slow(vocab=16), draft_tokens=4), [Contender("sleepy", Sleepy(16, sampled=False), 2)], PROMPTS, SHORT
+    ).data
     assert data["choice"] is None
     assert data["raced"][0]["speedup"]["value"] < 1
     assert data["configs"]["slipstream"] == {"target": "embedded", "drafter": "none", "draft_tokens": 0}
@@ -128,7 +130,9 @@ def test_a_setting_slower_than_plain_decoding_is_never_chosen():
 
 def test_no_prediction_is_above_the_mean_acceptance_length():
     target = Slow(vocab=16)
-    data = tune(LLM(target), [Contender("right", scripted(target, wrong_at(99)), 4)], PROMPTS, SHORT).data
+    data = tune(
+        LLM(target, draft_tokens=4), [Contender("right", scripted(target, wrong_at(99)), 4)], PROMPTS, SHORT
+    ).data
     for row in data["drafters"]:
         assert max(row["predicted"]) <= row["mean_acceptance_length"] <= 5
 
@@ -145,7 +149,7 @@ def test_noisy_costs_are_marked(monkeypatch):
             return super().run(seqs, draft, taps)
 
     target = Unsteady(vocab=16)
-    result = tune(LLM(target), [Contender("right", scripted(target, wrong_at(3)), 4)], PROMPTS, SHORT)
+    result = tune(LLM(target, draft_tokens=4), [Contender("right", scripted(target, wrong_at(3)), 4)], PROMPTS, SHORT)
     assert result.data["drafters"][0]["noisy"]
     assert any("its costs are noisy" in warning for warning in result.warnings)
     table = next(t for t in section(result).tables if t.title == "Measured at the longest draft")
@@ -160,7 +164,9 @@ def test_drafts_that_get_cheaper_with_their_length_are_noise():
 
 def test_no_schedule_by_batch_is_made_of_one_batch():
     target = Slow(vocab=16)
-    made = tune(LLM(target), [Contender("right", scripted(target, wrong_at(99)), 4)], PROMPTS, SHORT).data
+    made = tune(
+        LLM(target, draft_tokens=4), [Contender("right", scripted(target, wrong_at(99)), 4)], PROMPTS, SHORT
+    ).data
     assert "batch" not in json.dumps(made["configs"]["vllm"]) + json.dumps(made["configs"]["slipstream"])
 
 
@@ -168,7 +174,7 @@ def test_a_wrong_text_is_never_chosen(monkeypatch):
     """Even if it is fastest."""
     target = Slow(vocab=16)
     monkeypatch.setattr("slipstream.lab.measure.Run.exact", property(lambda run: False))
-    data = tune(LLM(target), [Contender("fast", scripted(target, wrong_at(9)), 4)], PROMPTS, QUICK).data
+    data = tune(LLM(target, draft_tokens=4), [Contender("fast", scripted(target, wrong_at(9)), 4)], PROMPTS, QUICK).data
     assert data["raced"][0]["speedup"]["value"] > 1
     assert data["choice"] is None
 
@@ -181,7 +187,13 @@ def test_interruption_keeps_what_was_recorded(tmp_path, monkeypatch):
 
     monkeypatch.setattr(lab._Tuning, "confirm", stop)
     with pytest.raises(KeyboardInterrupt):
-        tune(LLM(target), [Contender("x", scripted(target, wrong_at(3)), 4)], PROMPTS, QUICK, tmp_path / "r.json")
+        tune(
+            LLM(target, draft_tokens=4),
+            [Contender("x", scripted(target, wrong_at(3)), 4)],
+            PROMPTS,
+            QUICK,
+            tmp_path / "r.json",
+        )
     kept = read(tmp_path / "r.json", "tune")
     assert not kept.complete
     assert kept.data["drafters"][0]["label"] == "x"

@@ -184,7 +184,7 @@ class ShiftyState(Shifty):
 
 
 def test_the_control_distinguishes_rounding_from_a_wrong_target():
-    text = LLM(ToyTarget(vocab=5)).generate([[1, 2]], SamplingParams(max_tokens=6))[0].token_ids
+    text = LLM(ToyTarget(vocab=5), draft_tokens=4).generate([[1, 2]], SamplingParams(max_tokens=6))[0].token_ids
     small, large = (control(kind(vocab=5), [1, 2], text, 3) for kind in (Shifty, ShiftyState))
     assert (small.verdict, small.positions, small.flips) == ("rounding", 6, 0)
     assert 0 < small.noise < 1e-8
@@ -244,7 +244,7 @@ def test_a_check_in_which_nothing_was_drafted_is_not_tested():
     assert [row["verdict"] for row in result.data["distribution"]] == ["not tested"] * 2
     assert "greedy: 0 draft tokens were verified" in result.warnings[0]
     with pytest.raises(ParameterError, match="no drafter to check"):
-        verify(LLM(ToyTarget(vocab=5)), PROMPTS, SMALL)
+        verify(LLM(ToyTarget(vocab=5), draft_tokens=4), PROMPTS, SMALL)
 
 
 def test_penalties_and_filters_are_checked_too():
@@ -259,7 +259,7 @@ def test_penalties_and_filters_are_checked_too():
 
 
 def test_cells_are_the_exact_distribution_pooled():
-    llm = LLM(ToyTarget(vocab=5, sharpness=1.5))
+    llm = LLM(ToyTarget(vocab=5, sharpness=1.5), draft_tokens=4)
     params = SamplingParams(temperature=1.0)
     made = cells(llm, [1, 2], params, 300)
     assert sum(made.mass.values()) == pytest.approx(1)
@@ -277,7 +277,7 @@ def test_cells_are_the_exact_distribution_pooled():
 
 
 def test_ends_of_texts_and_filtered_tokens_are_handled():
-    llm = LLM(ToyTarget(vocab=5, sharpness=1.0, eos_ids=(0,)))
+    llm = LLM(ToyTarget(vocab=5, sharpness=1.0, eos_ids=(0,)), draft_tokens=4)
     params = SamplingParams(temperature=1.0, top_k=3)
     made = cells(llm, [1, 2], params, 100_000)
     assert made.of([0]) == (0,) or 0 in made.forbidden[()]
@@ -289,7 +289,7 @@ def test_ends_of_texts_and_filtered_tokens_are_handled():
 
 
 def test_a_token_at_a_filters_edge_is_not_forbidden():
-    llm = LLM(ToyTarget(vocab=5, sharpness=1.0))
+    llm = LLM(ToyTarget(vocab=5, sharpness=1.0), draft_tokens=4)
     params = SamplingParams(temperature=1.0, top_k=3)
     strict, loose = (cells(llm, [1, 2], params, 1000, noise=noise) for noise in (1e-9, 1e3))
     assert len(strict.forbidden[()]) == 2

@@ -134,9 +134,13 @@ def test_a_folder_without_a_tokenizer_takes_token_ids(tiny, tmp_path):
     clone(tiny.target, tmp_path / "bare")
     for path in (tmp_path / "bare").glob("*token*"):
         path.unlink()
-    llm = LLM(tmp_path / "bare", "ngram", executor="torch")
+    llm = LLM(tmp_path / "bare", "ngram", executor="torch", draft_tokens=4)
     assert llm.tokenizer is None
-    wanted = LLM(tiny.target, executor="torch").generate([[5, 6, 7]], SamplingParams(max_tokens=5))[0].token_ids
+    wanted = (
+        LLM(tiny.target, executor="torch", draft_tokens=4)
+        .generate([[5, 6, 7]], SamplingParams(max_tokens=5))[0]
+        .token_ids
+    )
     done = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=5))[0]
     assert (done.token_ids, done.text) == (wanted, "")
     assert list(llm.stream([5, 6, 7], SamplingParams(max_tokens=5)))[-1].completion.token_ids == wanted
@@ -146,7 +150,7 @@ def test_a_folder_without_a_tokenizer_takes_token_ids(tiny, tmp_path):
         llm.chat("text")
     (tmp_path / "bare" / "tokenizer.json").write_text("{")  # one that is there and broken is an error
     with pytest.raises(LoadError):
-        LLM(tmp_path / "bare", executor="torch")
+        LLM(tmp_path / "bare", executor="torch", draft_tokens=4)
 
 
 # --- tokenizers that fall back to bytes ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from tests.server.hosting import Host, hosted
 
 @pytest.fixture(scope="session")
 def pair() -> LLM:
-    return LLM("embedded", draft="embedded", max_batch=8)
+    return LLM("embedded", draft="embedded", max_batch=8, draft_tokens=4)
 
 
 @pytest.fixture(scope="session")

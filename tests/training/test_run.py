@@ -252,7 +252,7 @@ def test_the_targets_own_text_is_regenerated_in_shards_that_resume(
     from slipstream.training import regenerate as module
     from slipstream.training.packing import Stream
 
-    llm = LLM(Decoder.load(tiny_target, "torch", threads=1), max_batch=16)
+    llm = LLM(Decoder.load(tiny_target, "torch", threads=1), max_batch=16, draft_tokens=4)
     source = Stream.open(tiny_data, whole=False)
     config = module.RegenerateConfig(tokens=200, new_tokens=10, prompt_tokens=(4, 12), shard=8, seed=3)
     whole = Stream.open(module.regenerate(llm, [source], tmp_path / "a", config, 48), whole=True)

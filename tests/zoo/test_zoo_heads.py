@@ -16,7 +16,7 @@ EAGLE3 = {1: 1.895, 3: 3.429, 5: 4.645}
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("embedded", draft="eagle3", threads=1)
+    return LLM("embedded", draft="eagle3", threads=1, draft_tokens=4)
 
 
 def prompts(llm: LLM) -> list[list[int]]:

@@ -40,7 +40,9 @@ class NativeBackend:
         from slipstream.backends.native.native_executor import NativeExecutor
 
         chosen = quantisation(settings.quantize, settings.role)
-        return NativeExecutor(config, weights, chosen, settings.threads, settings.dtype, settings.kv_dtype)
+        return NativeExecutor(
+            config, weights, chosen, settings.threads, settings.dtype, settings.kv_dtype, settings.kv_blocks
+        )
 
     def eagle(self, head: EagleHead, host: HeadHost, settings: RunSettings) -> EagleRuntime:
         from slipstream.backends.native.native_eagle import NativeEagle

@@ -39,7 +39,7 @@ class TorchBackend:
         self.check(settings)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        return TorchExecutor(config, weights, settings.device, settings.quantize)
+        return TorchExecutor(config, weights, settings.device, settings.quantize, settings.kv_blocks)
 
     def eagle(self, head: EagleHead, host: HeadHost, settings: RunSettings) -> EagleRuntime:
         _refuse_quantize(settings.quantize)

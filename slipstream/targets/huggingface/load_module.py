@@ -22,7 +22,7 @@ def from_path(source: str | Path, settings: Mapping[str, Any], trust_remote_code
 
     Raises the family of LoadError, and ParameterError for settings that transformers does not have.
     """
-    _refuse(settings, ("quantize", "kv_dtype"))
+    _refuse(settings, ("quantize", "kv_dtype", "kv_tokens"))
     resolved = resolve_settings("torch", settings["dtype"], settings["device"], None, settings["threads"])
     if resolved.threads is not None:
         torch.set_num_threads(resolved.threads)
@@ -39,7 +39,7 @@ def from_path(source: str | Path, settings: Mapping[str, Any], trust_remote_code
 
 def with_settings(module: torch.nn.Module, settings: Mapping[str, Any]) -> Target:
     """A target around a model in memory. Raises ParameterError for settings that would change it."""
-    _refuse(settings, ("quantize", "kv_dtype"))
+    _refuse(settings, ("quantize", "kv_dtype", "kv_tokens"))
     dtype, own = settings["dtype"], next(p.dtype for p in module.parameters() if p.is_floating_point())
     wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     if wanted not in (None, own):

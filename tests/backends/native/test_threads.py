@@ -240,7 +240,7 @@ def llm(shape: str, draft: Any = None, **options: Any) -> LLM:
     target = Decoder(executor(shape, threads=2), chunk=16)
     if draft == "model":
         draft = Decoder(executor("window", threads=2))
-    return LLM(target, draft, **options)
+    return LLM(target, draft, **{"draft_tokens": 4} | options)
 
 
 @pytest.mark.parametrize("draft", [None, "ngram", "model"])
@@ -281,7 +281,7 @@ from slipstream import LLM, SamplingParams
 from slipstream.targets.decoder import Decoder
 from tests.backends.native.models import executor, ids
 
-model = LLM(Decoder(executor(threads=2)), "ngram")
+model = LLM(Decoder(executor(threads=2)), "ngram", draft_tokens=4)
 params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
 want = model.generate([ids(40)], params)[0].token_ids
 for _ in range(2):
@@ -313,7 +313,7 @@ from tests.backends.native.models import executor, ids, config, weights
 from slipstream.backends.torch.torch_executor import TorchExecutor
 
 executors = executor(threads=2), TorchExecutor(config(), weights(config()))
-models = [LLM(Decoder(each, chunk=16), "ngram") for each in executors]
+models = [LLM(Decoder(each, chunk=16), "ngram", draft_tokens=4) for each in executors]
 params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
 want = [model.generate([ids(40)], params)[0].token_ids for model in models]
 stop = False

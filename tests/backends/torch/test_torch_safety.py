@@ -88,11 +88,13 @@ def test_a_draft_of_fewer_ids_than_its_target_is_refused_or_harmless(tiny: Tiny,
     make_model(tmp_path / "draft", vocab_size=300)
     params = SamplingParams(max_tokens=16, ignore_eos=True)
     prompt = [*range(300, 320), 5, 6]
-    wanted = LLM(tiny.target, executor="torch").generate([prompt], params)[0].token_ids
-    draft = LLM(tmp_path / "draft", executor="torch").target
+    wanted = LLM(tiny.target, executor="torch", draft_tokens=4).generate([prompt], params)[0].token_ids
+    draft = LLM(tmp_path / "draft", executor="torch", draft_tokens=4).target
     for options in ({}, {"tree": "topk"}):
-        found = LLM(tiny.target, draft, executor="torch", draft_options=options).generate([prompt], params)[0]
+        found = LLM(tiny.target, draft, executor="torch", draft_options=options, draft_tokens=4).generate(
+            [prompt], params
+        )[0]
         assert found.token_ids == wanted
         assert found.stats.drafter_faults
     with pytest.raises(PairError):
-        LLM(tiny.target, tmp_path / "draft", executor="torch")
+        LLM(tiny.target, tmp_path / "draft", executor="torch", draft_tokens=4)

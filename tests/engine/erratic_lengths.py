@@ -1,0 +1,30 @@
+"""Draft lengths that change, and rest, at random: what `DraftLengths` may do, far more often."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Seq
+
+from slipstream.engine.draft_lengths import DraftLengths, Step
+
+
+class ErraticLengths(DraftLengths):
+    """seed: of the choices. They depend on nothing else, so sampled texts keep their distribution."""
+
+    def __init__(self, seed: int, most: int = 4):
+        super().__init__(most)
+        self._draw = random.Random(seed)
+        self.rests = self.plain_steps = self.drafting_steps = 0
+
+    def choose(self, ids: Seq[int], limits: Seq[int]) -> list[int]:
+        if self.resting:
+            return [0] * len(ids)
+        most = self._draw.choice((0, self.most, self.most))
+        return [min(limit, self._draw.randint(0, most)) for limit in limits]
+
+    def learn(self, step: Step) -> None:
+        self.plain_steps += not any(step.lengths)
+        self.drafting_steps += any(step.lengths)
+        if self._draw.random() < (0.5 if self.resting else 0.15):
+            self.resting = not self.resting
+            self.rests += self.resting

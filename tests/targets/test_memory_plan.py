@@ -1,0 +1,68 @@
+"""`MemoryPlan`: bytes before loading are those after loading, and what cannot fit is refused early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream import LLM
+from slipstream.errors import LoadError, ParameterError
+from slipstream.targets import memory_plan
+from slipstream.targets.decoder import Decoder
+from slipstream.targets.memory_plan import MemoryPlan, available_bytes, plan
+from tests.checkpoints import Tiny
+
+CPU = {"executor": "torch", "device": "cpu", "dtype": "float64"}
+
+
+def test_the_bytes_before_loading_are_those_after_loading(tiny: Tiny) -> None:
+    seen = plan(tiny.target, tiny.draft, CPU, CPU, 320)
+    target, draft = (Decoder.load(folder, **CPU, kv_tokens=320) for folder in (tiny.target, tiny.draft))
+    for model, bytes_ in ((target, seen.weights), (draft, seen.draft)):
+        assert bytes_ == pytest.approx(model.executor.memory()["weights"], rel=0.05)
+    assert seen.kv == 320 * seen.per_token
+    assert seen.headroom == seen.available - seen.weights - seen.draft - seen.kv
+
+
+def test_quantised_weights_and_halved_caches_count_less(tiny: Tiny) -> None:
+    def of(**load: Any) -> MemoryPlan:
+        return plan(tiny.target, None, {"executor": "native", "device": "cpu"} | load, {}, 64)
+
+    assert of().draft == 0
+    assert of(kv_dtype="float16").per_token * 2 == of().per_token
+    assert of(quantize="w8a16").weights < of().weights
+
+
+@pytest.mark.parametrize("quantize", [None, "w8a8"])
+def test_the_largest_cache_leaves_a_tenth_free(quantize: str | None) -> None:
+    made = MemoryPlan(weights=400, draft=100, per_token=1, kv_tokens=0, available=1000)
+    assert made.most_tokens == 384  # (900 - 500) in blocks of 32
+    assert MemoryPlan(950, 0, 1, 0, 1000).most_tokens == 0
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_read(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_plan, "available_bytes", lambda device: 2**20)
+    monkeypatch.setattr(Decoder, "load", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(LoadError, match=r"a KV cache for 100000 tokens.*more than the 1 MB of memory that are free"):
+        LLM(tiny.target, tiny.draft, **CPU, kv_tokens=100_000)
+
+
+@pytest.mark.parametrize("wrong", [0, 31, -1, 1.5, "many"])
+def test_a_size_that_holds_no_block_is_refused(tiny: Tiny, wrong: Any) -> None:
+    with pytest.raises((ParameterError, LoadError), match="kv_tokens"):
+        LLM(tiny.target, **CPU, kv_tokens=wrong)
+
+
+@pytest.mark.parametrize("executor", ["native", "torch"])
+def test_every_backend_has_the_size_that_was_asked_for(executor: str, tmp_path: Path) -> None:
+    llm = LLM("embedded", "embedded", executor=executor, device="cpu", threads=1, kv_tokens=100)
+    memory = llm.target.capabilities.memory
+    assert memory is not None
+    assert (memory.block, memory.capacity) == (32, 4)
+
+
+def test_memory_that_is_free_is_known() -> None:
+    assert 2**20 < available_bytes(torch.device("cpu")) < 2**50
