@@ -23,7 +23,7 @@ SENT = 1.0
 def bound(host: str, port: int) -> socket.socket:
     """A socket that nobody else has. Raises ParameterError if the address is in use or is none of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, so that asyncio sets TCP_NODELAY
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((host, port))
