@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from slipstream.cli import render
+from slipstream.cli.bench_served import ServedOptions, bench_served, check_no_server
 from slipstream.cli.contenders import LabModels, values_of
 from slipstream.cli.early import check_contenders
 from slipstream.cli.loading import load, on
@@ -49,6 +50,7 @@ def bench(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
+    served: ServedOptions,
     files: OutputOptions,
     compare: Annotated[
         tuple[str, str] | None, typer.Option(metavar="A B", help="Compare two result files instead of measuring.")
@@ -57,9 +59,18 @@ def bench(
     """Compare drafters with plain decoding in one interleaved run on the same prompts.
 
     Exit code 1 if a greedy text differs from plain decoding by more than rounding can explain.
+
+    With --serve, load OpenAI-compatible servers instead: throughput, time to the first text, time per token and gaps,
+    each with percentiles, for every --concurrency and --rate. API key: OPENAI_API_KEY.
     """
     if compare is not None:
         return show_comparison(*compare, files.as_json)
+    if served.serve:
+        if batch != "1" or context is not None:
+            raise ParameterError("--batch and --context have no meaning with --serve", fix="give --concurrency instead")
+        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "ignore_eos": ignore_eos}
+        return bench_served(served, models, texts, tokens, rounds, seconds, sampling, seed, files)
+    check_no_server(served)
     contenders = models.contenders(adaptive=True)
     if not contenders:
         raise ParameterError("there is no drafter to measure", fix="name one: --drafter ngram")

@@ -19,7 +19,7 @@ from slipstream.lab.contender import Contender
 from slipstream.lab.measure import FEWEST_PASSES, Arm, Run, line_up, load_weights_once, passes, race
 from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import OtherProcesses, drafts, provenance
-from slipstream.lab.results import Result, recording
+from slipstream.lab.results import Result, kept, recording
 from slipstream.lab.tables import counted
 from slipstream.settings import AUTO
 
@@ -150,21 +150,6 @@ def bench(
         runs += lines(llm, contenders, prompts, config)
         race(runs, config.rounds, advance, config.seconds, save, config.seed)
     return result
-
-
-class kept:
-    """Attaches the unfinished result to the exception that interrupts the measurement, so that it can still be shown,
-    if `data[what]` is not empty."""
-
-    def __init__(self, result: Result, what: str = "arms"):
-        self.result, self.what = result, what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, fault: BaseException | None, trace: Any) -> None:
-        if fault is not None and self.result.data.get(self.what):
-            fault.result = self.result  # type: ignore[attr-defined]
 
 
 def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:

@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.params import SamplingParams, Strict, check_integer
 from slipstream.core.theory import geometric_rates
-from slipstream.lab.benchmark import QUIET, Contender, figures, kept, warnings
+from slipstream.lab.benchmark import QUIET, Contender, figures, warnings
 from slipstream.lab.diagnosis_measured import ROWS, CountingArm, Measured, measured, target_costs
 from slipstream.lab.measure import Arm, Run, line_up, load_weights_once, passes, race
 from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import OtherProcesses, provenance
-from slipstream.lab.results import Result, recording
+from slipstream.lab.results import Result, kept, recording
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM

@@ -1,4 +1,4 @@
-"""A client of an OpenAI-compatible server, as far as `verify` needs one: completions of text prompts with logprobs."""
+"""An OpenAI-compatible server: where it is, and completions of text prompts with logprobs, as `verify` needs them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slipstream.errors import ParameterError, ServedError
@@ -53,12 +53,25 @@ class Endpoint:
 
     def resolved(self) -> Endpoint:
         """The same with the name of its model."""
-        if self.model:
-            return self
-        listed = self._call("/models", None).get("data") or []
-        if not listed:
-            raise ServedError(f"{self.base_url} lists no model", fix="name it with --served-model")
-        return Endpoint(self.base_url, listed[0]["id"], self.key, self.timeout)
+        return self if self.model else replace(self, model=self.described()["id"])
+
+    def described(self) -> dict[str, Any]:
+        """What the server says of its model."""
+        found = self._call("/models", None)
+        listed = (found.get("data") if isinstance(found, dict) else None) or []
+        own = [each for each in listed if self.model in ("", each.get("id"))]
+        if not own:
+            raise ServedError(
+                f"{self.base_url} lists no model" + f" named {self.model}" * bool(self.model),
+                fix="name one with --served-model",
+            )
+        return dict(own[0])
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of every request: the API key."""
+        key = self.key or os.environ.get("OPENAI_API_KEY", "")
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     def complete(
         self,
@@ -89,11 +102,10 @@ class Endpoint:
             ) from fault
 
     def _call(self, path: str, body: dict[str, Any] | None) -> Any:
-        key = self.key or os.environ.get("OPENAI_API_KEY", "")
         request = urllib.request.Request(
             self.base_url.rstrip("/") + path,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+            headers={"Content-Type": "application/json"} | self.headers,
         )
         try:
             with urllib.request.urlopen(request, timeout=self.timeout) as answer:

@@ -21,11 +21,11 @@ from slipstream.core.cost_curve import CostCurve
 from slipstream.core.stats import SpecStats
 from slipstream.core.theory import predict
 from slipstream.errors import ParameterError
-from slipstream.lab.benchmark import BenchConfig, Contender, checkpoints, kept, text_verdict, warnings
+from slipstream.lab.benchmark import BenchConfig, Contender, checkpoints, text_verdict, warnings
 from slipstream.lab.measure import Arm, Run, line_up, load_weights_once, passes, race
 from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import OtherProcesses, provenance
-from slipstream.lab.results import Result, recording
+from slipstream.lab.results import Result, kept, recording
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM

@@ -13,6 +13,7 @@ from slipstream.lab.tables import Section
 
 SECTIONS: dict[str, str] = {
     "bench": "slipstream.lab.report_bench",
+    "bench-served": "slipstream.lab.report_load",
     "sweep": "slipstream.lab.report_sweep",
     "trace": "slipstream.lab.report_trace",
     "verify": "slipstream.lab.report_verify",

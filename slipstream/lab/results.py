@@ -180,6 +180,21 @@ def recording(
     save()
 
 
+class kept:
+    """Attaches the unfinished result to the exception that interrupts the measurement, so that it can still be shown,
+    if `data[what]` is not empty."""
+
+    def __init__(self, result: Result, what: str = "arms"):
+        self.result, self.what = result, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, fault: BaseException | None, trace: Any) -> None:
+        if fault is not None and self.result.data.get(self.what):
+            fault.result = self.result  # type: ignore[attr-defined]
+
+
 def _plain(value: Any) -> Any:
     """JSON has no NaN and no infinity; keys of objects are strings."""
     if isinstance(value, float):

@@ -48,7 +48,7 @@ class Column:
         if isinstance(cell, str):
             return cell
         if isinstance(cell, Mapping):
-            return interval(cell)
+            return interval(cell) if self.unit == "x" else spread(cell, FORMATS[self.unit], self.digits)
         return FORMATS[self.unit](cell, self.digits)
 
 
@@ -129,6 +129,12 @@ def times(factor: float) -> str:
 def interval(e: Mapping[str, float]) -> str:
     """A factor with its 95 % interval: "1.61x (1.42-1.80)"."""
     return f"{times(e['value'])} ({_factor(e['low'])}-{_factor(e['high'])})"
+
+
+def spread(e: Mapping[str, float], written: Callable[[float, int], str], digits: int) -> str:
+    """A value with its 95 % interval: "833 (812-851)"."""
+    value, low, high = (written(e[name], digits) for name in ("value", "low", "high"))
+    return f"{value} ({low}-{high})"
 
 
 def _factor(factor: float) -> str:

@@ -24,9 +24,9 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.core.warp import distributions
 from slipstream.drafters.hybrid import Lookup
-from slipstream.lab.benchmark import Contender, checkpoints, kept
+from slipstream.lab.benchmark import Contender, checkpoints
 from slipstream.lab.provenance import provenance
-from slipstream.lab.results import Result, recording
+from slipstream.lab.results import Result, kept, recording
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
 from slipstream.drafters.choice import embedded_role
-from slipstream.lab.benchmark import Contender, figures, kept, warnings
+from slipstream.lab.benchmark import Contender, figures, warnings
 from slipstream.lab.configs import Choice, others, slipstream
 from slipstream.lab.diagnosis_measured import CountingArm, Measured, measured, target_costs
 from slipstream.lab.measure import FEWEST_PASSES, Arm, Run, line_up, load_weights_once, passes, race, recreated_per_pass
 from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import OtherProcesses, provenance
-from slipstream.lab.results import Result, recording
+from slipstream.lab.results import Result, kept, recording
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:

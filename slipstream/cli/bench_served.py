@@ -1,0 +1,130 @@
+"""`slipstream bench --serve URL`: load on OpenAI-compatible servers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+import typer
+
+from slipstream.cli import render
+from slipstream.cli.contenders import LabModels, values_of
+from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished
+from slipstream.errors import ParameterError
+
+_PANEL = "Servers"
+
+
+@dataclass(frozen=True)
+class ServedOptions:
+    """Servers and the load on them."""
+
+    serve: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Load this server, as in http://localhost:8000/v1; repeatable: others are compared with the first.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            help="Requests in flight, one or several, as in 1,16.", rich_help_panel=_PANEL, show_default="1,4,16"
+        ),
+    ] = None
+    rate: Annotated[
+        str | None,
+        typer.Option(help="Requests a second, arriving at random (Poisson), one or several.", rich_help_panel=_PANEL),
+    ] = None
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Requests of a pass.",
+            rich_help_panel=_PANEL,
+            show_default="16, or twice as many as are in flight",
+        ),
+    ] = None
+    warm_up: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Requests before the first pass, which do not count.",
+            rich_help_panel=_PANEL,
+            show_default="as many as are in flight",
+        ),
+    ] = None
+    timeout: Annotated[float, typer.Option(help="Seconds that a request may take.", rich_help_panel=_PANEL)] = 300.0
+    served_model: Annotated[
+        str, typer.Option(help="Model name at the servers.", rich_help_panel=_PANEL, show_default="the first listed")
+    ] = ""
+    distinct: Annotated[
+        bool,
+        typer.Option(
+            "--distinct", help="Begin each prompt with a line of its own: no prefix cache has it.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False  # fmt: skip
+
+
+def short(url: str) -> str:
+    """http://localhost:8000/v1 -> localhost:8000"""
+    return re.sub(r"^https?://|(/v1)?/*$", "", url)
+
+
+def check_no_server(served: ServedOptions) -> None:
+    """Raise ParameterError for options of servers where no server is loaded."""
+    changed = [each.name for each in fields(served) if getattr(served, each.name) != each.default]
+    if changed:
+        raise ParameterError(f"{', '.join(changed)} is given without a server", fix="name one: --serve URL")
+
+
+def bench_served(
+    served: ServedOptions,
+    models: LabModels,
+    texts: PromptOptions,
+    tokens: int,
+    rounds: int,
+    seconds: float,
+    sampling: Mapping[str, Any],
+    seed: int,
+    files: OutputOptions,
+) -> None:
+    """Measure and print. sampling: of the command line; no value of it that changes nothing is sent."""
+    changed = [option.name for option in fields(models) if getattr(models, option.name) != option.default]
+    if changed:
+        raise ParameterError(
+            f"{', '.join(changed)} would be ignored: a server brings its own settings", fix="leave these out"
+        )
+    temperatures = values_of("--temperature", sampling["temperature"], float)
+    if len(temperatures) > 1:
+        raise ParameterError("a load has one temperature", fix="run the command for each")
+    from slipstream.lab.endpoint import Endpoint
+    from slipstream.lab.load import Load, LoadArm, LoadConfig, load_test, requests_of
+    from slipstream.lab.load_prompts import LoadPrompts
+
+    own = {"requests": served.requests, "warm_up": served.warm_up}
+    at_once = served.concurrency or (None if served.rate else "1,4,16")
+    loads = [Load.of(concurrency=n, **own) for n in values_of("--concurrency", at_once, int)] if at_once else []
+    loads += [Load.of(rate=r, **own) for r in values_of("--rate", served.rate, float)] if served.rate else []
+    entries = texts.check()
+    files.check()
+    config = LoadConfig(rounds=rounds, seconds=seconds, timeout=served.timeout, seed=seed)
+    asked = LoadPrompts(
+        entries, tokens, {**sampling, "temperature": temperatures[0]}, seed, texts.template, served.distinct
+    )
+    places = [Endpoint(url, served.served_model) for url in dict.fromkeys(served.serve or ())]
+    arms: list[LoadArm] = []
+    for load in loads:
+        base: LoadArm | None = None
+        for place in places:
+            arms.append(LoadArm(short(place.base_url), place, load, asked.request, base))
+            base = base or arms[-1]
+    render.line(f"bench: {render.counted(len(entries), 'prompt')} of {texts.prompts}, {', '.join(served.serve or ())}")
+    with render.progress("asking", requests_of(arms, config)) as advance:
+        result, code = unfinished(lambda: load_test(arms, config, asked.settings, files.out, advance))
+    finish(result, files)
+    raise typer.Exit(code)

@@ -1,0 +1,112 @@
+"""`slipstream bench --serve`: load on a server of our own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from slipstream import LLM
+from slipstream.lab.report_load import section
+from slipstream.lab.results import read
+from tests.checkpoints import Tiny
+from tests.server.hosting import Host, hosted
+
+QUICK = ["-n", "6", "--rounds", "2", "--requests", "4", "--warm-up", "1"]
+KEY = "a-key"
+
+
+@pytest.fixture(scope="module")
+def host(tiny: Tiny) -> Iterator[Host]:
+    llm = LLM(str(tiny.target), draft=str(tiny.draft), draft_tokens=3, max_batch=4, executor="torch", device="cpu")
+    with hosted(llm, keys=(KEY,)) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+
+def test_tables_for_people(cli, host, texts, tmp_path):
+    out, page = tmp_path / "r.json", tmp_path / "r.html"
+    given = ["--concurrency", "1,2", "--rate", "50", "--ignore-eos", "--out", out, "--page", page]
+    result = cli("bench", texts, "--serve", f"{host.url}/v1", *QUICK, *given)
+    assert result.code == 0, result.err
+    said = " ".join(result.out.split())
+    for part in ("Throughput", "tok/s (95%)", "accept tau", "1 at once", "2 at once", "50 a second", "Latency",
+                 "first text", "next token", "gap", "whole", "p50, ms p95, ms p99, ms", "2 interleaved passes",
+                 "output tokens a second"):  # fmt: skip
+        assert part in said
+    assert max(map(len, result.out.splitlines())) <= 80
+    assert "fewer than 3 passes" in result.said
+    found = read(out, "bench-served")
+    assert [arm["load"] for arm in found.data["arms"]] == ["1 at once", "2 at once", "50 a second"]
+    for arm in found.data["arms"]:
+        assert (arm["answered"], arm["errors"], arm["output_tokens"]) == (8, {}, 48)
+        assert arm["prompt_tokens"] > 0
+        assert arm["counted"]
+        assert 0 < arm["first"]["p50"] <= arm["whole"]["p50"]
+        assert 0 <= arm["acceptance_rate"] <= 1
+        assert 1 <= arm["mean_acceptance_length"] <= 4
+    (server,) = found.provenance["servers"]
+    assert (server["model"]["drafter"], server["model"]["draft_tokens"]) == ("model", 3)
+    assert {"date", "command", "machine", "versions"} <= found.provenance.keys()
+    assert KEY not in out.read_text()
+    assert "Throughput by load" in page.read_text()
+
+
+def test_several_servers_are_compared_with_the_first(cli, host, texts):
+    places = ["--serve", f"{host.url}/v1", "--serve", host.url.replace("127.0.0.1", "localhost") + "/v1"]
+    result = cli("bench", texts, *places, *QUICK, "--concurrency", "2", "--temperature", "0.7", "--json")
+    assert result.code == 0, result.err
+    first, second = json.loads(result.out)["data"]["arms"]
+    assert (first["ratio"], first["against"], second["against"]) == (None, None, 0)
+    assert second["ratio"]["low"] <= second["ratio"]["value"] <= second["ratio"]["high"]
+
+
+def test_requests_for_an_answer_go_to_chats_and_text_to_completions(cli, host, texts, monkeypatch):
+    seen = []
+    from slipstream.lab.load_client import LoadClient
+
+    ask = LoadClient.ask
+
+    async def noted(self, request, scheduled):
+        seen.append(request)
+        return await ask(self, request, scheduled)
+
+    monkeypatch.setattr(LoadClient, "ask", noted)
+    given = ["--concurrency", "1", "--distinct", "--top-p", "0.9", "--temperature", "1"]
+    assert cli("bench", texts, "--serve", f"{host.url}/v1", *QUICK, *given).code == 0
+    assert {each.path for each in seen} == {"/completions"}
+    assert len({each.body["prompt"] for each in seen}) == len(seen) == 9
+    assert len({each.body["seed"] for each in seen}) == 9
+    assert seen[0].body.keys() == {"prompt", "max_tokens", "temperature", "top_p", "seed"}
+
+
+def test_bad_input_is_refused_before_anything_is_sent(cli, host, texts, monkeypatch):
+    url = ["--serve", f"{host.url}/v1"]
+    for given, said in (
+        ([*url, "--drafter", "ngram"], "drafter would be ignored: a server brings its own settings"),
+        ([*url, "--batch", "4"], "--batch and --context have no meaning with --serve"),
+        ([*url, "--temperature", "0,1"], "a load has one temperature"),
+        ([*url, "--concurrency", "0"], "concurrency is 0"),
+        (["--concurrency", "4"], "concurrency is given without a server"),
+        (["--serve", "localhost:8000"], "must begin with http:// or https://"),
+        (["--serve", "http://127.0.0.1:9/v1"], "cannot be reached"),
+        ([*url, "--served-model", "other"], "lists no model named other"),
+    ):
+        result = cli("bench", texts, *given)
+        assert result.code == 2, given
+        assert said in result.said
+    monkeypatch.setenv("OPENAI_API_KEY", "wrong")
+    result = cli("bench", texts, *url)
+    assert (result.code, "answered 401" in result.said) == (2, True)
+
+
+def test_a_report_without_passes_says_so(cli, host, texts, tmp_path):
+    assert cli("bench", texts, "--serve", f"{host.url}/v1", *QUICK, "--out", tmp_path / "r.json").code == 0
+    found = read(tmp_path / "r.json")
+    found.data["arms"] = []
+    assert section(found).lead == "Nothing was measured before the run ended."
