@@ -1,9 +1,10 @@
-# Included by the Makefile. BENCH, DRAFTERS, SIDE_BY_SIDE and BACKEND pass options on, as in `make bench BENCH="--rounds 3"`.
+# Included by the Makefile. BENCH, DRAFTERS, SIDE_BY_SIDE, BACKEND and SERVE pass options on, as in
+# `make bench BENCH="--rounds 3"`.
 GENAI := .venv-peers
 LLAMACPP := .venv-peer-llamacpp
 VLLM := .venv-peer-vllm
 
-.PHONY: bench bench-drafters bench-backend side-by-side peers peer-genai peer-llamacpp peer-vllm
+.PHONY: bench bench-drafters bench-backend bench-serve side-by-side peers peer-genai peer-llamacpp peer-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
@@ -13,6 +14,9 @@ bench-drafters: $(READY)
 
 bench-backend: $(READY)
 	$(BIN)/python -m benchmarks.backend $(BACKEND)
+
+bench-serve: $(READY)
+	$(BIN)/python -m benchmarks.serve $(SERVE)
 
 side-by-side: $(READY)
 	$(BIN)/python -m benchmarks.peers $(SIDE_BY_SIDE)

@@ -1,7 +1,9 @@
 """A Llama checkpoint in Hugging Face layout as a GGUF file of float32, for llama.cpp.
 
 Only what decoding of token ids needs: the vocabulary has a size and no texts (tokenizer model "none"), because ids go
-in and come out. Metadata and tensor names follow `conversion/llama.py` of llama.cpp.
+in and come out; or, for a server, the texts and merges of a byte-level BPE too. llama.cpp splits texts into words by
+GPT-2's rule then, not by the checkpoint's, so a prompt may have other tokens. Metadata and tensor names follow
+`conversion/llama.py` of llama.cpp.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ def paired(weight: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
 
 
-def convert(checkpoint: str | Path, file: str | Path) -> None:
-    """Write the checkpoint's weights, unchanged in value, to `file`.
+def convert(checkpoint: str | Path, file: str | Path, texts: bool = False) -> None:
+    """Write the checkpoint's weights, unchanged in value, to `file`. texts: with its tokenizer.
 
     Raises:
         ValueError: for a checkpoint that is no plain Llama: another type, biases, scaled rotary embeddings.
@@ -58,7 +60,10 @@ def convert(checkpoint: str | Path, file: str | Path) -> None:
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
+    if texts:
+        _add_tokenizer(writer, folder, config["eos_token_id"])
+    else:
+        writer.add_tokenizer_model("none")
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
     for name, weight in _weights(folder).items():
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
@@ -75,6 +80,21 @@ def convert(checkpoint: str | Path, file: str | Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, end: int) -> None:
+    """The byte-level BPE of tokenizer.json. end: id of the end-of-text token."""
+    found: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = found["model"]["vocab"] | {each["content"]: each["id"] for each in found["added_tokens"]}
+    special = {each["id"] for each in found["added_tokens"]}
+    kinds = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(sorted(vocabulary, key=lambda text: vocabulary[text]))
+    writer.add_token_types([kinds[i in special] for i in range(len(vocabulary))])
+    writer.add_token_merges([" ".join(pair) for pair in found["model"]["merges"]])
+    writer.add_eos_token_id(end)
+    writer.add_add_bos_token(False)
 
 
 def _weights(folder: Path) -> dict[str, np.ndarray]:

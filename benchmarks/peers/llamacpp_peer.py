@@ -46,19 +46,20 @@ class Continuation(LlamaDraftModel):
         self.model.reset()
 
 
-def quantized(checkpoint: str, kind: str) -> Path:
-    """The checkpoint as a GGUF file of that kind, made once for each content of its weights."""
-    file = FILES / f"{fingerprint(checkpoint)}-{kind}.gguf"
+def quantized(checkpoint: str, kind: str, texts: bool = False) -> Path:
+    """The checkpoint as a GGUF file of that kind, made once for each content of its weights. texts: with its
+    tokenizer."""
+    file = FILES / f"{fingerprint(checkpoint)}-{kind}{'-text' * texts}.gguf"
     if file.exists():
         return file
     FILES.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")  # an interrupted run leaves no incomplete model
     if kind == "F32":
-        convert(checkpoint, part)
+        convert(checkpoint, part, texts)
     else:
         params = llama_cpp.llama_model_quantize_default_params()
         params.ftype, params.nthread = KINDS[kind], THREADS
-        source = quantized(checkpoint, "F32")
+        source = quantized(checkpoint, "F32", texts)
         if llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(part), params):
             raise RuntimeError(f"llama.cpp could not quantise {source.name} to {kind}")
     part.replace(file)

@@ -36,13 +36,18 @@ def _engine(name: str, draft_tokens: int) -> LLM:
     if name not in models or models[name].draft_tokens != draft_tokens:
         models.pop(name, None)
         llm = LLM(**loaded[name], draft_tokens=draft_tokens, dtype="float32", threads=THREADS)
-        drafter = getattr(llm.drafter, "drafter", llm.drafter)  # within its guard
-        parts: list[Any] = [llm.target, getattr(drafter, "model", None)]
-        for model in parts:
-            if hasattr(model, "executor"):
-                _clock(model.executor)
+        clock_executors(llm)
         models[name] = llm
     return models[name]
+
+
+def clock_executors(llm: LLM) -> None:
+    """Count the seconds that the executors of target and draft model spend in their passes, in `forwards`."""
+    drafter = getattr(llm.drafter, "drafter", llm.drafter)  # within its guard
+    parts: list[Any] = [llm.target, getattr(drafter, "model", None)]
+    for model in parts:
+        if hasattr(model, "executor"):
+            _clock(model.executor)
 
 
 def _clock(executor: Executor) -> None:

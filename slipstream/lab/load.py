@@ -24,7 +24,7 @@ from slipstream.lab.endpoint import Endpoint
 from slipstream.lab.estimates import FEWEST_PASSES
 from slipstream.lab.load_client import LoadClient, Request, Timed, read
 from slipstream.lab.load_figures import Pass, arm_data, warnings
-from slipstream.lab.provenance import OtherProcesses, conditions
+from slipstream.lab.provenance import conditions
 from slipstream.lab.results import Result, kept, recording
 
 if TYPE_CHECKING:
@@ -143,11 +143,9 @@ def load_test(
     servers = [{"url": place.base_url, "model": about} for place, about in known.items()]
     result = Result("bench-served", {**asdict(config), **(settings or {})}, conditions(config.seed, servers=servers))
     runs = [LoadRun(arm) for arm in arms]
-    neighbours = OtherProcesses()
 
     def collect() -> dict[str, Any]:
         ready = [run for run in runs if run.passes and _run_of(runs, run.arm.against or run.arm).passes]
-        result.provenance["neighbours"] = neighbours.share()
         data = [figures_of(run, ready) for run in ready]
         result.warnings = warnings(data)
         return {"arms": data}

@@ -1,0 +1,1 @@
+"""Serving speed over HTTP: `make bench-serve`."""

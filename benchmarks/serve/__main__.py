@@ -1,0 +1,120 @@
+"""`python -m benchmarks.serve`: the speed table of the server, measured over HTTP.
+
+The arms of a group interleave in one run. With --only, the other groups keep their earlier results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.protocol import ROOT, Worker
+from benchmarks.serve import probes
+from benchmarks.serve.figures import rows
+from benchmarks.serve.lineup import GROUPS, Group, fixed, texts_of_prompts
+from benchmarks.serve.report import markdown
+from benchmarks.serve.servers import running
+from slipstream.lab.endpoint import Endpoint
+from slipstream.lab.load import LoadArm, LoadConfig, load_test, requests_of
+from slipstream.lab.provenance import OtherProcesses, command_line, public
+
+HOST_ROUNDS, HOST_TOKENS = 5, 64
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=list(GROUPS), default=list(GROUPS), help="groups to measure")
+    parser.add_argument("--rounds", type=int, default=4, help="passes over the arms of a group")
+    parser.add_argument("--seconds", type=float, default=150, help="time limit of a group; three passes are run anyway")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
+    return parser.parse_args(words)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run, print, and write serve.json and serve.md. 1 if a figure is below its bar."""
+    options, console = arguments(words), Console(stderr=True)
+    file = options.out / "serve.json"
+    results = json.loads(file.read_text()) if file.exists() else {"runs": {}, "probes": {}, "skipped": {}}
+    for name in options.only:
+        measured(name, options, results, console)
+        made = rows(results["runs"], results["probes"], results["skipped"])
+        results["figures"] = [row.as_dict() for row in made]
+        file.write_text(json.dumps(results, indent=1) + "\n")
+        (options.out / "serve.md").write_text(markdown(results, made))
+    print((options.out / "serve.md").read_text())
+    return int(any(row.verdict == "missed" for row in made))
+
+
+def measured(name: str, options: argparse.Namespace, results: dict[str, Any], console: Console) -> None:
+    """Measure one group, and put what was found into the results."""
+    group, config = GROUPS[name], LoadConfig(rounds=options.rounds, seconds=options.seconds)
+    neighbours = OtherProcesses()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Progress(*columns, console=console, transient=True) as progress,
+    ):
+        task = progress.add_task(f"{name}: starting servers", total=None)
+        with running(group.servers(Path(folder))) as (places, skipped):
+            arms = running_arms(group, places, skipped)
+            progress.update(task, description=name, total=requests_of(arms, config))
+            found = load_test(arms, config, advance=lambda: progress.advance(task)).as_dict()
+            if name == "streams":
+                results["probes"] = probed(places)
+    for arm in found["data"]["arms"]:
+        for part in ("first", "next", "whole"):  # of single requests: too much for a file that is kept
+            del arm["cells"][part]
+    found["provenance"]["neighbours"] = neighbours.share()  # now that every server has been waited for
+    found["provenance"]["command"] = public(command_line(["python", "-m", "benchmarks.serve", *sys.argv[1:]]))
+    results["runs"][name] = found
+    results["skipped"] = {k: v for k, v in results["skipped"].items() if k not in places} | skipped
+
+
+def running_arms(group: Group, places: dict[str, Endpoint], skipped: dict[str, str]) -> list[LoadArm]:
+    """The arms of the servers that run, without comparisons with others. Raises SystemExit if there are none."""
+    absent = {name: Endpoint(f"http://absent/{number}") for number, name in enumerate(skipped)}
+    found: dict[int, LoadArm] = {}
+    for arm in group.arms({**places, **absent}):
+        if arm.endpoint not in absent.values():
+            found[id(arm)] = replace(arm, against=found.get(id(arm.against)))
+    if not found:
+        raise SystemExit(f"no server started: {skipped}")
+    return list(found.values())
+
+
+def probed(places: dict[str, Endpoint]) -> dict[str, Any]:
+    """What `probes` and `host_work` measure."""
+    texts = texts_of_prompts()
+    known = {name: places[name].resolved() for name in ("auto", "off")}
+    found: dict[str, Any] = {"first": asyncio.run(probes.first_texts(known["auto"], texts, 12, 0))}
+    for name, place in known.items():
+        found[f"gaps, {name}"] = asyncio.run(probes.gaps(place, texts, 6, 0))
+    worker = Worker("host work", "benchmarks.serve.host_work")
+    try:
+        drafters: dict[str, tuple[str | None, int]] = {"off": (None, 0)}
+        drafters |= {name: (name, int(fixed(name))) for name in ("model", "suffix")}
+        for name, (draft, length) in drafters.items():
+            worker.call("load", name=name, draft=draft, draft_tokens=length)
+        chosen = [ids[:96] for ids in texts[:16]]
+        found["host"] = {name: [] for name in drafters}
+        for number in range(HOST_ROUNDS + 1):
+            for name in drafters:
+                one = worker.call("measure", name=name, prompts=chosen, tokens=HOST_TOKENS)
+                if number:  # the first one warms up
+                    found["host"][name].append(one)
+    finally:
+        worker.close()
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""The table: each figure, what it must reach, and what it is computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.markdown import beside, bound
+from benchmarks.serve.lineup import DRAFTERS_ALONE, FIXED, LOADS, PEER_LOADS
+from slipstream.lab.estimates import Estimate, ratio
+
+Arms = Mapping[tuple[str, int], dict[str, Any]]
+"""(name, streams) -> arm of a result."""
+
+
+@dataclass
+class Row:
+    """value, low, high  with the 95 % interval; None: not measured, for `reason`. group: whose run it is of."""
+
+    figure: str
+    group: str
+    reach: float
+    at_most: bool = False
+    share: bool = False
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    detail: str = ""
+    reason: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.value is None:
+            return "not measured"
+        return "reached" if (self.value <= self.reach if self.at_most else self.value >= self.reach) else "missed"
+
+    @property
+    def must(self) -> str:
+        edge = bound(100 * self.reach, 1, " %") if self.share else bound(self.reach, unit="x")
+        return f"{'at most' if self.at_most else 'at least'} {edge}"
+
+    def show(self, value: float) -> str:
+        """Never rounded to the other side of the bar."""
+        return beside(100 * value, 100 * self.reach, 1, " %") if self.share else beside(value, self.reach, unit="x")
+
+    def taken(self, found: Estimate, detail: str = "") -> Row:
+        self.value, self.low, self.high, self.detail = found.value, found.low, found.high, detail
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"verdict": self.verdict, "must": self.must}
+
+
+def arms_of(result: Mapping[str, Any] | None) -> Arms:
+    return {} if result is None else {(arm["name"], arm["concurrency"]): arm for arm in result["data"]["arms"]}
+
+
+def faster(arms: Arms, top: tuple[str, int], bottom: tuple[str, int]) -> Estimate:
+    """Tokens a second of `top` over those of `bottom`, by pairs of passes. Raises KeyError if one was not measured."""
+    above, below = (seconds_per_token(arms[key]) for key in (bottom, top))
+    many = min(len(above), len(below))
+    return ratio([above[:many]], [below[:many]])
+
+
+def seconds_per_token(arm: Mapping[str, Any]) -> list[float]:
+    cells = arm["cells"]
+    return [seconds / tokens for seconds, tokens in zip(cells["seconds"], cells["tokens"], strict=True)]
+
+
+def speed(arms: Arms, key: tuple[str, int]) -> str:
+    return f"{arms[key]['tokens_per_second']['value']:.0f}"
+
+
+def rows(runs: Mapping[str, Mapping[str, Any]], probes: Mapping[str, Any], skipped: Mapping[str, str]) -> list[Row]:
+    """All figures. runs: group -> result; probes: name -> numbers, see `__main__`; skipped: server -> why."""
+    streams, adaptive, peers = (arms_of(runs.get(name)) for name in ("streams", "adaptive", "peers"))
+    made = [_streams(streams), _best_drafter(streams)]
+    for many in LOADS:
+        for draft, name in (("good", "auto"), ("bad", "auto, bad draft")):
+            text = f"chosen lengths, {draft} draft, against off, {counted(many)}"
+            made.append(_against(adaptive, text, name, "off", many, 0.97, "adaptive"))
+        made.append(_best_fixed(adaptive, many))
+    for what, text in (("edit", "an edit of 190 to 220 tokens"), ("long text", "a text of 480 tokens")):
+        row = Row(f"{text}, with `prediction` against without", "streams", 1.5)
+        made.append(_pair(row, streams, (f"{what}, prediction", 1), (what, 1)))
+    made += _probed(probes)
+    for many in PEER_LOADS:
+        text, reach = f"against vLLM, {counted(many)}", 1.0 if many == 64 else 1.2
+        made.append(_against(peers, text, "Slipstream", "vLLM", many, reach, "peers", skipped))
+    text = "against llama-cpp-python's server, 1 stream"
+    made.append(_against(peers, text, "Slipstream", "llama-cpp-python", 1, 1.0, "peers", skipped))
+    return made
+
+
+def counted(streams: int) -> str:
+    return f"{streams} stream" + "s" * (streams > 1)
+
+
+def _pair(row: Row, arms: Arms, top: tuple[str, int], bottom: tuple[str, int]) -> Row:
+    missing = [key for key in (top, bottom) if key not in arms]
+    if missing:
+        row.reason = row.reason or "not in this run"
+        return row
+    return row.taken(faster(arms, top, bottom), f"{speed(arms, top)} against {speed(arms, bottom)} tokens/s")
+
+
+def _against(
+    arms: Arms, text: str, top: str, bottom: str, streams: int, reach: float, group: str,
+    skipped: Mapping[str, str] | None = None,
+) -> Row:  # fmt: skip
+    row = Row(text, group, reach, reason=(skipped or {}).get(bottom, ""))
+    return _pair(row, arms, (top, streams), (bottom, streams))
+
+
+def _streams(arms: Arms) -> Row:
+    return _pair(Row("16 streams against 1, plain", "streams", 3.0), arms, ("off", 16), ("off", 1))
+
+
+def _best_drafter(arms: Arms) -> Row:
+    row = Row("speculation on against off, 1 stream, best drafter", "streams", 1.6)
+    known = [name for name in ("auto", *DRAFTERS_ALONE) if (name, 1) in arms]
+    if not known:
+        row.reason = "not in this run"
+        return row
+    each = {name: faster(arms, (name, 1), ("off", 1)) for name in known}
+    best = max(each, key=lambda name: each[name].value)
+    return row.taken(each[best], f"{best}; " + ", ".join(f"{name} {one.value:.2f}x" for name, one in each.items()))
+
+
+def _best_fixed(arms: Arms, streams: int) -> Row:
+    """Against the fastest of the fixed lengths and off: the best of several noisy figures, so a little too much."""
+    row = Row(f"chosen lengths against the best fixed one, {counted(streams)}", "adaptive", 0.97)
+    lengths = [key for key in (*((f"K={k}", streams) for k in FIXED), ("off", streams)) if key in arms]
+    if not lengths or ("auto", streams) not in arms:
+        row.reason = "not in this run"
+        return row
+    best = min(lengths, key=lambda key: float(np.median(seconds_per_token(arms[key]))))
+    return row.taken(faster(arms, ("auto", streams), best), f"best: {best[0]}")
+
+
+def _probed(probes: Mapping[str, Any]) -> list[Row]:
+    made = []
+    row = Row("first text, cold over warm, prefix of 768 tokens", "streams", 8.0)
+    if "first" in probes:
+        cold, warm = probes["first"]["cold"], probes["first"]["warm"]
+        found = f"{1e3 * float(np.median(cold)):.1f} over {1e3 * float(np.median(warm)):.1f} ms"
+        row.taken(ratio([cold], [warm]), found)
+    made.append(row)
+    for name, text in (("auto", "chosen lengths"), ("off", "plain")):
+        what = f"longest gap while a prompt of 768 tokens arrives, over the median gap, {text}"
+        row = Row(what, "streams", 4.0, at_most=True)
+        if f"gaps, {name}" in probes:
+            longest, median = (probes[f"gaps, {name}"][part] for part in ("longest", "median"))
+            found = f"{1e3 * float(np.median(longest)):.1f} over {1e3 * float(np.median(median)):.1f} ms"
+            row.taken(ratio([longest], [median]), found)
+        made.append(row)
+    for name, text in (("off", "plain"), ("model", "draft model"), ("suffix", "suffix tree")):
+        row = Row(f"engine time outside forwards, 16 streams, {text}", "streams", 0.1, True, True)
+        if name in probes.get("host", {}):
+            each = probes["host"][name]
+            outside = [1e-9 + one["whole"] - one["forwards"] for one in each]
+            row.taken(ratio([outside], [[one["whole"] for one in each]]), _per_step(each))
+        made.append(row)
+    for row in made:
+        row.reason = "" if row.value is not None else "not in this run"
+    return made
+
+
+def _per_step(each: Seq[Mapping[str, Any]]) -> str:
+    steps, whole = sum(one["steps"] for one in each), sum(one["whole"] for one in each)
+    each_call = sum(one["tokens"] for one in each) / steps / 16
+    return f"{1e3 * whole / steps:.2f} ms a call of {each_call:.1f} tokens a stream"

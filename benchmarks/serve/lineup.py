@@ -1,0 +1,227 @@
+"""What is measured: groups of servers and arms. The arms of a group interleave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from benchmarks.serve.servers import Served, llamacpp, ours, vllm
+from slipstream import zoo
+from slipstream.drafters.registry import DRAFTERS
+from slipstream.lab.endpoint import Endpoint
+from slipstream.lab.load import Load, LoadArm
+from slipstream.lab.load_client import COMPLETIONS, Request
+from slipstream.lab.load_prompts import LoadPrompts
+from slipstream.lab.prompts import select
+from slipstream.models.text import load_tokenizer
+
+LOADS = (1, 2, 4, 8, 16, 64)
+PEER_LOADS = (1, 4, 16, 64)
+AUTO = "auto"
+"""The value of --draft-tokens with which lengths are chosen in each step."""
+FIXED = (2, 4, 6)
+"""Fixed draft lengths; the best of them, or none, is what the lengths that are chosen are compared with."""
+TOKENS = 64
+DRAFTERS_ALONE = ("model", "suffix", "eagle3", "ngram")
+
+Requests = Callable[[int, int], Request]
+
+
+@dataclass(frozen=True)
+class Group:
+    """servers: those to start. arms: (places of the servers that run) -> arms; arms of servers that do not are left
+    out."""
+
+    servers: Callable[[Path], Mapping[str, Served]]
+    arms: Callable[[Mapping[str, Endpoint]], list[LoadArm]]
+
+
+def prompts(kinds: str, tokens: int, **body: Any) -> Requests:
+    """Greedy requests for exactly so many tokens, each with a first line of its own."""
+    chosen = LoadPrompts(select(kinds)[0], tokens, {"temperature": 0, "ignore_eos": True}, distinct=True)
+
+    def request(number: int, i: int) -> Request:
+        made = chosen.request(number, i)
+        return Request(made.path, {**made.body, **body})
+
+    return request
+
+
+def load_of(streams: int) -> Load:
+    """So many streams, each at least once; 6 requests at least."""
+    return Load(concurrency=streams, requests=max(6, streams if streams > 16 else 2 * streams), warm_up=streams)
+
+
+def fixed(name: str) -> str:
+    """The usual draft length of a drafter, as an option's value."""
+    return str(DRAFTERS[name].length)
+
+
+# --- adaptive lengths -------------------------------------------------------------------------------------------------
+
+
+def adaptive_servers(folder: Path) -> Mapping[str, Served]:
+    return {
+        "off": ours("--drafter", "none"),
+        "auto": ours("--draft-tokens", AUTO),
+        "auto, bad draft": ours("--draft", str(random_draft(folder)), "--draft-tokens", AUTO),
+        "fixed": ours("--draft-tokens", str(max(FIXED))),
+    }
+
+
+def adaptive_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
+    arms: list[LoadArm] = []
+    asked = prompts("code,edit", TOKENS)
+    for streams in LOADS:
+        load = load_of(streams)
+        off = LoadArm("off", places["off"], load, asked)
+        arms += [off, *(LoadArm(name, places[name], load, asked, off) for name in ("auto", "auto, bad draft"))]
+        for length in FIXED:
+            own = prompts("code,edit", TOKENS, speculation={"draft_tokens": length})
+            arms.append(LoadArm(f"K={length}", places["fixed"], load, own, off))
+    return arms
+
+
+def random_draft(folder: Path) -> Path:
+    """A draft model of the embedded one's shape, with random weights."""
+    source, made = Path(zoo.draft_dir()), folder / "random-draft"
+    made.mkdir()
+    for file in source.glob("*.json"):
+        (made / file.name).write_bytes(file.read_bytes())
+    rng = np.random.default_rng(0)
+    weights = {
+        name: weight if weight.ndim == 1 else (0.02 * rng.standard_normal(weight.shape)).astype(weight.dtype)
+        for name, weight in load_file(source / "model.safetensors").items()
+    }
+    save_file(weights, made / "model.safetensors", {"format": "pt"})
+    return made
+
+
+# --- streams, drafters, edits -----------------------------------------------------------------------------------------
+
+
+def stream_servers(folder: Path) -> Mapping[str, Served]:
+    drafters = {name: ours("--drafter", name, "--draft-tokens", fixed(name)) for name in DRAFTERS_ALONE}
+    return {"off": ours("--drafter", "none"), "auto": ours("--draft-tokens", AUTO)} | drafters
+
+
+def stream_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
+    one, many = Load(concurrency=1, requests=8, warm_up=2), Load(concurrency=16, requests=32, warm_up=16)
+    asked = prompts("code,edit", 96)
+    off = LoadArm("off", places["off"], one, asked)
+    arms = [off, LoadArm("off", places["off"], many, asked, off)]
+    arms += [LoadArm(name, places[name], one, asked, off) for name in ("auto", *DRAFTERS_ALONE)]
+    small = Load(concurrency=1, requests=6, warm_up=6)
+    for what, without, with_prediction in (
+        ("edit", edits(False), edits(True)),
+        ("long text", long_texts(places["off"], False), long_texts(places["off"], True)),
+    ):
+        load = small if what == "edit" else Load(concurrency=1, requests=3, warm_up=3)
+        base = LoadArm(what, places["auto"], load, without)
+        arms += [base, LoadArm(f"{what}, prediction", places["auto"], load, with_prediction, base)]
+    return arms
+
+
+def edits(predicted: bool) -> Requests:
+    """The six longest embedded edits, with as many tokens as the known answer has; the prediction is the text that is
+    to be edited."""
+    chosen = sorted(zoo.prompts("edit"), key=lambda entry: -len(entry["answer"]))[:6]
+
+    def request(number: int, i: int) -> Request:
+        entry = chosen[i % len(chosen)]
+        text = entry["prompt"].rsplit("\n\n", 1)[0]
+        body: dict[str, Any] = {
+            "messages": [{"role": "user", "content": entry["prompt"]}],
+            "max_tokens": len(tokenizer().encode(entry["answer"])),
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        return Request("/chat/completions", body | ({"prediction": prediction(text)} if predicted else {}))
+
+    return request
+
+
+@cache
+def tokenizer() -> Any:
+    return load_tokenizer(str(zoo.target_dir()))
+
+
+def prediction(text: str) -> dict[str, str]:
+    return {"type": "content", "content": text}
+
+
+LONG, OPENINGS, CHANGED = 480, 3, 12
+"""Tokens of the long texts, how many there are, and every how many lines the prediction has another one."""
+
+
+def long_texts(place: Endpoint, predicted: bool) -> Requests:
+    """Texts of 480 tokens, of which the prediction has every twelfth line changed. The embedded model does not copy a
+    file of this length faithfully, so the text that is expected is its own greedy one, asked for once beforehand."""
+    openings = [entry["prompt"] for entry in zoo.prompts("code")][:OPENINGS]
+    known: dict[str, str] = {}
+
+    def body(text: str) -> dict[str, Any]:
+        return {"prompt": text, "max_tokens": LONG, "temperature": 0, "ignore_eos": True}
+
+    def request(number: int, i: int) -> Request:
+        opening = openings[i % len(openings)]
+        if not predicted:
+            return Request(COMPLETIONS, body(opening))
+        if opening not in known:
+            answer = place.resolved().complete(opening, LONG, 0.0, 0, 0, {"ignore_eos": True, "logprobs": None})
+            lines = answer.text.split("\n")
+            known[opening] = "\n".join(
+                line + "  # changed" if n % CHANGED == CHANGED // 2 else line for n, line in enumerate(lines)
+            )
+        return Request(COMPLETIONS, body(opening) | {"prediction": prediction(known[opening])})
+
+    return request
+
+
+# --- other systems ----------------------------------------------------------------------------------------------------
+
+
+def peer_servers(folder: Path) -> Mapping[str, Served]:
+    return {
+        "Slipstream": ours("--draft-tokens", AUTO),
+        "Slipstream, plain": ours("--drafter", "none"),
+        "vLLM": vllm(),
+        "llama-cpp-python": llamacpp("F16"),
+    }
+
+
+def peer_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
+    """Text to continue, in every system. llama-cpp-python knows no `ignore_eos`, and takes one request at a time."""
+    arms: list[LoadArm] = []
+    asked = prompts("code", TOKENS)
+
+    def without_field(number: int, i: int) -> Request:
+        made = asked(number, i)
+        return Request(made.path, {name: value for name, value in made.body.items() if name != "ignore_eos"})
+
+    for streams in PEER_LOADS:
+        load = load_of(streams)
+        arms += [
+            LoadArm(name, place, load, without_field if name == "llama-cpp-python" else asked)
+            for name, place in places.items()
+            if name != "llama-cpp-python" or streams == 1
+        ]
+    return arms
+
+
+GROUPS = {
+    "adaptive": Group(adaptive_servers, adaptive_arms),
+    "streams": Group(stream_servers, stream_arms),
+    "peers": Group(peer_servers, peer_arms),
+}
+
+
+def texts_of_prompts() -> list[list[int]]:
+    """The embedded prompts as token ids."""
+    return [list(tokenizer().encode(entry["prompt"])) for kind in ("code", "edit") for entry in zoo.prompts(kind)]

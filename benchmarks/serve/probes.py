@@ -1,0 +1,94 @@
+"""What a load does not show: the first text after a known prefix, and gaps of a running stream while a prompt arrives.
+
+Prompts here are token ids, so that their lengths are exact. Each returns plain lists of numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence as Seq
+from itertools import pairwise
+
+import numpy as np
+
+from slipstream.lab.endpoint import Endpoint
+from slipstream.lab.load_client import COMPLETIONS, LoadClient, Request, read
+
+TIMEOUT = 120.0
+PREFIX, TAIL = 768, 16
+"""Tokens of the prefix that is asked for twice, and of what follows it."""
+RUNNING = 700
+"""Tokens of a stream into which prompts arrive."""
+ARRIVALS = 3
+"""Prompts that arrive during one stream, one after another."""
+
+
+def ids(rng: random.Random, texts: Seq[Seq[int]], count: int) -> list[int]:
+    """Token ids of so many tokens: real texts in random order, after a few random ids, so that no cache has them."""
+    found = [rng.randrange(1, 4000) for _ in range(8)]
+    while len(found) < count:
+        found += rng.choice(texts)
+    return found[:count]
+
+
+def asking(prompt: list[int], tokens: int) -> Request:
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    return Request(COMPLETIONS, body)
+
+
+async def first_texts(place: Endpoint, texts: Seq[Seq[int]], count: int, seed: int) -> dict[str, list[float]]:
+    """Seconds to the first text of `count` prompts: {"cold", "warm"}. Warm: the same prefix, another tail."""
+    rng, found = random.Random(seed), dict[str, list[float]](cold=[], warm=[])
+    clock = asyncio.get_running_loop().time
+    async with LoadClient(place, TIMEOUT) as client:
+        await client.ask(asking(ids(rng, texts, PREFIX), 2), clock())  # opens the connection
+        for _ in range(count):
+            prefix = ids(rng, texts, PREFIX)
+            for name in ("cold", "warm"):
+                answered = read(await client.ask(asking(prefix + ids(rng, texts, TAIL), 2), clock()))
+                if answered.fault or answered.first is None:
+                    raise RuntimeError(f"a request failed: {answered.fault}")
+                found[name].append(answered.first)
+    return found
+
+
+async def gaps(place: Endpoint, texts: Seq[Seq[int]], count: int, seed: int) -> dict[str, list[float]]:
+    """Of `count` streams into which prompts arrive, one entry for each prompt: {"longest": the longest gap while it was
+    read, "median": the median gap of the stream while nothing else ran}, seconds."""
+    rng, found = random.Random(seed), dict[str, list[float]](longest=[], median=[])
+    async with LoadClient(place, TIMEOUT) as client:
+        for _ in range(count):
+            windows, times = await _disturbed(client, rng, texts)
+            quiet = [b - a for a, b in pairwise(times) if not any(a < end and b > begin for begin, end in windows)]
+            for begin, end in windows:
+                within = [b - a for a, b in pairwise(times) if a < end and b > begin]
+                if within and quiet:
+                    found["longest"].append(max(within))
+                    found["median"].append(float(np.median(quiet)))
+    if not found["longest"]:
+        raise RuntimeError("no prompt arrived while a stream ran")
+    return found
+
+
+async def _disturbed(
+    client: LoadClient, rng: random.Random, texts: Seq[Seq[int]]
+) -> tuple[list[tuple[float, float]], list[float]]:
+    """(from when to when each prompt was read, when the pieces of the stream arrived)."""
+    clock, pace = asyncio.get_running_loop().time, 0.15
+    stream = asyncio.create_task(client.ask(asking(ids(rng, texts, 64), RUNNING), clock()))
+    windows = []
+    for _ in range(ARRIVALS):
+        await asyncio.sleep(pace)
+        if stream.done():
+            break
+        began = clock()
+        answered = read(await client.ask(asking(ids(rng, texts, PREFIX), 1), began))
+        if answered.first is not None:
+            windows.append((began, began + answered.first))
+    timed = await stream
+    answered = read(timed)
+    if answered.fault or answered.first is None:
+        raise RuntimeError(f"the stream failed: {answered.fault}")
+    times = np.cumsum([timed.scheduled + answered.first, *answered.gaps]).tolist()
+    return windows, times

@@ -1,0 +1,58 @@
+"""The results as Markdown: losses first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.markdown import document, rows as table_rows, table
+from benchmarks.serve.figures import Row
+from slipstream.lab.report_load import latencies, speeds
+from slipstream.lab.results import Result
+
+ORDER = ("missed", "not measured", "reached")
+
+
+def markdown(results: dict[str, Any], made: list[Row]) -> str:
+    """The whole page."""
+    return document(results, [lambda _: figures(made), *(_group(name) for name in results["runs"]), _notes])
+
+
+def figures(made: list[Row]) -> list[str]:
+    body = []
+    for row in sorted(made, key=lambda row: ORDER.index(row.verdict)):
+        verdict = f"**{row.verdict}**" if row.verdict == "missed" else row.verdict
+        if row.value is None or row.low is None or row.high is None:
+            body.append([row.figure, row.must, "", "", verdict, row.reason])
+        else:
+            interval = f"{row.show(row.low)} to {row.show(row.high)}"
+            body.append([row.figure, row.must, row.show(row.value), interval, verdict, row.detail])
+    heads = ["figure", "must reach", "measured", "95 % interval", "", ""]
+    return [table_rows(heads, body, range(len(heads)))]
+
+
+def _group(name: str) -> Any:
+    def part(results: dict[str, Any]) -> list[str]:
+        result = Result(**{key: results["runs"][name][key] for key in FIELDS})
+        source = result.provenance
+        share = source.get("neighbours")
+        machine = source["machine"]
+        lines = [f"## {name}", ""]
+        for made in (speeds(result.data["arms"]), latencies(result.data["arms"])):
+            lines += [f"{made.title}. {made.note}", "", table(made), ""]
+        other = "" if share is None else f"; {100 * share:.0f} % of the machine's time went to other work"
+        lines.append(
+            f"{source['date']}, commit {source['commit']}; {machine['cpu']}, {machine['cores']} cores; "
+            f"{min(arm['rounds'] for arm in result.data['arms'])} passes{other}."
+        )
+        return lines
+
+    return part
+
+
+FIELDS = ("kind", "settings", "provenance", "data", "warnings", "complete")
+
+
+def _notes(results: dict[str, Any]) -> list[str]:
+    lines = [f"- {name}: not measured: {why}" for name, why in results["skipped"].items()]
+    commands = dict.fromkeys(run["provenance"]["command"] for run in results["runs"].values())
+    return [*lines, "", *(f"    {command}" for command in commands)]
