@@ -9,7 +9,7 @@ WHEEL := build/wheel
 # Two test processes on two cores: one thread each, and threads that wait must not spin.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test lint types tests install wheel-check clean
+.PHONY: demo test lint types tests soak install wheel-check clean
 
 demo: $(READY)
 	@$(BIN)/slipstream demo
@@ -25,6 +25,10 @@ types: $(READY)
 
 tests: $(READY)
 	$(TEST_ENV) $(BIN)/pytest -n 2 --dist worksteal
+
+# Ten minutes of load at twice saturation, with clients that leave and faults; `make tests` has a short one.
+soak: $(READY)
+	$(TEST_ENV) $(BIN)/python -m tests.server.soak $(SOAK)
 
 install: $(READY)
 

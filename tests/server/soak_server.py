@@ -1,0 +1,87 @@
+"""A server whose target and drafter fail for some requests, chosen by their max_tokens: python -m
+tests.server.soak_server FOLDER. It prints its address, and ends with SIGTERM."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
+from slipstream.drafters.ngram import NgramConfig, NgramDrafter
+
+RAISES, RAISES_LATER, NAN, DRAFTER_RAISES = 41, 43, 45, 47
+"""max_tokens of a request whose prompt the target cannot read, of one at whose sixth token it raises, of one whose
+logits are NaN there, and of one for which the drafter raises."""
+LATER = 6
+
+
+class FaultyTarget:
+    """Stands for the target until the engine's process has it: weights are not sent through a pipe."""
+
+    def __init__(self, folder: str):
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return faulty_target, (self.folder,)
+
+
+def faulty_target(folder: str) -> Any:
+    """The target of a folder, with the faults above."""
+    from slipstream.targets.decoder import Decoder
+
+    made = Decoder.load(folder)
+    run = made.run
+
+    def late(seq: Sequence, kind: int) -> bool:
+        return seq.params.max_tokens == kind and len(seq.output) >= LATER
+
+    def faulty(seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
+        if any(seq.params.max_tokens == RAISES or late(seq, RAISES_LATER) for seq in seqs):
+            raise MemoryError("the target fails for one request")
+        out = run(seqs, draft, taps)
+        for b, seq in enumerate(seqs):
+            if late(seq, NAN) and b < draft.batch:
+                out.logits[draft.splits[b] + b : draft.splits[b + 1] + b + 1] = float("nan")
+        return out
+
+    made.run = faulty  # type: ignore[method-assign]
+    return made
+
+
+class FaultyDrafter(NgramDrafter):
+    """Raises for some requests."""
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        if any(seq.params.max_tokens == DRAFTER_RAISES for seq in seqs):
+            raise ValueError("the drafter fails for one request")
+        return super().propose(seqs, budget)
+
+
+def main(folder: str) -> None:
+    """Serve until SIGTERM."""
+    import torch
+
+    from slipstream.models.text import load_tokenizer
+    from slipstream.server.app import create_app
+    from slipstream.server.engine_process import RemoteEngine
+    from slipstream.server.service import Limits, Service
+    from slipstream.server.serving import bound, serve
+
+    tokenizer = load_tokenizer(folder)
+    drafter = FaultyDrafter(NgramConfig(), torch.device("cpu"))
+    options = {"draft_tokens": 4, "max_batch": 8, "tokenizer": tokenizer}
+    with bound("127.0.0.1", 0) as listening:
+        engine = RemoteEngine(FaultyTarget(folder), drafter, options)
+        try:
+            service = Service("soak", engine.facts, tokenizer, engine.streams, Limits(waiting=24))
+            print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
+            serve(create_app(service), service, listening, 0.0)
+        finally:
+            engine.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
