@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from anyio import fail_after
+
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import TokenLogprob
 from slipstream.core.stats import SpecStats
@@ -117,8 +119,9 @@ class Generation:
                         limit, name = limits.first_token_seconds, "time to the first token"
                     try:
                         rest = self._arrived + limit - time.monotonic()
-                        part = await asyncio.wait_for(merged.get(), max(0.0, rest))
-                    except asyncio.TimeoutError as late:
+                        with fail_after(max(0.0, rest)):
+                            part = await merged.get()
+                    except TimeoutError as late:
                         raise ApiError(503, f"the {name} exceeded {limit:g} seconds", code="timeout") from late
                     if isinstance(part, Exception):
                         raise part
