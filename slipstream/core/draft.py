@@ -17,7 +17,7 @@ parents count from 0 within that range.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -40,6 +40,7 @@ class Draft:
              (a point mass). Among sampled nodes, a deterministic one has a one-hot row.
     acceptable  N host booleans; False marks a node that is run but may not be accepted, nor anything below it.
              None: all may be.
+    by       N names: the drafter that proposed each node, where several did. None: all are of the drafter in use.
 
     The structure is on the host because every drafter knows it there; only token values may come from a device.
     """
@@ -49,6 +50,7 @@ class Draft:
     splits: Seq[int]
     q: Tensor | None = None
     acceptable: Seq[bool] | None = None
+    by: Seq[str] | None = None
 
     @staticmethod
     @cache
@@ -64,11 +66,12 @@ class Draft:
         q: Tensor | None = None,
         acceptable: Seq[bool] | None = None,
         device: torch.device | str = "cpu",
+        by: Seq[str] | None = None,
     ) -> Draft:
         """A draft whose token ids the host knows: they are not copied back from the device."""
         if not ids:
             return Draft.empty(len(splits) - 1, device)
-        draft = Draft(torch.tensor(ids, dtype=torch.int64, device=device), parents, splits, q, acceptable)
+        draft = Draft(torch.tensor(ids, dtype=torch.int64, device=device), parents, splits, q, acceptable, by)
         draft.__dict__["ids"] = list(ids)
         return draft
 
@@ -108,9 +111,12 @@ class Draft:
         acceptable = None
         if any(draft.acceptable is not None for draft in filled):
             acceptable = [a for draft in filled for a in draft.acceptable or [True] * len(draft)]
+        by = None
+        if any(draft.by is not None for draft in filled):  # "": of the one drafter in use for these sequences
+            by = [name for draft in filled for name in draft.by or [""] * len(draft)]
         vocab = next((draft.q.shape[1] for draft in filled if draft.q is not None), 0)
         q = torch.cat([draft.distributions(vocab) for draft in filled]) if vocab else None
-        return Draft.of(ids, parents, splits, q, acceptable, filled[0].tokens.device)
+        return Draft.of(ids, parents, splits, q, acceptable, filled[0].tokens.device, by)
 
     def distributions(self, vocab: int) -> Tensor:
         """q [N, V], with one-hot rows if every token is a point mass."""
@@ -134,14 +140,26 @@ class Draft:
             None if self.q is None else self.q[consecutive(nodes)],
             None if self.acceptable is None else [self.acceptable[i] for i in nodes],
             self.tokens.device,
+            None if self.by is None else [self.by[i] for i in nodes],
         )
+
+    def named(self, name: str) -> Draft:
+        """The same draft, proposed by the drafter of this name; nodes that name theirs already keep it."""
+        return self if self.by is not None or not len(self) else self.proposed_by([name] * len(self))
+
+    def proposed_by(self, by: Seq[str]) -> Draft:
+        """The same draft, with the name of each node's drafter."""
+        made = replace(self, by=by)
+        if "ids" in self.__dict__:  # so that they are not copied from the device again
+            made.__dict__["ids"] = self.ids
+        return made
 
     def padded(self, more: int) -> Draft:
         """The same draft, with `more` sequences after its own that have none."""
         if not more:
             return self
         splits = [*self.splits, *[len(self)] * more]
-        return Draft.of(self.ids, self.parents, splits, self.q, self.acceptable, self.tokens.device)
+        return Draft.of(self.ids, self.parents, splits, self.q, self.acceptable, self.tokens.device, self.by)
 
     @property
     def batch(self) -> int:
@@ -209,6 +227,8 @@ class Draft:
             raise DraftError(f"tokens are {self.tokens.dtype} {tuple(self.tokens.shape)}, expected int64 ({n},)")
         if self.acceptable is not None and len(self.acceptable) != n:
             raise DraftError(f"acceptable has {len(self.acceptable)} entries for {n} nodes")
+        if self.by is not None and len(self.by) != n:
+            raise DraftError(f"by has {len(self.by)} names for {n} nodes")
         if not n:
             return
         for b in range(self.batch):
@@ -275,6 +295,17 @@ class Verdict:
     def accepted(self, b: int) -> int:
         """How many draft tokens of sequence `b` are accepted."""
         return len(self.path[b]) + self.cut[b]
+
+    def proposers(self, draft: Draft, b: int, drafter: str) -> list[str | None]:
+        """For each token of `run`, the name of the drafter that proposed it, None for one of the target's own.
+        drafter: name of the drafter in use, for draft tokens that name none."""
+        start, nodes = draft.splits[b], list(self.path[b])
+        if draft.by is None:
+            return [drafter] * self.accepted(b) + [None] * (not self.cut[b])
+        if self.cut[b]:  # `next` is a child of the last node, the first of equal ones
+            last = nodes[-1] if nodes else -1
+            nodes += [n for n in draft.children(b)[last] if draft.ids[start + n] == self.next[b]][:1]
+        return [draft.by[start + node] or drafter for node in nodes] + [None] * (not self.cut[b])
 
     def run(self, draft: Draft, b: int) -> list[int]:
         """The tokens that sequence `b` gains: its accepted draft tokens, then `next`."""

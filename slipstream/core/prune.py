@@ -39,7 +39,8 @@ def prune(seqs: Seq[Sequence], draft: Draft) -> Draft:
         return draft
     q = None if draft.q is None else draft.q[kept]
     acceptable = None if draft.acceptable is None else [draft.acceptable[i] for i in kept]
-    return Draft.of([draft.ids[i] for i in kept], parents, splits, q, acceptable, draft.tokens.device)
+    by = None if draft.by is None else [draft.by[i] for i in kept]
+    return Draft.of([draft.ids[i] for i in kept], parents, splits, q, acceptable, draft.tokens.device, by)
 
 
 def _certain(draft: Draft, i: int) -> bool:

@@ -55,6 +55,9 @@ class Sequence:
     prefix_cache  whether drafters may begin it with what they computed for an earlier request. Set by the engine.
     error     what ended it if `finish` is "error".
     drafted   one entry per output token: True for an accepted draft token, False for a token of the target's own.
+    drafter   name of its drafter. Set by the engine.
+    proposers  one entry per output token: name of the drafter that proposed it (of a member, if its drafter has several);
+              None for a token of the target's own.
     """
 
     tokens: list[int]
@@ -68,6 +71,7 @@ class Sequence:
     lossless: bool = True
     rule: Rule | None = None
     prefix_cache: bool = False
+    drafter: str = ""
     stream: Stream | None = None
     id: int = field(default_factory=lambda: next(_ids))
 
@@ -76,6 +80,7 @@ class Sequence:
     cached: int = field(init=False, default=0)
     chunk_end: int | None = field(init=False, default=None)
     drafted: list[bool] = field(init=False, default_factory=list)
+    proposers: list[str | None] = field(init=False, default_factory=list)
     logprobs: list[TokenLogprob] = field(init=False, default_factory=list)
     finish: str | None = field(init=False, default=None)
     stop_cause: int | str | None = field(init=False, default=None)
@@ -126,6 +131,7 @@ class Sequence:
         self.tokens.extend(run)
         self.kv_len = len(self.tokens) - 1
         self.drafted.extend([False] * len(run))
+        self.proposers.extend([None] * len(run))
         self.finish = finish
 
     def advance(self, verdict: Verdict, draft: Draft, b: int) -> None:
@@ -138,4 +144,5 @@ class Sequence:
         self.kv_len = len(self.tokens) + kept
         self.tokens.extend(run)
         self.drafted.extend(i < accepted for i in range(len(run)))
+        self.proposers.extend(verdict.proposers(draft, b, self.drafter))
         self.finish = verdict.finish[b]

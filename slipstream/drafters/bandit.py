@@ -204,13 +204,14 @@ class BanditDrafter:
             draft = offers[m] if m in offers else self.members[m].propose(seqs, depths)
             for b, depth in enumerate(depths):
                 if depth:
-                    parts[b].append(Part(draft, depth))
+                    parts[b].append(Part(draft, depth, name=self.members[m].name))
                     if m not in offers:
                         state = self._state(seqs[b].id)
                         self._remember(state, m, seqs[b], _Proposal(draft, b, depth))
                         for arm in state.lookup_arms if self.config.branch_tokens else ():
                             assert arm.member is not None
-                            parts[b].append(Part(offers[arm.member], arm.depth, self.config.branch_tokens))
+                            name = self.members[arm.member].name
+                            parts[b].append(Part(offers[arm.member], arm.depth, self.config.branch_tokens, name))
         return merge(seqs, parts, self.vocab_size, self.device)
 
     def _choose(self, state: _State, greedy: bool, budget: int) -> _Arm:

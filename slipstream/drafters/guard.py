@@ -127,5 +127,7 @@ def first_children(draft: Draft) -> Draft:
         while node in children:
             node = children[node][0]
             kept[b].append(draft.splits[b] + node)
-    q = None if draft.q is None else draft.q[[i for own in kept for i in own]]
-    return Draft.chains([[draft.ids[i] for i in own] for own in kept], q, draft.tokens.device)
+    nodes = [i for own in kept for i in own]
+    q = None if draft.q is None else draft.q[nodes]
+    chains = Draft.chains([[draft.ids[i] for i in own] for own in kept], q, draft.tokens.device)
+    return chains if draft.by is None else chains.proposed_by([draft.by[i] for i in nodes])

@@ -135,13 +135,13 @@ class HybridDrafter:
                 if lookup is None:
                     branches = parts[b] if self.config.branch_tokens else []
                     appended = [Part(continued)] if continued and continued.nodes(b) else []
-                    parts[b] = [Part(draft), *branches, *appended]
+                    parts[b] = [Part(draft, name=member.name), *branches, *appended]
                     depth[b] = 0
                 elif lookup.match_length(seq.id) >= self.config.min_match:
-                    parts[b] = [Part(draft)]
+                    parts[b] = [Part(draft, name=member.name)]
                     depth[b] = 0
                 else:  # the base of the tree, or branches of a neural draft if one follows
-                    parts[b].append(Part(draft, nodes=self.config.branch_tokens))
+                    parts[b].append(Part(draft, nodes=self.config.branch_tokens, name=member.name))
             if lookup is not None:
                 asked.append(lookup)
         return merge(seqs, parts, self.vocab_size, self.device)
@@ -158,23 +158,29 @@ class HybridDrafter:
 
     def _continued(self, seqs: Seq[Sequence], draft: Draft, budget: Seq[int], lookups: Seq[Lookup]) -> Draft | None:
         """The neural chains with lookup tokens appended, for the sequences that have any; None if there are none."""
-        rows = [self._continue(seq, draft, b, budget[b], lookups) for b, seq in enumerate(seqs)]
-        return Draft.chains(rows, device=self.device) if any(rows) else None
+        found = [self._continue(seq, draft, b, budget[b], lookups) for b, seq in enumerate(seqs)]
+        if not any(row for row, _ in found):
+            return None
+        chains = Draft.chains([row for row, _ in found], device=self.device)
+        return chains.proposed_by([name for row, name in found for _ in row])
 
-    def _continue(self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Lookup]) -> list[int]:
-        """The neural chain of sequence b and the lookup tokens after it; [] if there are none, or if it is a tree."""
+    def _continue(
+        self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Lookup]
+    ) -> tuple[list[int], str]:
+        """The neural chain of sequence b and the lookup tokens after it, and the lookup's name; [] if there are none, or
+        if it is a tree."""
         chain = draft.ids[draft.splits[b] : draft.splits[b + 1]]
         depth = min(self.config.append_tokens, budget - len(chain))
         if not chain or depth <= 0 or any(draft.depths[i] != n for n, i in enumerate(draft.nodes(b), start=1)):
-            return []
+            return [], ""
         self._uncompared[seq.id] = draft, b
         if self._chain_stats[seq.id].acceptance_by_depth(len(chain))[-1] < self.config.append_probability:
-            return []
+            return [], ""
         for lookup in lookups:
             more, match = lookup.continue_from(seq, chain, depth)
             if more and match >= self.config.append_match:
-                return [*chain, *more]
-        return []
+                return [*chain, *more], lookup.name
+        return [], ""
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         for b, seq in enumerate(seqs):

@@ -31,22 +31,24 @@ class Part:
 
     depth  greatest depth of its draft tokens.
     nodes  most draft tokens to add that no earlier part has; the first part is taken whole.
+    name   of the drafter that proposed it; None: not to be named.
     """
 
     draft: Draft
     depth: int = 2**31
     nodes: int = 2**31
+    name: str | None = None
 
 
 def merge(seqs: Seq[Sequence], parts: Seq[Seq[Part]], vocab_size: int, device: torch.device | str = "cpu") -> Draft:
     """One draft for all sequences. parts[b]: the parts for sequence b, the base first."""
     if not any(parts):
         return Draft.empty(len(seqs), device)
-    whole = {id(own[0].draft): own[0].draft for own in parts if len(own) == 1}
+    whole = {id(own[0].draft): own[0] for own in parts if len(own) == 1}
     if len(whole) == 1:
-        draft = next(iter(whole.values()))
-        if all(_is_all_of(own, draft, b) for b, own in enumerate(parts)):
-            return draft
+        only = next(iter(whole.values()))
+        if all(_is_all_of(own, only.draft, b) for b, own in enumerate(parts)):
+            return only.draft if only.name is None else only.draft.named(only.name)
     merged, sampled = _Forest(), _SampledNodes()
     for b, (seq, own) in enumerate(zip(seqs, parts, strict=True)):
         merged.add(b, _sampled_first(seq, b, own, sampled))
@@ -92,6 +94,7 @@ class _Forest:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.acceptable: list[bool] = []
+        self.by: list[str] = []
         self.splits = [0]
         self.point_masses: list[int] = []  # nodes without q
         self.sampled: dict[
@@ -125,11 +128,12 @@ class _Forest:
                 place[i - first] = node
                 if acceptable:
                     fresh.setdefault((parent, draft.ids[i]), node)
-                self._append(draft, i, parent, acceptable)
+                self._append(part, i, parent, acceptable)
                 added += 1
         return fresh
 
-    def _append(self, draft: Draft, i: int, parent: int, acceptable: bool) -> None:
+    def _append(self, part: Part, i: int, parent: int, acceptable: bool) -> None:
+        draft = part.draft
         if draft.q is not None:
             _, nodes, here = self.sampled.setdefault(id(draft), (draft, [], []))
             nodes.append(i)
@@ -139,6 +143,7 @@ class _Forest:
         self.tokens.append(draft.ids[i])
         self.parents.append(parent)
         self.acceptable.append(acceptable)
+        self.by.append((part.name or "") if draft.by is None else draft.by[i])
 
     def draft(self, vocab_size: int, device: torch.device | str) -> Draft:
         q = None
@@ -150,4 +155,4 @@ class _Forest:
             if self.point_masses:
                 q[self.point_masses, [self.tokens[i] for i in self.point_masses]] = 1.0
         acceptable = None if all(self.acceptable) else self.acceptable
-        return Draft.of(self.tokens, self.parents, self.splits, q, acceptable, device)
+        return Draft.of(self.tokens, self.parents, self.splits, q, acceptable, device, self.by if any(self.by) else None)

@@ -133,6 +133,7 @@ class Engine:
         most = wanted(seq, self.draft_tokens if draft_tokens is None else draft_tokens)
         own = NO_DRAFTER if most == 0 else self.drafter if drafter is None else self._guarded(drafter)
         most = 0 if own is NO_DRAFTER else most
+        seq.drafter = own.name
         if own.remembers and not seq.coupled:
             seq.random.nonce = next(_nonces)
         self._requests[seq.id] = Request(seq, own, most)

@@ -202,6 +202,7 @@ class EngineThread:
             live.key,
             seq.tokens[seq.prompt + first :],
             seq.drafted[first:],
+            seq.proposers[first:],
             None if seq.params.logprobs is None else seq.logprobs[first:],
             seq.finish,
             seq.stop_cause,

@@ -31,7 +31,8 @@ class Update:
     """What one step added to a request.
 
     key         of the request, as it was given to `EngineThread.submit`.
-    ids         new output tokens; drafted and logprobs (None unless asked for) have one entry for each.
+    ids         new output tokens; drafted, proposers (see `Sequence`) and logprobs (None unless asked for) have one entry
+                for each.
     finish      "stop" or "length" in the last update, else None; `stop_cause` and `stats` come with it.
     error       what ended the request; then there is nothing else.
     started     when its first step began, in seconds of `time.monotonic`.
@@ -42,6 +43,7 @@ class Update:
     key: int
     ids: list[int] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
+    proposers: list[str | None] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     finish: str | None = None
     stop_cause: int | str | None = None

@@ -121,3 +121,37 @@ def test_a_draft_that_exceeds_its_budget_is_refused() -> None:
         GOOD.check([2, 0], 4, 256)
     with pytest.raises(DraftError, match="at most 1"):
         GOOD.check([2, 1], 4, 1)
+
+
+NAMED = replace(EXAMPLE, by=["a", "b", "a", "c", ""])
+
+
+def test_the_drafters_of_nodes_go_with_them() -> None:
+    two = Draft.joined([NAMED, Draft.chains([[5]])])
+    assert two.by == ["a", "b", "a", "c", "", ""]
+    assert two.part([1, 0]).by == ["", "a", "b", "a", "c", ""]
+    assert NAMED.padded(1).by == NAMED.by
+    assert EXAMPLE.named("x").by == ["x"] * 5
+    assert NAMED.named("x") is NAMED
+    with pytest.raises(DraftError):
+        replace(EXAMPLE, by=["a"]).check([2], 10, 256)
+
+
+@pytest.mark.parametrize(
+    ("draft", "path", "following", "cut", "names"),
+    [
+        (NAMED, [0, 3], 7, False, ["a", "c", None]),
+        (NAMED, [1, 4], 7, False, ["b", "in use", None]),
+        (NAMED, [], 7, False, [None]),
+        (NAMED, [0], RAN, True, ["a", "c"]),
+        (NAMED, [], DOG, True, ["b"]),
+        (EXAMPLE, [0, 3], 7, False, ["in use", "in use", None]),
+        (EXAMPLE, [0], RAN, True, ["in use", "in use"]),
+    ],
+)
+def test_each_token_gained_has_the_name_of_who_proposed_it(
+    draft: Draft, path: list[int], following: int, cut: bool, names: list[str | None]
+) -> None:
+    verdict = Verdict([path], [following], [None], [cut])
+    assert verdict.proposers(draft, 0, "in use") == names
+    assert len(names) == len(verdict.run(draft, 0))

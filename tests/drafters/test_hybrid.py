@@ -375,3 +375,14 @@ def test_rules_see_the_stack_as_one_drafter() -> None:
             [0, 1, 0, 1, 0], SamplingParams(max_tokens=LENGTH)
         )[0]
         assert done.token_ids == Oracle(target()).greedy([0, 1, 0, 1, 0], LENGTH)
+
+
+def test_each_output_token_names_the_member_that_proposed_it() -> None:
+    llm = LLM("embedded", draft=["suffix", "embedded"], draft_tokens=8)
+    prompt = "def area(width, height):\n    return width * height\n\n\ndef area(width, height):\n"
+    seq = llm.sequence(prompt, SamplingParams(max_tokens=40))
+    for _ in llm.decode([seq]):
+        pass
+    assert [name is not None for name in seq.proposers] == seq.drafted
+    assert {name for name in seq.proposers if name} == {"suffix", "model"}
+    assert seq.drafter == "hybrid"

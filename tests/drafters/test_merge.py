@@ -176,3 +176,16 @@ def test_control_two_drafts_drawn_with_one_number_are_not_lossless() -> None:
     eighth = Fraction(1, 8)  # by inversion of one uniform: its eighths pick 0 0 0 0 0 0 1 2 and 0 1 2 2 2 2 2 2
     same = {(0, 0): eighth, (0, 1): eighth, (0, 2): 4 * eighth, (1, 2): eighth, (2, 2): eighth}
     assert emit(same) != target_distribution(world, length)
+
+
+def test_a_merged_draft_names_the_drafter_of_each_node_and_of_a_shared_one_the_first() -> None:
+    parts = [Part(chain(1, 2), name="model"), Part(chain(1, 2, 3), name="lookup"), Part(chain(5))]
+    made = merge(seqs(), [parts], 6)
+    assert nodes(made) == [(1, -1), (2, 0), (3, 1), (5, -1)]
+    assert made.by == ["model", "model", "lookup", ""]
+    two = Draft.chains([[1, 2], [3]])
+    alone = merge(seqs(2), [[Part(two, name="lookup")], [Part(two, name="lookup")]], 6)
+    assert (alone.ids, alone.by) == ([1, 2, 3], ["lookup"] * 3)
+    assert alone.tokens is two.tokens
+    inner = two.proposed_by(["x", "y", "z"])
+    assert merge(seqs(2), [[Part(inner, name="stack")], []], 6).by == ["x", "y"]
