@@ -27,8 +27,7 @@ from slipstream.core.target import Target
 from slipstream.core.turns import Turns
 from slipstream.drafters.choice import DrafterFactory
 from slipstream.drafters.guard import Guard
-from slipstream.drafters.registry import DRAFTERS, most_chosen
-from slipstream.drafters.suffix import SuffixDrafter
+from slipstream.drafters.registry import DRAFTERS, make_drafter, most_chosen
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import MOST_ROWS, Engine
 from slipstream.engine.engine_thread import Prepared
@@ -169,7 +168,7 @@ class LLM:
         self.checks = RequestChecks(self.tokenizer, self.target.vocab_size, self.target.context)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
         self._grammars = Grammars(self.tokenizer, self.target.vocab_size)
-        self._lookup = SuffixDrafter(device=self.target.device)
+        self._weightless: dict[str, Drafter] = {}  # by name, made when a request first wants one
         self._factory = DrafterFactory(self.target, path, draft_load)
         self.rule = rule
         self._draft_tokens = checked_draft_tokens(draft_tokens)
@@ -333,15 +332,33 @@ class LLM:
         """
         seq = self.sequence(ask.ids, ask.params)
         rule = None if ask.rule is None else rule_named(ask.rule)
+        other = None if ask.drafter == self.drafter.name else ask.drafter
+        own = None if other is None else self._named(other)
+        most = None if other is None else DRAFTERS[other].length
         if not ask.prediction:
-            return Prepared(seq, rule=rule)
+            return Prepared(seq, own, rule, most)
         seq.prediction = ask.prediction
         if (rule or self.rule).name != "coupled":
             digest = blake2b(np.asarray(ask.prediction, np.int64).tobytes(), digest_size=8).digest()
             seq.random.nonce = int.from_bytes(digest, "little") | 1 << 63  # an engine's own are small
-        if reads_predictions(self.drafter):
-            return Prepared(seq, rule=rule)
-        return Prepared(seq, self._lookup, rule, DRAFTERS[self._lookup.name].length)
+        if reads_predictions(own or self.drafter):
+            return Prepared(seq, own, rule, most)
+        return Prepared(seq, self._named("suffix"), rule, DRAFTERS["suffix"].length)
+
+    @property
+    def request_drafters(self) -> dict[str, int]:
+        """The drafters that one request may name, and the most draft tokens a step of each: the one in use, and those
+        that need no weights."""
+        others = {name: spec.length for name, spec in DRAFTERS.items() if spec.weightless}
+        in_use = {} if drafts_nothing(self.drafter) else {self.drafter.name: self.most_draft_tokens}
+        return in_use | {name: length for name, length in others.items() if name not in in_use}
+
+    def _named(self, name: str) -> Drafter:
+        if name not in self.request_drafters:
+            raise ParameterError(f"a request names the drafter {name!r}", fix=did_you_mean(name, self.request_drafters))
+        if name not in self._weightless:
+            self._weightless[name] = make_drafter(name, self.target)
+        return self._weightless[name]
 
     def text_of(self, output: Seq[int], stop_cause: int | str | None = None) -> str:
         """The text of output ids, cut before the stop string that ended it; empty without a tokenizer."""

@@ -56,8 +56,8 @@ class Sequence:
     error     what ended it if `finish` is "error".
     drafted   one entry per output token: True for an accepted draft token, False for a token of the target's own.
     drafter   name of its drafter. Set by the engine.
-    proposers  one entry per output token: name of the drafter that proposed it (of a member, if its drafter has several);
-              None for a token of the target's own.
+    proposers  one entry per output token: name of the drafter that proposed it (of a member, if its drafter has
+              several); None for a token of the target's own.
     """
 
     tokens: list[int]

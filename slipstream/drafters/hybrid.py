@@ -167,8 +167,8 @@ class HybridDrafter:
     def _continue(
         self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Lookup]
     ) -> tuple[list[int], str]:
-        """The neural chain of sequence b and the lookup tokens after it, and the lookup's name; [] if there are none, or
-        if it is a tree."""
+        """The neural chain of sequence b and the lookup tokens after it, and the lookup's name; [] if there are none,
+        or if it is a tree."""
         chain = draft.ids[draft.splits[b] : draft.splits[b + 1]]
         depth = min(self.config.append_tokens, budget - len(chain))
         if not chain or depth <= 0 or any(draft.depths[i] != n for n, i in enumerate(draft.nodes(b), start=1)):

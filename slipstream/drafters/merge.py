@@ -155,4 +155,5 @@ class _Forest:
             if self.point_masses:
                 q[self.point_masses, [self.tokens[i] for i in self.point_masses]] = 1.0
         acceptable = None if all(self.acceptable) else self.acceptable
-        return Draft.of(self.tokens, self.parents, self.splits, q, acceptable, device, self.by if any(self.by) else None)
+        by = self.by if any(self.by) else None
+        return Draft.of(self.tokens, self.parents, self.splits, q, acceptable, device, by)

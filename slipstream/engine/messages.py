@@ -18,12 +18,14 @@ class Ask:
     params  checked and resolved (see `RequestChecks`).
     rule    name of the rule that verifies it; None: that of the model.
     prediction  tokens that the output is expected to hold (see `Sequence`).
+    drafter  one of `LLM.request_drafters`; None: that of the model.
     """
 
     ids: list[int]
     params: SamplingParams
     rule: str | None = None
     prediction: Seq[int] = ()
+    drafter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class Update:
     """What one step added to a request.
 
     key         of the request, as it was given to `EngineThread.submit`.
-    ids         new output tokens; drafted, proposers (see `Sequence`) and logprobs (None unless asked for) have one entry
-                for each.
+    ids         new output tokens; drafted, proposers (see `Sequence`) and logprobs (None unless asked for) have one
+                entry for each.
     finish      "stop" or "length" in the last update, else None; `stop_cause` and `stats` come with it.
     error       what ended the request; then there is nothing else.
     started     when its first step began, in seconds of `time.monotonic`.

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from slipstream.core.params import SamplingParams
 from slipstream.server.api_error import api_error
 from slipstream.server.event_stream import DONE, EventStream, event, while_connected
-from slipstream.server.fields import flag, members, prediction_text
+from slipstream.server.fields import SPECULATION, drafter_name, flag, members, prediction_text
 from slipstream.server.generation import Choice, Generation, Part
 from slipstream.server.service import Service
 
@@ -56,10 +56,11 @@ async def generation_of(
     service: Service, prompts: list[list[int]], params: SamplingParams, n: int, given: Mapping[str, Any]
 ) -> Generation:
     """The choices of a request, with its rule and its prediction. Raises ApiError 400."""
-    rule = members(given, "speculation", ("enabled", "draft_tokens", "rule")).get("rule")
+    rule = members(given, "speculation", SPECULATION).get("rule")
+    drafter = drafter_name(given, service.facts.drafters)
     text = prediction_text(given)
     prediction = await asyncio.to_thread(service.checks.prediction, text)
-    return Generation(service, prompts, params, n, rule, prediction)
+    return Generation(service, prompts, params, n, rule, prediction, drafter)
 
 
 async def answer(request: Request, form: Form, generation: Generation, given: Mapping[str, Any]) -> Response:
@@ -115,9 +116,11 @@ async def _events(
                     yield chunk([before])
             part: Part | None = first
             while part is not None:
-                if part.text or part.logprobs or part.finish:
-                    last = part.finish is not None
-                    yield chunk([_with(form.part(generation, part), part.choice, statistics and last)])
+                if part.text or part.logprobs or part.finish or (statistics and part.tokens):
+                    written = form.part(generation, part)
+                    if statistics:
+                        written["tokens"] = [{"text": text, "drafter": drafter} for text, drafter in part.tokens]
+                    yield chunk([_with(written, part.choice, statistics and part.finish is not None)])
                 part = await anext(parts, None)
             if include_usage:
                 yield chunk([], generation.usage)
@@ -135,5 +138,5 @@ def stop_text(choice: Choice, finish: str | None) -> str | None:
 def _with(written: Object, choice: Choice, statistics: bool) -> Object:
     """The choice, with its statistics if they were asked for."""
     if statistics and choice.stats is not None:
-        written["statistics"] = choice.stats.as_dict() | {"drafted": choice.drafted}
+        written["statistics"] = choice.stats.as_dict() | {"drafted_by": choice.proposers, "others": choice.others}
     return written

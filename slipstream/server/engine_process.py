@@ -133,4 +133,5 @@ def facts_of(llm: Any) -> ModelFacts:
         llm.most_draft_tokens,
         "" if runtime is None else runtime.backend,
         "" if runtime is None else str(runtime.dtype).removeprefix("torch."),
+        llm.request_drafters,
     )

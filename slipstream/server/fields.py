@@ -17,6 +17,8 @@ from slipstream.server.api_error import ApiError
 
 COMPLETIONS, CHAT = "completions", "chat"
 BOTH = (COMPLETIONS, CHAT)
+SPECULATION = ("enabled", "drafter", "draft_tokens", "rule")
+"""Members of the field."""
 MOST_STOPS = 64
 MOST_TOP_LOGPROBS = 20
 
@@ -86,7 +88,7 @@ FIELDS = (
     Field("guided_regex", "Regular expression of the text.", _STRING),
     Field("guided_choice", "The text is one of these.", _STRINGS),
     Field("guided_grammar", "Grammar of the text, in Lark or EBNF.", _STRING),
-    Field("speculation", "enabled, draft_tokens (most a step), rule.", _OBJECT),
+    Field("speculation", "enabled, drafter, draft_tokens (most a step), rule.", _OBJECT),
     Field("prediction", "Text that the answer is expected to hold: draft tokens are copied from it.", _OBJECT),
     Field("statistics", "Add the decoding statistics of each choice to the answer.", _BOOLEAN, unset=(False,)),
     Field("user", "Has no effect.", _STRING),
@@ -197,7 +199,7 @@ def sampling_params(given: Mapping[str, Any], where: str, room: int) -> Sampling
         raise ApiError(400, f"stop holds {len(values['stop'])} texts, at most {MOST_STOPS} are allowed", "stop")
     values["logprobs"] = _logprobs(given, where)
     values["structured"] = _structured(given)
-    speculation = members(given, "speculation", ("enabled", "draft_tokens", "rule"))
+    speculation = members(given, "speculation", SPECULATION)
     if "draft_tokens" in speculation:
         count(speculation, "draft_tokens", 0, 256, 0)
         values["draft_tokens"] = speculation["draft_tokens"]
@@ -230,6 +232,15 @@ def _logprobs(given: Mapping[str, Any], where: str) -> int | None:
     if "top_logprobs" in given and not flag(given, "logprobs"):
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     return count(given, "top_logprobs", 0, MOST_TOP_LOGPROBS, 0) if flag(given, "logprobs") else None
+
+
+def drafter_name(given: Mapping[str, Any], known: Iterable[str]) -> str | None:
+    """`speculation.drafter`, one of `known`; None if there is none. Raises ApiError 400."""
+    asked = members(given, "speculation", SPECULATION).get("drafter")
+    if asked is not None and asked not in list(known):
+        fix = did_you_mean(str(asked), known)
+        raise ApiError(400, f"speculation.drafter is {asked!r}; {fix}", "speculation.drafter")
+    return None if asked is None else str(asked)
 
 
 def prediction_text(given: Mapping[str, Any]) -> str:

@@ -20,31 +20,43 @@ from slipstream.server.service import Service
 
 @dataclass
 class Choice:
-    """One answer to one prompt. prompt: its index among the prompts; text: what may be shown so far."""
+    """One answer to one prompt.
+
+    prompt     its index among the prompts.
+    text       what may be shown so far.
+    proposers  of each token, as in `Sequence`.
+    others     most other choices that waited or ran at one time while it ran.
+    """
 
     index: int
     prompt: int
     ask: Ask
     text: str = ""
     ids: list[int] = field(default_factory=list)
-    drafted: list[bool] = field(default_factory=list)
+    proposers: list[str | None] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     shown: int = 0  # tokens whose text is in `text`
     finish: str | None = None
     stop_cause: int | str | None = None
     stats: SpecStats | None = None
     cached: int = 0
+    others: int = 0
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one step added to the text of a choice; logprobs: of the tokens that it came from; finish: in the last part.
+    """What one step added to the text of a choice.
+
+    tokens    text and proposer (see `Sequence`) of each token that it came from.
+    logprobs  of these tokens.
+    finish    in the last part.
 
     The choice itself may be further already."""
 
     choice: Choice
     text: str
     offset: int
+    tokens: list[tuple[str, str | None]]
     logprobs: list[TokenLogprob]
     finish: str | None
 
@@ -60,10 +72,11 @@ class Generation:
         n: int,
         rule: str | None = None,
         prediction: Seq[int] = (),
+        drafter: str | None = None,
     ):
         self.service, self.prompts, self.params, self.n = service, prompts, params, n
         self.choices = [
-            Choice(p * n + j, p, Ask(prompt, self._seeded(j), rule, prediction))
+            Choice(p * n + j, p, Ask(prompt, self._seeded(j), rule, prediction, drafter))
             for p, prompt in enumerate(prompts)
             for j in range(n)
         ]
@@ -149,7 +162,7 @@ class Generation:
                         self._first(choice, update, now)
                     last = now
                     pieces = text.add(update.ids, update.drafted, update.finish is not None, update.stop_cause)
-                    part = self._part(choice, update, "".join(piece.text for piece in pieces), len(pieces))
+                    part = self._part(choice, update, [piece.text for piece in pieces])
                     if update.finish is not None:
                         reason = update.finish
                         metrics.total.observe(now - self._arrived)
@@ -170,12 +183,15 @@ class Generation:
         metrics.queue.observe(max(0.0, update.started - self._arrived))
         metrics.prefill.observe(now - update.started)
 
-    def _part(self, choice: Choice, update: Update, text: str, tokens: int) -> Part:
+    def _part(self, choice: Choice, update: Update, pieces: list[str]) -> Part:
         choice.ids += update.ids
-        choice.drafted += update.drafted
+        choice.proposers += update.proposers
+        choice.others = max(choice.others, self.service.admitted - 1)
         choice.logprobs += update.logprobs or ()
         offset = len(choice.text)
+        text = "".join(pieces)
         choice.text += text
-        first, choice.shown = choice.shown, choice.shown + tokens
+        first, choice.shown = choice.shown, choice.shown + len(pieces)
+        tokens = list(zip(pieces, choice.proposers[first : choice.shown], strict=True))
         choice.finish, choice.stop_cause, choice.stats = update.finish, update.stop_cause, update.stats
-        return Part(choice, text, offset, choice.logprobs[first : choice.shown], update.finish)
+        return Part(choice, text, offset, tokens, choice.logprobs[first : choice.shown], update.finish)

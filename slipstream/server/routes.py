@@ -26,6 +26,7 @@ def routes(service: Service) -> APIRouter:
         "owned_by": "slipstream",
         "max_model_len": facts.context,
         "drafter": facts.drafter,
+        "drafters": facts.drafters,
         "draft_tokens": facts.draft_tokens,
         "rule": facts.rule,
         "backend": facts.backend,

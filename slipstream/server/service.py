@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import time
 from typing import Any
 
@@ -23,6 +23,7 @@ class ModelFacts:
 
     vocab_size, context  as of a `Target`. max_batch, draft_tokens: as of `LLM`.
     drafter, rule        their names.
+    drafters             those that a request may name, with the most draft tokens a step of each.
     backend, dtype       what runs it; empty for a target that does not say.
     """
 
@@ -34,6 +35,7 @@ class ModelFacts:
     draft_tokens: int
     backend: str = ""
     dtype: str = ""
+    drafters: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

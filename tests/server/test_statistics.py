@@ -1,0 +1,104 @@
+"""Statistics that were asked for: who proposed each token, and the drafter that a request may choose."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from slipstream import LLM
+from slipstream.drafters.registry import DRAFTERS
+from tests.server.hosting import Host, hosted
+
+PATH = "/v1/completions"
+BODY: dict[str, Any] = {"prompt": "x = [1, 2, 3]\nx = [1, 2, 3]\nx =", "temperature": 0, "max_tokens": 32}
+STACK = {"suffix": 10, "ngram": 10, "sam": 10, "recycling": 6, "lookahead": 8}
+
+
+def streamed(host: Host, path: str = PATH, **body: Any) -> list[dict[str, Any]]:
+    return [json.loads(event)["choices"][0] for event in host.events(path, **body)]
+
+
+@pytest.mark.parametrize("stop", [None, "\n", "3]\n"])
+def test_each_piece_of_a_stream_says_which_drafter_proposed_its_tokens(host: Host, stop: str | None) -> None:
+    parts = streamed(host, **BODY, stop=stop, statistics=True)
+    for part in parts:
+        assert "".join(token["text"] for token in part["tokens"]) == part["text"]
+    names = [token["drafter"] for part in parts for token in part["tokens"]]
+    *before, last = parts
+    assert not any("statistics" in part for part in before)
+    stats = last["statistics"]
+    assert names == stats["drafted_by"]
+    assert set(names) == {None, "model"}
+    assert sum(name is not None for name in names) == stats["accepted"]
+    assert len(names) == stats["tokens"]
+
+
+def test_tokens_without_text_of_their_own_are_counted_in_a_stream(host: Host) -> None:
+    body = BODY | {"temperature": 1, "seed": 1, "max_tokens": 120, "guided_regex": "(é|漢|🙂){12}"}
+    parts = streamed(host, **body, statistics=True)
+    tokens = [token for part in parts for token in part["tokens"]]
+    assert len(tokens) == parts[-1]["statistics"]["tokens"] > 12
+    assert len("".join(token["text"] for token in tokens)) == 12
+
+
+def test_a_stream_is_as_ever_for_who_does_not_ask(host: Host) -> None:
+    assert not any({"tokens", "statistics"} & set(part) for part in streamed(host, **BODY))
+
+
+def test_a_stack_names_its_members(pair: LLM) -> None:
+    pair.use(["suffix", "embedded"])
+    try:
+        with hosted(pair) as host:
+            parts = streamed(host, **BODY | {"max_tokens": 64}, statistics=True)
+    finally:
+        pair.use("embedded")
+    names = {token["drafter"] for part in parts for token in part["tokens"]}
+    assert names >= {None, "suffix"}
+    assert names <= {None, "suffix", "model"}
+
+
+def test_a_request_may_choose_a_drafter_that_needs_no_weights(host: Host) -> None:
+    described = host.http.get("/v1/models").json()["data"][0]
+    assert described["drafters"] == {"model": 4} | STACK
+    texts = set()
+    for name in described["drafters"]:
+        found = host.post(PATH, **BODY, statistics=True, speculation={"drafter": name}).json()["choices"][0]
+        texts.add(found["text"])
+        assert set(found["statistics"]["drafted_by"]) <= {None, name}
+        assert len(found["statistics"]["position_rates"]) <= DRAFTERS[name].length
+        if DRAFTERS[name].lookup:
+            assert name in found["statistics"]["drafted_by"]
+    assert len(texts) == 1
+
+
+def test_another_drafter_is_refused_by_name(host: Host) -> None:
+    for name in ("medusa", "sufix", 5, {"a": 1}):
+        answered = host.post(PATH, **BODY, speculation={"drafter": name})
+        assert answered.status_code == 400
+        assert answered.json()["error"]["param"] == "speculation.drafter"
+
+
+def test_statistics_tell_whether_other_choices_ran_at_the_same_time(host: Host) -> None:
+    alone = host.post(PATH, **BODY, statistics=True).json()["choices"]
+    assert alone[0]["statistics"]["others"] == 0
+    three = host.post(PATH, **BODY, n=3, statistics=True).json()["choices"]
+    assert [each["statistics"]["others"] for each in three] == [2, 2, 2]
+
+
+def test_the_official_client_reads_a_stream_with_statistics(host: Host) -> None:
+    client = openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
+    asked = client.chat.completions.create(
+        model="embedded",
+        messages=[{"role": "user", "content": "hi"}],
+        max_tokens=16,
+        temperature=0,
+        stream=True,
+        extra_body={"statistics": True},
+    )
+    choices = [chunk.choices[0] for chunk in asked]
+    tokens = [token for choice in choices for token in getattr(choice, "tokens", [])]
+    assert "".join(token["text"] for token in tokens) == "".join(each.delta.content or "" for each in choices)
+    assert choices[-1].statistics["tokens"] == len(tokens)
