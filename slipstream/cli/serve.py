@@ -97,7 +97,8 @@ def serve(models: ModelOptions, server: ServerOptions) -> None:
             name = server.served_model_name or models.target
             service = Service(name, engine.facts, text, engine.streams, limits, server.keys)
             port = listening.getsockname()[1]
-            render.line(f"serving {name} ({models.method} drafter) at http://{server.host}:{port}/v1")
+            address = f"http://{server.host}:{port}"
+            render.line(f"serving {name} ({models.method} drafter) at {address}/v1, with a page at {address}/")
             from slipstream.server.serving import serve as answer
 
             answer(create_app(service), service, listening, server.grace_seconds)

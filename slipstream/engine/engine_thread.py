@@ -182,15 +182,17 @@ class EngineThread:
             return []
         began = time.monotonic()
         updates = []
-        for seq in self.engine.step():
+        ran = self.engine.step()
+        ended = time.monotonic()
+        for seq in ran:
             live = self._live[seq.id]
             if not live.started:
                 live.started = began
             if len(seq.drafted) > live.sent or seq.finish:
-                updates.append(self._update(live))
+                updates.append(self._update(live, ended))
         return updates
 
-    def _update(self, live: _Live) -> Update:
+    def _update(self, live: _Live, ended: float) -> Update:
         seq, first = live.seq, live.sent
         live.sent = len(seq.drafted)
         if seq.finish:
@@ -208,6 +210,7 @@ class EngineThread:
             seq.stop_cause,
             seq.stats if seq.finish else None,
             started=live.started,
+            ended=ended,
             cached=seq.cached,
             lossless=seq.lossless,
         )

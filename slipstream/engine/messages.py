@@ -37,7 +37,7 @@ class Update:
                 entry for each.
     finish      "stop" or "length" in the last update, else None; `stop_cause` and `stats` come with it.
     error       what ended the request; then there is nothing else.
-    started     when its first step began, in seconds of `time.monotonic`.
+    started     when its first step began, in seconds of `time.monotonic`; ended: when this one ended.
     cached      prompt tokens whose KV was that of an earlier request.
     lossless    whether the rule preserves the target's distribution.
     """
@@ -52,6 +52,7 @@ class Update:
     stats: SpecStats | None = None
     error: Exception | None = None
     started: float = 0.0
+    ended: float = 0.0
     cached: int = 0
     lossless: bool = True
 

@@ -138,5 +138,10 @@ def stop_text(choice: Choice, finish: str | None) -> str | None:
 def _with(written: Object, choice: Choice, statistics: bool) -> Object:
     """The choice, with its statistics if they were asked for."""
     if statistics and choice.stats is not None:
-        written["statistics"] = choice.stats.as_dict() | {"drafted_by": choice.proposers, "others": choice.others}
+        written["statistics"] = choice.stats.as_dict() | {
+            "drafted_by": choice.proposers,
+            "others": choice.others,
+            "decode_tokens": choice.decode_tokens,
+            "decode_seconds": choice.decode_seconds,
+        }
     return written

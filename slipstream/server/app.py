@@ -18,17 +18,18 @@ from slipstream.server.completions import completions
 from slipstream.server.event_stream import ClientGone
 from slipstream.server.routes import routes
 from slipstream.server.service import Service
+from slipstream.server.web_page import is_open, web_page
 
 log = logging.getLogger("slipstream")
 
 OPEN = ("/health",)
-"""Paths that need no API key."""
+"""Paths that need no API key, besides those of the page."""
 
 
 def create_app(service: Service) -> FastAPI:
     """The application; it needs no lifespan."""
     app = FastAPI(title="Slipstream", version=__version__, redoc_url=None)
-    for router in (completions(service), chat_completions(service), routes(service)):
+    for router in (completions(service), chat_completions(service), routes(service), web_page()):
         app.include_router(router)
 
     async def answered(request: Request, fault: Exception) -> Response:
@@ -61,7 +62,8 @@ class KeyCheck:
         self.app, self.keys = app, [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN and not self._knows(scope):
+        open_to_all = scope["type"] != "http" or scope["path"] in OPEN or is_open(scope["path"])
+        if not open_to_all and not self._knows(scope):
             found = ApiError(401, "no valid API key was given: send Authorization: Bearer KEY", code="invalid_api_key")
             await JSONResponse(found.body, found.status, headers=found.headers)(scope, receive, send)
         else:

@@ -26,6 +26,8 @@ class Choice:
     text       what may be shown so far.
     proposers  of each token, as in `Sequence`.
     others     most other choices that waited or ran at one time while it ran.
+    decode_tokens, decode_seconds  tokens after those of its first step, and wall time from the end of that step to the
+               end of the last one, as the engine took it.
     """
 
     index: int
@@ -41,6 +43,8 @@ class Choice:
     stats: SpecStats | None = None
     cached: int = 0
     others: int = 0
+    decode_tokens: int = 0
+    decode_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -149,16 +153,18 @@ class Generation:
     async def _run(self, choice: Choice, merged: asyncio.Queue[Part | Exception]) -> None:
         metrics, text = self.service.metrics, self.service.text_stream(tuple(self.params.stop))
         reason, last, first = "abort", 0.0, 0.0
-        started = 0.0
+        started = began = 0.0
         try:
             async with aclosing(self.service.streams.follow(choice.ask)) as updates:
                 async for update in updates:
                     now = time.monotonic()
                     if last:
+                        choice.decode_tokens += len(update.ids)
+                        choice.decode_seconds = update.ended - began
                         for _ in update.ids:
                             metrics.between.observe((now - last) / len(update.ids))
                     else:
-                        started, first = update.started, now
+                        started, began, first = update.started, update.ended, now
                         self._first(choice, update, now)
                     last = now
                     pieces = text.add(update.ids, update.drafted, update.finish is not None, update.stop_cause)

@@ -34,6 +34,8 @@ def test_each_piece_of_a_stream_says_which_drafter_proposed_its_tokens(host: Hos
     assert set(names) == {None, "model"}
     assert sum(name is not None for name in names) == stats["accepted"]
     assert len(names) == stats["tokens"]
+    assert stats["decode_tokens"] == stats["tokens"] - 1, "the first step reads the prompt, and gives one token"
+    assert 0 < stats["decode_seconds"] < 60
 
 
 def test_tokens_without_text_of_their_own_are_counted_in_a_stream(host: Host) -> None:

@@ -1,0 +1,188 @@
+"""Chromium without a window, driven by its DevTools protocol over two pipes: nothing has to be installed for it."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--hide-scrollbars",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # offline: no other host has an address
+    "--remote-debugging-pipe",
+)
+SECONDS = 60.0
+"""Longest wait; no machine needs it."""
+
+KEYS = {
+    "Enter": (13, "\r"),
+    "Tab": (9, ""),
+    "Escape": (27, ""),
+    "Space": (32, " "),
+    "ArrowLeft": (37, ""),
+    "ArrowRight": (39, ""),
+    "ArrowDown": (40, ""),
+}
+"""Name -> (key code, text)."""
+
+
+class Browser:
+    """A running Chromium. Its commands are JSON between NUL bytes."""
+
+    def __init__(self, read: int, write: int):
+        self._read, self._write, self._rest, self._last = read, write, b"", 0
+        self.heard: list[dict[str, Any]] = []
+        """Events."""
+
+    def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
+        """Send a command, and return its result."""
+        self._last += 1
+        command = {"id": self._last, "method": method, "params": params}
+        if session is not None:
+            command["sessionId"] = session
+        os.write(self._write, json.dumps(command).encode() + b"\0")
+        while True:
+            message = self._message()
+            if message.get("id") == self._last:
+                assert "error" not in message, (method, message["error"])
+                return message["result"]
+            self.heard.append(message)
+
+    def _message(self) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            read = os.read(self._read, 1 << 20)
+            assert read, "the browser has ended"
+            self._rest += read
+        first, _, self._rest = self._rest.partition(b"\0")
+        found: dict[str, Any] = json.loads(first)
+        return found
+
+    @contextmanager
+    def page(self, url: str, width: int = 1280, height: int = 800, dark: bool = False) -> Iterator[Page]:
+        """A tab of its own, with storage of its own."""
+        context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        page = Page(self, session)
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            page.call(f"{domain}.enable")
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        page.call("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        page.call("Emulation.setEmulatedMedia", features=[scheme])
+        page.call("Page.navigate", url=url)
+        page.until("document.readyState === 'complete'")
+        try:
+            yield page
+        finally:
+            self.call("Target.disposeBrowserContext", browserContextId=context)
+
+
+class Page:
+    """A tab."""
+
+    def __init__(self, browser: Browser, session: str):
+        self._browser, self._session = browser, session
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        return self._browser.call(method, self._session, **params)
+
+    def do(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, (script, found["exceptionDetails"])
+        return found["result"].get("value")
+
+    def until(self, script: str) -> Any:
+        """Wait until an expression is true, and return its value."""
+        end = time.monotonic() + SECONDS
+        while not (found := self.do(script)):
+            assert time.monotonic() < end, (script, self.do("document.body.innerText"))
+            time.sleep(0.02)
+        return found
+
+    def text(self, selector: str) -> str:
+        """The text of the first element, as it is shown."""
+        return str(self.do(f"document.querySelector({json.dumps(selector)}).innerText"))
+
+    def press(self, *names: str, shift: bool = False) -> None:
+        """Press and release keys."""
+        for name in names:
+            code, text = KEYS[name]
+            key = {"key": text if name == "Space" else name, "code": name, "windowsVirtualKeyCode": code}
+            key["modifiers"] = 8 if shift else 0  # type: ignore[assignment]
+            self.call("Input.dispatchKeyEvent", type="keyDown", **key, **({"text": text} if text else {}))
+            self.call("Input.dispatchKeyEvent", type="keyUp", **key)
+
+    def write(self, text: str) -> None:
+        """Write into what has the focus."""
+        self.call("Input.insertText", text=text)
+
+    def tab_to(self, selector: str) -> None:
+        """Move the focus with the Tab key alone."""
+        for _ in range(60):
+            if self.do(f"document.activeElement.matches({json.dumps(selector)})"):
+                return
+            self.press("Tab")
+        raise AssertionError(f"{selector} cannot be reached with the Tab key")
+
+    def picture(self, path: Path) -> None:
+        """Save what is shown as PNG."""
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+
+    def events(self, method: str) -> list[dict[str, Any]]:
+        """The parameters of what the page has reported."""
+        self.do("0")  # what came before it has been read then
+        heard = self._browser.heard
+        return [each["params"] for each in heard if each["method"] == method and each.get("sessionId") == self._session]
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Browser]:
+    """A Chromium that keeps its files in `folder`. Call it only if there is one."""
+    assert CHROMIUM is not None
+    inner_read, write = os.pipe()
+    read, inner_write = os.pipe()
+    theirs = [fcntl.fcntl(each, fcntl.F_DUPFD, 10) for each in (inner_read, inner_write)]
+    command = [CHROMIUM, *OPTIONS, f"--user-data-dir={folder}", "about:blank"]
+    made = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(3, 4), preexec_fn=_placed(*theirs)
+    )
+    for each in (inner_read, inner_write, *theirs):
+        os.close(each)
+    started = Browser(read, write)
+    try:
+        yield started
+        started.call("Browser.close")
+        made.wait(SECONDS)
+    finally:
+        made.kill()
+        made.wait()
+        os.close(read)
+        os.close(write)
+
+
+def _placed(read: int, write: int) -> Callable[[], None]:
+    """What puts the pipes where Chromium expects them, in the new process."""
+
+    def place() -> None:
+        os.dup2(read, 3)
+        os.dup2(write, 4)
+
+    return place
