@@ -15,6 +15,12 @@ const rateOf = (runs) => {
   return known.length ? median(known) : null;
 };
 
+/** The number of runs, and their rates from the lowest to the highest. */
+const spread = (runs) => {
+  const rates = runs.map((run) => run.rate).filter((rate) => rate !== null);
+  return `${runs.length} of ${whole(Math.min(...rates))} to ${whole(Math.max(...rates))}`;
+};
+
 /** One line on a run, also while it runs. */
 export function line(run) {
   const drafted = run.tokens.filter((token) => token.drafter !== null).length;
@@ -60,7 +66,8 @@ function note(fast, plain, rates) {
     said.push("The answer is too short to measure a rate.");
   }
   if (ended && fast.length && plain.length) {
-    said.push(fast.length === 1 ? "One run of each, one after the other." : `Medians of ${fast.length} and ${plain.length} runs, in turns.`);
+    said.push(runs.length === 2 ? "One run of each, one after the other." :
+      `Medians of runs in turns: ${spread(fast)} tokens/s with speculation, ${spread(plain)} without.`);
     if (fast[0].body.temperature > 0) said.push("The text is sampled, so the texts may differ.");
     else said.push(fast[0].text === plain[0].text ? "The texts are the same." : "The texts differ.");
   }
