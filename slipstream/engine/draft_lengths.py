@@ -8,8 +8,8 @@ lengths of single requests). Length 0 for all is plain decoding.
 
 Nothing is measured beforehand. The survival S of each request is learned from its own steps, starting from that of the
 requests before it (`DepthStats`). Times are medians of recent steps; what was never timed is estimated from its
-neighbours. The first step is plain, the next ones draft. If drafts do not pay, the drafter rests, and is tried again
-after pauses that double and that are long enough for trials to cost little.
+neighbours. The first steps draft, then one is plain, and now and then another. If drafts do not pay, the drafter rests,
+and is tried again after pauses that double and that are long enough for trials to cost little.
 
 Lengths depend on past steps only, never on tokens that were drawn, so every output distribution is unchanged. They
 depend on times, though: under `rejection`, a seed then gives the same text only with fixed lengths.
@@ -21,7 +21,7 @@ import logging
 import math
 import statistics
 from bisect import bisect_left, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -31,8 +31,6 @@ log = logging.getLogger("slipstream")
 
 FIRST = 4
 """Draft tokens of the first steps that draft."""
-PLAIN_SAMPLES = 2
-"""Plain steps, or calls of several, that are timed before anything is drafted."""
 TRIAL_STEPS = 3
 """Steps that draft before the drafter may rest (again)."""
 TRIAL_SHARE = 0.01
@@ -42,7 +40,7 @@ MARGIN = 0.02
 FIRST_REST, LONGEST_REST = 32, 4096
 """Tokens per request that the first pause is long, and the longest."""
 RENEW = 256
-"""Steps that draft after which a plain one is timed again."""
+"""Most steps that draft before a plain one is timed again; fewer at first."""
 FADE, FADE_ALL = 1 - 1 / 64, 1 - 1 / 512
 """Weight that the record of a request, and that of all, keeps with each of its steps that draft."""
 WEIGHT = 8.0
@@ -157,15 +155,22 @@ class Survival:
         return row
 
 
+@dataclass(frozen=True)
+class _Cost:
+    """What a step of a trial took and gave."""
+
+    seconds: float
+    requests: int
+    accepted: int
+
+
 @dataclass
 class _Counts:
-    """Of all steps that drafted: for what the user is told."""
+    """Of all steps that drafted: for what the user is told. steps: by the number of requests."""
 
-    steps: int = 0
-    requests: int = 0
+    steps: Counter[int] = field(default_factory=Counter)
     tokens: int = 0
     seconds: float = 0.0
-    plain: float = 0.0  # what plain steps with as many requests would have taken
 
 
 @dataclass
@@ -203,12 +208,13 @@ class DraftLengths:
         self._drafting: dict[int, Times] = {}  # by requests that draft: by levels
         # Ids, lengths, and for how many steps they were used.
         self._chosen: tuple[tuple[int, ...], list[int], int] = ((), [], 0)
-        self._drafted = 0  # steps that drafted since the last plain one
+        self._drafted, self._renew = 0, TRIAL_STEPS  # steps that drafted since the last plain one, until the next one
         self._trial = TRIAL_STEPS  # steps that draft before the drafter may rest
         self._pays = False  # whether the last choice was to draft; then a small loss is taken for noise
         self._rest, self._pause = 0, FIRST_REST
-        self._lost: list[float] = []  # plain steps that each step of the trial has cost
-        self._caught_up, self._late = 0.0, 0  # plain steps that catching up has cost, and for how many steps in a row
+        self._tried: list[_Cost] = []  # each step of the trial
+        self._caught_up: list[_Cost] = []  # each step of it in which a drafter caught up
+        self._late = 0  # for how many steps in a row one did
         self._counts, self._told = _Counts(), False
 
     # --- choosing ------------------------------------------------------------------------------------------------
@@ -219,9 +225,9 @@ class DraftLengths:
         none = [0] * len(ids)
         if self.resting or not any(limits):
             return none
-        if len(self._plain) < PLAIN_SAMPLES or self._drafted >= RENEW:
+        if self._drafted >= self._renew:
             return none
-        if not self._drafting:
+        if not self._drafting or not len(self._plain):
             return [min(FIRST, limit) for limit in limits]
         key, lengths, used = self._chosen
         if key != tuple(ids) or used >= KEEP:
@@ -232,7 +238,7 @@ class DraftLengths:
                 return none
             lengths, used = found, 0
             if not self._pays:
-                self._pays, self._pause, self._caught_up = True, FIRST_REST, 0.0
+                self._pays, self._pause, self._caught_up = True, FIRST_REST, []
         self._chosen = tuple(ids), lengths, used + 1
         return list(map(min, lengths, limits))
 
@@ -268,7 +274,7 @@ class DraftLengths:
         seconds = (step.draft + step.rest) / step.repeats
         self._rested(step)
         if not drafting:
-            self._drafted = 0
+            self._drafted, self._renew = 0, min(4 * self._renew, RENEW)
             self._plain.add(count, seconds)
             self._forward.add(count, seconds)
             return
@@ -277,14 +283,14 @@ class DraftLengths:
         drafted = [b for b, length in enumerate(step.lengths) if length]
         each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
         self._survival.learn([step.ids[b] for b in drafted], *each)
-        lost = seconds / self._plain.nearest(count) - 1 - sum(step.accepted) / count
+        cost = _Cost(seconds, count, sum(step.accepted))
         self._late = self._late + 1 if step.catching_up else 0
         if 0 < self._late <= PATIENCE:
-            self._caught_up += max(0.0, lost)
+            self._caught_up.append(cost)
             return
         if self._trial:
             self._trial -= 1
-            self._lost.append(lost)
+            self._tried.append(cost)
             if not self._trial:
                 self._chosen = (), [], 0
         if drafting not in self._drafting:
@@ -292,11 +298,9 @@ class DraftLengths:
             self._drafting[drafting].add(0, 0.0)
         self._drafting[drafting].add(max(step.lengths), step.draft)
         found = self._counts
-        found.steps += 1
-        found.requests += count
+        found.steps[count] += 1
         found.tokens += count + sum(step.accepted)
         found.seconds += seconds
-        found.plain += self._plain.nearest(count)
 
     def _rested(self, step: Step) -> None:
         if self.resting:
@@ -306,19 +310,24 @@ class DraftLengths:
 
     def _begin_rest(self) -> None:
         self.resting, self._pays = True, False
-        lost = self._caught_up + TRIAL_STEPS * statistics.median_low(self._lost or [0.0])
+        tried, caught_up = ([self._lost(cost) for cost in costs] for costs in (self._tried, self._caught_up))
+        lost = sum(max(0.0, each) for each in caught_up) + TRIAL_STEPS * statistics.median_low(tried or [0.0])
         self._rest = max(self._pause, int(lost / TRIAL_SHARE))
-        self._pause, self._lost, self._caught_up = min(2 * self._pause, LONGEST_REST), [], 0.0
+        self._pause, self._tried, self._caught_up = min(2 * self._pause, LONGEST_REST), [], []
         found = self._counts
-        if not self._told and found.steps >= TRIAL_STEPS:
+        if not self._told and found.steps.total() >= TRIAL_STEPS:
             self._told = True
             log.warning(
                 "drafts do not pay here: %.2f tokens a step and request, and a step takes %.2f times as long as a "
                 "plain one. Decoding goes on without them; they are tried again from time to time. The text is not "
                 "affected.",
-                found.tokens / found.requests,
-                found.seconds / found.plain,
+                found.tokens / sum(count * steps for count, steps in found.steps.items()),
+                found.seconds / sum(self._plain.nearest(count) * steps for count, steps in found.steps.items()),
             )
+
+    def _lost(self, cost: _Cost) -> float:
+        """Plain steps that a step took beyond what it gained."""
+        return cost.seconds / self._plain.nearest(cost.requests) - 1 - cost.accepted / cost.requests
 
     def release(self, seq_id: int) -> None:
         """Forget a request; unknown ids are ignored."""
