@@ -45,6 +45,8 @@ FADE, FADE_ALL = 1 - 1 / 64, 1 - 1 / 512
 """Weight that the record of a request, and that of all, keeps with each of its steps that draft."""
 WEIGHT = 8.0
 """Draft tokens of other requests that count in the record of each."""
+STALE = 8
+"""Samples of a number are used until STALE * n^2 of others came, where n is how many there are."""
 PATIENCE = 8
 """Steps in a row whose time of drafting is not learned because a drafter caught up. With texts as short as that, it
 counts."""
@@ -59,6 +61,7 @@ class Times:
         self._samples: dict[int, deque[float]] = {}
         self._known: list[int] = []
         self._medians: dict[int, float] = {}
+        self._count, self._last = 0, dict[int, int]()  # samples so far; and when each number had its last one
 
     def __len__(self) -> int:
         """How many samples there are, up to 9 of each number."""
@@ -68,9 +71,18 @@ class Times:
         if n not in self._samples:
             self._samples[n] = deque(maxlen=9)
             insort(self._known, n)
+        elif self._stale(n):
+            self._samples[n].clear()
+        self._count += 1
+        self._last[n] = self._count
         self._samples[n].append(seconds)
         own = self._samples[n]  # of two, the greater may be that of a moment in which others had the processor
         self._medians[n] = statistics.median(own) if len(own) > 2 else min(own)
+
+    def _stale(self, n: int) -> bool:
+        """Whether the samples of a number are too old: the fewer there are, the sooner. Else a number that was timed in
+        a bad moment would look bad for good, because it would not be chosen again."""
+        return self._count - self._last[n] > STALE * len(self._samples[n]) ** 2
 
     def nearest(self, n: int) -> float:
         """The median of the nearest number that was timed."""
@@ -82,8 +94,9 @@ class Times:
         """Seconds for each of these numbers: between timed ones on a line that does not fall; beyond them with half the
         slope of all of them, so that what looks nearly as good is tried, and then known; if only one was timed, the
         same for all. A number that was timed once or twice, while others were timed more often, counts as not timed: a
-        sample from a moment in which others had the processor would rule it out for good."""
-        often = [n for n in self._known if len(self._samples[n]) > 2]
+        sample from a moment in which others had the processor would rule it out for good. So does one whose samples are
+        old."""
+        often = [n for n in self._known if len(self._samples[n]) > 2 and not self._stale(n)]
         xs = [n for n in self._known if n in often or n == self._known[0]] if often else self._known
         pools: list[list[float]] = []  # mean, samples, numbers: neighbours that would fall are joined
         for n in xs:

@@ -64,6 +64,19 @@ def test_a_length_never_exceeds_the_limit_of_its_request() -> None:
     assert policy.choose(range(3), limits)[2] > 2
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_slow_moment_at_the_start_rules_nothing_out_for_good(seed: int) -> None:
+    """The first 12 steps that draft take three times as long."""
+    world = World([0.9], level=0.05, row=0.02, seed=seed)
+    best, policy, slow = fixed(replace(world, seed=9), 8, 12_000), DraftLengths(), iter([3.0] * 12)
+
+    def learn(step: Step) -> None:
+        factor = next(slow, 1.0) if any(step.lengths) else 1.0
+        policy.learn(replace(step, draft=factor * step.draft, rest=factor * step.rest))
+
+    assert world.run(lambda: policy.choose(range(1), [8]), 12_000, learn) > 0.9 * best
+
+
 def test_a_drafter_that_becomes_useful_is_found_again() -> None:
     policy = DraftLengths()
     adaptive(World([0.0], level=0.1, row=0.05), policy, 400)
