@@ -74,7 +74,7 @@ def test_a_slow_moment_at_the_start_rules_nothing_out_for_good(seed: int) -> Non
         factor = next(slow, 1.0) if any(step.lengths) else 1.0
         policy.learn(replace(step, draft=factor * step.draft, rest=factor * step.rest))
 
-    assert world.run(lambda: policy.choose(range(1), [8]), 12_000, learn) > 0.9 * best
+    assert world.run(lambda: policy.choose(range(1), [8]), 12_000, learn) > 0.85 * best
 
 
 def test_a_drafter_that_becomes_useful_is_found_again() -> None:
