@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ AUTO = "auto"
 FIXED = (2, 4, 6)
 """Fixed draft lengths; the best of them, or none, is what the lengths that are chosen are compared with."""
 TOKENS = 64
+ALL_PROMPTS = 33
+"""So many requests ask for every embedded prompt at least once."""
 DRAFTERS_ALONE = ("model", "suffix", "eagle3", "ngram")
 
 Requests = Callable[[int, int], Request]
@@ -42,9 +44,9 @@ class Group:
     arms: Callable[[Mapping[str, Endpoint]], list[LoadArm]]
 
 
-def prompts(kinds: str, tokens: int, **body: Any) -> Requests:
-    """Greedy requests for exactly so many tokens, each with a first line of its own."""
-    chosen = LoadPrompts(select(kinds)[0], tokens, {"temperature": 0, "ignore_eos": True}, distinct=True)
+def prompts(kinds: str, tokens: int, distinct: bool = True, **body: Any) -> Requests:
+    """Greedy requests for exactly so many tokens. distinct: each with a first line of its own."""
+    chosen = LoadPrompts(select(kinds)[0], tokens, {"temperature": 0, "ignore_eos": True}, distinct=distinct)
 
     def request(number: int, i: int) -> Request:
         made = chosen.request(number, i)
@@ -76,14 +78,18 @@ def adaptive_servers(folder: Path) -> Mapping[str, Served]:
 
 
 def adaptive_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
+    """All prompts come from the prefix cache, in every arm: what is compared is decoding."""
     arms: list[LoadArm] = []
-    asked = prompts("code,edit", TOKENS)
+    asked = prompts("code,edit", TOKENS, distinct=False)
     for streams in LOADS:
         load = load_of(streams)
+        load = replace(load, warm_up=ALL_PROMPTS if streams == 1 else min(16, streams))
         off = LoadArm("off", places["off"], load, asked)
         arms += [off, *(LoadArm(name, places[name], load, asked, off) for name in ("auto", "auto, bad draft"))]
         for length in FIXED:
-            own = prompts("code,edit", TOKENS, speculation={"draft_tokens": length})
+            own = prompts("code,edit", TOKENS, distinct=False, speculation={"draft_tokens": length})
+            if length != FIXED[0]:  # its server has all prompts
+                load = replace(load, warm_up=min(16, streams))
             arms.append(LoadArm(f"K={length}", places["fixed"], load, own, off))
     return arms
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import count
+from time import time_ns
 from typing import Any
 
 from slipstream.lab.load_client import CHAT, COMPLETIONS, Request
@@ -29,6 +31,7 @@ class LoadPrompts:
     seed: int = 0
     template: str = "auto"
     distinct: bool = False
+    _made: Iterator[int] = field(default_factory=lambda: count(time_ns()), init=False, repr=False)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -40,7 +43,7 @@ class LoadPrompts:
     def request(self, number: int, i: int) -> Request:
         """The i-th request of a pass."""
         entry = self.entries[(i + number + 1) % len(self.entries)]
-        text = f"# {self.seed}.{number + 1}.{i}\n{entry.text}" if self.distinct else entry.text
+        text = f"# {next(self._made)}\n{entry.text}" if self.distinct else entry.text
         sampling = {name: value for name, value in self.sampling.items() if NO_EFFECT.get(name) != value}
         body: dict[str, Any] = {"max_tokens": self.tokens, **sampling}
         if sampling["temperature"] > 0:

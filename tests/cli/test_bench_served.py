@@ -77,10 +77,10 @@ def test_requests_for_an_answer_go_to_chats_and_text_to_completions(cli, host, t
         return await ask(self, request, scheduled)
 
     monkeypatch.setattr(LoadClient, "ask", noted)
-    given = ["--concurrency", "1", "--distinct", "--top-p", "0.9", "--temperature", "1"]
+    given = ["--concurrency", "1,2", "--distinct", "--top-p", "0.9", "--temperature", "1"]
     assert cli("bench", texts, "--serve", f"{host.url}/v1", *QUICK, *given).code == 0
     assert {each.path for each in seen} == {"/completions"}
-    assert len({each.body["prompt"] for each in seen}) == len(seen) == 9
+    assert len({each.body["prompt"] for each in seen}) == len(seen) == 18, "also those of different loads"
     assert len({each.body["seed"] for each in seen}) == 9
     assert seen[0].body.keys() == {"prompt", "max_tokens", "temperature", "top_p", "seed"}
 
