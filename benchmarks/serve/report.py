@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.markdown import document, rows as table_rows, table
+from benchmarks.markdown import document, noise, rows as table_rows, table
 from benchmarks.serve.figures import Row
 from slipstream.lab.report_load import latencies, speeds
 from slipstream.lab.results import Result
@@ -36,7 +36,7 @@ def _group(name: str) -> Any:
         source = result.provenance
         share = source.get("neighbours")
         machine = source["machine"]
-        lines = [f"## {name}", ""]
+        lines = [f"## {name}", "", *noise({"provenance": source}), ""]
         for made in (speeds(result.data["arms"]), latencies(result.data["arms"])):
             lines += [f"{made.title}. {made.note}", "", table(made), ""]
         other = "" if share is None else f"; {100 * share:.0f} % of the machine's time went to other work"
