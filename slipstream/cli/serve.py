@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,8 +17,12 @@ from slipstream.core.params import check_integer, check_number
 from slipstream.errors import ParameterError
 from slipstream.zoo import checkpoint_of
 
+if TYPE_CHECKING:
+    from slipstream.server.request_traces import Tracing
+
 _SERVER, _LIMITS = "Server", "Limits"
 KEY = "SLIPSTREAM_API_KEY"
+OTLP = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,31 @@ class ServerOptions:
         str | None,
         typer.Option(help="Name of the model in requests.", rich_help_panel=_SERVER, show_default="--target"),
     ] = None
+    tool_format: Annotated[
+        str, typer.Option(help="How the model writes calls: hermes, mistral, llama, none.", rich_help_panel=_SERVER)
+    ] = "auto"
+    reasoning: Annotated[
+        str,
+        typer.Option(help="Markers around reasoning: '<think> </think>', or none.", rich_help_panel=_SERVER),
+    ] = "auto"
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Send a trace of each request there (OTLP over HTTP). Also: {OTLP}.", rich_help_panel=_SERVER
+        ),
+    ] = None
     max_batch: Annotated[int, typer.Option(help="Most requests in one step.", rich_help_panel=_LIMITS)] = 16
     max_waiting: Annotated[
         int, typer.Option(help="Most requests that wait; more are refused (429).", rich_help_panel=_LIMITS)
     ] = 256
     max_body: Annotated[int, typer.Option(help="Most bytes of a request.", rich_help_panel=_LIMITS)] = 8 << 20
+    max_per_key: Annotated[
+        int,
+        typer.Option(help="Most requests of one API key that run or wait; 0: no limit.", rich_help_panel=_LIMITS),
+    ] = 0
+    engine_restart: Annotated[
+        int, typer.Option(help="How often the engine's process is started again if it dies.", rich_help_panel=_LIMITS)
+    ] = 3
     first_token_seconds: Annotated[
         float, typer.Option(help="Longest wait for a first token.", rich_help_panel=_LIMITS)
     ] = 120.0
@@ -50,13 +75,17 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ParameterError(f"port is {self.port}, must be from 0 to 65535", fix="choose --port 8000")
-        for name, low in (("max_batch", 1), ("max_waiting", 0), ("max_body", 1)):
-            check_integer(name, getattr(self, name), low)
+        for name in ("max_batch", "max_body"):
+            check_integer(name, getattr(self, name), 1)
+        for name in ("max_waiting", "max_per_key", "engine_restart"):
+            check_integer(name, getattr(self, name), 0)
         for name in ("first_token_seconds", "total_seconds"):
             check_number(name, getattr(self, name), 0.0, 1e9, open_low=True)
         check_number("grace_seconds", self.grace_seconds, 0.0, 1e9)
         if "" in self.keys:
             raise ParameterError("an API key is empty", fix="give one, or omit --api-key")
+        if self.max_per_key and not self.keys:
+            raise ParameterError("max_per_key is given, but no request names a key", fix="give --api-key")
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -83,26 +112,40 @@ def serve(models: ModelOptions, server: ServerOptions) -> None:
         with uncollected():
             from slipstream.server.app import create_app
             from slipstream.server.engine_process import RemoteEngine
+            from slipstream.server.reply_format import ReplyFormat
             from slipstream.server.service import Limits, Service
 
         arguments["kv_tokens"] = kv_tokens(models, arguments, server.max_batch)
-        engine = RemoteEngine(models.target, drafter, arguments | {"max_batch": server.max_batch})
+        tracing = _tracing(server.otlp_endpoint)
+        replies = ReplyFormat.of(text, server.tool_format, server.reasoning)
+        options = arguments | {"max_batch": server.max_batch}
+        engine = RemoteEngine(models.target, drafter, options, server.engine_restart)
         try:
             limits = Limits(
                 body=server.max_body,
                 waiting=server.max_waiting,
+                per_key=server.max_per_key,
                 first_token_seconds=server.first_token_seconds,
                 total_seconds=server.total_seconds,
             )
             name = server.served_model_name or models.target
-            service = Service(name, engine.facts, text, engine.streams, limits, server.keys)
+            service = Service(name, engine.facts, text, engine.streams, limits, server.keys, replies, tracing)
             port = listening.getsockname()[1]
             address = f"http://{server.host}:{port}"
             render.line(f"serving {name} ({models.method} drafter) at {address}/v1, with a page at {address}/")
             from slipstream.server.serving import serve as answer
 
-            answer(create_app(service), service, listening, server.grace_seconds)
+            def ends(end: Callable[[], None]) -> None:
+                engine.ended = end
+                if engine.over:
+                    end()
+
+            answer(create_app(service), service, listening, server.grace_seconds, ends)
+            if engine.over and engine.streams.dead is not None:
+                raise engine.streams.dead
         finally:
+            if tracing is not None:
+                tracing.close()
             engine.stop()
 
 
@@ -134,3 +177,16 @@ def kv_tokens(models: ModelOptions, arguments: dict[str, Any], max_batch: int) -
     ]
     render.err().print(render.facts_table(rows))
     return needed.kv_tokens
+
+
+def _tracing(endpoint: str | None) -> Tracing | None:
+    """What sends traces. The environment's endpoint is for all programs, so without the extra it is ignored."""
+    from slipstream.server.request_traces import Tracing
+
+    found = endpoint or os.environ.get(OTLP)
+    try:
+        return Tracing.to(found) if found else None
+    except ParameterError:
+        if endpoint is None:
+            return None
+        raise

@@ -10,12 +10,12 @@ from typing import Any
 from slipstream.core.strict import Strict
 from slipstream.errors import ParameterError
 
-KINDS = ("json_schema", "json_object", "regex", "grammar", "choice")
+KINDS = ("json_schema", "json_object", "regex", "grammar", "choice", "tokens")
 
 
 @dataclass(frozen=True)
 class Structured(Strict):
-    """The form of a text, by exactly one of the first five. Every token is sampled from the target's distribution over
+    """The form of a text, by exactly one of the first six. Every token is sampled from the target's distribution over
     the tokens that the form allows there. A text that ends with finish "stop" has the form; one that is cut by
     max_tokens is the beginning of one that has.
 
@@ -25,6 +25,7 @@ class Structured(Strict):
     regex        a regular expression that the whole text matches. Without look-around and back-references.
     grammar      a context-free grammar in Lark (`start: "a" | "b"`) or EBNF as in llama.cpp (`root ::= "a" | "b"`).
     choice       strings, one of which is the text.
+    tokens       token ids, which are the text: with `logprobs`, how likely the target finds them. Without `after`.
     after        the text before the first occurrence of this string, and the string itself, are free (the reasoning of
                  a model, `after="</think>"`). Stop ids may then end the text also before it. None: all has the form.
     """
@@ -34,6 +35,7 @@ class Structured(Strict):
     regex: str | None = None
     grammar: str | None = None
     choice: Seq[str] | None = None
+    tokens: Seq[int] | None = None
     after: str | None = None
 
     def __post_init__(self) -> None:
@@ -53,6 +55,10 @@ class Structured(Strict):
             object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
+        if self.tokens is not None:
+            object.__setattr__(self, "tokens", _tokens(self.tokens))
+            if self.after is not None:
+                raise _wrong("after", self.after, "None with tokens, which are the whole text")
 
     def _is_schema(self, kind: str) -> bool:
         return kind == "json_schema" and self.json_schema is not None  # False is a schema, if one that nothing meets
@@ -83,6 +89,15 @@ def _choices(choice: Any) -> tuple[str, ...]:
         if not isinstance(text, str) or not text:
             raise _wrong("choice", choice, "a list of strings that are not empty")
     return tuple(choice)
+
+
+def _tokens(tokens: Any) -> tuple[int, ...]:
+    if isinstance(tokens, (str, Mapping)) or not isinstance(tokens, Seq) or not tokens:
+        raise _wrong("tokens", tokens, "a list of token ids")
+    for token in tokens:
+        if type(token) is not int or token < 0:
+            raise _wrong("tokens", token, "a token id")
+    return tuple(tokens)
 
 
 def _wrong(name: str, value: Any, must: str) -> ParameterError:

@@ -14,7 +14,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError, PromptError
 
 Prompt = str | Seq[int]
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 class RequestChecks:
@@ -62,13 +62,23 @@ class RequestChecks:
 
     def chat(self, messages: str | Seq[Message]) -> list[int]:
         """Token ids of a conversation, ending where the assistant is to speak."""
+        return self.chat_ids(self.chat_text(messages))
+
+    def chat_text(self, messages: str | Seq[Message], **names: Any) -> str:
+        """What the chat template makes of a conversation. names: what else it reads, such as `tools`."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         if self.tokenizer is None or not self.tokenizer.chat_template:
             raise PromptError(
                 "this target has no chat template", fix="give a plain prompt to generate (without --chat)"
             )
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        text: str = self.tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=True, **names
+        )
+        return text
+
+    def chat_ids(self, text: str) -> list[int]:
+        """Token ids of what a chat template has made."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
         return ids
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from slipstream.core.constraint import Constraint
 from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError
 from slipstream.grammar.free_text import FreeText
+from slipstream.grammar.given_tokens import GivenTokens
 from slipstream.grammar.schema_faults import check_multiples, place_of
 from slipstream.grammar.text_constraint import TextConstraint, fault_of
 from slipstream.grammar.token_bytes import Vocabulary
@@ -47,12 +49,15 @@ class Grammars:
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int):
+        self._vocab_size = vocab_size
         self._vocabulary = lru_cache(1)(lambda: Vocabulary.of(tokenizer, vocab_size))  # made when first needed
         self._compiled = lru_cache(KEPT)(self._compile)
 
-    def constraint(self, structured: Structured, stop_ids: frozenset[int]) -> TextConstraint:
+    def constraint(self, structured: Structured, stop_ids: frozenset[int]) -> Constraint:
         """The constraint of one request, whose text these ids end. Raises ParameterError if the form cannot be
         compiled, which says where."""
+        if structured.tokens is not None:
+            return GivenTokens(structured.tokens, self._vocab_size)
         matcher, free = self._compiled(structured)
         return TextConstraint(self._vocabulary(), matcher, free, stop_ids)
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -36,9 +36,27 @@ def render(template: str, messages: Seq[Mapping[str, str]], add_generation_promp
     )
 
 
+def chosen_template(templates: str | Mapping[str, str] | None, tools: bool) -> str:
+    """Which of the templates of a tokenizer transformers takes for a conversation, with tools or without; "" if it has
+    none."""
+    if isinstance(templates, Mapping):
+        return (templates.get("tool_use") if tools else None) or templates.get("default", "")
+    return templates or ""
+
+
+@lru_cache(maxsize=8)
+def names_read(template: str) -> frozenset[str]:
+    """The names that a template reads and does not set itself. Raises jinja2's TemplateError."""
+    return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+
+
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> Any:
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    made = _environment()
     made.filters["tojson"] = _tojson
     made.globals |= {
         "raise_exception": _raise,

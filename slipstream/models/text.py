@@ -58,6 +58,18 @@ def decoder_of(tokenizer: Any) -> Decode:
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
+def decoder_keeping(tokenizer: Any, markers: Seq[str] | None) -> Decode:
+    """As `decoder_of`, but with the special tokens that are among the markers; None: with all special tokens."""
+    kept = {tokenizer.convert_tokens_to_ids(marker) for marker in markers or ()}
+    whole = not isinstance(tokenizer, FolderTokenizer)
+    added = tokenizer.added_tokens_decoder if whole else tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    special = {token for token, known in added.items() if known.special}
+    dropped = frozenset() if markers is None else special - kept
+    return lambda ids: tokenizer.decode(
+        [token for token in ids if token not in dropped], skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+
+
 def stray_byte(tokenizer: Any) -> int | None:
     """Id of a byte that is in no UTF-8 text, if the tokenizer falls back to bytes (as Llama 2's), else None."""
     if not isinstance(tokenizer, FolderTokenizer):

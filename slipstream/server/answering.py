@@ -11,11 +11,12 @@ from typing import Any
 from uuid import uuid4
 
 from fastapi import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from slipstream.core.params import SamplingParams
 from slipstream.server.api_error import api_error
-from slipstream.server.event_stream import DONE, EventStream, event, while_connected
+from slipstream.server.delivery import Parts, delivered
+from slipstream.server.event_stream import DONE, event
 from slipstream.server.fields import SPECULATION, drafter_name, flag, members, prediction_text
 from slipstream.server.generation import Choice, Generation, Part
 from slipstream.server.service import Service
@@ -53,57 +54,36 @@ class Form(ABC):
 
 
 async def generation_of(
-    service: Service, prompts: list[list[int]], params: SamplingParams, n: int, given: Mapping[str, Any]
+    service: Service, prompts: list[list[int]], params: SamplingParams, n: int, given: Mapping[str, Any], **more: Any
 ) -> Generation:
-    """The choices of a request, with its rule and its prediction. Raises ApiError 400."""
+    """The choices of a request, with its rule and its prediction. more: as of `Generation`. Raises ApiError 400."""
     rule = members(given, "speculation", SPECULATION).get("rule")
     drafter = drafter_name(given, service.facts.drafters)
     text = prediction_text(given)
     prediction = await asyncio.to_thread(service.checks.prediction, text)
-    return Generation(service, prompts, params, n, rule, prediction, drafter)
+    return Generation(service, prompts, params, n, rule, prediction, drafter, **more)
 
 
 async def answer(request: Request, form: Form, generation: Generation, given: Mapping[str, Any]) -> Response:
-    """The answer to a request. A stream begins when the first token is there, so everything that is wrong with the
-    request is answered with its own status."""
+    """The answer to a request."""
     service = generation.service
     head = {"id": f"{form.prefix}-{uuid4().hex}", "created": service.now(), "model": service.name}
     statistics = flag(given, "statistics")
-    streamed = flag(given, "stream")
     options = members(given, "stream_options", ("include_usage", "continuous_usage_stats"))
     include_usage = flag(options, "include_usage")
-    if streamed:
-        parts = generation.parts()
-        first = await while_connected(request, _next(parts))
-        events = _events(form, generation, head, parts, first, include_usage, statistics)
-        return EventStream(events, service.limits.send_seconds)
-    await while_connected(request, _all(generation))
-    choices = [_with(form.whole(generation, choice), choice, statistics) for choice in generation.choices]
-    return JSONResponse(head | {"object": form.name, "choices": choices, "usage": generation.usage})
 
+    def whole() -> Object:
+        choices = [_with(form.whole(generation, choice), choice, statistics) for choice in generation.choices]
+        return head | {"object": form.name, "choices": choices, "usage": generation.usage}
 
-async def _next(parts: AsyncGenerator[Part, None]) -> Part:
-    try:
-        return await parts.__anext__()
-    except BaseException:
-        await parts.aclose()
-        raise
+    def events(parts: Parts) -> AsyncGenerator[bytes, None]:
+        return _events(form, generation, head, parts, include_usage, statistics)
 
-
-async def _all(generation: Generation) -> None:
-    async with aclosing(generation.parts()) as parts:
-        async for _ in parts:
-            pass
+    return await delivered(request, generation, flag(given, "stream"), lambda part: None, whole, events)
 
 
 async def _events(
-    form: Form,
-    generation: Generation,
-    head: Object,
-    parts: AsyncGenerator[Part, None],
-    first: Part,
-    include_usage: bool,
-    statistics: bool,
+    form: Form, generation: Generation, head: Object, parts: Parts, include_usage: bool, statistics: bool
 ) -> AsyncGenerator[bytes, None]:
     def chunk(choices: list[Object], usage: object = None) -> bytes:
         body = head | {"object": form.chunk_name, "choices": choices}
@@ -114,14 +94,12 @@ async def _events(
             for choice in generation.choices:
                 if (before := form.first(generation, choice)) is not None:
                     yield chunk([before])
-            part: Part | None = first
-            while part is not None:
-                if part.text or part.logprobs or part.finish or (statistics and part.tokens):
+            async for part in parts:
+                if part.text or part.deltas or part.logprobs or part.finish or (statistics and part.tokens):
                     written = form.part(generation, part)
                     if statistics:
                         written["tokens"] = [{"text": text, "drafter": drafter} for text, drafter in part.tokens]
                     yield chunk([_with(written, part.choice, statistics and part.finish is not None)])
-                part = await anext(parts, None)
             if include_usage:
                 yield chunk([], generation.usage)
         except Exception as fault:

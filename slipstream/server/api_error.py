@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from slipstream.errors import EngineError, RequestError, RuleError, SlipstreamError
 
 TYPES = {
@@ -16,6 +18,15 @@ TYPES = {
     503: "service_unavailable_error",
 }
 """HTTP status -> type of the error; others are "server_error"."""
+
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""The same for Anthropic's API."""
 
 RETRY = (429, 503)
 
@@ -42,6 +53,17 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
+
+    @property
+    def anthropic(self) -> dict[str, Any]:
+        """The body in the form of Anthropic's API."""
+        kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def answer(self, path: str) -> JSONResponse:
+        """The answer to a request for a path."""
+        body = self.anthropic if path.startswith("/v1/messages") else self.body
+        return JSONResponse(body, self.status, headers=self.headers)
 
 
 def api_error(fault: Exception, param: str | None = None) -> ApiError:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 from fastapi import APIRouter, Request
-from jinja2 import TemplateError
 from starlette.responses import Response
 
 from slipstream.core.sequence import TokenLogprob
-from slipstream.errors import PromptError
-from slipstream.server.answering import Form, Object, answer, generation_of
-from slipstream.server.api_error import ApiError
-from slipstream.server.fields import CHAT, body_schema, count, given_fields, plain_text, sampling_params
+from slipstream.server.answering import Form, Object, answer
+from slipstream.server.chat_requests import chat_generation
+from slipstream.server.fields import CHAT, body_schema, fields_of, given_fields
 from slipstream.server.generation import Choice, Generation, Part
+from slipstream.server.reply import ARGUMENTS, CALL, CONTENT, REASONING
 from slipstream.server.request_body import json_body
 from slipstream.server.service import Service
 
-ROLES = ("system", "developer", "user", "assistant")
+FIELDS = fields_of(CHAT)
 
 
 class ChatForm(Form):
@@ -27,16 +23,47 @@ class ChatForm(Form):
     name, chunk_name, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def whole(self, generation: Generation, choice: Choice) -> Object:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return self.choice(choice, self._logprobs(generation, choice.logprobs), choice.finish) | {"message": message}
+        reply = choice.reply
+        message: Object = {"role": "assistant", "content": reply.content or None, "refusal": None}
+        if not (reply.calls or reply.reasoning):
+            message["content"] = reply.content
+        if reply.reasoning:
+            message |= _reasoning(reply.reasoning)
+        if reply.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in reply.calls
+            ]
+        return self._choice(generation, choice, choice.logprobs, choice.finish) | {"message": message}
 
     def first(self, generation: Generation, choice: Choice) -> Object | None:
         delta = {"role": "assistant", "content": ""}
         return {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def part(self, generation: Generation, part: Part) -> Object:
-        delta = {"content": part.text} if part.text else {}
-        return self.choice(part.choice, self._logprobs(generation, part.logprobs), part.finish) | {"delta": delta}
+        delta: Object = {}
+        calls: dict[int, Object] = {}
+        for each in part.deltas:
+            if each.kind == CONTENT:
+                delta["content"] = delta.get("content", "") + each.text
+            elif each.kind == REASONING:
+                delta |= _reasoning(each.text)
+            elif each.kind == CALL:
+                call = {"id": part.choice.reply.calls[each.index].id, "type": "function"}
+                calls[each.index] = {"index": each.index, **call, "function": {"name": each.text, "arguments": ""}}
+            elif each.kind == ARGUMENTS:
+                calls.setdefault(each.index, {"index": each.index, "function": {"arguments": ""}})
+                calls[each.index]["function"]["arguments"] += each.text
+        if calls:
+            delta["tool_calls"] = list(calls.values())
+        return self._choice(generation, part.choice, part.logprobs, part.finish) | {"delta": delta}
+
+    def _choice(
+        self, generation: Generation, choice: Choice, logprobs: list[TokenLogprob], finish: str | None
+    ) -> Object:
+        called = finish == "stop" and choice.reply.calls
+        written = self.choice(choice, self._logprobs(generation, logprobs), finish)
+        return written | {"finish_reason": "tool_calls" if called else finish}
 
     def _logprobs(self, generation: Generation, found: list[TokenLogprob]) -> Object | None:
         if generation.params.logprobs is None:
@@ -51,46 +78,21 @@ class ChatForm(Form):
         return {"content": content, "refusal": None}
 
 
+def _reasoning(text: str) -> Object:
+    """Under both names that clients read."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
 def chat_completions(service: Service) -> APIRouter:
     """The route."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", openapi_extra=body_schema(CHAT), summary="Answer a conversation")
+    schema = body_schema(FIELDS, ["messages"])
+
+    @router.post("/v1/chat/completions", openapi_extra=schema, summary="Answer a conversation")
     async def chat(request: Request) -> Response:
-        given = given_fields(await json_body(request, service.limits.body), CHAT)
-        service.check_model(given.get("model"))
-        prompt = await asyncio.to_thread(conversation, service, given.get("messages"))
-        n = count(given, "n", 1, service.limits.choices, 1)
-        params = service.checked(sampling_params(given, CHAT, service.facts.context - len(prompt)))
-        generation = await generation_of(service, [prompt], params, n, given)
+        given = given_fields(await json_body(request, service.limits.body), FIELDS)
+        generation = await chat_generation(service, given)
         return await answer(request, ChatForm(), generation, given)
 
     return router
-
-
-def conversation(service: Service, messages: Any) -> list[int]:
-    """The ids of a conversation. Raises ApiError 400."""
-    if not isinstance(messages, list) or not messages:
-        raise ApiError(400, "messages is missing or empty, must be a list of messages", "messages")
-    plain = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    try:
-        return service.checks.prompt(service.checks.chat(plain))
-    except PromptError as fault:
-        raise service.prompt_error(fault, "messages") from fault
-    except TemplateError as fault:
-        raise ApiError(400, f"the model's chat template refuses this conversation: {fault}", "messages") from fault
-
-
-def _message(message: Any, where: str) -> dict[str, str]:
-    """A message of plain text: parts of text are joined, and the role "developer" is the system's newer name."""
-    if not isinstance(message, dict):
-        raise ApiError(400, f"{where} is {message!r}, must be an object", where)
-    given = {name: value for name, value in message.items() if value is not None}
-    for name in given:
-        if name not in ("role", "content"):
-            raise ApiError(400, f"{where}.{name} is not supported: messages have a role and text", f"{where}.{name}")
-    role, content = given.get("role"), given.get("content", "")
-    if role not in ROLES:
-        raise ApiError(400, f"{where}.role is {role!r}, must be one of {', '.join(ROLES)}", f"{where}.role")
-    text = plain_text(content, f"{where}.content", f"{where}.content")
-    return {"role": "system" if role == "developer" else role, "content": text}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import accumulate
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,11 +13,12 @@ from slipstream.core.sequence import TokenLogprob
 from slipstream.errors import PromptError
 from slipstream.server.answering import Form, Object, answer, generation_of
 from slipstream.server.api_error import ApiError
-from slipstream.server.fields import COMPLETIONS, body_schema, count, flag, given_fields, sampling_params
+from slipstream.server.fields import COMPLETIONS, body_schema, count, fields_of, flag, given_fields, sampling_params
 from slipstream.server.generation import Choice, Generation, Part
 from slipstream.server.request_body import json_body
 from slipstream.server.service import Service
 
+FIELDS = fields_of(COMPLETIONS)
 LENGTHS = ("max_tokens", "max_completion_tokens")
 
 
@@ -32,10 +34,17 @@ class CompletionForm(Form):
     def whole(self, generation: Generation, choice: Choice) -> Object:
         before = self.echo[choice.prompt] if self.echo else ""
         logprobs = self._logprobs(generation, choice.logprobs, len(before))
+        if self.echo and logprobs is not None:
+            of_prompt = self._of_prompt(generation, choice)
+            logprobs = {name: of_prompt[name] + each for name, each in logprobs.items()}
         return self.choice(choice, logprobs, choice.finish) | {"text": before + choice.text}
 
     def first(self, generation: Generation, choice: Choice) -> Object | None:
-        return self.choice(choice, None, None) | {"text": self.echo[choice.prompt]} if self.echo else None
+        if not self.echo:
+            return None
+        asked = generation.params.logprobs is not None
+        logprobs = self._of_prompt(generation, choice) if asked else None
+        return self.choice(choice, logprobs, None) | {"text": self.echo[choice.prompt]}
 
     def part(self, generation: Generation, part: Part) -> Object:
         logprobs = self._logprobs(generation, part.logprobs, part.offset)
@@ -46,22 +55,30 @@ class CompletionForm(Form):
             return None
         text = generation.service.token_text
         tokens = [text(each.id) for each in found]
-        offsets = [offset + sum(map(len, tokens[:i])) for i in range(len(tokens))]
         return {
             "tokens": tokens,
             "token_logprobs": [each.logprob for each in found],
             "top_logprobs": [{text(token): logprob for token, logprob in each.top} for each in found],
-            "text_offset": offsets,
+            "text_offset": [offset + length for length in accumulate(map(len, tokens), initial=0)][:-1],
         }
+
+    def _of_prompt(self, generation: Generation, choice: Choice) -> Object:
+        """Those of the tokens of a prompt. Before the first one is nothing that says how likely it is."""
+        assert generation.scores is not None
+        first = generation.service.token_text(generation.prompts[choice.prompt][0])
+        found = self._logprobs(generation, generation.scores[choice.prompt], len(first))
+        assert found is not None
+        before = {"tokens": [first], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
+        return {name: before[name] + each for name, each in found.items()}
 
 
 def completions(service: Service) -> APIRouter:
     """The route."""
     router = APIRouter()
 
-    @router.post("/v1/completions", openapi_extra=body_schema(COMPLETIONS), summary="Complete a text")
+    @router.post("/v1/completions", openapi_extra=body_schema(FIELDS, ["prompt"]), summary="Complete a text")
     async def complete(request: Request) -> Response:
-        given = given_fields(await json_body(request, service.limits.body), COMPLETIONS)
+        given = given_fields(await json_body(request, service.limits.body), FIELDS)
         service.check_model(given.get("model"))
         prompts = await asyncio.to_thread(_prompts, service, given.get("prompt"))
         n = count(given, "n", 1, service.limits.choices, 1)
@@ -70,17 +87,14 @@ def completions(service: Service) -> APIRouter:
                 400, f"{len(prompts)} prompts times n={n} are more than {service.limits.choices} choices", "n"
             )
         echo = flag(given, "echo")
-        if echo and given.get("logprobs") is not None:
-            raise ApiError(400, "echo with logprobs is not supported: those of prompts are not computed", "echo")
         nothing = any(type(given.get(name)) is int and given[name] == 0 for name in LENGTHS)
         if nothing:  # the specification allows it
             given = {name: value for name, value in given.items() if name not in LENGTHS}
         room = service.facts.context - max(map(len, prompts))
         params = service.checked(sampling_params(given, COMPLETIONS, room))
-        generation = await generation_of(service, prompts, params, n, given)
+        scored = echo and params.logprobs is not None
+        generation = await generation_of(service, prompts, params, n, given, scored=scored)
         if nothing:
-            if flag(given, "stream"):
-                raise ApiError(400, "max_tokens is 0, and a stream of nothing was asked for", "max_tokens")
             generation.finish_empty()
         form = CompletionForm([service.text(prompt) for prompt in prompts] if echo else [])
         return await answer(request, form, generation, given)

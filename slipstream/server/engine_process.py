@@ -30,21 +30,32 @@ class RemoteEngine:
     """A process with an engine, and its streams.
 
     target, draft, options  as for `LLM`; they are pickled.
+    restarts  how often the process is started again if it dies; the requests that it had end with an error.
 
     Raises what loading raises.
     """
 
-    def __init__(self, target: Any, draft: Any, options: Mapping[str, Any]):
+    def __init__(self, target: Any, draft: Any, options: Mapping[str, Any], restarts: int = 0):
+        self._arguments = (target, draft, dict(options))
+        self._restarts = restarts
+        self._stopped = False
+        self.over = False
+        """Whether the process has died, and is not started again."""
+        self.ended: Callable[[], None] = lambda: None
+        """Called in a thread when that happens."""
+        self.streams = Streams(self._submit, self._abort)
+        self._start()
+        self.facts = self._loaded()
+        threading.Thread(target=self._live, name="slipstream-reports", daemon=True).start()
+
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(
-            target=run_engine, args=(theirs, target, draft, dict(options)), name="slipstream-engine", daemon=True
+            target=run_engine, args=(theirs, *self._arguments), name="slipstream-engine", daemon=True
         )
         self.process.start()
         theirs.close()  # so that the pipe ends with the process
-        self.streams = Streams(self._submit, self._abort)
-        self.facts = self._loaded()
-        threading.Thread(target=self._read, name="slipstream-reports", daemon=True).start()
 
     def _loaded(self) -> ModelFacts:
         try:
@@ -67,6 +78,7 @@ class RemoteEngine:
 
     def stop(self) -> None:
         """End the process."""
+        self._stopped = True
         self.process.kill()
         self.process.join()
         self._pipe.close()  # last: the thread that reads it may wait in it until the process has ended
@@ -81,17 +93,46 @@ class RemoteEngine:
         try:
             self._pipe.send(command)
         except OSError as fault:
-            raise EngineError("the engine's process has ended", fix="start the server again") from fault
+            raise EngineError("the engine's process has ended", fix=self._advice) from fault
+
+    @property
+    def _advice(self) -> str:
+        return "send the request again when the engine has started anew" if self._restarts else "start the server again"
+
+    def _live(self) -> None:
+        """Read reports until the process is not started again."""
+        while True:
+            self._read()
+            if self._stopped:
+                return
+            if not (self._restarts and self._restarted()):
+                self.over = True
+                self.ended()
+                return
+
+    def _restarted(self) -> bool:
+        self._restarts -= 1
+        log.warning("the engine's process is started again (and %d more times)", self._restarts)
+        try:
+            self._start()
+            self._loaded()
+        except SlipstreamError as fault:
+            log.error("the engine could not be started again: %s", fault)
+            return False
+        self.streams.revive()
+        return True
 
     def _read(self) -> None:
+        """Hand out reports until the process ends. It is killed if its engine has stopped."""
         try:
             while True:
-                self.streams.deliver(self._pipe.recv())
+                report = self._pipe.recv()
+                self.streams.deliver(report)
+                if report.dead is not None:
+                    self.process.kill()
         except (EOFError, OSError):
             self.process.join()
-            fault = EngineError(
-                f"the engine's process has ended (exit code {self.process.exitcode})", fix="start the server again"
-            )
+            fault = EngineError(f"the engine's process has ended (exit code {self.process.exitcode})", fix=self._advice)
             self.streams.deliver(Report([], Load(), fault))
 
 

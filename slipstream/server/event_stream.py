@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from anyio import fail_after
 from fastapi import Request
@@ -26,21 +26,28 @@ class ClientGone(Exception):
     """Nobody waits for the answer any more."""
 
 
-def event(value: Any) -> bytes:
+def event(value: Any, name: str = "") -> bytes:
     """One event. JSON has no line breaks outside of strings, and escapes those within."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class Closes(Protocol):
+    """What holds something until it is closed."""
+
+    def aclose(self) -> Awaitable[None]: ...
 
 
 class EventStream(Response):
-    """Sends events as they come. It ends early if the client goes, or does not read for `send_seconds`; then the
-    events are closed."""
+    """Sends events as they come. It ends early if the client goes, or does not read for `send_seconds`. The events and
+    what they are made of, `source`, are closed in any case."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], send_seconds: float):
+    def __init__(self, events: AsyncGenerator[bytes, None], source: Closes, send_seconds: float):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._send_seconds = events, send_seconds
+        self._events, self._source, self._send_seconds = events, source, send_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send_all(send))
@@ -52,6 +59,7 @@ class EventStream(Response):
             sending.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
             await self._events.aclose()
+            await self._source.aclose()
         if not sending.cancelled() and (fault := sending.exception()) and not isinstance(fault, TimeoutError):
             raise fault
 

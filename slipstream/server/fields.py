@@ -46,24 +46,32 @@ _NUMBER, _INTEGER, _BOOLEAN, _STRING = ({"type": kind} for kind in ("number", "i
 _STRINGS = {"type": "array", "items": _STRING}
 _IDS = {"type": "array", "items": _INTEGER}
 _OBJECT = {"type": "object"}
+_OBJECTS = {"type": "array", "items": _OBJECT}
 
 
 def _sampling(name: str, text: str, schema: Mapping[str, Any], unset: tuple[Any, ...] = (), to: str = "") -> Field:
     return Field(name, text, schema, sampling=to or name, unset=unset)
 
 
-def _refused(names: str, why: str, unset: tuple[Any, ...] = (), where: tuple[str, ...] = BOTH) -> list[Field]:
+def refused_fields(names: str, why: str, unset: tuple[Any, ...] = (), where: tuple[str, ...] = BOTH) -> list[Field]:
+    """Fields that are refused."""
     return [Field(name, why, where=where, refused=why, unset=unset) for name in names.split()]
 
 
 FIELDS = (
     Field("model", "Name of the model, as /v1/models lists it.", _STRING),
     Field("prompt", "Text, token ids, or a list of these.", {"anyOf": [_STRING, _STRINGS, _IDS]}, where=(COMPLETIONS,)),
-    Field("messages", "The conversation: role and text each.", {"type": "array", "items": _OBJECT}, where=(CHAT,)),
+    Field("messages", "The conversation: role and text, calls of tools and their results.", _OBJECTS, where=(CHAT,)),
     Field("stream", "Send server-sent events.", _BOOLEAN, unset=(False,)),
     Field("stream_options", "include_usage: one more chunk with the usage.", _OBJECT),
     Field("n", "Answers to each prompt; with a seed, the j-th has the seed plus j.", _INTEGER, unset=(1,)),
-    Field("echo", "Put the prompt before the text.", _BOOLEAN, where=(COMPLETIONS,), unset=(False,)),
+    Field(
+        "echo",
+        "Put the prompt before the text, and its logprobs if they are asked for.",
+        _BOOLEAN,
+        where=(COMPLETIONS,),
+        unset=(False,),
+    ),
     _sampling("temperature", "0 is greedy. Default 1.", _NUMBER),
     _sampling("top_p", "Keep the most likely tokens up to this total probability.", _NUMBER),
     _sampling("top_k", "Keep the k most likely tokens; 0 or -1 keeps all.", _INTEGER, (-1,)),
@@ -83,6 +91,25 @@ FIELDS = (
     Field("logprobs", f"Completions: number of alternatives, 0 to {MOST_TOP_LOGPROBS}. Chat: true or false.", {}),
     Field("top_logprobs", f"Number of alternatives, 0 to {MOST_TOP_LOGPROBS}; needs logprobs.", _INTEGER, (CHAT,)),
     Field("response_format", "text, json_object or json_schema.", _OBJECT, unset=({"type": "text"},)),
+    Field(
+        "tools", "Functions that the answer may call: name, description, parameters.", _OBJECTS, (CHAT,), unset=([],)
+    ),
+    Field("tool_choice", "none, auto, required, or a function.", {"type": ["string", "object"]}, (CHAT,)),
+    Field(
+        "parallel_tool_calls",
+        "Whether there may be several calls; if not, all after the first are left out.",
+        _BOOLEAN,
+        (CHAT,),
+        unset=(True,),
+    ),
+    Field(
+        "chat_template_kwargs",
+        "Values that the model's chat template reads, such as enable_thinking.",
+        _OBJECT,
+        (CHAT,),
+        unset=({},),
+    ),
+    Field("reasoning_effort", "The same, for this one value.", _STRING, (CHAT,)),
     Field("structured_outputs", "One of json, regex, choice, grammar, json_object.", _OBJECT),
     Field("guided_json", "JSON schema of the text.", {}),
     Field("guided_regex", "Regular expression of the text.", _STRING),
@@ -94,29 +121,27 @@ FIELDS = (
     Field("user", "Has no effect.", _STRING),
     Field("safety_identifier", "Has no effect.", _STRING),
     Field("metadata", "Has no effect.", _OBJECT),
-    *_refused("best_of", "choices are not ranked: use n", (1,), (COMPLETIONS,)),
-    *_refused("suffix", "the model continues a text, it does not fill gaps", ("",), (COMPLETIONS,)),
-    *_refused("use_beam_search", "beams are not searched", (False,)),
-    *_refused("length_penalty", "beams are not searched", (1,)),
-    *_refused("prompt_logprobs", "log-probabilities of prompts are not computed", (False,)),
-    *_refused("truncate_prompt_tokens", "prompts are not cut: shorten the prompt"),
-    *_refused("add_special_tokens skip_special_tokens", "this cannot be changed", (True,)),
-    *_refused("spaces_between_special_tokens", "this cannot be changed", (True,)),
-    *_refused("include_stop_str_in_output", "texts end before stop strings", (False,)),
-    *_refused("allowed_token_ids", "use structured_outputs or logit_bias"),
-    *_refused("priority", "requests run in the order in which they arrive", (0,)),
-    *_refused("store", "nothing is stored", (False,)),
-    *_refused("service_tier", "there is one tier", ("auto", "default")),
-    *_refused("tools functions", "tools are not supported yet", ([],), (CHAT,)),
-    *_refused("tool_choice function_call", "tools are not supported yet", ("none", "auto"), (CHAT,)),
-    *_refused("parallel_tool_calls", "tools are not supported yet", (True, False), (CHAT,)),
-    *_refused("add_generation_prompt", "the assistant speaks next", (True,), (CHAT,)),
-    *_refused("continue_final_message", "the assistant speaks next", (False,), (CHAT,)),
-    *_refused("chat_template", "the template is that of the model", (), (CHAT,)),
-    *_refused("chat_template_kwargs", "the template gets no further values", ({},), (CHAT,)),
-    *_refused("modalities", "the model reads and writes text", (["text"],), (CHAT,)),
-    *_refused("audio web_search_options", "the model reads and writes text", (), (CHAT,)),
-    *_refused("reasoning_effort verbosity", "the model has no such setting", (), (CHAT,)),
+    *refused_fields("best_of", "choices are not ranked: use n", (1,), (COMPLETIONS,)),
+    *refused_fields("suffix", "the model continues a text, it does not fill gaps", ("",), (COMPLETIONS,)),
+    *refused_fields("use_beam_search", "beams are not searched", (False,)),
+    *refused_fields("length_penalty", "beams are not searched", (1,)),
+    *refused_fields("prompt_logprobs", "log-probabilities of prompts are not computed", (False,)),
+    *refused_fields("truncate_prompt_tokens", "prompts are not cut: shorten the prompt"),
+    *refused_fields("add_special_tokens skip_special_tokens", "this cannot be changed", (True,)),
+    *refused_fields("spaces_between_special_tokens", "this cannot be changed", (True,)),
+    *refused_fields("include_stop_str_in_output", "texts end before stop strings", (False,)),
+    *refused_fields("allowed_token_ids", "use structured_outputs or logit_bias"),
+    *refused_fields("priority", "requests run in the order in which they arrive", (0,)),
+    *refused_fields("store", "nothing is stored", (False,)),
+    *refused_fields("service_tier", "there is one tier", ("auto", "default")),
+    *refused_fields("functions", "use tools", ([],), (CHAT,)),
+    *refused_fields("function_call", "use tool_choice", ("none", "auto"), (CHAT,)),
+    *refused_fields("add_generation_prompt", "the assistant speaks next", (True,), (CHAT,)),
+    *refused_fields("continue_final_message", "the assistant speaks next", (False,), (CHAT,)),
+    *refused_fields("chat_template", "the template is that of the model", (), (CHAT,)),
+    *refused_fields("modalities", "the model reads and writes text", (["text"],), (CHAT,)),
+    *refused_fields("audio web_search_options", "the model reads and writes text", (), (CHAT,)),
+    *refused_fields("verbosity", "the model has no such setting", (), (CHAT,)),
 )
 
 
@@ -125,9 +150,9 @@ def fields_of(where: str) -> dict[str, Field]:
     return {each.name: each for each in FIELDS if where in each.where}
 
 
-def given_fields(body: Mapping[str, Any], where: str) -> dict[str, Any]:
+def given_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> dict[str, Any]:
     """The fields that are set. Raises ApiError 400 for one that is unknown or refused."""
-    known, given = fields_of(where), {}
+    given = {}
     for name, value in body.items():
         if name not in known:
             raise ApiError(
@@ -302,11 +327,8 @@ def _structured(given: Mapping[str, Any]) -> Structured | None:
         raise ApiError(400, str(fault), name) from fault
 
 
-def body_schema(where: str) -> dict[str, Any]:
+def body_schema(known: Mapping[str, Field], required: list[str]) -> dict[str, Any]:
     """OpenAPI's description of a request body."""
-    properties = {
-        each.name: {**each.schema, "description": each.text} for each in fields_of(where).values() if not each.refused
-    }
-    required = ["prompt"] if where == COMPLETIONS else ["messages"]
+    properties = {each.name: {**each.schema, "description": each.text} for each in known.values() if not each.refused}
     schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

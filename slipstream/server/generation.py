@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence as Seq
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from anyio import fail_after
 
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import TokenLogprob
 from slipstream.core.stats import SpecStats
+from slipstream.core.structured import Structured
 from slipstream.engine.messages import Ask, Update
 from slipstream.server.api_error import ApiError
+from slipstream.server.reply import Delta, Reply
 from slipstream.server.service import Service
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -25,6 +30,7 @@ class Choice:
     prompt     its index among the prompts.
     text       what may be shown so far.
     proposers  of each token, as in `Sequence`.
+    reply      the parts that a chat tells apart.
     others     most other choices that waited or ran at one time while it ran.
     decode_tokens, decode_seconds  tokens after those of its first step, and wall time from the end of that step to the
                end of the last one, as the engine took it.
@@ -33,6 +39,7 @@ class Choice:
     index: int
     prompt: int
     ask: Ask
+    reply: Reply
     text: str = ""
     ids: list[int] = field(default_factory=list)
     proposers: list[str | None] = field(default_factory=list)
@@ -51,6 +58,7 @@ class Choice:
 class Part:
     """What one step added to the text of a choice.
 
+    deltas    to its reply.
     tokens    text and proposer (see `Sequence`) of each token that it came from.
     logprobs  of these tokens.
     finish    in the last part.
@@ -60,13 +68,19 @@ class Part:
     choice: Choice
     text: str
     offset: int
+    deltas: list[Delta]
     tokens: list[tuple[str, str | None]]
     logprobs: list[TokenLogprob]
     finish: str | None
 
 
 class Generation:
-    """The choices of a request: n for each prompt, in this order. With a seed, the j-th has the seed plus j."""
+    """The choices of a request: n for each prompt, in this order. With a seed, the j-th has the seed plus j.
+
+    reply    makes a reply of which nothing was said yet. operation: "chat" or "text_completion", for tracing.
+    scored   whether the log-probabilities of prompts are wanted, as many as `params.logprobs` says.
+    markers  special tokens that its reader must see (see `ReplyFormat`).
+    """
 
     def __init__(
         self,
@@ -77,16 +91,28 @@ class Generation:
         rule: str | None = None,
         prediction: Seq[int] = (),
         drafter: str | None = None,
+        reply: Callable[[], Reply] = Reply,
+        markers: tuple[str, ...] | None = (),
+        operation: str = "text_completion",
+        scored: bool = False,
     ):
         self.service, self.prompts, self.params, self.n = service, prompts, params, n
+        self.operation = operation
+        self.scores: list[list[TokenLogprob]] | None = [] if scored else None
+        """Of each prompt, the log-probabilities of its tokens after the first, if they were asked for."""
         self.choices = [
-            Choice(p * n + j, p, Ask(prompt, self._seeded(j), rule, prediction, drafter))
+            Choice(p * n + j, p, Ask(prompt, self._seeded(j), rule, prediction, drafter), reply())
             for p, prompt in enumerate(prompts)
             for j in range(n)
         ]
-        self._predicted = bool(prediction)
-        self._arrived = time.monotonic()
-        self._began = False
+        self.key = b""
+        """The API key of the request, set before it runs."""
+        self.headers: Mapping[str, str] = {}
+        """Those of the request, set before it runs; for tracing."""
+        self.first_token: float | None = None
+        """When it came, in seconds of `time.monotonic`."""
+        self._predicted, self._markers = bool(prediction), markers
+        self.arrived = time.monotonic()
 
     def _seeded(self, j: int) -> SamplingParams:
         return self.params if self.params.seed is None else replace(self.params, seed=self.params.seed + j)
@@ -120,29 +146,40 @@ class Generation:
     async def parts(self) -> AsyncGenerator[Part, None]:
         """Run all choices. Closing the iterator aborts them. Raises ApiError 503 past a time limit, and what ended a
         choice."""
+        tracing = self.service.tracing
+        span = None if tracing is None else tracing.begin(self, self.headers)
+        fault: BaseException | None = None
+        try:
+            async with aclosing(self._parts()) as parts:
+                async for part in parts:
+                    yield part
+        except BaseException as found:
+            fault = found
+            raise
+        finally:
+            if tracing is not None and span is not None:
+                tracing.end(span, self, fault)
+
+    async def _parts(self) -> AsyncGenerator[Part, None]:
+        if self.scores is not None:
+            with self.service.admission(len(self.prompts), self.key):
+                self.scores = await self._in_time(asyncio.gather(*map(self._score, self.prompts)))
         if all(choice.finish for choice in self.choices):
+            for choice in self.choices:
+                yield Part(choice, "", 0, [], [], [], choice.finish)
             return
-        limits = self.service.limits
         self.service.metrics.params_n.observe(self.n)
         self.service.metrics.params_max.observe(self.params.max_tokens)
         merged: asyncio.Queue[Part | Exception] = asyncio.Queue(1)  # what is not read stays in bounded queues
-        with self.service.admission(len(self.choices)):
+        with self.service.admission(len(self.choices), self.key):
             tasks = [asyncio.create_task(self._run(choice, merged)) for choice in self.choices]
             try:
                 left = len(tasks)
                 while left:
-                    limit, name = limits.total_seconds, "total time"
-                    if not self._began and limits.first_token_seconds < limit:
-                        limit, name = limits.first_token_seconds, "time to the first token"
-                    try:
-                        rest = self._arrived + limit - time.monotonic()
-                        with fail_after(max(0.0, rest)):
-                            part = await merged.get()
-                    except TimeoutError as late:
-                        raise ApiError(503, f"the {name} exceeded {limit:g} seconds", code="timeout") from late
+                    part = await self._in_time(merged.get())
                     if isinstance(part, Exception):
                         raise part
-                    self._began = True
+                    self.first_token = self.first_token or time.monotonic()
                     left -= part.finish is not None
                     yield part
             finally:
@@ -150,8 +187,33 @@ class Generation:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _in_time(self, work: Awaitable[T]) -> T:
+        limits = self.service.limits
+        limit, name = limits.total_seconds, "total time"
+        if self.first_token is None and limits.first_token_seconds < limit:
+            limit, name = limits.first_token_seconds, "time to the first token"
+        try:
+            with fail_after(max(0.0, self.arrived + limit - time.monotonic())):
+                return await work
+        except TimeoutError as late:
+            raise ApiError(503, f"the {name} exceeded {limit:g} seconds", code="timeout") from late
+
+    async def _score(self, prompt: list[int]) -> list[TokenLogprob]:
+        """The prompt's tokens after the first as a text that is given."""
+        if len(prompt) < 2:
+            return []
+        given = SamplingParams(
+            max_tokens=len(prompt) - 1, ignore_eos=True, logprobs=self.params.logprobs,
+            structured=Structured(tokens=prompt[1:]),
+        )  # fmt: skip
+        found: list[TokenLogprob] = []
+        async with aclosing(self.service.streams.follow(Ask(prompt[:1], given, prediction=prompt))) as updates:
+            async for update in updates:
+                found += update.logprobs or ()
+        return found
+
     async def _run(self, choice: Choice, merged: asyncio.Queue[Part | Exception]) -> None:
-        metrics, text = self.service.metrics, self.service.text_stream(tuple(self.params.stop))
+        metrics, text = self.service.metrics, self.service.text_stream(tuple(self.params.stop), self._markers)
         reason, last, first = "abort", 0.0, 0.0
         started = began = 0.0
         try:
@@ -171,7 +233,7 @@ class Generation:
                     part = self._part(choice, update, [piece.text for piece in pieces])
                     if update.finish is not None:
                         reason = update.finish
-                        metrics.total.observe(now - self._arrived)
+                        metrics.total.observe(now - self.arrived)
                         metrics.inference.observe(now - started)
                         metrics.decode.observe(now - first)
                     await merged.put(part)
@@ -185,8 +247,8 @@ class Generation:
         metrics = self.service.metrics
         choice.cached = update.cached
         metrics.prompt_tokens.inc(len(choice.ask.ids))
-        metrics.first.observe(now - self._arrived)
-        metrics.queue.observe(max(0.0, update.started - self._arrived))
+        metrics.first.observe(now - self.arrived)
+        metrics.queue.observe(max(0.0, update.started - self.arrived))
         metrics.prefill.observe(now - update.started)
 
     def _part(self, choice: Choice, update: Update, pieces: list[str]) -> Part:
@@ -200,4 +262,5 @@ class Generation:
         first, choice.shown = choice.shown, choice.shown + len(pieces)
         tokens = list(zip(pieces, choice.proposers[first : choice.shown], strict=True))
         choice.finish, choice.stop_cause, choice.stats = update.finish, update.stop_cause, update.stats
-        return Part(choice, text, offset, tokens, choice.logprobs[first : choice.shown], update.finish)
+        deltas = choice.reply.add(text, update.finish is not None)
+        return Part(choice, text, offset, deltas, tokens, choice.logprobs[first : choice.shown], update.finish)

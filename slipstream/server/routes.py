@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from slipstream.server.api_error import ApiError
-from slipstream.server.chat_completions import conversation
-from slipstream.server.fields import flag
+from slipstream.server.chat_requests import conversation
+from slipstream.server.fields import CHAT, Field, body_schema, fields_of, flag, given_fields
 from slipstream.server.request_body import json_body
 from slipstream.server.service import Service
+
+_OF_CHATS = {name: fields_of(CHAT)[name] for name in ("model", "messages", "tools", "chat_template_kwargs")}
+TOKENIZE = {
+    **_OF_CHATS,
+    "prompt": Field("prompt", "Text, instead of messages.", {"type": "string"}),
+    "return_token_strs": Field("return_token_strs", "Add the text of each token.", {"type": "boolean"}, unset=(False,)),
+}
+DETOKENIZE = {
+    "model": _OF_CHATS["model"],
+    "tokens": Field("tokens", "Token ids.", {"type": "array", "items": {"type": "integer"}}),
+}
 
 
 def routes(service: Service) -> APIRouter:
@@ -42,13 +54,13 @@ def routes(service: Service) -> APIRouter:
         service.check_model(name)
         return JSONResponse(described)
 
-    @router.post("/tokenize", summary="Token ids of a prompt or of messages")
+    @router.post("/tokenize", openapi_extra=body_schema(TOKENIZE, []), summary="Token ids of a prompt or of messages")
     async def tokenize(request: Request) -> Response:
-        body = await _body(request, ("model", "prompt", "messages", "return_token_strs"))
+        body = await _given(request, TOKENIZE)
         if ("prompt" in body) == ("messages" in body):
             raise ApiError(400, "give either prompt or messages", "prompt")
         if "messages" in body:
-            ids = await asyncio.to_thread(conversation, service, body["messages"])
+            ids = (await asyncio.to_thread(conversation, service, body)).ids
         elif not isinstance(body["prompt"], str):
             raise ApiError(400, "prompt must be text", "prompt")
         else:
@@ -58,9 +70,9 @@ def routes(service: Service) -> APIRouter:
             found["token_strs"] = [service.token_text(token) for token in ids]
         return JSONResponse(found)
 
-    @router.post("/detokenize", summary="Text of token ids")
+    @router.post("/detokenize", openapi_extra=body_schema(DETOKENIZE, ["tokens"]), summary="Text of token ids")
     async def detokenize(request: Request) -> Response:
-        body = await _body(request, ("model", "tokens"))
+        body = await _given(request, DETOKENIZE)
         ids = body.get("tokens")
         if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < facts.vocab_size for each in ids):
             raise ApiError(400, f"tokens must be a list of ids from 0 to {facts.vocab_size - 1}", "tokens")
@@ -81,12 +93,9 @@ def routes(service: Service) -> APIRouter:
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _body(request: Request, known: tuple[str, ...]) -> dict[str, Any]:
-        body = {k: v for k, v in (await json_body(request, service.limits.body)).items() if v is not None}
-        for name in body:
-            if name not in known:
-                raise ApiError(400, f"{name!r} is not a field of this request", name, "unknown_field")
-        service.check_model(body.get("model"))
-        return body
+    async def _given(request: Request, known: Mapping[str, Field]) -> dict[str, Any]:
+        given = given_fields(await json_body(request, service.limits.body), known)
+        service.check_model(given.get("model"))
+        return given
 
     return router

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,8 +13,10 @@ from slipstream.core.params import SamplingParams
 from slipstream.engine.request_checks import RequestChecks
 from slipstream.engine.streams import Streams
 from slipstream.errors import PromptError, RequestError
-from slipstream.models.text import TextStream, decoder_of, stray_byte
+from slipstream.models.text import Decode, TextStream, decoder_keeping, decoder_of, stray_byte
 from slipstream.server.api_error import ApiError
+from slipstream.server.reply_format import ReplyFormat
+from slipstream.server.request_traces import Tracing
 from slipstream.server.server_metrics import ServerMetrics
 
 
@@ -44,6 +47,7 @@ class Limits:
 
     body                most bytes of a request.
     waiting             most choices that wait beyond `max_batch`; further ones are refused with 429.
+    per_key             most choices of one API key that wait or run; 0: no such limit.
     choices             most choices (prompts times n) of a request.
     first_token_seconds, total_seconds  of a request.
     send_seconds        how long one piece of a stream may take to be sent; then the request is aborted.
@@ -51,6 +55,7 @@ class Limits:
 
     body: int = 8 << 20
     waiting: int = 256
+    per_key: int = 0
     choices: int = 128
     first_token_seconds: float = 120.0
     total_seconds: float = 1800.0
@@ -58,7 +63,8 @@ class Limits:
 
 
 class Service:
-    """name: of the model, in requests; keys: API keys, one of which a request must name if there are any."""
+    """name: of the model, in requests; keys: API keys, one of which a request must name if there are any; replies: how
+    the model writes reasoning and calls, found out from its tokenizer if it is not given; tracing: takes spans."""
 
     def __init__(
         self,
@@ -68,19 +74,26 @@ class Service:
         streams: Streams,
         limits: Limits | None = None,
         keys: tuple[str, ...] = (),
+        replies: ReplyFormat | None = None,
+        tracing: Tracing | None = None,
     ):
         self.name, self.facts, self.tokenizer, self.streams = name, facts, tokenizer, streams
         self.limits, self.keys = limits or Limits(), keys
+        self.replies = replies or ReplyFormat.of(tokenizer)
         self.checks = RequestChecks(tokenizer, facts.vocab_size, facts.context)
+        self.tracing = tracing
         self.started = self.now()
         self.draining = False
         """Whether the server is about to stop, and takes no more requests."""
         self.admitted = 0
         """Choices that wait or run."""
+        self.admitted_of: Counter[bytes] = Counter()
+        """The same for each API key."""
         self.metrics = ServerMetrics(name, facts.context)
         streams.heard = self.metrics.heard
         self._stray = stray_byte(tokenizer)
         self._decode = decoder_of(tokenizer)
+        self._decoders: dict[tuple[str, ...] | None, Decode] = {}
 
     @staticmethod
     def now() -> int:
@@ -105,8 +118,9 @@ class Service:
             raise ApiError(503, "the server is stopping", code="stopping", retry_after=10)
 
     @contextmanager
-    def admission(self, choices: int) -> Iterator[None]:
-        """A place in the queue for so many choices. Raises ApiError 429 if it is full, 503 if nothing can run."""
+    def admission(self, choices: int, key: bytes = b"") -> Iterator[None]:
+        """A place in the queue for so many choices of a key. Raises ApiError 429 if it is full or the key has too many,
+        503 if nothing can run."""
         self.check_up()
         room = self.facts.max_batch + self.limits.waiting
         if self.admitted + choices > room:
@@ -116,11 +130,21 @@ class Service:
                 f"the queue is full: {self.admitted} of {room} places are taken, the request needs {choices}",
                 code="queue_full",
             )
+        own, most = self.admitted_of[key], self.limits.per_key
+        if most and own + choices > most:
+            self.metrics.refused.inc()
+            raise ApiError(
+                429,
+                f"this API key has {own} of {most} places, the request needs {choices}",
+                code="key_limit",
+            )
         self.admitted += choices
+        self.admitted_of[key] += choices
         try:
             yield
         finally:
             self.admitted -= choices
+            self.admitted_of[key] -= choices
 
     def checked(self, params: SamplingParams) -> SamplingParams:
         """`RequestChecks.params`. Raises ApiError 400."""
@@ -138,9 +162,14 @@ class Service:
         """The text of ids, without special tokens."""
         return self._decode(ids)
 
-    def text_stream(self, stop: tuple[str, ...]) -> TextStream:
-        """What turns the tokens of one choice into text."""
-        return TextStream(self._decode, stop, self._stray)
+    def text_stream(self, stop: tuple[str, ...], markers: tuple[str, ...] | None = ()) -> TextStream:
+        """What turns the tokens of one choice into text, with those special tokens that are markers (None: all)."""
+        return TextStream(self._decode if markers == () else self._marked(markers), stop, self._stray)
+
+    def _marked(self, markers: tuple[str, ...] | None) -> Decode:
+        if markers not in self._decoders:
+            self._decoders[markers] = decoder_keeping(self.tokenizer, markers)
+        return self._decoders[markers]
 
     def token_text(self, token: int) -> str:
         """The text of one token, special ones included; U+FFFD for a part of a character."""

@@ -18,6 +18,7 @@ GIVEN: dict[str, Any] = {
     "regex": "[0-9]+",
     "grammar": 'start: "a"',
     "choice": ["yes", "no"],
+    "tokens": [3, 1, 2],
 }
 
 
@@ -58,6 +59,10 @@ def test_a_schema_is_stored_as_text_and_its_properties_keep_their_order() -> Non
         ({"json_schema": {"a": {1}}}, "not JSON"),
         ({"json_schema": "[" * 100_000}, "not JSON"),
         ({"choice": "yes"}, "structured.choice"),
+        ({"tokens": []}, "structured.tokens"),
+        ({"tokens": "ab"}, "structured.tokens"),
+        ({"tokens": [1, -1]}, "structured.tokens is -1"),
+        ({"tokens": [1], "after": "</think>"}, "structured.after"),
         ({"choice": []}, "structured.choice"),
         ({"choice": ["a", ""]}, "structured.choice"),
         ({"choice": ["a", 1]}, "structured.choice"),

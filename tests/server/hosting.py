@@ -15,6 +15,8 @@ import httpx
 from slipstream import LLM, AsyncLLM
 from slipstream.server.app import create_app
 from slipstream.server.engine_process import facts_of
+from slipstream.server.reply_format import ReplyFormat
+from slipstream.server.request_traces import Tracing
 from slipstream.server.service import Limits, Service
 from slipstream.server.serving import Server, bound
 
@@ -54,10 +56,18 @@ class Host:
 
 
 @contextmanager
-def hosted(llm: LLM, limits: Limits | None = None, keys: tuple[str, ...] = ()) -> Iterator[Host]:
-    """A server of `llm` at a free port."""
+def hosted(
+    llm: LLM,
+    limits: Limits | None = None,
+    keys: tuple[str, ...] = (),
+    tokenizer: Any = None,
+    replies: ReplyFormat | None = None,
+    tracing: Tracing | None = None,
+) -> Iterator[Host]:
+    """A server of `llm` at a free port. tokenizer: instead of that of the model."""
     made = AsyncLLM(llm)
-    service = Service("embedded", facts_of(llm), llm.tokenizer, made.streams, limits, keys)
+    text = tokenizer or llm.tokenizer
+    service = Service("embedded", facts_of(llm), text, made.streams, limits, keys, replies, tracing)
     with bound("127.0.0.1", 0) as listening:
         server = Server(create_app(service), service, 0.0)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

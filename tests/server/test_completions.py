@@ -95,6 +95,34 @@ def test_no_tokens_may_be_asked_for(host: Host) -> None:
     assert found["usage"]["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize("most", [0, 3])
+def test_echo_with_logprobs_has_those_of_the_prompt(host: Host, most: int) -> None:
+    prompts = [host.service.tokenizer.encode(prompt) for prompt in PROMPTS]
+    body = {"temperature": 0, "logprobs": 2}
+    wrote = host.post(PATH, prompt=prompts, max_tokens=10, **body).json()["choices"]
+    longer = [ids + host.service.tokenizer.encode(each["text"], add_special_tokens=False)
+              for ids, each in zip(prompts, wrote, strict=True)]  # fmt: skip
+    body |= {"prompt": longer, "max_tokens": most, "echo": True}
+    found = host.post(PATH, **body).json()["choices"]
+    for ids, before, each in zip(longer, wrote, found, strict=True):
+        logprobs = each["logprobs"]
+        assert len(logprobs["tokens"]) == len(logprobs["text_offset"]) == len(ids) + most
+        assert "".join(logprobs["tokens"]) == each["text"]
+        assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+        end = len(logprobs["tokens"]) - most
+        same = logprobs["token_logprobs"][end - 10 : end]
+        assert same == pytest.approx(before["logprobs"]["token_logprobs"], abs=1e-4)
+        for offset, token in zip(logprobs["text_offset"], logprobs["tokens"], strict=True):
+            assert each["text"][offset:].startswith(token)
+    parts = [json.loads(event)["choices"][0] for event in host.events(PATH, **body)]
+    for i in (0, 1):
+        mine = [part for part in parts if part["index"] == i]
+        assert "".join(part["text"] for part in mine) == found[i]["text"]
+        streamed = [each for part in mine for each in (part["logprobs"] or {}).get("token_logprobs", [])]
+        assert streamed[1:] == pytest.approx(found[i]["logprobs"]["token_logprobs"][1:], abs=1e-4)
+        assert mine[-1]["finish_reason"] == "length"
+
+
 def test_characters_of_several_bytes_are_never_split(host: Host) -> None:
     parts = [
         json.loads(event)["choices"][0]["text"]

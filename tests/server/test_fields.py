@@ -10,14 +10,14 @@ import pytest
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.structured import Structured
-from slipstream.server.fields import BOTH, CHAT, COMPLETIONS, FIELDS, given_fields, sampling_params
+from slipstream.server.fields import BOTH, CHAT, COMPLETIONS, FIELDS, fields_of, given_fields, sampling_params
 from tests.core.changed_parameters import CHANGED
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "null"}, "a": {"type": "null"}}}
 
 
 def params(where: str, **body: Any) -> SamplingParams:
-    return sampling_params(given_fields(json.loads(json.dumps(body)), where), where, 100)
+    return sampling_params(given_fields(json.loads(json.dumps(body)), fields_of(where)), where, 100)
 
 
 @pytest.mark.parametrize("where", BOTH)

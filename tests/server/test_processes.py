@@ -23,7 +23,7 @@ LONG = {"prompt": "def f(", "max_tokens": 900, "ignore_eos": True, "stream": Tru
 
 def children(pid: int) -> list[int]:
     """The processes that a process has started and that run a model."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    found = [each for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()]
     return [int(each) for each in found if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
 
 
@@ -54,9 +54,10 @@ def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Clien
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 class TestProcesses:
-    def test_a_killed_engine_shows_in_health_and_the_server_still_stops(self) -> None:
-        with server() as (made, http, engine):
-            assert http.post("/v1/completions", json={"prompt": "def f(", "max_tokens": 4}).status_code == 200
+    def test_a_killed_engine_is_started_again_and_then_ends_the_server(self) -> None:
+        short = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
+        with server("--engine-restart", "1") as (made, http, engine):
+            text = http.post("/v1/completions", json=short).json()["choices"][0]["text"]
             with http.stream("POST", "/v1/completions", json=LONG) as answered:
                 lines = answered.iter_lines()
                 next(lines)
@@ -64,10 +65,17 @@ class TestProcesses:
                 rest = [line for line in lines if line]
             assert "engine_unavailable" in rest[-2]
             assert rest[-1] == "data: [DONE]"
-            eventually(lambda: http.get("/health").status_code == 503)
-            assert http.post("/v1/completions", json={"prompt": "a"}).status_code == 503
-            made.send_signal(signal.SIGTERM)
-            assert made.wait(30) == 0
+            assert http.get("/health").status_code == 503
+            refused = http.post("/v1/completions", json=short)
+            assert (refused.status_code, "Retry-After" in refused.headers) == (503, True)
+            eventually(lambda: http.get("/health").status_code == 200, 120)
+            assert http.post("/v1/completions", json=short).json()["choices"][0]["text"] == text
+            assert http.get("/metrics").status_code == 200
+            (engine,) = (each for each in children(made.pid) if alive(each))
+            os.kill(engine, signal.SIGKILL)
+            assert made.wait(60) == 2
+            assert made.stderr is not None
+            assert "the engine's process has ended (exit code -9)" in " ".join(made.stderr.read().split())
 
     def test_the_engine_ends_with_a_killed_server(self) -> None:
         with server() as (made, _, engine):

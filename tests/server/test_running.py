@@ -90,6 +90,35 @@ def test_a_full_queue_refuses_further_requests_at_once(pair: LLM) -> None:
         assert host.post(PATH, prompt="a", n=10, max_tokens=1).status_code == 200
 
 
+def test_one_key_cannot_take_all_places(pair: LLM) -> None:
+    with hosted(pair, Limits(per_key=2), ("first", "second")) as host, ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(host.post, PATH, **LONG | {"max_tokens": 300}) for _ in range(2)]
+        eventually(lambda: host.service.admitted == 2)
+        answered = host.post(PATH, **LONG, stream=True)
+        assert (answered.status_code, answered.json()["error"]["code"]) == (429, "key_limit")
+        assert "Retry-After" in answered.headers
+        other = {"Authorization": "Bearer second"}
+        assert host.http.post(PATH, json={"prompt": "a", "max_tokens": 1, "n": 2}, headers=other).status_code == 200
+        assert host.http.post(PATH, json={"prompt": "a", "max_tokens": 1, "n": 3}, headers=other).status_code == 429
+        assert [each.result().status_code for each in running] == [200] * 2
+        assert host.post(PATH, prompt="a", max_tokens=1, n=2).status_code == 200
+
+
+BOMB = "(((a{1,50}){1,50}){1,50}){1,50}"
+"""Following this is little work at first, and then ever more with each token."""
+
+
+def test_a_form_that_explodes_in_mid_text_ends_its_own_request_alone(host: Host) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(host.post, PATH, prompt="def f(", temperature=0, max_tokens=200, ignore_eos=True)
+        eventually(lambda: host.service.admitted == 1)
+        bomb = host.post(PATH, prompt="a", guided_regex=BOMB, temperature=0, max_tokens=900, ignore_eos=True)
+        assert (bomb.status_code, bomb.json()["error"]["code"]) == (500, "request_failed")
+        assert "cannot be followed after" in bomb.json()["error"]["message"]
+        assert other.result().json()["usage"]["completion_tokens"] == 200
+    eventually(lambda: idle(host))
+
+
 def test_time_limits_end_a_request_and_free_what_it_holds(pair: LLM) -> None:
     with hosted(pair, Limits(first_token_seconds=1e-6)) as host:
         late = host.post(PATH, **LONG, stream=True)

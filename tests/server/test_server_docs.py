@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from slipstream.core.stats import SpecStats
+from slipstream.server.adapter_fields import ADAPTER_FIELDS
 from slipstream.server.fields import BOTH, FIELDS
 from slipstream.server.server_metrics import ServerMetrics
 
-PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, DASHBOARD = (DOCS / "server.md").read_text(encoding="utf-8"), DOCS / "grafana.json"
 
 
 def fields() -> list[str]:
@@ -20,6 +26,16 @@ def fields() -> list[str]:
     return rows
 
 
+def adapters(where: str) -> list[str]:
+    rows = ["| field | |", "|---|---|"]
+    for each in ADAPTER_FIELDS[where].values():
+        rows.append(f"| `{each.name}` | {'refused: ' if each.refused else ''}{each.text} |")
+    return rows
+
+
+TABLES = {where: adapters(where) for where in ADAPTER_FIELDS}
+
+
 def metrics() -> list[str]:
     rows = ["| metric | kind | |", "|---|---|---|"]
     for each in ServerMetrics("m", 1024).registry.collect():
@@ -28,7 +44,23 @@ def metrics() -> list[str]:
     return rows
 
 
-@pytest.mark.parametrize(("name", "rows"), [("fields", fields()), ("metrics", metrics())])
+def test_every_metric_of_the_dashboard_exists_and_has_its_labels() -> None:
+    metrics = ServerMetrics("m", 1024)
+    metrics.ended("stop", 1, 1, SpecStats(steps=2, proposed=2, accepted=1, accepted_at=Counter({1: 1})))
+    samples = {sample.name: sample.labels for found in metrics.registry.collect() for sample in found.samples}
+    shown = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in shown["panels"] for target in panel["targets"]]
+    for query in [*queries, *(each["query"] for each in shown["templating"]["list"])]:
+        names = re.findall(r"slipstream:\w+", query)
+        assert names or query == "prometheus"
+        for name in names:
+            assert name in samples, f"{name} of the dashboard is no metric"
+        for label in re.findall(r"by \((\w+)\)", query):
+            assert label in samples[names[0]]
+    assert queries
+
+
+@pytest.mark.parametrize(("name", "rows"), [("fields", fields()), ("metrics", metrics()), *TABLES.items()])
 def test_the_page_lists_what_the_code_has(name: str, rows: list[str]) -> None:
     shown = PAGE.split(f"<!-- {name} -->")[1].split(f"<!-- end of {name} -->")[0]
     assert shown.strip().splitlines() == rows

@@ -1,0 +1,100 @@
+"""From the fields of a chat to its generation: for /v1/chat/completions, and for what is translated to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from jinja2 import TemplateError
+
+from slipstream.core.structured import Structured
+from slipstream.errors import PromptError
+from slipstream.server.answering import generation_of
+from slipstream.server.api_error import ApiError
+from slipstream.server.chat_messages import checked_messages
+from slipstream.server.fields import CHAT, count, sampling_params
+from slipstream.server.generation import Generation
+from slipstream.server.reply_format import template_names
+from slipstream.server.service import Service
+from slipstream.server.tools import ToolUse, tool_use
+
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+"""Names of the chat template that are not the request's."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """text: what the chat template has made; ids: its tokens; use: the tools."""
+
+    text: str
+    ids: list[int]
+    use: ToolUse
+
+
+async def chat_generation(service: Service, given: Mapping[str, Any]) -> Generation:
+    """The choices of a chat, from the fields that are set. Raises ApiError 400 and 404."""
+    service.check_model(given.get("model"))
+    talk = await asyncio.to_thread(conversation, service, given)
+    n = count(given, "n", 1, service.limits.choices, 1)
+    params = service.checked(sampling_params(given, CHAT, service.facts.context - len(talk.ids)))
+    params = replace(params, structured=_form(service, talk, params.structured))
+    reply = partial(service.replies.reply, talk.text, talk.use)
+    markers = service.replies.markers
+    return await generation_of(service, [talk.ids], params, n, given, reply=reply, markers=markers, operation="chat")
+
+
+def conversation(service: Service, given: Mapping[str, Any]) -> Conversation:
+    """The prompt of a chat. Raises ApiError 400."""
+    messages = checked_messages(given.get("messages"))
+    use = tool_use(given)
+    names = _template_names(service, given, use)
+    try:
+        text = service.checks.chat_text(messages, **names)
+        return Conversation(text, service.checks.prompt(service.checks.chat_ids(text)), use)
+    except PromptError as fault:
+        raise service.prompt_error(fault, "messages") from fault
+    except (TemplateError, TypeError, ValueError) as fault:  # what the template's own code raises
+        raise ApiError(400, f"the model's chat template refuses this conversation: {fault}", "messages") from fault
+
+
+def _template_names(service: Service, given: Mapping[str, Any], use: ToolUse) -> dict[str, Any]:
+    """What the chat template reads besides the messages."""
+    known = template_names(service.tokenizer, bool(use.tools)) if service.tokenizer is not None else frozenset()
+    names: dict[str, Any] = {}
+    if use.tools:
+        if "tools" not in known:
+            raise ApiError(400, "the model's chat template takes no tools", "tools", "unsupported_field")
+        replies = service.replies
+        if use.choice == "auto" and replies.calls is None and replies.template is None:
+            raise ApiError(
+                400,
+                "how this model writes calls of tools is not known: start the server with --tool-format, or ask for a "
+                "call by tool_choice",
+                "tools",
+                "unsupported_field",
+            )
+        names["tools"] = list(use.tools)
+    own = given.get("chat_template_kwargs", {})
+    if not isinstance(own, dict):
+        raise ApiError(400, f"chat_template_kwargs is {own!r}, must be an object", "chat_template_kwargs")
+    asked = {f"chat_template_kwargs.{name}": (name, value) for name, value in own.items()}
+    if "reasoning_effort" in given:
+        asked["reasoning_effort"] = ("reasoning_effort", given["reasoning_effort"])
+    for field, (name, value) in asked.items():
+        if name in RESERVED or name.endswith("_token") or name not in known:
+            raise ApiError(400, f"the model's chat template reads no {name!r} of requests", field, "unsupported_field")
+        names[name] = value
+    return names
+
+
+def _form(service: Service, talk: Conversation, form: Structured | None) -> Structured | None:
+    """The form of the text: that of its calls, or the one that the request names; after the reasoning."""
+    called = talk.use.form
+    if called is not None and form is not None:
+        raise ApiError(400, "tool_choice asks for a call, and another field for a form of the text", "tool_choice")
+    form = called or form
+    end = service.replies.end_of_reasoning(talk.text)
+    return form if form is None or end is None else replace(form, after=end)

@@ -1,0 +1,211 @@
+"""`/v1/messages`: the form of Anthropic's Messages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from slipstream.server.adapter_fields import ADAPTER_FIELDS, MESSAGES, passed_on
+from slipstream.server.adapters import Object, adapter, checked, renamed, texts
+from slipstream.server.answering import stop_text
+from slipstream.server.api_error import ApiError
+from slipstream.server.chat_requests import conversation
+from slipstream.server.fields import body_schema, flag, given_fields, members
+from slipstream.server.generation import Generation
+from slipstream.server.reply import CALL, CONTENT, REASONING
+from slipstream.server.reply_blocks import Block, Event, Script
+from slipstream.server.request_body import json_body
+from slipstream.server.service import Service
+
+NAMES = {
+    "stop": "stop_sequences",
+    "parallel_tool_calls": "tool_choice",
+    "response_format": "output_config",
+    "reasoning_effort": "output_config",
+}
+COUNTED = ("model", "messages", "system", "tools", "tool_choice", "chat_template_kwargs")
+
+
+def messages(service: Service) -> APIRouter:
+    """The routes."""
+    router = adapter(service, MESSAGES, "Answer in the form of Anthropic's Messages", chat_of, MessageScript, NAMES)
+    known = {name: ADAPTER_FIELDS[MESSAGES][name] for name in COUNTED}
+    schema = body_schema(known, ["messages"])
+
+    @router.post("/v1/messages/count_tokens", openapi_extra=schema, summary="Number of tokens of a conversation")
+    async def count_tokens(request: Request) -> Response:
+        given = given_fields(await json_body(request, service.limits.body), known)
+        service.check_model(given.get("model"))
+        try:
+            talk = await asyncio.to_thread(conversation, service, chat_of(given))
+        except ApiError as fault:
+            raise renamed(fault, NAMES) from fault
+        return JSONResponse({"input_tokens": len(talk.ids)})
+
+    return router
+
+
+def chat_of(given: Object) -> Object:
+    """The fields of the chat that a request asks for. Raises ApiError 400."""
+    found = passed_on(given)
+    system = [{"role": "system", "content": texts(given["system"], ("text",), "system")}] if "system" in given else []
+    found["messages"] = system + _messages(given.get("messages"))
+    for name, of_chat in (("max_tokens", "max_tokens"), ("stop_sequences", "stop")):
+        if name in given:
+            found[of_chat] = given[name]
+    output = members(given, "output_config", ("format", "effort"))
+    if "effort" in output:
+        found["reasoning_effort"] = output["effort"]
+    if "format" in output:
+        form = members(output, "format", ("type", "schema"))
+        schema = {"json_schema": {"schema": form["schema"]}} if "schema" in form else {}
+        found["response_format"] = {"type": form.get("type"), **schema}
+    if "tools" in given:
+        if not isinstance(given["tools"], list):
+            raise ApiError(400, f"tools is {given['tools']!r}, must be a list", "tools")
+        found["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given["tools"])]
+    choice = members(given, "tool_choice", ("type", "name", "disable_parallel_tool_use"))
+    if flag(choice, "disable_parallel_tool_use"):
+        found["parallel_tool_calls"] = False
+    if choice.get("type") == "tool":
+        found["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+    elif choice:
+        kind = choice.get("type")
+        if kind not in ("auto", "any", "none"):
+            raise ApiError(400, f"tool_choice.type is {kind!r}, must be auto, any, tool or none", "tool_choice.type")
+        found["tool_choice"] = "required" if kind == "any" else kind
+    return found
+
+
+def _tool(tool: Any, where: str) -> Object:
+    asked = checked(tool, where)
+    asked.pop("cache_control", None)
+    if asked.pop("type", "custom") != "custom":
+        raise ApiError(400, f"{where}.type must be custom: other tools are not supported", f"{where}.type")
+    if "input_schema" in asked:
+        asked["parameters"] = asked.pop("input_schema")
+    return {"type": "function", "function": asked}
+
+
+def _messages(given: Any) -> list[Object]:
+    if not isinstance(given, list) or not given:
+        raise ApiError(400, "messages is missing or empty, must be a list of messages", "messages")
+    found = [each for i, message in enumerate(given) for each in _message(message, f"messages[{i}]")]
+    if found[-1]["role"] == "assistant":
+        raise ApiError(400, "the last message is the assistant's: beginnings of answers are not supported", "messages")
+    return found
+
+
+def _message(message: Any, where: str) -> list[Object]:
+    """One message, or several: results of tools are messages of their own."""
+    asked = checked(message, where)
+    role, content = asked.get("role"), asked.get("content")
+    if role not in ("user", "assistant"):
+        raise ApiError(400, f"{where}.role is {role!r}, must be user or assistant", f"{where}.role")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(blocks, list):
+        raise ApiError(400, f"{where}.content is {content!r}, must be text or a list of blocks", f"{where}.content")
+    found: Object = {"role": role, "content": ""}
+    results: list[Object] = []
+    for i, block in enumerate(blocks):
+        here = f"{where}.content[{i}]"
+        part = checked(block, here)
+        kind = part.get("type")
+        if kind == "text":
+            found["content"] += texts([part], ("text",), here)
+        elif kind == "thinking" and role == "assistant":
+            found["reasoning_content"] = found.get("reasoning_content", "") + str(part.get("thinking", ""))
+        elif kind == "tool_use" and role == "assistant":
+            function = {"name": part.get("name"), "arguments": json.dumps(part.get("input", {}), ensure_ascii=False)}
+            found.setdefault("tool_calls", []).append({"id": part.get("id"), "function": function})
+        elif kind == "tool_result" and role == "user":
+            text = texts(part.get("content", ""), ("text",), f"{here}.content")
+            results.append({"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": text})
+        else:
+            raise ApiError(400, f"{here}.type is {kind!r}, which a message of the {role} cannot have here", here)
+    return results if results and not found["content"] else [*results, found]
+
+
+class MessageScript(Script):
+    """A message with its blocks."""
+
+    def __init__(self, generation: Generation, given: Object):
+        super().__init__(generation)
+        self._id = f"msg_{uuid4().hex}"
+
+    def begun(self) -> Iterator[Event]:
+        usage = {"input_tokens": sum(map(len, self.generation.prompts)), "output_tokens": 0}
+        message = self._message() | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        yield "message_start", {"message": message}
+
+    def opened(self, block: Block) -> Iterator[Event]:
+        empty = Block(block.index, block.kind, block.call)
+        yield "content_block_start", {"index": block.index, "content_block": self._block(empty)}
+
+    def written(self, block: Block, text: str) -> Iterator[Event]:
+        kind, name = _DELTAS[block.kind]
+        yield "content_block_delta", {"index": block.index, "delta": {"type": kind, name: text}}
+
+    def closed(self, block: Block) -> Iterator[Event]:
+        yield "content_block_stop", {"index": block.index}
+
+    def ended(self) -> Iterator[Event]:
+        found = self.whole()
+        delta = {name: found[name] for name in ("stop_reason", "stop_sequence")}
+        yield "message_delta", {"delta": delta, "usage": found["usage"]}
+        yield "message_stop", {}
+
+    def failed(self, fault: ApiError) -> Iterator[Event]:
+        yield "error", {"error": fault.anthropic["error"]}
+
+    def whole(self) -> Object:
+        (choice,) = self.generation.choices
+        stop = stop_text(choice, choice.finish)
+        reason = "max_tokens" if choice.finish == "length" else "end_turn" if stop is None else "stop_sequence"
+        if choice.reply.calls and reason == "end_turn":
+            reason = "tool_use"
+        usage: Any = self.generation.usage
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return self._message() | {
+            "content": [self._block(block) for block in self.blocks],
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "usage": {
+                "input_tokens": usage["prompt_tokens"] - cached,
+                "cache_read_input_tokens": cached,
+                "cache_creation_input_tokens": 0,
+                "output_tokens": usage["completion_tokens"],
+            },
+        }
+
+    def _message(self) -> Object:
+        return {"id": self._id, "type": "message", "role": "assistant", "model": self.generation.service.name}
+
+    def _block(self, block: Block) -> Object:
+        if block.call is not None:
+            name = block.call.name
+            return {"type": "tool_use", "id": block.call.id, "name": name, "input": _input(block.text)}
+        if block.kind == REASONING:
+            return {"type": "thinking", "thinking": block.text, "signature": ""}
+        return {"type": "text", "text": block.text}
+
+
+_DELTAS = {
+    REASONING: ("thinking_delta", "thinking"),
+    CONTENT: ("text_delta", "text"),
+    CALL: ("input_json_delta", "partial_json"),
+}
+
+
+def _input(text: str) -> Any:
+    """The arguments of a call; of what is no JSON, because it was cut, the text."""
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
+        return {"INVALID_JSON": text}

@@ -1,0 +1,389 @@
+"""`ReplyReader`: tells reasoning, content and tool calls apart, in the formats of `FORMATS`.
+
+It is a coroutine that reads one character after the other, so its result cannot depend on how a text arrives. Text that
+begins like a call and is none, or calls a function that was not declared, is content, character by character as it was
+written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Sequence as Seq
+from dataclasses import dataclass
+
+from slipstream.server.reply import ARGUMENTS, CALL, CONTENT, REASONING, Delta
+
+Reading = Generator[None, str, str]
+"""Reads characters, "" at the end of the text, and returns what it read."""
+
+MOST_NAME = 256
+"""Characters of a function's name; what is longer is no name."""
+
+
+class _NoCall(Exception):
+    """The text that was read since `_begin` is no call."""
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How models of one kind write calls.
+
+    read     the coroutine that reads content and calls.
+    markers  texts that begin or end calls; they are kept where they are special tokens.
+    signs    a chat template that holds all of these asks for this format.
+    id_length  of the ids of calls, if templates of the kind check it.
+    """
+
+    name: str
+    read: Callable[[ReplyReader], Reading]
+    markers: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
+    id_length: int = 0
+
+
+class ReplyReader:
+    """functions  names of those that may be called; form: how; None: calls are not looked for.
+    reasoning  (begin, end) of the reasoning that may come first; inside: whether the prompt has begun it already.
+    """
+
+    def __init__(
+        self,
+        functions: Collection[str] = (),
+        form: ToolFormat | None = None,
+        reasoning: tuple[str, str] | None = None,
+        inside: bool = False,
+    ):
+        self.functions = functions
+        self._deltas: list[Delta] = []
+        self._back: deque[str] = deque()  # characters that are to be read again
+        self._raw: list[str] = []  # what was read since `begin`
+        self._ended = False
+        self._calls = 0
+        self._reading = self._all(form, reasoning, inside)
+        next(self._reading)
+
+    def feed(self, text: str) -> list[Delta]:
+        """See `Reader`."""
+        for character in text:
+            self._reading.send(character)
+        return self._taken()
+
+    def finish(self) -> list[Delta]:
+        """See `Reader`."""
+        self._ended = True
+        try:
+            self._reading.send("")
+        except StopIteration:
+            return self._taken()
+        raise AssertionError("the end of a text is the last that is read")
+
+    def _taken(self) -> list[Delta]:
+        found, self._deltas = self._deltas, []
+        return found
+
+    def _all(self, form: ToolFormat | None, reasoning: tuple[str, str] | None, inside: bool) -> Reading:
+        if reasoning is not None:
+            yield from self._reason(*reasoning, inside)
+        return (yield from (plain(self) if form is None else form.read(self)))
+
+    # --- characters --------------------------------------------------------------------------------------------
+
+    def next(self) -> Reading:
+        """The next character, "" at the end."""
+        if self._back:
+            found = self._back.popleft()
+        else:
+            found = "" if self._ended else (yield)
+        if found:
+            self._raw.append(found)
+        return found
+
+    def unread(self, text: str | Seq[str]) -> None:
+        """Characters that were read last are to be read again."""
+        self._back.extendleft(reversed(text))
+        if text:
+            del self._raw[-len(text) :]
+
+    def skip_space(self) -> Reading:
+        """The next character that is no white space."""
+        found = yield from self.next()
+        while found.isspace():
+            found = yield from self.next()
+        return found
+
+    def peek(self) -> Reading:
+        """The next character that is no white space; it is read again, the white space before it is not."""
+        found = yield from self.skip_space()
+        self.unread(found)
+        return found
+
+    def begin(self, text: str = "") -> None:
+        """What is read from here on may have to be read again, or shown; `text` was read before and belongs to it."""
+        self._raw = list(text)
+
+    def emit(self, kind: str, text: str, index: int = 0) -> None:
+        """Report something."""
+        last = self._deltas[-1] if self._deltas else None
+        if last is not None and (last.kind, last.index) == (kind, index) and kind != CALL:
+            self._deltas[-1] = Delta(kind, last.text + text, index)
+        elif text:
+            self._deltas.append(Delta(kind, text, index))
+
+    def until(self, marker: str, kind: str) -> Reading:
+        """Report text up to the marker. That is returned with the white space before it, neither of them reported; at
+        the end of the text "" is. White space at its end is not reported after a call."""
+        held = ""
+        while True:
+            self.begin()
+            found = yield from self.next()
+            if not found:
+                if held.strip() or not self._calls:
+                    self.emit(kind, held)
+                return ""
+            held += found
+            while not marker.startswith(held.lstrip()):
+                self.emit(kind, held[0])
+                held = held[1:]
+            if held.lstrip() == marker:
+                return held
+
+    def ahead(self) -> Reading:
+        """The next character that is no white space; all of it is read again."""
+        self.begin()
+        found = yield from self.skip_space()
+        self.unread(self._raw)
+        return found
+
+    def pass_over(self, text: str) -> Reading:
+        """Read `text` and the white space before it, if it is next; nothing otherwise."""
+        self.begin()
+        found = yield from self.skip_space()
+        for wanted in text:
+            if found != wanted:
+                self.unread(self._raw)
+                return ""
+            found = yield from self.next()
+        self.unread(found)
+        return text
+
+    # --- reasoning ---------------------------------------------------------------------------------------------
+
+    def _reason(self, begin: str, end: str, inside: bool) -> Reading:
+        if not inside and not (yield from self.pass_over(begin)):
+            return ""
+        yield from self.peek()
+        if (yield from self.until(end, REASONING)):
+            yield from self.peek()
+        return ""
+
+    # --- calls -------------------------------------------------------------------------------------------------
+
+    def attempt(self, call: Callable[[], Reading], before: str) -> Generator[None, str, bool]:
+        """Read a call that `before` began; whether it is one. If not, all of it is content. What goes wrong after its
+        name and the beginning of its arguments does not undo it."""
+        self.begin(before)
+        calls = self._calls
+        try:
+            yield from call()
+        except _NoCall:
+            if self._calls == calls:
+                self.emit(CONTENT, "".join(self._raw))
+                return False
+        return True
+
+    @property
+    def called(self) -> bool:
+        """Whether there was a call."""
+        return self._calls > 0
+
+    def start(self, name: object) -> None:
+        """Report a call. Raises _NoCall for a function that was not declared."""
+        if not isinstance(name, str) or name not in self.functions:
+            raise _NoCall
+        self._calls += 1
+        self.emit(CALL, name, self._calls - 1)
+
+    def write(self, text: str) -> None:
+        """Report arguments of the last call."""
+        self.emit(ARGUMENTS, text, self._calls - 1)
+
+    def value(self, heard: Callable[[str], None] = lambda character: None) -> Reading:
+        """One JSON value, as it is written. heard: called with each of its characters. Raises _NoCall."""
+        found = yield from self.skip_space()
+        if not found:
+            raise _NoCall
+        text, open_, quoted, escaped = [found], "", False, False
+        heard(found)
+        while True:
+            if quoted:
+                quoted, escaped = escaped or found != '"', not escaped and found == "\\"
+            elif found == '"':
+                quoted = True
+            elif found in _CLOSED_BY:
+                open_ += _CLOSED_BY[found]
+            elif found in _CLOSED_BY.values():
+                if not open_.endswith(found):
+                    raise _NoCall
+                open_ = open_[:-1]
+            done = not quoted and not open_
+            if done and text[0] in '{["':
+                return "".join(text)
+            found = yield from self.next()
+            if done and (not found or found in ",:}] \t\r\n"):  # the end of a number or a word
+                self.unread(found)
+                return "".join(text)
+            if not found:
+                raise _NoCall
+            text.append(found)
+            heard(found)
+
+    def expect(self, wanted: str) -> Reading:
+        """Read a character, and the white space before it. Raises _NoCall."""
+        if (yield from self.skip_space()) != wanted:
+            raise _NoCall
+        return wanted
+
+    def arguments(self, name: object) -> Reading:
+        """Report a call, and its arguments as they come. Raises _NoCall."""
+        if (yield from self.peek()) == "{":
+            self.start(name)
+            return (yield from self.value(self.write))
+        text = _object_text((yield from self.value()))  # as JSON within text
+        self.start(name)
+        self.write(text)
+        return text
+
+    def member_call(self) -> Reading:
+        """{"name": ..., "arguments" or "parameters": {...}}, in any order; without arguments they are {}."""
+        yield from self.expect("{")
+        name, before, started = None, "{}", False
+        found = yield from self.skip_space()
+        while found != "}":
+            self.unread(found)
+            key = _loaded((yield from self.value()))
+            yield from self.expect(":")
+            if key == "name" and name is None:
+                name = _loaded((yield from self.value()))
+            elif key not in ("arguments", "parameters") or started:
+                yield from self.value()
+            elif name is None:
+                before = _object_text((yield from self.value()))
+            else:
+                yield from self.arguments(name)
+                started = True
+            found = yield from self.skip_space()
+            if found == ",":
+                found = yield from self.skip_space()
+            elif found != "}":
+                raise _NoCall
+        if not started:
+            self.start(name)
+            self.write(before)
+        return ""
+
+    def named_call(self) -> Reading:
+        """NAME{...}, or NAME[ARGS]{...}, perhaps with [CALL_ID] and an id between. Raises _NoCall."""
+        text = ""
+        while not text.endswith("{"):
+            found = yield from self.next()
+            if not found or len(text) > MOST_NAME:
+                raise _NoCall
+            text += found
+        self.unread("{")
+        return (yield from self.arguments(text[:-1].split("[")[0].strip()))
+
+    def array(self, before: str) -> Reading:
+        """The calls in a JSON array, which follows `before`."""
+
+        def first() -> Reading:
+            yield from self.expect("[")
+            return (yield from self.member_call())
+
+        more = yield from self.attempt(first, before)
+        while more and (yield from self.pass_over(",")):
+            more = yield from self.attempt(self.member_call, "")
+        return (yield from self.pass_over("]")) if more else ""
+
+
+_CLOSED_BY = {"{": "}", "[": "]"}
+
+
+def _loaded(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as fault:
+        raise _NoCall from fault
+
+
+def _object_text(text: str) -> str:
+    """Arguments as the text of a JSON object. Some models write that text as a JSON string."""
+    written = _loaded(text)
+    if isinstance(written, str):
+        text, written = written, _loaded(written)
+    if written is None:
+        return "{}"
+    if not isinstance(written, dict):
+        raise _NoCall
+    return text
+
+
+# --- the formats -------------------------------------------------------------------------------------------------
+
+
+def plain(reader: ReplyReader) -> Reading:
+    """No further calls."""
+    if reader.called:
+        yield from reader.peek()
+    while found := (yield from reader.next()):
+        reader.begin()
+        reader.emit(CONTENT, found)
+    return ""
+
+
+def _hermes(reader: ReplyReader) -> Reading:
+    while marker := (yield from reader.until("<tool_call>", CONTENT)):
+        if (yield from reader.attempt(reader.member_call, marker)):
+            yield from reader.pass_over("</tool_call>")
+    return ""
+
+
+def _llama(reader: ReplyReader) -> Reading:
+    yield from reader.pass_over("<|python_tag|>")
+    while (yield from reader.ahead()) == "{":
+        if not (yield from reader.attempt(reader.member_call, "")):
+            break
+        yield from reader.pass_over(";")
+    return (yield from plain(reader))
+
+
+def _mistral(reader: ReplyReader) -> Reading:
+    while marker := (yield from reader.until("[TOOL_CALLS]", CONTENT)):
+        if (yield from reader.ahead()) == "[":
+            yield from reader.array(marker)
+        else:
+            yield from reader.attempt(reader.named_call, marker)
+    return ""
+
+
+def _required(reader: ReplyReader) -> Reading:
+    if (yield from reader.ahead()) == "[":
+        yield from reader.array("")
+    return (yield from plain(reader))
+
+
+def _named(reader: ReplyReader) -> Reading:
+    (name,) = reader.functions
+    yield from reader.attempt(lambda: reader.arguments(name), "")
+    return (yield from plain(reader))
+
+
+FORMATS = (
+    ToolFormat("hermes", _hermes, ("<tool_call>", "</tool_call>"), ("<tool_call>",)),
+    ToolFormat("mistral", _mistral, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), ("[TOOL_CALLS]",), id_length=9),
+    ToolFormat("llama", _llama, ("<|python_tag|>",), ("ipython", '"parameters"')),
+)
+"""What models write of their own accord. The first whose signs are in the chat template is taken."""
+
+REQUIRED, NAMED = ToolFormat("required", _required), ToolFormat("named", _named)
+"""What a grammar makes them write: an array of calls, and the arguments of the one function."""

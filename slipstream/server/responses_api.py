@@ -1,0 +1,223 @@
+"""`/v1/responses`: OpenAI's Responses, without anything stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+from fastapi import APIRouter
+
+from slipstream.server.adapter_fields import RESPONSES, passed_on
+from slipstream.server.adapters import Object, adapter, checked, texts
+from slipstream.server.api_error import ApiError
+from slipstream.server.fields import members
+from slipstream.server.generation import Generation
+from slipstream.server.reply import CALL, REASONING
+from slipstream.server.reply_blocks import Block, Event, Script
+from slipstream.server.service import Service
+
+NAMES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format": "text",
+    "reasoning_effort": "reasoning",
+}
+TEXTS = ("input_text", "output_text", "text")
+_PREFIX = {REASONING: "rs", CALL: "fc"}
+
+
+def responses(service: Service) -> APIRouter:
+    """The route."""
+    return adapter(service, RESPONSES, "Answer in the form of OpenAI's Responses", chat_of, ResponseScript, NAMES)
+
+
+def chat_of(given: Object) -> Object:
+    """The fields of the chat that a request asks for. Raises ApiError 400."""
+    found = passed_on(given)
+    messages = [] if "instructions" not in given else [{"role": "system", "content": given["instructions"]}]
+    found["messages"] = messages + _messages(given["input"])
+    if "max_output_tokens" in given:
+        found["max_tokens"] = given["max_output_tokens"]
+    if "parallel_tool_calls" in given:
+        found["parallel_tool_calls"] = given["parallel_tool_calls"]
+    if "effort" in (reasoning := members(given, "reasoning", ("effort",))):
+        found["reasoning_effort"] = reasoning["effort"]
+    form = members(given, "text", ("format",)).get("format")
+    if form is not None:
+        asked = checked(form, "text.format")
+        kind = asked.pop("type", None)
+        schema = {"json_schema": asked} if kind == "json_schema" else {}
+        found["response_format"] = {"type": kind, **schema}
+        if kind == "text":
+            del found["response_format"]
+    if "tools" in given:
+        found["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(_list(given["tools"], "tools"))]
+    choice = given.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        choice = {"type": "function", "function": {k: v for k, v in choice.items() if k != "type"}}
+    if choice is not None:
+        found["tool_choice"] = choice
+    return found
+
+
+def _tool(tool: Any, where: str) -> Object:
+    asked = checked(tool, where)
+    if asked.pop("type", None) != "function":
+        raise ApiError(400, f"{where}.type must be function: other tools are not supported", f"{where}.type")
+    return {"type": "function", "function": asked}
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ApiError(400, f"{name} is {value!r}, must be a list", name)
+    return value
+
+
+def _messages(given: Any) -> list[Object]:
+    """The messages of an input. What the assistant reasoned, said and called in a row is one message."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    found: list[Object] = []
+
+    def assistant() -> Object:
+        if not found or found[-1]["role"] != "assistant":
+            found.append({"role": "assistant", "content": ""})
+        return found[-1]
+
+    for i, item in enumerate(_list(given, "input")):
+        where = f"input[{i}]"
+        asked = checked(item, where)
+        kind = asked.get("type", "message")
+        if kind == "message" and asked.get("role") == "assistant":
+            assistant()["content"] += texts(asked.get("content"), TEXTS, f"{where}.content")
+        elif kind == "message":
+            found.append({"role": asked.get("role"), "content": texts(asked.get("content"), TEXTS, f"{where}.content")})
+        elif kind == "reasoning":
+            assistant()["reasoning_content"] = texts(asked.get("content", ""), ("reasoning_text",), f"{where}.content")
+        elif kind == "function_call":
+            function = {name: asked.get(name) for name in ("name", "arguments")}
+            assistant().setdefault("tool_calls", []).append({"id": asked.get("call_id"), "function": function})
+        elif kind == "function_call_output":
+            output = texts(asked.get("output"), TEXTS, f"{where}.output")
+            found.append({"role": "tool", "tool_call_id": asked.get("call_id"), "content": output})
+        else:
+            raise ApiError(400, f"{where}.type is {kind!r}, which is not supported", f"{where}.type")
+    return found
+
+
+class ResponseScript(Script):
+    """A response with its items; each event has a number."""
+
+    def __init__(self, generation: Generation, given: Object):
+        super().__init__(generation)
+        service = generation.service
+        self._head = {
+            "id": f"resp_{uuid4().hex}",
+            "object": "response",
+            "created_at": service.now(),
+            "model": service.name,
+            "instructions": given.get("instructions"),
+            "max_output_tokens": given.get("max_output_tokens"),
+            "metadata": given.get("metadata", {}),
+            "parallel_tool_calls": given.get("parallel_tool_calls", True),
+            "previous_response_id": None,
+            "reasoning": given.get("reasoning", {}),
+            "store": False,
+            "temperature": generation.params.temperature,
+            "text": given.get("text", {"format": {"type": "text"}}),
+            "tool_choice": given.get("tool_choice", "auto"),
+            "tools": given.get("tools", []),
+            "top_p": generation.params.top_p,
+            "truncation": "disabled",
+        }
+        self._ids: list[str] = []
+        self._count = 0
+
+    def begun(self) -> Iterator[Event]:
+        for name in ("response.created", "response.in_progress"):
+            yield self._event(name, response=self._response("in_progress"))
+
+    def opened(self, block: Block) -> Iterator[Event]:
+        self._ids.append(f"{_PREFIX.get(block.kind, 'msg')}_{uuid4().hex}")
+        item = self._item(block, "in_progress")
+        if block.kind != CALL:
+            item["content"] = []
+        yield self._event("response.output_item.added", output_index=block.index, item=item)
+        if block.kind != CALL:
+            yield self._at(block, "response.content_part.added", part=self._part(block, ""))
+
+    def written(self, block: Block, text: str) -> Iterator[Event]:
+        yield self._at(block, f"response.{_NAMES[block.kind]}.delta", delta=text)
+
+    def closed(self, block: Block) -> Iterator[Event]:
+        value = {"arguments" if block.kind == CALL else "text": block.text}
+        yield self._at(block, f"response.{_NAMES[block.kind]}.done", **value)
+        if block.kind != CALL:
+            yield self._at(block, "response.content_part.done", part=self._part(block, block.text))
+        item = self._item(block, "completed")
+        yield self._event("response.output_item.done", output_index=block.index, item=item)
+
+    def ended(self) -> Iterator[Event]:
+        found = self.whole()
+        yield self._event(f"response.{found['status']}", response=found)
+
+    def failed(self, fault: ApiError) -> Iterator[Event]:
+        error = {"code": "server_error", "message": fault.message}
+        yield self._event("error", code=fault.code, message=fault.message, param=fault.param)
+        yield self._event("response.failed", response=self._response("failed") | {"error": error})
+
+    def whole(self) -> Object:
+        cut = self.generation.choices[0].finish == "length"
+        found = self._response("incomplete" if cut else "completed")
+        usage: Any = self.generation.usage
+        return found | {
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": usage["prompt_tokens_details"] | {"cache_write_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens()},
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+
+    def _response(self, status: str) -> Object:
+        items = [self._item(block, "completed") for block in self.blocks]
+        state = {"status": status, "output": items, "error": None, "incomplete_details": None, "usage": None}
+        return self._head | state
+
+    def _reasoning_tokens(self) -> int:
+        """How many tokens the tokenizer writes the reasoning with."""
+        text = self.generation.choices[0].reply.reasoning
+        return len(self.generation.service.tokenizer.encode(text, add_special_tokens=False)) if text else 0
+
+    def _item(self, block: Block, status: str) -> Object:
+        item: Object = {"id": self._ids[block.index], "status": status}
+        if block.call is not None:
+            call = {"call_id": block.call.id, "name": block.call.name, "arguments": block.text}
+            return item | {"type": "function_call"} | call
+        item["content"] = [self._part(block, block.text)]
+        if block.kind == REASONING:
+            return item | {"type": "reasoning", "summary": []}
+        return item | {"type": "message", "role": "assistant"}
+
+    def _part(self, block: Block, text: str) -> Object:
+        if block.kind == REASONING:
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+    def _at(self, block: Block, name: str, **data: Any) -> Event:
+        more: Object = {"output_index": block.index, "item_id": self._ids[block.index]}
+        if block.kind != CALL:
+            more["content_index"] = 0
+        if name.startswith("response.output_text"):
+            more["logprobs"] = []
+        return self._event(name, **more, **data)
+
+    def _event(self, name: str, **data: Any) -> Event:
+        self._count += 1
+        return name, {"sequence_number": self._count - 1} | data
+
+
+_NAMES = {REASONING: "reasoning_text", "content": "output_text", CALL: "function_call_arguments"}

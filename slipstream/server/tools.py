@@ -1,0 +1,130 @@
+"""`ToolUse`: the tools of a request, and what its answer may do with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.core.structured import Structured
+from slipstream.errors import RequestError
+from slipstream.server.api_error import ApiError
+from slipstream.server.fields import flag, members
+
+MOST_TOOLS = 128
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """tools     as a chat template gets them, those that may not be called left out.
+    choice    "auto", "required" or "named" (the one that is left must be called).
+    parallel  whether there may be several calls.
+    """
+
+    tools: tuple[dict[str, Any], ...] = ()
+    choice: str = "auto"
+    parallel: bool = True
+
+    @property
+    def functions(self) -> frozenset[str]:
+        """The names of those that may be called."""
+        return frozenset(tool["function"]["name"] for tool in self.tools)
+
+    @property
+    def form(self) -> Structured | None:
+        """The form of a text that must call: the arguments of the one function, or an array of calls; None if it need
+        not. Raises ApiError 400."""
+        if self.choice == "auto":
+            return None
+        try:
+            return Structured(json_schema=self._schema())
+        except RequestError as fault:
+            raise ApiError(400, f"tools: {fault}", "tools") from fault
+
+    def _schema(self) -> Any:
+        functions = [tool["function"] for tool in self.tools]
+        if self.choice == "named":
+            return _SPACING | functions[0].get("parameters", _NO_PARAMETERS)
+        shared = {str(i): _moved(each.get("parameters", _NO_PARAMETERS), i) for i, each in enumerate(functions)}
+        calls = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": each["name"]}, "arguments": {"$ref": f"#/$defs/{i}"}},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for i, each in enumerate(functions)
+        ]
+        most = {} if self.parallel else {"maxItems": 1}
+        return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, "$defs": shared, **_SPACING}
+
+
+_SPACING = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+"""White space as `json.dumps` writes it: where any is allowed, small models go on with it without end."""
+
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def _moved(schema: Any, to: int) -> Any:
+    """A schema whose references to its own parts hold where it is a definition of another."""
+    if isinstance(schema, list):
+        return [_moved(each, to) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {name: _moved(each, to) for name, each in schema.items()}
+    if isinstance(inner.get("$ref"), str) and inner["$ref"].startswith("#"):
+        inner["$ref"] = f"#/$defs/{to}" + inner["$ref"][1:]
+    return inner
+
+
+def tool_use(given: Mapping[str, Any]) -> ToolUse:
+    """The tools of a request for a chat. With the choice "none" it has none. Raises ApiError 400."""
+    tools = given.get("tools", [])
+    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
+        raise ApiError(400, f"tools must be a list of at most {MOST_TOOLS} functions", "tools")
+    checked = {}
+    for i, tool in enumerate(tools):
+        function = _function(tool, f"tools[{i}]")
+        if function["name"] in checked:
+            raise ApiError(400, f"tools has two functions {function['name']!r}", f"tools[{i}].function.name")
+        checked[function["name"]] = {"type": "function", "function": function}
+    parallel = "parallel_tool_calls" not in given or flag(given, "parallel_tool_calls")
+    choice = given.get("tool_choice", "auto")
+    if choice == "none":
+        return ToolUse(parallel=parallel)
+    if choice in ("auto", "required"):
+        if choice == "required" and not checked:
+            raise ApiError(400, "tool_choice is 'required', but there are no tools", "tool_choice")
+        return ToolUse(tuple(checked.values()), choice, parallel)
+    name = _named(choice)
+    if name not in checked:
+        raise ApiError(400, f"tool_choice names {name!r}, which is not among the tools", "tool_choice")
+    return ToolUse((checked[name],), "named", parallel)
+
+
+def _named(choice: Any) -> Any:
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        raise ApiError(400, f"tool_choice is {choice!r}, must be none, auto, required or a function", "tool_choice")
+    asked = members({"tool_choice": choice}, "tool_choice", ("type", "function"))
+    return members(asked, "function", ("name",)).get("name")
+
+
+def _function(tool: Any, where: str) -> dict[str, Any]:
+    """A function that was declared. Its `strict` is no field of chat templates."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        raise ApiError(400, f"{where}.type must be function: other tools are not supported", f"{where}.type")
+    asked = members({where: tool}, where, ("type", "function"))
+    function = members(asked, "function", ("name", "description", "parameters", "strict"))
+    name = function.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ApiError(
+            400, f"{where}.function.name is {name!r}, must be 1 to 64 of A-Z a-z 0-9 _ . -", f"{where}.function.name"
+        )
+    if not isinstance(function.get("description", ""), str):
+        raise ApiError(400, f"{where}.function.description must be text", f"{where}.function.description")
+    if not isinstance(function.get("parameters", {}), dict):
+        raise ApiError(400, f"{where}.function.parameters must be a JSON schema", f"{where}.function.parameters")
+    flag(function, "strict")
+    return {key: function[key] for key in ("name", "description", "parameters") if key in function}

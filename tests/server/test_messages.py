@@ -1,0 +1,137 @@
+"""`/v1/messages` with the official client of Anthropic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from slipstream import LLM
+from slipstream.server.adapter_fields import ADAPTER_FIELDS, MESSAGES
+from tests.server.hosting import Host, hosted
+from tests.server.talking import ARGUMENTS, CALL, NOW, TOOLS, USER, talking_tokenizer
+
+PATH = "/v1/messages"
+FUNCTIONS: list[Any] = [
+    {"name": tool["function"]["name"], "input_schema": tool["function"].get("parameters", {"type": "object"})}
+    for tool in TOOLS
+]
+
+
+@pytest.fixture(scope="module")
+def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    with hosted(pair, keys=("key",), tokenizer=talking_tokenizer(tmp_path_factory.mktemp("talker"))) as made:
+        yield made
+
+
+@pytest.fixture
+def client(talker: Host) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=talker.url, api_key="key", max_retries=0)
+
+
+def forced(text: str) -> dict[str, Any]:
+    """What makes the answer `text`."""
+    return {"model": "embedded", "max_tokens": 200, "extra_body": {"structured_outputs": {"choice": [text]}}}
+
+
+def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, client: anthropic.Anthropic) -> None:
+    talk = [{"role": "system", "content": "Be brief."}, *USER]
+    chat = talker.post("/v1/chat/completions", temperature=0, max_tokens=16, messages=talk).json()
+    text = chat["choices"][0]["message"]["content"]
+    given: Any = {"model": "embedded", "messages": USER, "system": "Be brief.", "max_tokens": 16}
+    found = client.messages.create(**given, extra_body={"temperature": 0})
+    assert found.content[0].text == text
+    assert (found.stop_reason, found.usage.output_tokens) == ("max_tokens", 16)
+    with client.messages.stream(**given, extra_body={"temperature": 0}) as stream:
+        assert "".join(stream.text_stream) == text
+        assert stream.get_final_message().stop_reason == "max_tokens"
+    stop = text[4:9]
+    found = client.messages.create(**given, stop_sequences=[stop], extra_body={"temperature": 0})
+    assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", stop)
+    assert found.content[0].text == text[: text.index(stop)]
+    count = client.messages.count_tokens(model="embedded", messages=USER, system="Be brief.")
+    assert count.input_tokens == chat["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thinking_text_and_use_of_tools_are_blocks_and_can_be_sent_back(
+    client: anthropic.Anthropic, stream: bool
+) -> None:
+    given: Any = {"messages": USER, "tools": FUNCTIONS, **forced(f"<think>Hm.</think>I look. {CALL}{NOW}")}
+    if stream:
+        with client.messages.stream(**given) as streamed:
+            found: Any = streamed.get_final_message()
+    else:
+        found = client.messages.create(**given)
+    thinking, text, *calls = found.content
+    assert found.stop_reason == "tool_use"
+    assert (thinking.thinking, text.text) == ("Hm.", "I look.")
+    assert [(call.name, call.input) for call in calls] == [("weather", json.loads(ARGUMENTS)), ("now", {})]
+    results = [{"type": "tool_result", "tool_use_id": call.id, "content": "Sun."} for call in calls]
+    said = json.loads(found.model_dump_json(exclude_none=True, include={"role", "content"}))
+    for block in said["content"]:
+        block.pop("parsed_output", None)
+    back: Any = [*USER, said, {"role": "user", "content": [*results, {"type": "text", "text": "So?"}]}]
+    assert client.messages.create(**given | {"messages": back} | forced("Sun!")).content[0].text == "Sun!"
+
+
+def test_forced_calls_and_forms(client: anthropic.Anthropic) -> None:
+    given: Any = {"model": "embedded", "messages": USER, "max_tokens": 300, "extra_body": {"frequency_penalty": 2}}
+    for choice in ({"type": "tool", "name": "weather"}, {"type": "any", "disable_parallel_tool_use": True}):
+        found: Any = client.messages.create(**given, tools=FUNCTIONS[:1], tool_choice=choice)
+        assert found.stop_reason == "tool_use"
+        assert found.content[0].input["city"] in ("Rome", "Oslo")
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    form: Any = {"format": {"type": "json_schema", "schema": schema}}
+    assert json.loads(client.messages.create(**given, output_config=form).content[0].text)["a"] in (1, 2)
+
+
+def test_errors_are_those_of_the_client(talker: Host, client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="stop_sequences"):
+        client.messages.create(model="embedded", messages=USER, max_tokens=5, stop_sequences=[""])
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(model="other", messages=USER, max_tokens=5)
+    with pytest.raises(anthropic.AuthenticationError):
+        anthropic.Anthropic(base_url=talker.url, api_key="no", max_retries=0).messages.create(
+            model="embedded", messages=USER, max_tokens=5
+        )
+    by_header = talker.http.get("/v1/models", headers={"Authorization": "", "x-api-key": "key"})
+    assert by_header.status_code == 200
+
+
+def refused(talker: Host, part: str, **fields: Any) -> None:
+    answered = talker.post(PATH, **{"messages": USER, "max_tokens": 5} | fields)
+    assert answered.status_code == 400, answered.text
+    error = answered.json()
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+    assert part in error["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("part", "fields"),
+    [
+        ("max_tokens", {"max_tokens": None}),
+        ("messages", {"messages": []}),
+        ("messages[0].role", {"messages": [{"role": "system", "content": "hi"}]}),
+        ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+        ("assistant", {"messages": [*USER, {"role": "assistant", "content": "The"}]}),
+        ("tool_choice.type", {"tools": FUNCTIONS, "tool_choice": {"type": "some"}}),
+        ("tools[0].type", {"tools": [{"type": "bash_20250124", "name": "bash"}]}),
+        ("disable_parallel_tool_use", {"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}),
+        ("output_config", {"output_config": {"effort": "low"}}),
+        ("system", {"system": [{"type": "image"}]}),
+        ("n", {"n": 2}),
+        ("thinking", {"thinking": {"type": "enabled", "budget_tokens": 2000}}),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(talker: Host, part: str, fields: dict[str, Any]) -> None:
+    refused(talker, part, **fields)
+
+
+@pytest.mark.parametrize("each", [each for each in ADAPTER_FIELDS[MESSAGES].values() if each.refused],
+                         ids=lambda each: each.name)  # fmt: skip
+def test_a_field_that_is_not_supported_is_refused_by_name(talker: Host, each: Any) -> None:
+    refused(talker, each.name, **{each.name: {"some": "value"}})

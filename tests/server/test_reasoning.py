@@ -1,0 +1,108 @@
+"""Reasoning comes apart from the content, and forms hold after it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from slipstream import LLM
+from slipstream.errors import LoadError, ParameterError
+from slipstream.server.reply_format import THINK, ReplyFormat
+from slipstream.server.reply_reader import FORMATS
+from tests.server.hosting import hosted
+from tests.server.talking import CALL, TOOLS, USER, talking_tokenizer
+from tests.server.test_template_reader import JSON_TEMPLATE
+
+PATH = "/v1/chat/completions"
+THOUGHT = "<think>\nIt is simple.\n</think>\n\n42"
+
+
+def test_reasoning_is_in_a_field_of_its_own_whole_and_streamed(pair: LLM, tmp_path: Any) -> None:
+    with hosted(pair, tokenizer=talking_tokenizer(tmp_path)) as host:
+        body = {"messages": USER, "guided_choice": [THOUGHT], "max_tokens": 100}
+        message = host.post(PATH, **body).json()["choices"][0]["message"]
+        assert (message["reasoning_content"], message["reasoning"]) == ("It is simple.",) * 2
+        assert message["content"] == "42"
+        deltas = [json.loads(event)["choices"][0]["delta"] for event in host.events(PATH, **body)]
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "It is simple."
+        assert "".join(delta.get("content", "") for delta in deltas) == "42"
+        both = host.post(PATH, **body | {"guided_choice": [f"<think>Hm.</think>{CALL}"], "tools": TOOLS})
+        message = both.json()["choices"][0]["message"]
+        assert (message["reasoning"], message["content"], len(message["tool_calls"])) == ("Hm.", None, 1)
+        back = host.post("/tokenize", messages=[*USER, message, {"role": "tool", "tool_call_id": "a", "content": "b"}])
+        assert "<think>Hm.</think><tool_call>" in host.service.tokenizer.decode(back.json()["tokens"])
+
+
+def test_a_form_holds_after_the_reasoning_that_the_prompt_begins(pair: LLM, tmp_path: Any) -> None:
+    """The end of its "reasoning" is a colon, which this model writes soon."""
+    replies = ReplyFormat(FORMATS[0], ("<think>", ":"))
+    with hosted(pair, tokenizer=talking_tokenizer(tmp_path), replies=replies) as host:
+        body = {
+            "messages": USER,
+            "max_tokens": 300,
+            "frequency_penalty": 2,
+            "seed": 3,
+            "chat_template_kwargs": {"enable_thinking": True},
+        }
+        found = host.post(PATH, **body, guided_choice=["red", "blue"]).json()["choices"][0]
+        assert found["finish_reason"] == "stop", found
+        assert found["message"]["reasoning"]
+        assert found["message"]["content"] in ("red", "blue")
+        named = {"type": "function", "function": {"name": "weather"}}
+        found = host.post(PATH, **body, tools=TOOLS, tool_choice=named).json()["choices"][0]
+        assert found["message"]["reasoning"]
+        assert json.loads(found["message"]["tool_calls"][0]["function"]["arguments"])["city"] in ("Rome", "Oslo")
+        body["chat_template_kwargs"] = {"enable_thinking": False}
+        found = host.post(PATH, **body, guided_choice=["red", "blue"]).json()["choices"][0]
+        assert found["message"].keys() == {"role", "content", "refusal"}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_response_template_of_a_checkpoint_is_followed(pair: LLM, tmp_path: Any, stream: bool) -> None:
+    template = JSON_TEMPLATE | {"start_anchor": "<|assistant|>\n"}
+    with hosted(pair, tokenizer=talking_tokenizer(tmp_path, response_template=template)) as host:
+        client = openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
+        text = 'Now: <call>{"name": "now", "arguments": {}}</call>'
+        given: Any = {"model": "embedded", "messages": USER, "tools": TOOLS, "max_tokens": 100}
+        given["extra_body"] = {"guided_choice": [text]}
+        if stream:
+            with client.chat.completions.stream(**given) as answered:
+                found = answered.get_final_completion()
+        else:
+            found = client.chat.completions.create(**given)
+        message = found.choices[0].message
+        assert message.content.strip() == "Now:"
+        assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [("now", "{}")]
+
+
+def test_formats_are_found_out_from_the_checkpoint(tmp_path: Any, pair: LLM) -> None:
+    found = ReplyFormat.of(talking_tokenizer(tmp_path))
+    assert (found.calls.name if found.calls else "", found.reasoning, found.certain) == ("hermes", THINK, False)
+    assert ReplyFormat.of(pair.tokenizer) == ReplyFormat()
+    named = ReplyFormat.of(pair.tokenizer, "mistral", "[THINK] [/THINK]")
+    assert (named.calls.name if named.calls else "", named.reasoning) == ("mistral", ("[THINK]", "[/THINK]"))
+    assert named.end_of_reasoning("a") == "[/THINK]"
+    assert named.end_of_reasoning("a[THINK][/THINK]\n") is None
+    assert ReplyFormat.of(talking_tokenizer(tmp_path), "none", "none") == ReplyFormat()
+    for wrong in (("hermse", "auto"), ("auto", "<think>")):
+        with pytest.raises(ParameterError):
+            ReplyFormat.of(pair.tokenizer, *wrong)
+    with pytest.raises(LoadError, match="response_template"):
+        ReplyFormat.of(talking_tokenizer(tmp_path, response_template={"fields": {}}))
+
+
+def test_markers_that_are_special_tokens_are_seen(pair: LLM, tmp_path: Any) -> None:
+    """`<|end|>` is a special token of this tokenizer, as the markers of some models are."""
+    replies = ReplyFormat(None, ("<|end|>", "<|user|>"))
+    with hosted(pair, tokenizer=talking_tokenizer(tmp_path), replies=replies) as host:
+        ids = [host.service.tokenizer.convert_tokens_to_ids(name) for name in ("<|end|>", "<|user|>")]
+        text = host.service.text_stream((), replies.markers)
+        why, so = host.service.tokenizer.encode("why"), host.service.tokenizer.encode("so")
+        tokens = [ids[0], *why, ids[1], *so, host.service.tokenizer.eos_token_id]
+        pieces = text.add(tokens, [False] * len(tokens), True)
+        assert "".join(piece.text for piece in pieces) == "<|end|>why<|user|>so"
+        plain = host.service.text_stream(())
+        assert "".join(piece.text for piece in plain.add(tokens, [False] * len(tokens), True)) == "whyso"

@@ -1,0 +1,126 @@
+"""`/v1/responses` with the official client of OpenAI."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from slipstream import LLM
+from slipstream.server.adapter_fields import ADAPTER_FIELDS, RESPONSES
+from tests.server.hosting import Host, hosted
+from tests.server.talking import ARGUMENTS, CALL, NOW, TOOLS, USER, talking_tokenizer
+from tests.server.test_bad_requests import refused
+
+PATH = "/v1/responses"
+FUNCTIONS: list[Any] = [{"type": "function"} | tool["function"] for tool in TOOLS]
+
+
+@pytest.fixture(scope="module")
+def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    with hosted(pair, tokenizer=talking_tokenizer(tmp_path_factory.mktemp("talker"))) as made:
+        yield made
+
+
+@pytest.fixture
+def client(talker: Host) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{talker.url}/v1", api_key="any", max_retries=0)
+
+
+def forced(text: str) -> dict[str, Any]:
+    """What makes the answer `text`."""
+    return {"model": "embedded", "extra_body": {"structured_outputs": {"choice": [text]}}, "max_output_tokens": 200}
+
+
+def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, client: openai.OpenAI) -> None:
+    chat = talker.post("/v1/chat/completions", temperature=0, max_tokens=16,
+                       messages=[{"role": "system", "content": "Be brief."}, *USER]).json()  # fmt: skip
+    text = chat["choices"][0]["message"]["content"]
+    given: Any = {"model": "embedded", "instructions": "Be brief.", "temperature": 0, "max_output_tokens": 16}
+    found = client.responses.create(**given, input=USER[0]["content"])
+    assert found.output_text == text
+    assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert found.usage.total_tokens == chat["usage"]["total_tokens"]
+    assert found.usage.output_tokens == chat["usage"]["completion_tokens"] == 16
+    with client.responses.stream(**given, input=USER) as stream:
+        events = list(stream)
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
+    assert events[-1].response.output_text == text
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert (events[0].type, events[-1].type) == ("response.created", "response.incomplete")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_text_and_calls_are_items_and_can_be_sent_back(client: openai.OpenAI, stream: bool) -> None:
+    given: Any = {"input": USER, "tools": FUNCTIONS, **forced(f"<think>Hm.</think>I look. {CALL}{NOW}")}
+    if stream:
+        with client.responses.stream(**given) as streamed:
+            for _ in streamed:
+                pass
+            found: Any = streamed.get_final_response()
+    else:
+        found = client.responses.create(**given)
+    reasoning, message, *calls = found.output
+    assert found.status == "completed"
+    assert (reasoning.type, reasoning.content[0].text) == ("reasoning", "Hm.")
+    assert (message.type, message.content[0].text) == ("message", "I look.")
+    assert [(call.name, call.arguments) for call in calls] == [("weather", ARGUMENTS), ("now", "{}")]
+    assert found.usage.output_tokens_details.reasoning_tokens > 0
+    back: list[Any] = [*USER, *(json.loads(item.model_dump_json(exclude_none=True)) for item in found.output)]
+    for item in back:
+        item.pop("parsed_arguments", None)
+    back += [{"type": "function_call_output", "call_id": call.call_id, "output": "Sun."} for call in calls]
+    assert client.responses.create(input=back, tools=FUNCTIONS, **forced("Sun!")).output_text == "Sun!"
+
+
+def test_forms_and_forced_calls(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    form: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
+    given: Any = {"model": "embedded", "input": "hi", "max_output_tokens": 200}
+    extra = {"frequency_penalty": 2}
+    assert json.loads(client.responses.create(**given, text=form, extra_body=extra).output_text)["a"] in (1, 2)
+    choice: Any = {"type": "function", "name": "weather"}
+    (call,) = client.responses.create(**given, tools=FUNCTIONS, tool_choice=choice, extra_body=extra).output
+    assert json.loads(call.arguments)["city"] in ("Rome", "Oslo")
+    assert client.responses.create(**given, text={"format": {"type": "text"}}, temperature=0).output_text
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("input", {"input": None}),
+        ("input", {"input": []}),
+        ("input[0].type", {"input": [{"type": "item_reference", "id": "a"}]}),
+        ("input[0].content", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+        ("input[0].role", {"input": [{"role": "king", "content": "hi"}]}),
+        ("max_output_tokens", {"max_output_tokens": -1}),
+        ("max_output_tokens", {"max_output_tokens": 10**6}),
+        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+        ("reasoning", {"reasoning": {"effort": "low"}}),
+        ("text", {"text": {"format": {"type": "xml"}}}),
+        ("text.verbosity", {"text": {"verbosity": "low"}}),
+        ("temperature", {"temperature": -1}),
+        ("n", {"n": 2}),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(talker: Host, param: str, fields: dict[str, Any]) -> None:
+    refused(talker.post(PATH, **{"input": "hi"} | fields), 400, param)
+
+
+@pytest.mark.parametrize("each", [each for each in ADAPTER_FIELDS[RESPONSES].values() if each.refused],
+                         ids=lambda each: each.name)  # fmt: skip
+def test_a_field_that_is_not_supported_is_refused_by_name(talker: Host, each: Any) -> None:
+    refused(talker.post(PATH, input="hi", **{each.name: {"some": "value"}}), 400, each.name)
+
+
+def test_an_error_in_a_stream_is_an_event(talker: Host) -> None:
+    talker.service.limits, limits = type(talker.service.limits)(total_seconds=0.5), talker.service.limits
+    try:
+        body = {"input": "hi", "stream": True, "ignore_eos": True, "temperature": 0}
+        events = [line for line in talker.post(PATH, **body).text.split("\n") if line.startswith("event: ")]
+    finally:
+        talker.service.limits = limits
+    assert events[-2:] == ["event: error", "event: response.failed"]

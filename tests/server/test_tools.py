@@ -1,0 +1,181 @@
+"""Tools: given to the chat template, called by choice or by force, parsed, and answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from slipstream import LLM
+from tests.server.hosting import Host, hosted
+from tests.server.talking import ARGUMENTS, CALL, NOW, PARAMETERS, TOOLS, USER, talking_tokenizer
+from tests.server.test_bad_requests import refused
+
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    with hosted(pair, tokenizer=talking_tokenizer(tmp_path_factory.mktemp("talker"))) as made:
+        yield made
+
+
+def said(host: Host, text: str, **body: Any) -> dict[str, Any]:
+    """The choice of an answer that is made to be `text`."""
+    given = {"messages": USER, "tools": TOOLS, "guided_choice": [text], "max_tokens": 200} | body
+    answered = host.post(PATH, **given)
+    assert answered.status_code == 200, answered.text
+    return answered.json()["choices"][0]  # type: ignore[no-any-return]
+
+
+def test_a_call_is_parsed(talker: Host) -> None:
+    found = said(talker, f"I look.\n{CALL}\n{NOW}")
+    assert found["finish_reason"] == "tool_calls"
+    assert found["message"]["content"] == "I look."
+    assert [call["function"] for call in found["message"]["tool_calls"]] == [
+        {"name": "weather", "arguments": ARGUMENTS},
+        {"name": "now", "arguments": "{}"},
+    ]
+    assert said(talker, CALL)["message"]["content"] is None
+
+
+def test_text_without_a_call_is_content(talker: Host) -> None:
+    found = said(talker, "It rains. <tool_call>{}")
+    assert (found["finish_reason"], found["message"]["content"]) == ("stop", "It rains. <tool_call>{}")
+    assert "tool_calls" not in found["message"]
+    plain = said(talker, CALL, tool_choice="none")
+    assert (plain["finish_reason"], plain["message"]["content"]) == ("stop", CALL)
+    assert said(talker, CALL, tools=[])["message"]["content"] == CALL
+
+
+def test_several_calls_can_be_ruled_out(talker: Host) -> None:
+    found = said(talker, f"{CALL}{NOW}", parallel_tool_calls=False)
+    assert len(found["message"]["tool_calls"]) == 1
+
+
+def test_a_call_that_is_cut_by_the_length_says_so(talker: Host) -> None:
+    found = said(talker, CALL, max_tokens=len(talker.service.tokenizer.encode(CALL)) // 2 + 4)
+    assert found["finish_reason"] == "length"
+
+
+def test_the_official_client_reads_streamed_calls_and_answers_them(talker: Host) -> None:
+    client = openai.OpenAI(base_url=f"{talker.url}/v1", api_key="any", max_retries=0)
+    given: Any = {"model": "embedded", "messages": USER, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
+    text = f"I look. {CALL}{NOW}"
+    with client.chat.completions.stream(**given, extra_body={"guided_choice": [text]}) as stream:
+        kinds = [event.type for event in stream]
+        message = stream.get_final_completion().choices[0].message
+    assert kinds.count("tool_calls.function.arguments.delta") > 2
+    assert message.content == "I look."
+    assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [
+        ("weather", ARGUMENTS),
+        ("now", "{}"),
+    ]
+    back = [*USER, json.loads(message.model_dump_json(exclude_none=True, exclude={"parsed"}))]
+    for call in back[1]["tool_calls"]:
+        call["function"].pop("parsed_arguments", None)
+        back.append({"role": "tool", "tool_call_id": call["id"], "content": "Sun."})
+    answered = client.chat.completions.create(**given | {"messages": back}, extra_body={"guided_choice": ["Sun!"]})
+    assert answered.choices[0].message.content == "Sun!"
+    ids = talker.post("/tokenize", messages=back, tools=TOOLS).json()["tokens"]
+    prompt = talker.service.tokenizer.decode(ids)
+    assert f'<tool_call>{{"name": "weather", "arguments": {ARGUMENTS}}}</tool_call>' in prompt
+    assert f"[{message.tool_calls[0].id}] Sun." in prompt
+    assert '"name": "now"' in prompt
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_required_call_has_valid_arguments(talker: Host, stream: bool, parallel: bool) -> None:
+    client = openai.OpenAI(base_url=f"{talker.url}/v1", api_key="any", max_retries=0)
+    for seed in range(3):
+        given: Any = {"model": "embedded", "messages": USER, "tools": TOOLS, "tool_choice": "required", "seed": seed}
+        given |= {"max_tokens": 600, "frequency_penalty": 2, "parallel_tool_calls": parallel}
+        if stream:
+            with client.chat.completions.stream(**given) as answered:
+                choice: Any = answered.get_final_completion().choices[0]
+        else:
+            choice = client.chat.completions.create(**given).choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None or not choice.message.content
+        for call in choice.message.tool_calls:
+            schema = PARAMETERS if call.function.name == "weather" else {"maxProperties": 0}
+            jsonschema.validate(json.loads(call.function.arguments), schema)
+        assert parallel or len(choice.message.tool_calls) == 1
+
+
+def test_a_named_function_is_called(talker: Host) -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    body = {"messages": USER, "tools": TOOLS, "tool_choice": named, "max_tokens": 200, "frequency_penalty": 1}
+    found = talker.post(PATH, **body).json()["choices"][0]
+    (call,) = found["message"]["tool_calls"]
+    assert (found["finish_reason"], call["function"]["name"]) == ("tool_calls", "weather")
+    jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("tools", {"tools": "weather"}),
+        ("tools", {"tools": TOOLS * 100}),
+        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+        ("tools[0].function.name", {"tools": [{"type": "function", "function": {"name": "a b"}}]}),
+        ("function.returns", {"tools": [{"type": "function", "function": {"name": "a", "returns": {}}}]}),
+        ("tools[2].function.name", {"tools": [*TOOLS, TOOLS[0]]}),
+        ("tools[0].function.parameters", {"tools": [{"type": "function", "function": {"name": "a", "parameters": 5}}]}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": "some"}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "rain"}}}),
+        ("tool_choice", {"tool_choice": "required"}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}),
+        (None, {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "text"}}}],
+                "tool_choice": "required"}),
+        ("parallel_tool_calls", {"tools": TOOLS, "parallel_tool_calls": "no"}),
+        ("chat_template_kwargs.mood", {"chat_template_kwargs": {"mood": 1}}),
+        ("chat_template_kwargs.messages", {"chat_template_kwargs": {"messages": []}}),
+        ("chat_template_kwargs", {"chat_template_kwargs": []}),
+        ("reasoning_effort", {"reasoning_effort": "low"}),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_honoured_is_refused_by_name(talker: Host, param: str | None, fields: dict[str, Any]) -> None:
+    refused(talker.post(PATH, messages=USER, **fields), 400, param)
+
+
+CALLED = {"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "tool_calls": "now"},
+        {"role": "assistant", "tool_calls": [CALLED | {"function": {"name": "now", "arguments": "{"}}]},
+        {"role": "assistant", "tool_calls": [CALLED | {"function": {"name": "now", "arguments": "[]"}}]},
+        {"role": "assistant", "tool_calls": [{"id": "a"}]},
+        {"role": "tool", "content": "Sun."},
+        {"role": "user", "content": "hi", "tool_calls": [CALLED]},
+    ],
+)
+def test_messages_with_calls_that_cannot_be_read_are_refused(talker: Host, message: dict[str, Any]) -> None:
+    refused(talker.post(PATH, messages=[*USER, message], tools=TOOLS), 400)
+
+
+def test_a_template_that_takes_no_tools_is_named_as_the_reason(host: Host) -> None:
+    assert "takes no tools" in refused(host.post(PATH, messages=USER, tools=TOOLS), 400, "tools")
+
+
+def test_a_model_whose_way_of_calling_is_unknown_can_be_made_to_call(pair: LLM, tmp_path: Any) -> None:
+    template = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    with hosted(pair, tokenizer=talking_tokenizer(tmp_path, template)) as host:
+        assert "--tool-format" in refused(host.post(PATH, messages=USER, tools=TOOLS), 400, "tools")
+        body = {
+            "messages": USER,
+            "tools": TOOLS[1:],
+            "tool_choice": "required",
+            "max_tokens": 300,
+            "frequency_penalty": 2,
+        }
+        found = host.post(PATH, **body).json()["choices"][0]["message"]["tool_calls"]
+        assert {call["function"]["name"] for call in found} == {"now"}
