@@ -41,9 +41,11 @@ def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Clien
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as made:
         try:
             assert made.stderr is not None
-            said = made.stderr.readline()
-            url = re.search(r"http://[\d.:]+", said)
-            assert url, said + made.stderr.read()
+            said = ""
+            while not (url := re.search(r"http://[\d.:]+", said)):  # a table of the memory comes before it
+                line = made.stderr.readline()
+                assert line, said
+                said += line
             with httpx.Client(base_url=url[0], timeout=60) as http:
                 eventually(lambda: http.get("/ready").status_code == 200)
                 (engine,) = children(made.pid)
