@@ -9,6 +9,7 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.loading import checkpoint, quieten
+from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
     from slipstream.models.config import DecoderConfig
@@ -25,17 +26,47 @@ SETTINGS = {
 def info(
     model: Annotated[str, typer.Argument(help="Model: folder, hub id, or 'embedded'.")] = "embedded",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Show what works with what: architectures, drafters, rules, quantisation.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="With --matrix: as docs/support.md.")] = False,
 ) -> None:
     """Show a model's architecture, sizes, tokenizer and executor, and how much accuracy its settings cost.
 
     No weights are loaded."""
     quieten()
+    if markdown and not matrix:
+        raise ParameterError("--markdown was given without --matrix", fix="write `slipstream info --matrix --markdown`")
+    if matrix:
+        show_matrix(as_json, markdown)
+        return
     found = describe(model)
     if as_json:
         print(json.dumps(found))
         return
     console = render.out()
     console.print(render.facts_table(rows(found)), soft_wrap=False)
+
+
+def show_matrix(as_json: bool, markdown: bool) -> None:
+    """Print the support matrix."""
+    from slipstream.drafters.registry import DRAFTERS
+    from slipstream.lab import support_matrix as support
+
+    if as_json:
+        print(json.dumps(support.matrix()))
+    elif markdown:
+        print(support.page(), end="")
+    else:
+        table = render.table("drafter", *(kind.name for kind in support.KINDS), left=1 + len(support.KINDS))
+        for name, spec in DRAFTERS.items():
+            table.add_row(name, *(str(support.cell(kind, spec)) for kind in support.KINDS))
+        console = render.out()
+        console.print(table)
+        for kind in support.KINDS:
+            own = ", ".join(name for name, of in support.architectures().items() if of is kind)
+            console.print(f"{kind.name}: {kind.note}; a batch is {support.batch(kind)}. {own}", highlight=False)
+        console.print("Every rule works with each. Other causal models of transformers are tried when they are loaded.")
 
 
 def describe(model: str) -> dict[str, Any]:

@@ -6,8 +6,11 @@ import json
 
 import pytest
 
+from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import CheckpointError
+from slipstream.lab.support_matrix import matrix, page
 from tests.checkpoints import make_model, make_tokenizer
+from tests.targets.huggingface.architectures import random_model
 
 
 def test_info_for_people_and_programs(cli, tiny):
@@ -72,3 +75,20 @@ def test_info_of_the_embedded_model(cli, embedded, monkeypatch):
     monkeypatch.setattr("slipstream.zoo.target_dir", missing)
     result = cli("info")
     assert (result.code, result.said) == (2, "error: the embedded target is missing. Fix: reinstall slipstream.")
+
+
+def test_info_shows_what_works_with_what(cli):
+    assert cli("info", "--matrix", "--markdown").out == page()
+    assert json.loads(cli("info", "--matrix", "--json").out) == matrix()
+    shown = cli("info", "--matrix").out
+    assert all(name in shown for name in DRAFTERS)
+    assert "--matrix" in cli("info", "--markdown").err
+
+
+def test_info_says_that_transformers_runs_a_model(cli, tmp_path):
+    random_model("stablelm").save_pretrained(tmp_path)
+    found = json.loads(cli("info", tmp_path, "--json").out)
+    assert (found["architecture"], found["executor"], found["layers"], found["native"]) == (
+        "stablelm", "transformers", 2, None,
+    )  # fmt: skip
+    assert "transformers on cpu" in cli("info", tmp_path).out

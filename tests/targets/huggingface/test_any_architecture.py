@@ -14,6 +14,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.targets.decoder import Decoder
+from slipstream.targets.huggingface import kinds
 from slipstream.targets.huggingface.chains_only import ChainsOnly
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.rollback import states
@@ -90,9 +91,19 @@ class WrongSiblings:
         pass
 
 
+def test_every_entry_of_the_table_has_a_model_here() -> None:
+    known = {model(name).config.model_type for name in ARCHITECTURES}
+    assert {name.removesuffix(" (alibi)") for name in kinds.ARCHITECTURES} == known
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_what_runs_it_is_what_the_tables_say(name: str) -> None:
     found = target(name)
+    kind = kinds.ARCHITECTURES["falcon (alibi)" if name == "falcon-alibi" else model(name).config.model_type]
+    assert (kind.trees, kind.early_exit is True) == (name in PACKED, found.capabilities.early_exit is not None)
+    assert kind.pays != (isinstance(found, ChainsOnly) and found.one_by_one)
+    assert (kind is kinds.ONE_EACH) == (name in ONE_EACH)
+    assert kind.heads == (found.capabilities.head_host is not None)
     assert isinstance(found, Decoder if name in PACKED else ChainsOnly)
     assert found.capabilities.trees == (name in PACKED)
     assert (found.capabilities.early_exit is not None) == (name in PACKED)

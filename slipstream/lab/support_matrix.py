@@ -1,0 +1,128 @@
+"""What works with what: architecture x drafter x rule x quantisation x batch, from what the code declares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs
+from slipstream.models.config import FAMILIES
+from slipstream.settings import QUANTISATIONS, RULES
+from slipstream.targets.huggingface.kinds import ARCHITECTURES, KINDS, OWN, Kind
+
+EXTERNAL = ("bitsandbytes", "torchao", "GPTQ", "AWQ")
+"""Quantisations that transformers loads."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Whether a drafter works with a kind of target; why: what is different, or why it is refused; empty if nothing."""
+
+    works: bool
+    why: str = ""
+
+    def __str__(self) -> str:
+        return "no" if not self.works else "chains" if self.why else "yes"
+
+
+def architectures() -> dict[str, Kind]:
+    """`model_type` -> kind of target, our own families first."""
+    return {**dict.fromkeys(sorted(FAMILIES), OWN), **dict(sorted(ARCHITECTURES.items()))}
+
+
+def cell(kind: Kind, spec: DrafterSpec) -> Cell:
+    """Whether a target of this kind takes drafts of this drafter."""
+    if spec.needs is Needs.EARLY_EXIT and not kind.early_exit:
+        return Cell(False, "its layers cannot be run apart")
+    if spec.needs is Needs.DRAFT_HEAD and not kind.heads:
+        return Cell(False, "it offers no hidden states")
+    if spec.length and not kind.trees:
+        return Cell(True, "of a tree, the first branch is verified")
+    return Cell(True)
+
+
+def rules(kind: Kind) -> dict[str, str]:
+    """Rule -> "lossless" or "lossy"; every rule works with every target and drafter."""
+    return {name: "lossless" if lossless else "lossy" for name, lossless in RULES.items()}
+
+
+def quantisations(kind: Kind) -> dict[str, str]:
+    """Quantisation of the target -> what it needs; a draft model's is chosen apart from it."""
+    if kind is OWN:
+        return dict.fromkeys(QUANTISATIONS, "float32 arithmetic on a CPU")
+    refused = "refused: transformers loads quantised models, LLM(loaded_model)"
+    return dict.fromkeys(QUANTISATIONS, refused) | dict.fromkeys(EXTERNAL, "as transformers loaded it, not tested")
+
+
+def batch(kind: Kind) -> str:
+    """What a batch of several requests costs."""
+    return "one forward" if kind.one_forward else "a forward for each request"
+
+
+def matrix() -> dict[str, object]:
+    """The whole table as plain JSON values."""
+    return {
+        "kinds": {
+            kind.name: {
+                "note": kind.note,
+                "speculation_pays": kind.pays,
+                "trees": kind.trees,
+                "drafters": {
+                    name: {"works": (found := cell(kind, spec)).works, "why": found.why}
+                    for name, spec in DRAFTERS.items()
+                },
+                "rules": rules(kind),
+                "quantisations": quantisations(kind),
+                "batch": batch(kind),
+            }
+            for kind in KINDS
+        },
+        "architectures": {name: kind.name for name, kind in architectures().items()},
+    }
+
+
+def page() -> str:
+    """The table in Markdown: docs/support.md."""
+    names = list(DRAFTERS)
+    lines = [
+        "# What works with what",
+        "",
+        "Made by `slipstream info --matrix --markdown` from what the code declares; a test compares this page with it.",
+        "Every other causal model of transformers is tried when it is loaded",
+        "([model families](model-families.md#every-other-model)).",
+        "",
+        "| kind of target | " + " | ".join(names) + " |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    for kind in KINDS:
+        lines.append(f"| **{kind.name}** | " + " | ".join(str(cell(kind, DRAFTERS[name])) for name in names) + " |")
+    lines += ["", "*chains*: of a tree, the first branch is verified. *no*: " + _refusals() + ".", ""]
+    lines += [
+        "| kind of target | architectures (`model_type`) | what runs it | batch | quantisation |",
+        "|---|---|---|---|---|",
+    ]
+    for kind in KINDS:
+        own = ", ".join(f"`{name}`" for name, of in architectures().items() if of is kind)
+        lines.append(f"| **{kind.name}** | {own} | {kind.note} | {batch(kind)} | {_quantised(kind)} |")
+    said = ", ".join(f"`{name}` ({kind})" for name, kind in rules(OWN).items())
+    lines += [
+        "",
+        f"Every rule works with every cell: {said}. So does every batch size,",
+        "and a draft model of any kind for a target of any kind. A draft model's quantisation is chosen apart from the",
+        "target's (`draft_quantize`).",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _refusals() -> str:
+    found = {cell(kind, spec).why for kind in KINDS for spec in DRAFTERS.values() if not cell(kind, spec).works}
+    return "; ".join(sorted(found))
+
+
+def _quantised(kind: Kind) -> str:
+    """Quantisations that work, with what each needs."""
+    each: dict[str, list[str]] = {}
+    for name, need in quantisations(kind).items():
+        if not need.startswith("refused"):
+            each.setdefault(need, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {need}" for need, names in each.items())

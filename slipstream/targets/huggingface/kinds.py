@@ -1,0 +1,46 @@
+"""How models of transformers take part, by architecture: what `huggingface_target` finds when it tries them.
+
+A table for documents and `slipstream info --matrix`; nothing is decided by it. Tests try a tiny model of each entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    """name and note: for people. trees, heads, early_exit: as in `Capabilities`. one_forward: whether a batch is one
+    forward. pays: whether verifying several draft tokens costs less than decoding them."""
+
+    name: str
+    note: str
+    trees: bool
+    early_exit: bool
+    one_forward: bool
+    heads: bool = True
+    pays: bool = True
+
+
+OWN = Kind("own", "our own decoder: native kernels on a CPU, PyTorch elsewhere", True, True, True)
+PACKED = Kind("packed", "transformers, rows of several sequences over our own KV blocks", True, True, True)
+ONE_EACH = Kind("one each", "transformers, one cache for each sequence", False, False, False)
+STATES = Kind("states", "the same; recurrent states are copied", False, False, False)
+ONE_BY_ONE = Kind("one by one", "the same; one token at a time: exact, but not faster", False, False, False, pays=False)
+
+KINDS = (OWN, PACKED, ONE_EACH, STATES, ONE_BY_ONE)
+
+ARCHITECTURES: dict[str, Kind] = {
+    **dict.fromkeys(
+        (
+            "cohere", "cohere2", "codegen", "deepseek_v2", "deepseek_v3", "exaone4", "falcon", "gemma2", "gemma3_text",
+            "glm4", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "nemotron", "olmo2", "olmoe", "opt", "phi",
+            "phi3", "phimoe", "qwen2_moe", "smollm3", "stablelm", "starcoder2",
+        ),
+        PACKED,
+    ),
+    **dict.fromkeys(("bloom", "falcon (alibi)", "gpt_neo", "mpt"), ONE_EACH),
+    **dict.fromkeys(("bamba", "lfm2", "mamba2", "qwen3_next"), STATES),
+    **dict.fromkeys(("jamba", "mamba"), ONE_BY_ONE),
+}  # fmt: skip
+"""`model_type` of transformers 5.23 -> how it takes part. Others are tried when they are loaded, too."""
