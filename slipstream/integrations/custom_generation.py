@@ -21,12 +21,13 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import Target
 from slipstream.drafters.registry import DRAFTERS
+from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import MOST_ROWS, Engine
 from slipstream.errors import ParameterError
 from slipstream.heads.recognition import recognise
 from slipstream.integrations.node_processors import NodeProcessors, ProcessedTarget
 from slipstream.llm import LLM
-from slipstream.settings import TRANSFORMERS
+from slipstream.settings import AUTO, TRANSFORMERS
 from slipstream.targets.sources import as_target
 from slipstream.zoo import checkpoint_of
 
@@ -44,7 +45,7 @@ _NOT_OFFERED = {
 def custom_generate(
     draft: Any = None,
     *,
-    draft_tokens: int = 4,
+    draft_tokens: int | str | DraftLengths = AUTO,
     rule: str = "rejection",
     draft_options: Mapping[str, Any] | None = None,
     executor: str = TRANSFORMERS,
@@ -52,7 +53,8 @@ def custom_generate(
 ) -> CustomGenerate:
     """What `model.generate(..., custom_generate=...)` takes. Keep it: models are prepared once for each.
 
-    draft, draft_tokens, rule, draft_options  as in `LLM`.
+    draft, draft_tokens, rule, draft_options  as in `LLM`. What "auto" learns in a call is used in the next ones; with a
+              number, `torch.manual_seed` repeats a sampled text under every rule.
     executor  "transformers" runs the model itself, whose weights may change between calls. "auto" copies the weights
               of an architecture that our own decoder runs, which is faster on a CPU.
     streamer  of transformers (`put` and `end`), for one text at a time: transformers does not hand its own over.
@@ -65,7 +67,15 @@ def custom_generate(
 class CustomGenerate:
     """See `custom_generate`. stats: of each text of the last call."""
 
-    def __init__(self, draft: Any, draft_tokens: int, rule: str, options: dict[str, Any], executor: str, streamer: Any):
+    def __init__(
+        self,
+        draft: Any,
+        draft_tokens: int | str | DraftLengths,
+        rule: str,
+        options: dict[str, Any],
+        executor: str,
+        streamer: Any,
+    ):
         self.draft, self.draft_tokens, self.rule, self.options = draft, draft_tokens, rule, options
         self.executor, self.streamer = executor, streamer
         self.stats: list[SpecStats] = []
@@ -100,6 +110,8 @@ class CustomGenerate:
             max_batch=len(prompts),
             draft_options=self.options,
         )
+        if isinstance(llm.lengths, DraftLengths):
+            self.draft_tokens = llm.lengths
         criteria, eos = _criteria(stopping_criteria)
         room = generation_config.max_length - input_ids.shape[1]
         seqs = []

@@ -13,6 +13,7 @@ import transformers
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import slipstream
+from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.errors import ParameterError
 from tests.checkpoints import Tiny
 from tests.significance import assert_distribution
@@ -44,7 +45,7 @@ def disturbed(name: str = "stablelm") -> Any:
 def both(of: Any, draft: Any, ids: torch.Tensor = PADDED, mask: Any = MASK, **how: Any) -> tuple[Any, Any, Any]:
     """(what transformers returns, what it returns with custom_generate, the object)."""
     given = {"attention_mask": mask if ids is PADDED else torch.ones_like(ids), "max_new_tokens": 12} | how
-    fast = slipstream.custom_generate(draft=draft)
+    fast = slipstream.custom_generate(draft=draft, draft_tokens=4)
     return of.generate(ids, **given), of.generate(ids, custom_generate=fast, **given), fast
 
 
@@ -156,7 +157,7 @@ def test_sampled_texts_have_the_distribution_of_generate(draft: str) -> None:
 
 
 def test_the_seed_of_torch_decides() -> None:
-    fast = slipstream.custom_generate(draft=disturbed())
+    fast = slipstream.custom_generate(draft=disturbed(), draft_tokens=4)
     texts = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -198,6 +199,17 @@ def test_stopping_criteria_are_asked_after_each_token() -> None:
     )
     assert torch.equal(found, wanted)
     assert found.shape[1] <= 10
+
+
+def test_draft_lengths_are_chosen_and_what_was_learned_is_kept() -> None:
+    fast = slipstream.custom_generate(draft=disturbed())
+    wanted = model().generate(ONE, do_sample=False, max_new_tokens=12)
+    for _ in range(2):
+        assert torch.equal(model().generate(ONE, do_sample=False, max_new_tokens=12, custom_generate=fast), wanted)
+    learned = fast.draft_tokens
+    assert isinstance(learned, DraftLengths)
+    model().generate(ONE, do_sample=False, max_new_tokens=12, custom_generate=fast)
+    assert fast.draft_tokens is learned
 
 
 def test_new_weights_are_seen_in_the_next_call() -> None:

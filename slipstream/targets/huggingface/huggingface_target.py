@@ -40,11 +40,13 @@ _ROUGH = 0.05
 """The same for 16 bits and quantised weights, for the median row: there experts may be picked differently."""
 
 
-def of_module(module: Any, source: Path | None = None, chunk: int = 512) -> Target:
+def of_module(module: Any, source: Path | None = None, chunk: int = 512, kv_blocks: int | None = None) -> Target:
     """A target around a transformers model in memory, which stays as it is.
 
+    kv_blocks  blocks of a KV cache of fixed size; None: it grows.
+
     Raises UnsupportedModelError for models that are not causal or cannot be rolled back, and ParameterError for one
-    that is being trained.
+    that is being trained, or for a KV cache of fixed size where each sequence has a cache of its own.
     """
     if module.training:
         raise ParameterError(
@@ -64,12 +66,18 @@ def of_module(module: Any, source: Path | None = None, chunk: int = 512) -> Targ
     if attends(cache) and len(parts.layers) == shape.layers:
         faults: list[str] = []
         for kind in KINDS:
-            packed = PackedModule(parts, shape, runtime, kind)
+            packed = PackedModule(parts, shape, runtime, kind, kv_blocks)
             why = _fault(_check_packed, packed, texts, truth)
             if why is None:
                 return Decoder(packed, chunk, source=source, head_host=host)
             faults.append(why)
         log.info("%s is not packed (%s): each sequence is a forward of its own", type(module).__name__, faults[0])
+    if kv_blocks is not None:
+        raise ParameterError(
+            f"a KV cache of {kv_blocks} blocks was asked of a {type(module).__name__}",
+            why="its sequences have caches of their own, which grow",
+            fix="leave kv_tokens out",
+        )
     chains = ChainsOnly(parts, shape, runtime, host, chunk)
     why = _fault(_check_chains, chains, texts, truth)
     if why is not None and has_states(cache):

@@ -22,8 +22,10 @@ def from_path(source: str | Path, settings: Mapping[str, Any], trust_remote_code
 
     Raises the family of LoadError, and ParameterError for settings that transformers does not have.
     """
-    _refuse(settings, ("quantize", "kv_dtype", "kv_tokens"))
-    resolved = resolve_settings("torch", settings["dtype"], settings["device"], None, settings["threads"])
+    _refuse(settings, ("quantize", "kv_dtype"))
+    resolved = resolve_settings(
+        "torch", settings["dtype"], settings["device"], None, settings["threads"], kv_tokens=settings["kv_tokens"]
+    )
     if resolved.threads is not None:
         torch.set_num_threads(resolved.threads)
     folder = resolve(source)
@@ -34,12 +36,12 @@ def from_path(source: str | Path, settings: Mapping[str, Any], trust_remote_code
     module = _loaded(folder if local else source, resolved.dtype, trust_remote_code)
     module.to(resolved.device)
     _check_weights(module, folder)
-    return of_module(module, folder)
+    return of_module(module, folder, kv_blocks=resolved.kv_blocks)
 
 
 def with_settings(module: torch.nn.Module, settings: Mapping[str, Any]) -> Target:
     """A target around a model in memory. Raises ParameterError for settings that would change it."""
-    _refuse(settings, ("quantize", "kv_dtype", "kv_tokens"))
+    _refuse(settings, ("quantize", "kv_dtype"))
     dtype, own = settings["dtype"], next(p.dtype for p in module.parameters() if p.is_floating_point())
     wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     if wanted not in (None, own):
@@ -48,7 +50,9 @@ def with_settings(module: torch.nn.Module, settings: Mapping[str, Any]) -> Targe
         )
     if settings["threads"] is not None:
         torch.set_num_threads(settings["threads"])
-    return of_module(module)
+    device = next(module.parameters()).device
+    resolved = resolve_settings("torch", own, device, kv_tokens=settings["kv_tokens"])
+    return of_module(module, kv_blocks=resolved.kv_blocks)
 
 
 def _refuse(settings: Mapping[str, Any], names: tuple[str, ...]) -> None:

@@ -117,7 +117,7 @@ def test_what_runs_it_is_what_the_tables_say(name: str) -> None:
 def test_greedy_text_is_that_of_transformers(name: str, batch: int) -> None:
     """Plainly, and with drafts of which about two thirds are right; windows are crossed within a draft."""
     prompts, texts = PROMPTS[:batch], generated(name)[:batch]
-    llm = LLM(target(name), max_batch=batch)
+    llm = LLM(target(name), draft_tokens=4, max_batch=batch)
     recorded = {tuple(p): text for p, text in zip(prompts, texts, strict=True)}
     for drafter, options in ((None, {}), ("replay", {"continuations": recorded, "rate": 0.7})):
         llm.use(drafter, **options)
@@ -130,7 +130,9 @@ def test_greedy_text_is_that_of_transformers(name: str, batch: int) -> None:
 @pytest.mark.parametrize("name", PACKED)
 def test_a_branch_that_is_not_the_first_is_kept(name: str) -> None:
     texts = [[*p, *text] for p, text in zip(PROMPTS, generated(name), strict=True)]
-    done = LLM(target(name), WrongSiblings(texts), max_batch=5).generate(PROMPTS, SamplingParams(max_tokens=TOKENS))
+    done = LLM(target(name), WrongSiblings(texts), draft_tokens=4, max_batch=5).generate(
+        PROMPTS, SamplingParams(max_tokens=TOKENS)
+    )
     assert [c.token_ids for c in done] == generated(name)
     assert all(c.stats.accepted > 3 for c in done)
     assert all(c.stats.drafter_faults == 0 for c in done)
@@ -196,7 +198,9 @@ def test_layers_run_apart_are_the_whole_model(name: str) -> None:
     half = of.run(seqs, draft, layers=(0, 1)).hidden[1].clone()
     rest = of.run(seqs, draft, layers=(1, of.layers), hidden=half).logits
     assert torch.equal(rest, whole)
-    done = LLM(of, "layerskip", draft_options={"exit": 1}).generate(PROMPTS, SamplingParams(max_tokens=TOKENS))
+    done = LLM(of, "layerskip", draft_tokens=3, draft_options={"exit": 1}).generate(
+        PROMPTS, SamplingParams(max_tokens=TOKENS)
+    )
     assert [c.token_ids for c in done] == generated(name)
     for seq in seqs:
         of.release(seq.id)

@@ -88,7 +88,7 @@ def test_a_loaded_model_whose_modules_were_changed_is_run_as_it_is() -> None:
 
     own.model.layers[0].mlp.down_proj = Added(own.model.layers[0].mlp.down_proj)
     own.generation_config.eos_token_id = None
-    done = LLM(own, "ngram").generate(PROMPTS, SHORT)
+    done = LLM(own, "ngram", draft_tokens=4).generate(PROMPTS, SHORT)
     for prompt, one in zip(PROMPTS, done, strict=True):
         wanted = own.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=6)
         assert one.token_ids == wanted[0, len(prompt) :].tolist()
@@ -133,7 +133,7 @@ def test_our_own_decoder_drafts_for_a_model_of_transformers_and_the_other_way_ro
     other = random_model("stablelm")
     for target, draft in ((llama, other), (other, llama)):
         target.generation_config.eos_token_id = None
-        done = LLM(target, draft).generate(PROMPTS, SHORT)
+        done = LLM(target, draft, draft_tokens=4).generate(PROMPTS, SHORT)
         for prompt, one in zip(PROMPTS, done, strict=True):
             wanted = target.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=6)
             assert one.token_ids == wanted[0, len(prompt) :].tolist()
@@ -168,7 +168,13 @@ def test_the_facts_of_a_checkpoint_are_those_of_the_model(name: str, tmp_path: P
 
 def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
     config = transformers.StableLmConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=1, tie_word_embeddings=True
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
     )
     config.save_pretrained(tmp_path)
     found = facts(tmp_path)
@@ -298,3 +304,11 @@ def test_the_context_ends_where_frequencies_would_change(kind: str) -> None:
 def test_training_refuses_the_executor_of_transformers(tiny: Any) -> None:
     with pytest.raises(ParameterError, match="no backend of our own decoder"):
         Decoder.load(tiny.target, "transformers")
+
+
+def test_a_kv_cache_of_fixed_size_is_honoured_or_refused(folder: Path) -> None:
+    memory = LLM(folder, kv_tokens=320).target.capabilities.memory
+    assert memory is not None
+    assert (memory.capacity, memory.block) == (10, 32)
+    with pytest.raises(ParameterError, match="kv_tokens"):
+        LLM(random_model("bloom"), kv_tokens=320)
