@@ -97,10 +97,10 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
 def shape_in(folder: Path) -> ModuleShape:
     """The shape of the model in a folder, of which only the small files are read. Code in it is not run.
 
-    Raises UnsupportedModelError for an architecture that the installed transformers does not have, ConfigError for a
-    configuration that it refuses.
+    Raises UnsupportedModelError for an architecture that the installed transformers does not have or that is not a
+    causal language model, ConfigError for a configuration that it refuses.
     """
-    from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConfig
 
     kind = read_json(folder / "config.json").get("model_type")
     if kind not in CONFIG_MAPPING:
@@ -110,15 +110,28 @@ def shape_in(folder: Path) -> ModuleShape:
         )
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
+        raise _unreadable(folder, fault) from fault
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModelError(
+            f"the architecture {kind!r} is not that of a causal language model",
+            why="each token must depend on the text before it only",
+            fix="use a decoder-only model",
+        )
+    try:
         generation = None
         if (folder / "generation_config.json").exists():
             generation = GenerationConfig.from_pretrained(str(folder))
         return shape_of(config, generation)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
-        raise ConfigError(
-            f"transformers cannot read {folder / 'config.json'}: {type(fault).__name__}: {fault}",
-            fix="correct config.json, or export the checkpoint again",
-        ) from fault
+        raise _unreadable(folder, fault) from fault
+
+
+def _unreadable(folder: Path, fault: Exception) -> ConfigError:
+    return ConfigError(
+        f"transformers cannot read {folder / 'config.json'}: {type(fault).__name__}: {fault}",
+        fix="correct config.json, or export the checkpoint again",
+    )
 
 
 def _eos(text: Any, generation: Any, vocab: int) -> tuple[int, ...]:

@@ -98,3 +98,13 @@ def request_by_hand(url: str, head: bytes, body: bytes = b"") -> socket.socket:
     made = socket.create_connection((host, int(port)), timeout=30)
     made.sendall(head.replace(b"\n", b"\r\n") + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     return made
+
+
+def refused(answered: httpx.Response, status: int, param: str | None = None) -> str:
+    """The message of an error, whose form is checked."""
+    assert answered.status_code == status, answered.text
+    error = answered.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    if param is not None:
+        assert error["param"] == param
+    return str(error["message"])

@@ -38,6 +38,16 @@ ARGUMENTS = '{"city": "Rome", "days": 2}'
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 NOW = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 USER: list[Any] = [{"role": "user", "content": "How is the weather?"}]
+JSON_TEMPLATE = {
+    "start_anchor": "A:",
+    "fields": {
+        "tool_calls": {
+            "open": "<call>", "close": "</call>", "repeats": True, "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"content": "text"},
+    },
+}  # fmt: skip
 
 
 def talking_tokenizer(folder: Path, template: str = TEMPLATE, **config: Any) -> Any:

@@ -5,26 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from slipstream import LLM
 from slipstream.server.fields import BOTH, CHAT, COMPLETIONS, FIELDS, fields_of, given_fields
 from slipstream.server.service import Limits
-from tests.server.hosting import Host, hosted, request_by_hand
+from tests.server.hosting import Host, hosted, refused, request_by_hand
 
 PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
-
-
-def refused(answered: httpx.Response, status: int, param: str | None = None) -> str:
-    """The message of an error, whose form is checked."""
-    assert answered.status_code == status, answered.text
-    error = answered.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    if param is not None:
-        assert error["param"] == param
-    return str(error["message"])
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,7 @@ from slipstream.errors import LoadError, ParameterError
 from slipstream.server.reply_format import THINK, ReplyFormat
 from slipstream.server.reply_reader import FORMATS
 from tests.server.hosting import hosted
-from tests.server.talking import CALL, TOOLS, USER, talking_tokenizer
-from tests.server.test_template_reader import JSON_TEMPLATE
+from tests.server.talking import CALL, JSON_TEMPLATE, TOOLS, USER, talking_tokenizer
 
 PATH = "/v1/chat/completions"
 THOUGHT = "<think>\nIt is simple.\n</think>\n\n42"

@@ -11,9 +11,8 @@ import pytest
 
 from slipstream import LLM
 from slipstream.server.adapter_fields import ADAPTER_FIELDS, RESPONSES
-from tests.server.hosting import Host, hosted
+from tests.server.hosting import Host, hosted, refused
 from tests.server.talking import ARGUMENTS, CALL, NOW, TOOLS, USER, talking_tokenizer
-from tests.server.test_bad_requests import refused
 
 PATH = "/v1/responses"
 FUNCTIONS: list[Any] = [{"type": "function"} | tool["function"] for tool in TOOLS]

@@ -11,6 +11,7 @@ from transformers.utils.chat_parsing import parse_response
 
 from slipstream.server.reply import Reply
 from slipstream.server.template_reader import TemplateReader
+from tests.server.talking import JSON_TEMPLATE
 
 TEMPLATE = {
     "defaults": {"role": "assistant"},
@@ -28,16 +29,6 @@ TEMPLATE = {
         "content": {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)", "content": "text"},
     },
 }
-JSON_TEMPLATE = {
-    "start_anchor": "A:",
-    "fields": {
-        "tool_calls": {
-            "open": "<call>", "close": "</call>", "repeats": True, "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"content": "text"},
-    },
-}  # fmt: skip
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",

@@ -11,9 +11,8 @@ import openai
 import pytest
 
 from slipstream import LLM
-from tests.server.hosting import Host, hosted
+from tests.server.hosting import Host, hosted, refused
 from tests.server.talking import ARGUMENTS, CALL, NOW, PARAMETERS, TOOLS, USER, talking_tokenizer
-from tests.server.test_bad_requests import refused
 
 PATH = "/v1/chat/completions"
 
