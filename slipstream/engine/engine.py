@@ -42,8 +42,11 @@ _nonces = itertools.count()
 MOST_ROWS = 512
 """Rows of a step in which nobody decodes: prompts are read in pieces of this size."""
 
-PROMPT_ROWS = 64
-"""Rows that prompts may take in a step while others decode; their next token waits for it."""
+FEW_PROMPT_ROWS, PROMPT_ROWS = 32, 64
+"""Rows that prompts may take in a step while others decode: `ROWS_PER_TOKEN` for each of these, within these bounds.
+Their next token waits for the step, and the fewer they are, the shorter are the steps without prompts."""
+
+ROWS_PER_TOKEN = 4
 
 
 @dataclass(eq=False)
@@ -81,7 +84,7 @@ class Engine:
     max_batch     most requests in one step; more wait.
     lock          held during each step: targets and drafters are not made for two Python threads at once. Engines that
                   share a target share a lock.
-    prompt_rows   most rows that prompts take in a step in which others decode.
+    prompt_rows   most rows that prompts take in a step in which others decode; None: see `PROMPT_ROWS`.
     prefix_cache  whether requests begin where an earlier text with the same beginning ended, and leave theirs for
                   later ones.
     """
@@ -94,7 +97,7 @@ class Engine:
         draft_tokens: int | DraftLengths,
         max_batch: int,
         lock: AbstractContextManager[object] | None = None,
-        prompt_rows: int = PROMPT_ROWS,
+        prompt_rows: int | None = None,
         prefix_cache: bool = False,
     ):
         self.target, self.rule = target, rule
@@ -280,7 +283,7 @@ class Engine:
         one drafter and kind next to each other. Others wait for rows."""
         seqs = [seq for seq in self._running if seq.unread == 1]
         prompts: list[Sequence] = []
-        room = self.prompt_rows if seqs else MOST_ROWS
+        room = self._prompt_room(len(seqs))
         for seq in self._running:
             seq.chunk_end = None  # an interrupted step may have left one
             if seq.unread > 1 and room > 0:
@@ -291,6 +294,12 @@ class Engine:
                     prompts.append(seq)
                 room -= seq.unread
         return sorted(seqs, key=self._kind), sorted(prompts, key=self._kind)
+
+    def _prompt_room(self, decoding: int) -> int:
+        """Rows that prompts may take in a step in which so many requests decode."""
+        if not decoding:
+            return MOST_ROWS
+        return self.prompt_rows or min(PROMPT_ROWS, max(FEW_PROMPT_ROWS, ROWS_PER_TOKEN * decoding))
 
     def _kind(self, seq: Sequence) -> tuple[str, int, str, bool]:
         assert seq.rule is not None

@@ -17,14 +17,14 @@ class ErraticLengths(DraftLengths):
         self.rests = self.plain_steps = self.drafting_steps = 0
 
     def choose(self, ids: Seq[int], limits: Seq[int]) -> list[int]:
-        if self.resting:
-            return [0] * len(ids)
-        most = self._draw.choice((0, self.most, self.most))
-        return [min(limit, self._draw.randint(0, most)) for limit in limits]
-
-    def learn(self, step: Step) -> None:
-        self.plain_steps += not any(step.lengths)
-        self.drafting_steps += any(step.lengths)
         if self._draw.random() < (0.5 if self.resting else 0.15):
             self.resting = not self.resting
             self.rests += self.resting
+        most = 0 if self.resting else self._draw.choice((0, self.most, self.most))
+        lengths = [min(limit, self._draw.randint(0, most)) for limit in limits]
+        self.plain_steps += not any(lengths)
+        self.drafting_steps += any(lengths)
+        return lengths
+
+    def learn(self, step: Step) -> None:
+        pass

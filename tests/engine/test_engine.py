@@ -195,6 +195,18 @@ def test_a_long_prompt_does_not_stall_requests_that_decode() -> None:
     assert long.kv_len == 100
 
 
+@pytest.mark.parametrize(("decoding", "rows"), [(1, 32), (8, 32), (12, 48), (16, 64), (20, 64)])
+def test_the_fewer_requests_decode_the_shorter_are_the_chunks_of_prompts(decoding: int, rows: int) -> None:
+    target = toy()
+    made = engine(target, max_batch=32)
+    for i in range(decoding):
+        made.add(Sequence([i % V, 1], SamplingParams(max_tokens=60)))
+    made.step()
+    made.add(Sequence([1, 2, 3, 4] * 25, SamplingParams(max_tokens=5)))
+    made.step()
+    assert target.rows == decoding + rows
+
+
 def test_a_chunk_of_a_prompt_drafts_nothing_and_gives_no_token() -> None:
     made = engine(toy(), maker("ngram")(toy()), prompt_rows=8)
     other = Sequence([1, 2], SamplingParams(max_tokens=30))

@@ -327,7 +327,7 @@ class TestErrors:
         with hosted(pair) as host, opened(chromium, host) as page:
             ready(page)
             engine = host.llm._thread.engine
-            step, left = engine.step, [20]
+            step, left = engine.step, [3]
 
             def faulty() -> list:  # type: ignore[type-arg]
                 left[0] -= 1
