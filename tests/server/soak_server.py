@@ -16,6 +16,8 @@ RAISES, RAISES_LATER, NAN, DRAFTER_RAISES = 41, 43, 45, 47
 """max_tokens of a request whose prompt the target cannot read, of one at whose sixth token it raises, of one whose
 logits are NaN there, and of one for which the drafter raises."""
 LATER = 6
+KV_TOKENS = 4096
+"""Size of the KV cache: full soon, so that what grows afterwards is not the prefix cache."""
 
 
 class FaultyTarget:
@@ -32,7 +34,7 @@ def faulty_target(folder: str) -> Any:
     """The target of a folder, with the faults above."""
     from slipstream.targets.decoder import Decoder
 
-    made = Decoder.load(folder)
+    made = Decoder.load(folder, kv_tokens=KV_TOKENS)
     run = made.run
 
     def late(seq: Sequence, kind: int) -> bool:
