@@ -35,7 +35,6 @@ from slipstream.engine.messages import Ask
 from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.grammar.compiler import Grammars
-from slipstream.kv.blocks import BLOCK
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
 from slipstream.settings import AUTO, DRAFT_QUANTISATIONS, one_of
 from slipstream.targets.memory_plan import plan
@@ -159,7 +158,6 @@ class LLM:
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
         path = checkpoint_of(target, "target") if isinstance(target, (str, Path)) else None
         if kv_tokens is not None and path is not None:
-            check_integer("kv_tokens", kv_tokens, BLOCK)
             plan(path, draft_folder(draft), self._load, draft_load, kv_tokens).check()
         self.target: Target = as_target(
             target if path is None else path, trust_remote_code=trust_remote_code, **self._load
@@ -296,18 +294,7 @@ class LLM:
         engine = Engine(
             self.target, self._guarded, self._rule, self.lengths, self.max_batch, self._lock, MOST_ROWS
         )  # nobody waits for the next token of one of them: prompts are read as fast as possible
-        for seq in seqs:
-            engine.add(seq)
-        try:
-            while engine.unfinished:
-                ran = engine.step()
-                failed = next((seq.error for seq in ran if seq.error is not None), None)
-                if failed is not None:
-                    raise failed
-                yield ran
-        finally:
-            for seq in seqs:
-                engine.abort(seq)
+        yield from engine.decode(seqs)
 
     def engine(self) -> Engine:
         """An engine that stays, for requests that come and go (see `AsyncLLM`): with a prefix cache, and with the

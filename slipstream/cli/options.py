@@ -24,6 +24,7 @@ from slipstream.core.params import SamplingParams, check_draft_tokens, check_int
 from slipstream.drafters.choice import WITH_DRAFT, WITHOUT_DRAFT, asked, draft_of, method_of, names_of
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError, did_you_mean
+from slipstream.kv.blocks import BLOCK
 from slipstream.settings import (
     AUTO,
     DRAFT_QUANTISATIONS,
@@ -212,7 +213,7 @@ class ModelOptions:
         if self.kv_dtype is not None:
             one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         if self.kv_tokens is not None:
-            check_integer("kv_tokens", self.kv_tokens, 32)  # a block
+            check_integer("kv_tokens", self.kv_tokens, BLOCK)
         if self.threads is not None and self.threads < 1:
             raise ParameterError(
                 f"threads is {self.threads}, must be at least 1", fix="omit it, or give the number of cores"

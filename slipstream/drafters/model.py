@@ -92,6 +92,10 @@ class Shadow:
         """How many tokens of the text have no KV in the draft model yet."""
         return len(seq.tokens) - self.begin - self.held.kv_len
 
+    def catch_up(self, text: Seq[int]) -> None:
+        """Add the tokens of steps that went on without the drafter."""
+        self.held.tokens += text[self.begin + len(self.held.tokens) :]
+
 
 class ModelDrafter:
     """model: any `Target` of the same vocabulary (padding aside). vocab_size: width of the target's logits."""
@@ -186,9 +190,7 @@ class ModelDrafter:
     def _follow(self, seq: Sequence, drafted: Seq[int]) -> Sequence:
         """The shadow of a sequence, updated to hold its text and these draft tokens."""
         shadow = self._shadows[seq.id]
-        held = shadow.begin + len(shadow.held.tokens)
-        if held < len(seq.tokens):  # steps went on without this drafter
-            shadow.held.tokens += seq.tokens[held:]
+        shadow.catch_up(seq.tokens)
         shadow.held.tokens[len(seq.tokens) - shadow.begin :] = drafted
         return shadow.held
 
@@ -201,7 +203,7 @@ class ModelDrafter:
             if shadow is not None:
                 held, new = shadow.held, seq.tokens[-len(verdict.path[b]) - 1 :]
                 known = len(seq.tokens) - len(new) - shadow.begin
-                held.tokens += seq.tokens[shadow.begin + len(held.tokens) : shadow.begin + known]  # steps without it
+                shadow.catch_up(seq.tokens[: -len(new)])
                 right = 0
                 for mine, true in zip(held.tokens[known:], new, strict=False):
                     if mine != true:

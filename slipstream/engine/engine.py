@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence as Seq
+from collections.abc import Generator, Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -197,6 +197,22 @@ class Engine:
             for seq in done:
                 self._leave(seq)
         return ran
+
+    def decode(self, seqs: Seq[Sequence]) -> Generator[list[Sequence], None, None]:
+        """Add requests and run them to their ends; yields those that ran after every step. Raises what one of them
+        failed with. Closing the iterator aborts them."""
+        for seq in seqs:
+            self.add(seq)
+        try:
+            while self.unfinished:
+                ran = self.step()
+                failed = next((seq.error for seq in ran if seq.error is not None), None)
+                if failed is not None:
+                    raise failed
+                yield ran
+        finally:
+            for seq in seqs:
+                self.abort(seq)
 
     def _run(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int], drafter: Drafter) -> None:
         rule = self.rule

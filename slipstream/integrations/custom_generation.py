@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence as Seq
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -164,14 +165,8 @@ class CustomGenerate:
         cut: dict[int, int] = {}  # which text -> its tokens that count
         if self.streamer is not None:
             self.streamer.put(input_ids.cpu())
-        for seq in seqs:
-            engine.add(seq)
-        try:
-            while engine.unfinished:
-                ran = engine.step()
-                failed = next((seq.error for seq in ran if seq.error is not None), None)
-                if failed is not None:
-                    raise failed
+        with closing(engine.decode(seqs)) as steps:  # a streamer may raise
+            for _ in steps:
                 for b, seq in enumerate(seqs):
                     while shown[b] < len(seq.output) and b not in cut:
                         shown[b] += 1
@@ -180,9 +175,6 @@ class CustomGenerate:
                         if _ended(criteria, input_ids[b], seq.output[: shown[b]]):
                             cut[b] = shown[b]
                             engine.abort(seq)
-        finally:
-            for seq in seqs:
-                engine.abort(seq)
         if self.streamer is not None:
             self.streamer.end()
         return [seq.output[: cut.get(b)] for b, seq in enumerate(seqs)]

@@ -107,7 +107,7 @@ def _of_draft(draft: str | Path, load: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _of_model(seen: ModelFacts, load: Mapping[str, Any]) -> tuple[int, int, RunSettings]:
-    names = ("dtype", "device", "quantize", "threads", "kv_dtype", "role")
+    names = ("dtype", "device", "quantize", "threads", "kv_dtype", "role", "kv_tokens")
     given = {name: load[name] for name in names if load.get(name) is not None}
     executor = load.get("executor", "auto")
     settings = resolve_settings(executor, **{"dtype": None, "device": None} | given)
