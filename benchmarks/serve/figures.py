@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.markdown import beside, bound
-from benchmarks.serve.lineup import DRAFTERS_ALONE, FIXED, LOADS, PEER_LOADS
+from benchmarks.serve.lineup import DRAFTERS_ALONE, FIXED, LOADS, PEER_LOADS, off_of
 from slipstream.lab.estimates import Estimate, ratio
 
 Arms = Mapping[tuple[str, int], dict[str, Any]]
@@ -81,7 +81,7 @@ def rows(runs: Mapping[str, Mapping[str, Any]], probes: Mapping[str, Any], skipp
     for many in LOADS:
         for draft, name in (("good", "auto"), ("bad", "auto, bad draft")):
             text = f"chosen lengths, {draft} draft, against off, {counted(many)}"
-            made.append(_against(adaptive, text, name, "off", many, 0.97, "adaptive"))
+            made.append(_against(adaptive, text, name, off_of(name), many, 0.97, "adaptive"))
         made.append(_best_fixed(adaptive, many))
     for what, text in (("edit", "an edit of 190 to 220 tokens"), ("long text", "a text of 480 tokens")):
         row = Row(f"{text}, with `prediction` against without", "streams", 1.5)
@@ -131,14 +131,25 @@ def _best_drafter(arms: Arms) -> Row:
 
 
 def _best_fixed(arms: Arms, streams: int) -> Row:
-    """Against the fastest of the fixed lengths and off: the best of several noisy figures, so a little too much."""
+    """Against the fastest of the fixed lengths and off, each over plain decoding of its own server: the best of several
+    noisy figures, so a little too much."""
     row = Row(f"chosen lengths against the best fixed one, {counted(streams)}", "adaptive", 0.97)
-    lengths = [key for key in (*((f"K={k}", streams) for k in FIXED), ("off", streams)) if key in arms]
-    if not lengths or ("auto", streams) not in arms:
+    plain = {"auto": off_of("auto")} | {f"K={k}": off_of("fixed") for k in FIXED}
+    if not all((name, streams) in arms for name in (*plain, *plain.values())):
         row.reason = "not in this run"
         return row
-    best = min(lengths, key=lambda key: float(np.median(seconds_per_token(arms[key]))))
-    return row.taken(faster(arms, ("auto", streams), best), f"best: {best[0]}")
+    over = {name: _over(arms, (name, streams), (off, streams)) for name, off in plain.items()}
+    chosen = over.pop("auto")
+    over["off"] = [1.0] * len(chosen)
+    best = min(over, key=lambda name: float(np.median(over[name])))
+    many = min(len(chosen), len(over[best]))
+    return row.taken(ratio([over[best][:many]], [chosen[:many]]), f"best: {best}")
+
+
+def _over(arms: Arms, top: tuple[str, int], bottom: tuple[str, int]) -> list[float]:
+    """Time a token of one arm over that of another, for each pass of both."""
+    pairs = zip(seconds_per_token(arms[top]), seconds_per_token(arms[bottom]), strict=False)
+    return [above / below for above, below in pairs]
 
 
 def _probed(probes: Mapping[str, Any]) -> list[Row]:

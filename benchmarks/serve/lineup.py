@@ -70,7 +70,6 @@ def fixed(name: str) -> str:
 
 def adaptive_servers(folder: Path) -> Mapping[str, Served]:
     return {
-        "off": ours("--drafter", "none"),
         "auto": ours("--draft-tokens", AUTO),
         "auto, bad draft": ours("--draft", str(random_draft(folder)), "--draft-tokens", AUTO),
         "fixed": ours("--draft-tokens", str(max(FIXED))),
@@ -78,20 +77,29 @@ def adaptive_servers(folder: Path) -> Mapping[str, Served]:
 
 
 def adaptive_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
-    """All prompts come from the prefix cache, in every arm: what is compared is decoding."""
+    """Every server is compared with itself, without speculation: two processes with the same options differ by up to a
+    tenth. All prompts come from the prefix cache, in every arm: what is compared is decoding."""
     arms: list[LoadArm] = []
-    asked = prompts("code,edit", TOKENS, distinct=False)
     for streams in LOADS:
-        load = load_of(streams)
-        load = replace(load, warm_up=ALL_PROMPTS if streams == 1 else min(16, streams))
-        off = LoadArm("off", places["off"], load, asked)
-        arms += [off, *(LoadArm(name, places[name], load, asked, off) for name in ("auto", "auto, bad draft"))]
-        for length in FIXED:
-            own = prompts("code,edit", TOKENS, distinct=False, speculation={"draft_tokens": length})
-            if length != FIXED[0]:  # its server has all prompts
-                load = replace(load, warm_up=min(16, streams))
-            arms.append(LoadArm(f"K={length}", places["fixed"], load, own, off))
+        load = Load(concurrency=streams, requests=max(12, min(64, 3 * streams)), warm_up=min(16, streams))
+        for name, place in places.items():
+            known = replace(load, warm_up=ALL_PROMPTS) if streams == LOADS[0] else load
+            off = LoadArm(off_of(name), place, known, decoding({"draft_tokens": 0}))
+            arms.append(off)
+            if name == "fixed":
+                arms += [LoadArm(f"K={k}", place, load, decoding({"draft_tokens": k}), off) for k in FIXED]
+            else:
+                arms.append(LoadArm(name, place, known, decoding({}), off))
     return arms
+
+
+def off_of(server: str) -> str:
+    """The arm in which a server decodes plainly."""
+    return f"{server}: off"
+
+
+def decoding(speculation: dict[str, int]) -> Requests:
+    return prompts("code,edit", TOKENS, distinct=False, **({"speculation": speculation} if speculation else {}))
 
 
 def random_draft(folder: Path) -> Path:

@@ -64,6 +64,10 @@ class ServerOptions:
     engine_restart: Annotated[
         int, typer.Option(help="How often the engine's process is started again if it dies.", rich_help_panel=_LIMITS)
     ] = 3
+    engine_timeout: Annotated[
+        float,
+        typer.Option(help="Longest time without a step while requests run; then it is ended.", rich_help_panel=_LIMITS),
+    ] = 300.0
     first_token_seconds: Annotated[
         float, typer.Option(help="Longest wait for a first token.", rich_help_panel=_LIMITS)
     ] = 120.0
@@ -79,7 +83,7 @@ class ServerOptions:
             check_integer(name, getattr(self, name), 1)
         for name in ("max_waiting", "max_per_key", "engine_restart"):
             check_integer(name, getattr(self, name), 0)
-        for name in ("first_token_seconds", "total_seconds"):
+        for name in ("engine_timeout", "first_token_seconds", "total_seconds"):
             check_number(name, getattr(self, name), 0.0, 1e9, open_low=True)
         check_number("grace_seconds", self.grace_seconds, 0.0, 1e9)
         if "" in self.keys:
@@ -119,7 +123,7 @@ def serve(models: ModelOptions, server: ServerOptions) -> None:
         tracing = _tracing(server.otlp_endpoint)
         replies = ReplyFormat.of(text, server.tool_format, server.reasoning)
         options = arguments | {"max_batch": server.max_batch}
-        engine = RemoteEngine(models.target, drafter, options, server.engine_restart)
+        engine = RemoteEngine(models.target, drafter, options, server.engine_restart, server.engine_timeout)
         try:
             limits = Limits(
                 body=server.max_body,

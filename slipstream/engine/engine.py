@@ -232,10 +232,12 @@ class Engine:
             seq.kv_len = known if seq.finish is None else seq.kv_len
 
     def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> Timed | None:
-        """What `lengths` is to learn from a step in which all requests decode, with the engine's drafter or plainly."""
-        if self.lengths is None or prompts or not seqs:
+        """What `lengths` is to learn from a step in which all requests decode, with the engine's drafter or plainly. It
+        learns nothing from steps of which no request could draft."""
+        drafters = [self._requests[seq.id].drafter for seq in seqs]
+        if self.lengths is None or prompts or self.drafter not in drafters:
             return None
-        known = all(seq.unread == 1 and self._requests[seq.id].drafter in (self.drafter, NO_DRAFTER) for seq in seqs)
+        known = all(seq.unread == 1 for seq in seqs) and all(one in (self.drafter, NO_DRAFTER) for one in drafters)
         behind = any(n and not self._requests[seq.id].followed for seq, n in zip(seqs, lengths, strict=True))
         return Timed(seqs, lengths, behind) if known else None
 

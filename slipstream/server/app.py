@@ -33,7 +33,7 @@ def create_app(service: Service) -> FastAPI:
 
     async def answered(request: Request, fault: Exception) -> Response:
         found = api_error(fault)
-        if found.status >= 500:
+        if found.status >= 500 and found.status != 503:  # the end of the engine is logged once, where it is noticed
             log.warning("%s %s: %s", request.method, request.url.path, fault, exc_info=found.code == "internal_error")
         return found.answer(request.url.path)
 

@@ -25,19 +25,23 @@ from slipstream.server.service import ModelFacts
 
 log = logging.getLogger("slipstream")
 
+LOOK_EVERY = 0.5
+"""Seconds between two looks at an engine that is silent."""
+
 
 class RemoteEngine:
     """A process with an engine, and its streams.
 
     target, draft, options  as for `LLM`; they are pickled.
     restarts  how often the process is started again if it dies; the requests that it had end with an error.
+    timeout   seconds without a report, while requests run or wait, after which the process is killed.
 
     Raises what loading raises.
     """
 
-    def __init__(self, target: Any, draft: Any, options: Mapping[str, Any], restarts: int = 0):
+    def __init__(self, target: Any, draft: Any, options: Mapping[str, Any], restarts: int = 0, timeout: float = 300.0):
         self._arguments = (target, draft, dict(options))
-        self._restarts = restarts
+        self._restarts, self._timeout = restarts, timeout
         self._stopped = False
         self.over = False
         """Whether the process has died, and is not started again."""
@@ -102,17 +106,18 @@ class RemoteEngine:
     def _live(self) -> None:
         """Read reports until the process is not started again."""
         while True:
-            self._read()
+            fault = self._read()
             if self._stopped:
                 return
-            if not (self._restarts and self._restarted()):
+            self.streams.deliver(Report([], Load(), fault))
+            if not (self._restarts and self._restarted(fault)):
                 self.over = True
                 self.ended()
                 return
 
-    def _restarted(self) -> bool:
+    def _restarted(self, fault: EngineError) -> bool:
         self._restarts -= 1
-        log.warning("the engine's process is started again (and %d more times)", self._restarts)
+        log.warning("%s; it is started again (and %d more times)", fault.what, self._restarts)
         try:
             self._start()
             self._loaded()
@@ -122,18 +127,26 @@ class RemoteEngine:
         self.streams.revive()
         return True
 
-    def _read(self) -> None:
-        """Hand out reports until the process ends. It is killed if its engine has stopped."""
+    def _read(self) -> EngineError:
+        """Hand out reports until the process ends; why it did. It is killed if its engine has stopped or does not
+        answer."""
+        what = "the engine's process has ended"
+        looks = 0  # counted, because this process may have been suspended, too
         try:
             while True:
-                report = self._pipe.recv()
+                if not self._pipe.poll(LOOK_EVERY):
+                    looks = looks + 1 if self.streams else 0
+                    if looks * LOOK_EVERY >= self._timeout:
+                        what = f"the engine did not answer for {self._timeout:g} seconds, and was ended"
+                        self.process.kill()
+                    continue
+                report, looks = self._pipe.recv(), 0
                 self.streams.deliver(report)
                 if report.dead is not None:
                     self.process.kill()
         except (EOFError, OSError):
             self.process.join()
-            fault = EngineError(f"the engine's process has ended (exit code {self.process.exitcode})", fix=self._advice)
-            self.streams.deliver(Report([], Load(), fault))
+            return EngineError(f"{what} (exit code {self.process.exitcode})", fix=self._advice)
 
 
 def run_engine(pipe: Connection, target: Any, draft: Any, options: dict[str, Any]) -> None:
@@ -149,7 +162,10 @@ def run_engine(pipe: Connection, target: Any, draft: Any, options: dict[str, Any
         known = isinstance(fault, SlipstreamError)
         pipe.send(fault if known else LoadError(f"the model could not be loaded ({type(fault).__name__}: {fault})"))
         return
-    pipe.send(facts_of(llm))
+    try:
+        pipe.send(facts_of(llm))
+    except OSError:
+        os._exit(0)  # the other process ended meanwhile
     engine = EngineThread(llm.engine(), llm.prepared, pipe.send)
     calls: dict[str, Callable[..., None]] = {"submit": engine.submit, "abort": engine.abort}
     while True:

@@ -16,6 +16,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.none import NoDrafter
+from slipstream.drafters.scripted import ScriptedDrafter
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import Engine
 from slipstream.errors import RuleError, TargetError
@@ -369,6 +370,16 @@ def test_a_drafter_that_reads_hidden_states_rests_without_them_and_is_tried_with
     assert second.stats.proposed
     assert not first.stats.proposed
     assert [first.output, second.output] == [alone(first)] * 2
+
+
+def test_requests_that_ask_for_no_drafts_do_not_shorten_the_rest_of_a_drafter() -> None:
+    lengths = DraftLengths(4)
+    made = engine(toy(), ScriptedDrafter({}, V), draft_tokens=lengths)
+    lengths.resting, lengths._rest = True, 25
+    for most, left in ((0, 25), (None, 5)):
+        made.add(Sequence([1, 2, 3], SamplingParams(max_tokens=20, draft_tokens=most)))
+        drain(made)
+        assert abs(lengths._rest - left) <= 1, most
 
 
 def test_a_request_without_draft_tokens_is_decoded_plainly_beside_others() -> None:

@@ -79,6 +79,18 @@ class TestProcesses:
             assert made.stderr is not None
             assert "the engine's process has ended (exit code -9)" in " ".join(made.stderr.read().split())
 
+    def test_an_engine_that_does_not_answer_is_ended_and_started_again(self) -> None:
+        short = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
+        with server("--engine-restart", "1", "--engine-timeout", "2") as (_, http, engine):
+            text = http.post("/v1/completions", json=short).json()["choices"][0]["text"]
+            os.kill(engine, signal.SIGSTOP)
+            hung = http.post("/v1/completions", json=short)
+            assert hung.status_code == 503
+            assert "did not answer for 2 seconds" in hung.json()["error"]["message"]
+            assert not alive(engine)
+            eventually(lambda: http.get("/health").status_code == 200, 120)
+            assert http.post("/v1/completions", json=short).json()["choices"][0]["text"] == text
+
     def test_the_engine_ends_with_a_killed_server(self) -> None:
         with server() as (made, _, engine):
             made.kill()
