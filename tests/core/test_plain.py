@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.backends.native.native_executor import best_steps_per_call
+from slipstream.core.decode_steps import best_steps_per_call
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.plain import plain_steps, stride
 from slipstream.core.rules import RULES

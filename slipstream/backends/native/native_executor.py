@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 
 import numpy as np
@@ -21,7 +20,7 @@ from slipstream.backends.native.packed_weights import (
 )
 from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of
 from slipstream.backends.native.threads import Threads, Workspace, kernel_lock
-from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
+from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling, best_steps_per_call
 from slipstream.core.target import Runtime
 from slipstream.core.torch_threads import host_threads
 from slipstream.errors import ParameterError, TargetError
@@ -29,23 +28,9 @@ from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, Output, check_slice, check_steps, check_threads
 from slipstream.models.weights import Weights
 
-TYPICAL_TOKENS = 128
-"""Output length that `best_steps_per_call` assumes."""
-
-CALL_BYTES = 18_000_000
-"""Bytes of weights that are read in the time of Python's overhead per call (0.55 ms at 33 GB/s, measured)."""
-
 PACKED_ALONE = 1 << 28
 """Weights of fewer bytes are packed by one thread of torch. Between the many short operations of packing the others
 would spin: 0.1 to 1.7 s of processor time for 17M weights on two cores, by how busy they are."""
-
-
-def best_steps_per_call(weight_bytes: int, most: int = 12) -> int:
-    """Number of plain decoding steps to run in one call. n steps save 1 - 1 / n of Python's overhead, but on average
-    (n - 1) / 2 steps are wasted after the end of the text. Returns the best n for TYPICAL_TOKENS tokens: 1 for large
-    models, at most `most`."""
-    return max(1, min(most, round(math.sqrt(2 * TYPICAL_TOKENS * CALL_BYTES / weight_bytes))))
-
 
 KV_DTYPES = {None: np.float32, "float32": np.float32, "float16": np.float16}
 

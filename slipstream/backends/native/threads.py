@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from slipstream.backends.native.kernels.compiled import ready
 from slipstream.backends.native.kernels.layer import one_layer
 from slipstream.backends.native.kernels.pool import COUNTER_BYTES, MOST_THREADS, POSTED, STOP, serve
 from slipstream.backends.native.kernels.units import run_unit
+from slipstream.core.cores import available_cores
 
 IDLE_SPINS = 60_000
 """Spins (one or two milliseconds in all) before an idle worker sleeps. This is longer than the host's work between two
@@ -35,50 +35,8 @@ FEW_ROWS = 32
 
 
 def available_threads() -> int:
-    """Number of threads that can run at once: OMP_NUM_THREADS if it is set, else the number of cores (not hyperthreads)
-    that this process may use, limited by the CPU quota of its container."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    if asked.isdigit() and int(asked) > 0:
-        return min(int(asked), MOST_THREADS)
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    quota = container_quota()
-    count = len(_cores(allowed))
-    if quota is not None:
-        count = min(count, max(1, int(quota)))
-    return max(1, min(count, MOST_THREADS))
-
-
-def _cores(cpus: set[int]) -> set[str]:
-    """The physical cores of logical processors. A processor whose core is unknown counts as a core."""
-    found = set()
-    for cpu in cpus:
-        try:
-            found.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip())
-        except OSError:
-            found.add(str(cpu))
-    return found
-
-
-def container_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """CPU quota of the control group, in processors (v2 `cpu.max`, v1 `cpu.cfs_quota_us`); None: no limit."""
-    try:
-        groups = [line.split(":", 2)[2] for line in own.read_text().splitlines() if line.startswith("0::")]
-    except (OSError, IndexError):
-        groups = []
-    least: float | None = None
-    for group in {"/", *groups}:
-        at = root / group.strip("/")
-        for folder in (at, *(p for p in at.parents if p == root or root in p.parents)):
-            with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-                quota, period = (folder / "cpu.max").read_text().split()[:2]
-                if quota != "max":
-                    least = min(least or float("inf"), int(quota) / int(period))
-    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-        quota = (root / "cpu" / "cpu.cfs_quota_us").read_text()
-        if int(quota) > 0:
-            period = (root / "cpu" / "cpu.cfs_period_us").read_text()
-            least = min(least or float("inf"), int(quota) / int(period))
-    return least
+    """Number of threads that can run at once (see `core.cores`), at most as many as the kernels can have."""
+    return min(available_cores(), MOST_THREADS)
 
 
 class ContentionMonitor:

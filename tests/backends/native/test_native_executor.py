@@ -19,11 +19,11 @@ from torch import Tensor
 from slipstream.backends.int8 import quantise_rows
 from slipstream.backends.native import native_executor, packed_weights as native_weights
 from slipstream.backends.native.kernels import decoder_pass, processor
-from slipstream.backends.native.native_executor import NativeExecutor, best_steps_per_call
+from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.native.packed_weights import MOST_COLUMNS, check_supported, matrix_values, refusal
 from slipstream.backends.table import choose, resolve_settings
 from slipstream.backends.torch.torch_executor import TorchExecutor
-from slipstream.core.decode_steps import ARGMAX, ARGMAX_INV_TEMPERATURE, StepSampling
+from slipstream.core.decode_steps import ARGMAX, ARGMAX_INV_TEMPERATURE, StepSampling, best_steps_per_call
 from slipstream.errors import ParameterError, TargetError, UnsupportedModelError
 from slipstream.models.executor import Batch, Executor
 from slipstream.models.weights import Weights

@@ -23,9 +23,10 @@ from slipstream.backends.native.threads import (
     Threads,
     WorkerPool,
     available_threads,
-    container_quota,
     pool,
 )
+from slipstream.core import cores
+from slipstream.core.cores import container_quota
 from slipstream.targets.decoder import Decoder
 from tests.backends.native.models import chain, executor, ids
 
@@ -51,8 +52,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cpus, raising=False)
-        monkeypatch.setattr(native_threads, "container_quota", lambda: quota)
-        monkeypatch.setattr(native_threads, "_cores", lambda given: {str(cpu // 2 if hyper else cpu) for cpu in given})
+        monkeypatch.setattr(cores, "container_quota", lambda: quota)
+        monkeypatch.setattr(cores, "_cores", lambda given: {str(cpu // 2 if hyper else cpu) for cpu in given})
         return available_threads()
 
     return count
