@@ -10,6 +10,9 @@ BACKENDS = ("native", "torch")
 TRANSFORMERS = "transformers"
 """The executor that runs a model by transformers' own code (`slipstream.targets.huggingface`)."""
 
+LLAMACPP = "llama.cpp"
+"""What runs GGUF files (`slipstream.targets.gguf`); it is no choice, because nothing else does."""
+
 EXECUTORS = ("auto", *BACKENDS, TRANSFORMERS)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 QUANTISATIONS = ("int8", "w8a16", "w8a8")

@@ -42,13 +42,13 @@ def text_digest(*texts: str) -> str:
 
 
 def model(path: str | Path) -> dict[str, str | None]:
-    """Name and digest of a checkpoint. The name is the path within the repository, else the name of the folder. A hub
-    id is returned as it is."""
-    folder = Path(path).expanduser().resolve()
-    if not folder.is_dir():
+    """Name and digest of a checkpoint. The name is the path within the repository, else that of the folder or file. A
+    hub id is returned as it is."""
+    found = Path(path).expanduser().resolve()
+    if not found.exists():
         return {"name": str(path), "sha256": None}
-    name = str(folder.relative_to(ROOT)) if folder.is_relative_to(ROOT) else folder.name
-    return {"name": name, "sha256": digest(sorted(folder.glob("*.safetensors")))}
+    name = str(found.relative_to(ROOT)) if found.is_relative_to(ROOT) else found.name
+    return {"name": name, "sha256": digest([found] if found.is_file() else sorted(found.glob("*.safetensors")))}
 
 
 def machine() -> dict[str, Any]:

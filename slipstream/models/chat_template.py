@@ -25,15 +25,12 @@ def render(template: str, messages: Seq[Mapping[str, str]], add_generation_promp
     """The text of a conversation.
 
     messages  of plain strings, at least {"role", "content"}.
-    names     what else the template can read: the special tokens.
+    names     what else the template can read: the special tokens, `tools`.
 
     Raises jinja2's TemplateError for a template that is wrong, forbidden in the sandbox, or refuses the conversation.
     """
-    return str(
-        _compiled(template).render(
-            messages=list(messages), tools=None, documents=None, add_generation_prompt=add_generation_prompt, **names
-        )
-    )
+    known = {"messages": list(messages), "tools": None, "documents": None}
+    return str(_compiled(template).render(known | {"add_generation_prompt": add_generation_prompt} | names))
 
 
 def chosen_template(templates: str | Mapping[str, str] | None, tools: bool) -> str:

@@ -19,6 +19,8 @@ from safetensors import SafetensorError, safe_open
 from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve, weight_files
 from slipstream.models.config import DecoderConfig
+from slipstream.models.gguf_header import CONTROL, is_gguf, read_header
+from slipstream.models.gguf_shape import GgufShape, gguf_shape, token_id, token_texts, tokens_of_type
 from slipstream.models.module_shape import ModuleShape
 
 ROLES = ("bos", "eos", "pad")
@@ -44,8 +46,8 @@ class TokenMap:
 class ModelFacts:
     """Facts about a checkpoint.
 
-    source     the requested folder or hub id; `folder`: the folder of its small files.
-    config     `ModuleShape` for a model that transformers runs.
+    source     the requested folder, hub id or GGUF file; `folder`: the folder of its small files, or the GGUF file.
+    config     `ModuleShape` for a model that transformers runs, `GgufShape` for one that llama.cpp runs.
     tokenizer  None if the checkpoint has none.
     """
 
@@ -82,6 +84,8 @@ class ModelFacts:
     def stored(self) -> dict[str, int] | None:
         """Bytes of the weight files per dtype, as safetensors names it ("F16"); None if that is unknown without
         downloading them. Raises CheckpointError if the files are missing or damaged."""
+        if isinstance(self.config, GgufShape):
+            return self.config.header.stored
         if Path(self.source).expanduser().is_dir():
             return _stored(self.folder)
         try:
@@ -98,12 +102,26 @@ class ModelFacts:
 
 
 def facts(source: str | Path) -> ModelFacts:
-    """Read the facts of a folder or hub id. Raises LoadError and its subclasses, such as UnsupportedModelError."""
+    """Read the facts of a folder, hub id or GGUF file. Raises LoadError and its subclasses, such as
+    UnsupportedModelError."""
+    if is_gguf(source):
+        return _gguf_facts(source)
     folder = resolve(source, weights=False)
     config = _config(folder)
     settings = _optional(folder / "tokenizer_config.json")
     chat = "chat_template" in settings or any((folder / f"chat_template.{kind}").exists() for kind in ("jinja", "json"))
     return ModelFacts(str(source), folder, config, _token_map(folder, settings), chat)
+
+
+def _gguf_facts(source: str | Path) -> ModelFacts:
+    header = read_header(source)
+    tokens = None
+    if header.has_tokenizer:
+        roles = {"bos": token_id(header, "bos"), "eos": token_id(header, "eos"), "pad": token_id(header, "padding")}
+        tokens = TokenMap(token_texts(header), tokens_of_type(header, CONTROL), roles)
+    return ModelFacts(
+        str(source), header.path, gguf_shape(header), tokens, "tokenizer.chat_template" in header.metadata
+    )
 
 
 def _config(folder: Path) -> DecoderConfig | ModuleShape:

@@ -10,6 +10,7 @@ from typing import Any
 from slipstream.core.stop import completed_at
 from slipstream.errors import LoadError
 from slipstream.models.folder_tokenizer import FolderTokenizer, is_general, open_folder
+from slipstream.models.gguf_header import is_gguf, read_header
 
 Decode = Callable[[Seq[int]], str]
 
@@ -17,8 +18,17 @@ REPLACEMENT = "\ufffd"
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """The tokenizer of a checkpoint (local folder or hub id): a transformers tokenizer, or a `FolderTokenizer`, which
-    does the same. Never runs code of the checkpoint. Raises LoadError."""
+    """The tokenizer of a checkpoint (local folder, hub id or GGUF file): a transformers tokenizer, or one that does the
+    same. Never runs code of the checkpoint. Raises LoadError."""
+    if is_gguf(path):
+        from slipstream.models.gguf_tokenizer import gguf_tokenizer
+
+        made = gguf_tokenizer(path)
+        if made is None:
+            raise LoadError(
+                f"{Path(path).name} has no tokenizer", fix="convert the model with one, or pass token ids as prompts"
+            )
+        return made
     try:
         found = open_folder(Path(path), lambda: _transformers_tokenizer(path))
         return _transformers_tokenizer(path) if found is None else found
@@ -46,7 +56,9 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "spiece.model", "*.ti
 
 
 def tokenizer_of(path: str | Path) -> Any | None:
-    """As `load_tokenizer`; None for a local folder that holds no file of a tokenizer: its prompts are token ids."""
+    """As `load_tokenizer`; None for a local folder or GGUF file that holds no tokenizer: its prompts are token ids."""
+    if is_gguf(path) and not read_header(path).has_tokenizer:
+        return None
     folder = Path(path).expanduser()
     if folder.is_dir() and not any(next(folder.glob(name), None) for name in _TOKENIZER_FILES):
         return None

@@ -1,0 +1,252 @@
+"""`GgufHeader`: metadata and tensors of a GGUF file, without its weights.
+
+    "GGUF", version, number of tensors, number of keys      little-endian
+    key, type, value                                        strings have a length of 8 bytes before them
+    name, shape, type, offset                               of each tensor
+    weights                                                 from the next multiple of `general.alignment`
+
+The format is described in docs/gguf.md of github.com/ggml-org/ggml. Files are not trusted: every length is checked
+against the size of the file.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.errors import CheckpointError, UnsupportedModelError
+
+MAGIC = b"GGUF"
+ALIGNMENT = 32
+CONTROL, USER_DEFINED, BYTE = 3, 4, 6
+"""Values of `tokenizer.ggml.token_type`: special tokens, other added tokens, and tokens that are one byte."""
+
+_NUMBERS = {
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "?",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
+_STRING, _ARRAY = 8, 9
+
+TYPES: Mapping[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
+}  # fmt: skip
+"""Number of a tensor's type -> (name, weights in a block, bytes of a block)."""
+
+FILE_TYPES: Mapping[int, str] = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
+    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
+    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
+}  # fmt: skip
+"""`general.file_type` -> the name of the mixture of types, such as Q4_K_M."""
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """shape: as in a checkpoint, [out, in]. type: such as "Q4_K". nbytes: None for a type that is not known here.
+    offset: from the beginning of the weights."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    nbytes: int | None
+    offset: int
+
+
+@dataclass(frozen=True, eq=False)
+class GgufHeader:
+    """metadata: by key; arrays are lists. weights_at: where the weights begin."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: tuple[GgufTensor, ...]
+    weights_at: int
+
+    @property
+    def architecture(self) -> str:
+        """As llama.cpp calls it, for example "llama" or "qwen2"."""
+        return str(self.metadata["general.architecture"])
+
+    def own(self, key: str, default: Any = None) -> Any:
+        """The value of a key of the architecture, for example "context_length"."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    @property
+    def file_type(self) -> str:
+        """The mixture of types that the weights are stored in, such as "Q4_K_M"; else the most frequent type."""
+        named = FILE_TYPES.get(self.metadata.get("general.file_type", -1))
+        return named or max(self.stored, key=lambda name: self.stored[name], default="unknown")
+
+    @cached_property
+    def stored(self) -> dict[str, int]:
+        """Bytes of the weights, by type."""
+        total: dict[str, int] = {}
+        for tensor in self.tensors:
+            total[tensor.type] = total.get(tensor.type, 0) + (tensor.nbytes or 0)
+        return total
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the file has the texts of its tokens."""
+        return bool(self.metadata.get("tokenizer.ggml.tokens"))
+
+
+def is_gguf(source: str | Path) -> bool:
+    """Whether a name means a GGUF file: by its ending, or by the first bytes of the file."""
+    path = Path(source).expanduser()
+    if path.suffix.lower() == ".gguf":
+        return not path.is_dir()
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == MAGIC
+    except OSError:
+        return False
+
+
+def read_header(source: str | Path) -> GgufHeader:
+    """The header of a GGUF file. Raises CheckpointError for a file that is missing, truncated or none at all, and
+    UnsupportedModelError for one that is a part of several."""
+    path = Path(source).expanduser()
+    try:
+        found = path.stat()
+    except OSError as fault:
+        raise CheckpointError(f"there is no file {str(path)!r}", fix="check the name") from fault
+    return _read(path, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=4)  # facts, tokenizer and target read the same one
+def _read(path: Path, changed: int, size: int) -> GgufHeader:
+    if size < 24:
+        raise _damaged(path, f"it has {size} bytes")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        reader = _Reader(data)
+        try:
+            header = _header(path, reader)
+        except (_OutsideError, UnicodeDecodeError, KeyError) as fault:
+            raise _damaged(path, f"{type(fault).__name__.removesuffix('Error')}: {fault}") from fault
+    _check_size(header, size)
+    parts = header.metadata.get("split.count", 1)
+    if isinstance(parts, int) and parts > 1:
+        raise UnsupportedModelError(
+            f"{path.name} is one of {parts} parts",
+            fix="join them: llama-gguf-split --merge FIRST.gguf WHOLE.gguf",
+        )
+    return header
+
+
+class _OutsideError(Exception):
+    """Something reaches beyond the end of the file, or is of no known type."""
+
+
+class _Reader:
+    """Reads one value after another."""
+
+    def __init__(self, data: mmap.mmap):
+        self.data, self.at, self.size = data, 0, len(data)
+
+    def take(self, count: int) -> bytes:
+        """The next bytes."""
+        end = self.at + count
+        if count < 0 or end > self.size:
+            raise _OutsideError(f"{count} bytes at {self.at}, the file has {self.size}")
+        found = self.data[self.at : end]
+        self.at = end
+        return found
+
+    def whole(self, form: str = "<Q") -> int:
+        return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
+
+    def text(self) -> str:
+        return self.take(self.whole()).decode("utf-8", errors="replace")
+
+    def value(self, kind: int, deep: int = 0) -> Any:
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            inner, count = self.whole("<I"), self.whole()
+            if inner in _NUMBERS:
+                item = np.dtype(_NUMBERS[inner])
+                return np.frombuffer(self.take(count * item.itemsize), item).tolist()
+            if count > self.size or deep > 2:
+                raise _OutsideError(f"an array of {count} values")
+            return [self.value(inner, deep + 1) for _ in range(count)]
+        if kind not in _NUMBERS:
+            raise _OutsideError(f"a value of type {kind} at {self.at}")
+        item = np.dtype(_NUMBERS[kind])
+        return np.frombuffer(self.take(item.itemsize), item)[0].item()
+
+
+def _header(path: Path, reader: _Reader) -> GgufHeader:
+    if reader.take(4) != MAGIC:
+        raise _damaged(path, "it does not begin with GGUF")
+    version = reader.whole("<I")
+    if version not in (2, 3):
+        raise UnsupportedModelError(
+            f"{path.name} has version {version} of GGUF, supported are 2 and 3, little-endian",
+            fix="convert the model again",
+        )
+    tensors, keys = reader.whole(), reader.whole()
+    if tensors > reader.size or keys > reader.size:
+        raise _OutsideError(f"{tensors} tensors and {keys} keys")
+    metadata = {}
+    for _ in range(keys):
+        key = reader.text()
+        metadata[key] = reader.value(reader.whole("<I"))
+    if not isinstance(metadata.get("general.architecture"), str):
+        raise _damaged(path, "it does not name its architecture")
+    found = tuple(_tensor(reader) for _ in range(tensors))
+    alignment = metadata.get("general.alignment", ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise _damaged(path, f"its alignment is {alignment!r}")
+    return GgufHeader(path, metadata, found, -(-reader.at // alignment) * alignment)
+
+
+def _tensor(reader: _Reader) -> GgufTensor:
+    name, dims = reader.text(), reader.whole("<I")
+    if dims > 8:
+        raise _OutsideError(f"tensor {name!r} of {dims} dimensions")
+    shape = tuple(reader.whole() for _ in range(dims))[::-1]
+    kind, offset = reader.whole("<I"), reader.whole()
+    if kind not in TYPES:
+        return GgufTensor(name, shape, f"type {kind}", None, offset)
+    text, block, size = TYPES[kind]
+    return GgufTensor(name, shape, text, math.prod(shape) // block * size, offset)
+
+
+def _check_size(header: GgufHeader, size: int) -> None:
+    ends = [tensor.offset + tensor.nbytes for tensor in header.tensors if tensor.nbytes is not None]
+    wanted = header.weights_at + max(ends, default=0)
+    if wanted > size:
+        raise _damaged(header.path, f"its tensors need {wanted} bytes, it has {size}")
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path.name} is not a whole GGUF file: {what}",
+        why="it is truncated, corrupt or of another format",
+        fix="download or convert it again",
+    )

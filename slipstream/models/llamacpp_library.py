@@ -1,0 +1,124 @@
+"""llama.cpp, through the low-level interface of llama-cpp-python (the extra `gguf`).
+
+llama.cpp writes what it does on standard error, and its reasons for failing as well. Here both are kept instead, and
+the reasons become part of our errors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
+from slipstream.models.gguf_header import GgufHeader, read_header
+
+_ERROR, _CONTINUED = 4, 5
+"""Levels of llama.cpp's log (ggml.h)."""
+
+_faults: deque[str] = deque(maxlen=20)
+"""The last error messages."""
+
+
+@cache
+def llama_cpp() -> Any:
+    """The module `llama_cpp`. From now on its log is kept, not printed. Raises LoadError if it is not installed."""
+    try:
+        import llama_cpp
+    except (ImportError, OSError, RuntimeError) as fault:  # the last two: its shared library cannot be loaded
+        raise LoadError(
+            f"llama-cpp-python cannot be imported ({fault})",
+            why="llama.cpp runs GGUF models",
+            fix="pip install 'slipstream[gguf]'; it compiles llama.cpp, which takes 10 to 20 minutes",
+        ) from fault
+    llama_cpp.llama_log_set(_log(llama_cpp), ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+@cache
+def _log(library: Any) -> Any:
+    """What llama.cpp calls with each message; kept for as long as the process, as llama.cpp does."""
+    last = [0]
+
+    @library.llama_log_callback
+    def keep(level: int, text: bytes, _: Any) -> None:
+        level = last[0] if level == _CONTINUED else level
+        last[0] = level
+        if level == _ERROR:
+            _faults.append(text.decode("utf-8", errors="replace").strip())
+
+    return keep
+
+
+def faults() -> str:
+    """What llama.cpp has logged as errors since the last call, in one line."""
+    found = "; ".join(dict.fromkeys(line for line in _faults if line))
+    _faults.clear()
+    return found
+
+
+class LlamaModel:
+    """A model that llama.cpp has loaded.
+
+    handle      what its functions take. vocab: of its tokenizer.
+    vocab_size  width V of the logits.
+    context     tokens that it was trained with.
+    """
+
+    def __init__(
+        self, source: str | Path, vocab_only: bool = False, progress: Callable[[int, int], None] | None = None
+    ):
+        """vocab_only: without weights. progress: called with (bytes read, bytes in all).
+
+        Raises LoadError without llama-cpp-python, CheckpointError for a damaged file, UnsupportedModelError for one
+        that llama.cpp refuses.
+        """
+        self.header, self.library = read_header(source), llama_cpp()
+        library = self.library
+        params = library.llama_model_default_params()
+        params.n_gpu_layers, params.vocab_only = 0, vocab_only
+        total = sum(self.header.stored.values())
+
+        @library.llama_progress_callback
+        def shown(share: float, _: Any) -> bool:
+            if progress is not None:
+                progress(int(share * total), total)
+            return True
+
+        params.progress_callback = shown
+        faults()
+        handle = library.llama_model_load_from_file(str(self.header.path).encode(), params)
+        if not handle:
+            raise _not_loaded(self.header)
+        self.handle = handle
+        self._free = weakref.finalize(self, library.llama_model_free, handle)
+        self.vocab = library.llama_model_get_vocab(handle)
+        self.vocab_size = int(library.llama_vocab_n_tokens(self.vocab))
+        self.context = int(library.llama_model_n_ctx_train(handle))
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end a text for llama.cpp: those that the file names, and others that it knows by their texts."""
+        if not self.header.has_tokenizer:
+            return ()
+        ends = self.library.llama_vocab_is_eog
+        return tuple(token for token in range(self.vocab_size) if ends(self.vocab, token))
+
+
+def _not_loaded(header: GgufHeader) -> LoadError:
+    said = faults() or "it gave no reason"
+    if "tensor" in said and "architecture" not in said:
+        return CheckpointError(
+            f"llama.cpp does not load {header.path.name}: {said}",
+            why="its tensors are not those of its architecture",
+            fix="download or convert it again",
+        )
+    return UnsupportedModelError(
+        f"llama.cpp does not load {header.path.name}, of the architecture {header.architecture!r}: {said}",
+        fix="install a newer llama-cpp-python, or convert the model again",
+    )

@@ -1,0 +1,75 @@
+"""GGUF files made by hand, for tests that need no package."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+_STRING, _ARRAY, _UINT32, _FLOAT32, _BOOL, _INT32 = 8, 9, 4, 6, 7, 5
+
+
+def gguf_bytes(
+    metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], version: int = 3, alignment: int = 32
+) -> bytes:
+    """A file with tensors of float32."""
+    out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
+    for key, value in metadata.items():
+        out += _text(key) + _value(value)
+    offset = 0
+    for name, tensor in tensors.items():
+        shape = tensor.shape[::-1]
+        out += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, offset)
+        offset += -(-4 * tensor.size // alignment) * alignment
+    out += bytes(-len(out) % alignment)
+    for tensor in tensors.values():
+        data = tensor.astype("<f4").tobytes()
+        out += data + bytes(-len(data) % alignment)
+    return out
+
+
+def tiny_model(**changes: Any) -> bytes:
+    """A Llama of one layer, without a tokenizer. changes: metadata, None to leave one out."""
+    metadata: dict[str, Any] = {
+        "general.architecture": "llama",
+        "general.file_type": 0,
+        "llama.block_count": 1,
+        "llama.context_length": 64,
+        "llama.embedding_length": 32,
+        "llama.feed_forward_length": 32,
+        "llama.attention.head_count": 2,
+        "llama.attention.head_count_kv": 1,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.vocab_size": 8,
+        "tokenizer.ggml.model": "none",
+    }
+    metadata = {key: value for key, value in (metadata | changes).items() if value is not None}
+    shapes = {
+        "token_embd.weight": (8, 32), "output_norm.weight": (32,), "blk.0.attn_norm.weight": (32,),
+        "blk.0.attn_q.weight": (32, 32), "blk.0.attn_k.weight": (16, 32), "blk.0.attn_v.weight": (16, 32),
+        "blk.0.attn_output.weight": (32, 32), "blk.0.ffn_norm.weight": (32,), "blk.0.ffn_gate.weight": (32, 32),
+        "blk.0.ffn_up.weight": (32, 32), "blk.0.ffn_down.weight": (32, 32),
+    }  # fmt: skip
+    drawn = np.random.default_rng(0)
+    return gguf_bytes(metadata, {name: drawn.normal(size=shape) * 0.2 for name, shape in shapes.items()})
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + _text(value)
+    if isinstance(value, bool):
+        return struct.pack("<I?", _BOOL, value)
+    if isinstance(value, int):
+        return struct.pack("<II", _UINT32, value)
+    if isinstance(value, float):
+        return struct.pack("<If", _FLOAT32, value)
+    if value and isinstance(value[0], int):
+        return struct.pack(f"<IIQ{len(value)}i", _ARRAY, _INT32, len(value), *value)
+    return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(_text, value))

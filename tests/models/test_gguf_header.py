@@ -1,0 +1,130 @@
+"""Headers of GGUF files: what they say, and files that are none."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipstream.errors import CheckpointError, SlipstreamError, UnsupportedModelError
+from slipstream.models.facts import facts
+from slipstream.models.gguf_header import is_gguf, read_header
+from slipstream.models.gguf_shape import gguf_shape
+from slipstream.models.pair_check import compare
+from slipstream.models.text import load_tokenizer, tokenizer_of
+from tests.models.gguf_bytes import gguf_bytes, tiny_model
+
+TOKENS = ["<end>", "a", "b", "<0x0A>", "c", "d", "[PAD6]", "[PAD7]"]
+WITH_TOKENS = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": [3, 1, 1, 6, 1, 4, 5, 5],
+    "tokenizer.ggml.eos_token_id": 0,
+    "tokenizer.ggml.add_bos_token": False,
+    "tokenizer.chat_template": "{{ messages }}",
+}
+
+
+def write(folder: Path, data: bytes, name: str = "model.gguf") -> Path:
+    (folder / name).write_bytes(data)
+    return folder / name
+
+
+def test_metadata_and_tensors_are_what_was_written(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    tensors = {"a": rng.normal(size=(3, 5)), "b": rng.normal(size=7)}
+    metadata = {"general.architecture": "x", "x.f": 0.5, "x.list": [1, -2], "x.texts": ["", "é"], "x.on": True}
+    header = read_header(write(tmp_path, gguf_bytes(metadata, tensors)))
+    assert header.metadata == metadata
+    assert (header.own("f"), header.own("missing", 4)) == (0.5, 4)
+    assert [(t.name, t.shape, t.type, t.nbytes) for t in header.tensors] == [
+        ("a", (3, 5), "F32", 60),
+        ("b", (7,), "F32", 28),
+    ]
+    data = header.path.read_bytes()[header.weights_at :]
+    assert np.array_equal(np.frombuffer(data[:60], "<f4").reshape(3, 5), tensors["a"].astype(np.float32))
+    assert header.file_type == "F32"
+
+
+def test_facts_are_those_of_the_model(tmp_path: Path) -> None:
+    seen = facts(write(tmp_path, tiny_model(**WITH_TOKENS)))
+    assert (seen.config.layers, seen.config.heads, seen.config.kv_heads, seen.config.head_dim) == (1, 2, 1, 16)
+    assert (seen.config.vocab_size, seen.config.context, seen.config.eos_ids) == (8, 64, (0,))
+    assert seen.config.tie_embeddings
+    assert seen.parameters == 8 * 32 + 3 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 32
+    assert seen.stored == {"F32": 4 * seen.parameters}
+    assert seen.chat_template
+    assert seen.tokenizer is not None
+    assert seen.tokenizer.tokens == dict(enumerate(TOKENS[:6]))  # the others are padding
+    assert (seen.tokenizer.special, seen.tokenizer.roles["eos"], seen.tokenizer.roles["bos"]) == ({0}, 0, None)
+
+
+def test_models_whose_tokens_differ_are_no_pair(tmp_path: Path) -> None:
+    ours = write(tmp_path, tiny_model(**WITH_TOKENS))
+    same = write(tmp_path, tiny_model(**WITH_TOKENS), "same.gguf")
+    other = dict(WITH_TOKENS, **{"tokenizer.ggml.tokens": [*TOKENS[:4], "x", *TOKENS[5:]]})
+    assert compare(ours, same).fits
+    report = compare(ours, write(tmp_path, tiny_model(**other), "other.gguf"))
+    assert not report.fits
+    assert "4: 'c' / 'x'" in report.problem
+
+
+def test_a_file_is_recognised_by_its_name_or_its_first_bytes(tmp_path: Path) -> None:
+    assert is_gguf(write(tmp_path, tiny_model()))
+    assert is_gguf(write(tmp_path, tiny_model(), "blob"))
+    assert is_gguf("missing.GGUF")
+    assert not is_gguf(write(tmp_path, b"{}", "config.json"))
+    assert not is_gguf(tmp_path)
+    assert not is_gguf("org/model")
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    whole = tiny_model(**WITH_TOKENS)
+    read_header(write(tmp_path, whole))
+    for i, length in enumerate([*range(0, 400, 7), *range(400, len(whole) - 1, 997), len(whole) - 32]):
+        with pytest.raises(CheckpointError, match=r"cut\d+\.gguf is not a whole GGUF file"):
+            read_header(write(tmp_path, whole[:length], f"cut{i}.gguf"))
+
+
+def test_every_damaged_byte_of_the_header_is_read_or_refused(tmp_path: Path) -> None:
+    """Never another exception, and never memory or time without bound."""
+    whole = bytearray(tiny_model(**WITH_TOKENS))
+    for at in range(0, 1200, 3):
+        damaged = bytes(whole[:at]) + bytes([whole[at] ^ 0xFF]) + bytes(whole[at + 1 :])
+        with contextlib.suppress(SlipstreamError):
+            gguf_shape(read_header(write(tmp_path, damaged, f"{at}.gguf")))
+
+
+def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
+    for data in (b"", b"GGUF", b"x" * 100, struct.pack("<4sIQQ", b"GGUF", 3, 1 << 60, 1 << 60)):
+        with pytest.raises(CheckpointError, match="not a whole GGUF file"):
+            read_header(write(tmp_path, data, f"{len(data)}.gguf"))
+    with pytest.raises(CheckpointError, match="there is no file"):
+        read_header(tmp_path / "missing.gguf")
+    with pytest.raises(UnsupportedModelError, match="version 1"):
+        read_header(write(tmp_path, gguf_bytes({"general.architecture": "x"}, {}, version=1)))
+    with pytest.raises(CheckpointError, match="architecture"):
+        read_header(write(tmp_path, gguf_bytes({}, {}), "nameless.gguf"))
+
+
+def test_a_part_of_several_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="one of 3 parts"):
+        read_header(write(tmp_path, tiny_model(**{"split.count": 3})))
+
+
+def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+    file = write(tmp_path, tiny_model(**{"llama.context_length": 64}))
+    assert gguf_shape(read_header(file)).context == 64
+    write(tmp_path, tiny_model(**{"llama.context_length": 65, "general.name": "other"}))
+    assert gguf_shape(read_header(file)).context == 65
+
+
+def test_a_file_without_a_tokenizer_has_token_ids_as_prompts(tmp_path: Path) -> None:
+    file = write(tmp_path, tiny_model())
+    assert tokenizer_of(file) is None
+    assert facts(file).tokenizer is None
+    with pytest.raises(SlipstreamError, match=r"model\.gguf has no tokenizer"):
+        load_tokenizer(file)
