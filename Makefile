@@ -9,7 +9,7 @@ WHEEL := build/wheel
 # Two test processes on two cores: one thread each, and threads that wait must not spin.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test lint types tests soak install wheel-check clean
+.PHONY: demo test lint types tests soak install gguf wheel-check clean
 
 demo: $(READY)
 	@$(BIN)/slipstream demo
@@ -31,6 +31,11 @@ soak: $(READY)
 	$(TEST_ENV) $(BIN)/python -m tests.server.soak $(SOAK)
 
 install: $(READY)
+
+# The extra for GGUF models. Compiles llama.cpp: ten to twenty minutes (see LLAMACPP_PARTS in benchmarks/make.mk).
+gguf: $(READY)
+	CMAKE_ARGS="$(foreach part,$(LLAMACPP_PARTS),-D$(part)=OFF)" \
+		$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[gguf]'
 
 # Source archive and wheel, then `slipstream demo` from the wheel, in an empty environment and outside of this folder.
 wheel-check: $(READY)

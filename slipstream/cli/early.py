@@ -13,6 +13,7 @@ from slipstream.drafters.choice import STACK, WITH_DRAFT, refuse_misspelt
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
 from slipstream.models.checkpoint import read_json, resolve
+from slipstream.models.gguf_header import is_gguf
 from slipstream.zoo import EMBEDDED, checkpoint_of
 
 if TYPE_CHECKING:
@@ -98,6 +99,10 @@ def check_vocabulary(target: str, draft: Any) -> None:
     """Raise PairError if their tokens differ. Weights are not read."""
     if draft is None or target == draft == EMBEDDED:
         return
+    if is_gguf(target) or is_gguf(draft):
+        from slipstream.models.pair_check import require_pair
+
+        return require_pair(checkpoint_of(target, "target"), checkpoint_of(draft, "draft"))
     ours, theirs = _folder(target, "target"), _folder(draft, "draft")
     if not ours or not theirs or not (_is_here(draft) or _has_tokens(theirs)):
         return
@@ -117,7 +122,7 @@ def _has_tokens(folder: Path) -> bool:
 
 def _kind(draft: Any) -> str | None:
     """Which draft head a folder or repository holds; None: a model, or unknown."""
-    folder = None if draft == EMBEDDED else _folder(draft, "draft")
+    folder = None if draft == EMBEDDED or is_gguf(draft) else _folder(draft, "draft")
     if folder is None:
         return None
     from slipstream.heads.recognition import recognise
@@ -126,8 +131,8 @@ def _kind(draft: Any) -> str | None:
 
 
 def _is_here(name: Any) -> bool:
-    """Whether it is the name of a folder on this machine."""
-    return Path(checkpoint_of(name, "draft")).expanduser().is_dir()
+    """Whether it is the name of a folder or file on this machine."""
+    return Path(checkpoint_of(name, "draft")).expanduser().exists()
 
 
 def _folder(name: Any, role: str) -> Path | None:

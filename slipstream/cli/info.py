@@ -24,7 +24,7 @@ SETTINGS = {
 
 
 def info(
-    model: Annotated[str, typer.Argument(help="Model: folder, hub id, or 'embedded'.")] = "embedded",
+    model: Annotated[str, typer.Argument(help="Model: folder, hub id, GGUF file, or 'embedded'.")] = "embedded",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     matrix: Annotated[
         bool, typer.Option("--matrix", help="Show what works with what: architectures, drafters, rules, quantisation.")
@@ -74,14 +74,18 @@ def describe(model: str) -> dict[str, Any]:
     from slipstream.backends.table import backend, choose, resolve_settings
     from slipstream.models.config import DecoderConfig
     from slipstream.models.facts import facts
-    from slipstream.settings import TRANSFORMERS
+    from slipstream.models.gguf_shape import GgufShape
+    from slipstream.settings import LLAMACPP, TRANSFORMERS
     from slipstream.targets.memory_plan import loaded_bytes
 
     seen = facts(checkpoint(model, "target"))
     config, experts = seen.config, seen.config.experts
-    settings = resolve_settings("auto", None, None)
+    of_llamacpp = isinstance(config, GgufShape)
+    settings = resolve_settings("auto", None, "cpu" if of_llamacpp else None)
     device, dtype = settings.device, settings.dtype
-    executor = choose(config, "auto", settings).name if isinstance(config, DecoderConfig) else TRANSFORMERS
+    executor = LLAMACPP if of_llamacpp else TRANSFORMERS
+    if isinstance(config, DecoderConfig):
+        executor = choose(config, "auto", settings).name
     reason = None
     if isinstance(config, DecoderConfig) and executor == "torch" and device.type == "cpu":
         reason = backend("native").refusal(config, settings)
@@ -99,7 +103,7 @@ def describe(model: str) -> dict[str, Any]:
         "active_parameters": seen.active_parameters,
         "stored_bytes": seen.stored,
         "loaded_dtype": str(dtype).removeprefix("torch."),
-        "loaded_bytes": loaded_bytes(seen, executor == "native", dtype.itemsize),
+        "loaded_bytes": loaded_bytes(seen, executor in ("native", LLAMACPP), dtype.itemsize),
         "vocab_size": config.vocab_size,
         "tokens": None if seen.tokenizer is None else len(seen.tokenizer.tokens),
         "context": config.context,

@@ -17,6 +17,7 @@ from slipstream.cli import render
 from slipstream.cli.bench import bench
 from slipstream.cli.chat import chat
 from slipstream.cli.check_pair import check_pair
+from slipstream.cli.convert import convert
 from slipstream.cli.demo import demo
 from slipstream.cli.doctor import doctor
 from slipstream.cli.drafters import drafters
@@ -43,7 +44,7 @@ app = typer.Typer(
 )
 for command in (
     generate, chat, demo, info, check_pair, drafters, bench, sweep, trace, verify, doctor, tune, report, simulate,
-    pairs, suggest_draft, serve,
+    pairs, suggest_draft, serve, convert,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"), help=unwrapped(command.__doc__))(command)
 app.add_typer(train, name="train")

@@ -161,13 +161,18 @@ def kv_tokens(models: ModelOptions, arguments: dict[str, Any], max_batch: int) -
     from slipstream.llm import draft_folder
     from slipstream.models.config import DecoderConfig
     from slipstream.models.facts import facts
+    from slipstream.models.gguf_shape import GgufShape
+    from slipstream.targets.gguf.load_gguf import gguf_cells, gguf_kv_dtype
     from slipstream.targets.memory_plan import plan
 
     target = checkpoint_of(models.target, "target")
     config = facts(target).config
-    if not isinstance(config, DecoderConfig):
+    if isinstance(config, GgufShape):  # its cache is filled with zeros when it is made: not more than is usual
+        wanted = gguf_cells(config, models.kv_tokens, gguf_kv_dtype(config, models.kv_dtype))
+    elif isinstance(config, DecoderConfig):
+        wanted = models.kv_tokens or max_batch * config.context
+    else:
         return None
-    wanted = models.kv_tokens or max_batch * config.context
     load = arguments | {"quantize": arguments["draft_quantize"] or arguments["quantize"], "role": "draft"}
     needed = plan(target, draft_folder(models.draft_model if models.draft_is_read else None), arguments, load, wanted)
     if models.kv_tokens is None and needed.most_tokens >= config.context:

@@ -1,0 +1,304 @@
+"""Converts checkpoints of our families to GGUF, the format of llama.cpp.
+
+Metadata and names of tensors are those of llama.cpp (gguf-py/gguf/constants.py). A model that llama.cpp would run as
+another one is refused, for example one with sliding windows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipstream.core.cores import available_cores
+from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError, did_you_mean
+from slipstream.models.config import DecoderConfig
+from slipstream.models.gguf_header import read_header
+from slipstream.models.gguf_tokenizer import GgufTokenizer
+from slipstream.models.gguf_words import UNUSED, Words, add_words, words_of
+from slipstream.models.llamacpp_library import LlamaModel, faults, llama_cpp
+from slipstream.models.weights import Weights, load_weights
+
+PLAIN = ("f32", "f16", "q8_0")
+"""Quantisations that need no llama.cpp."""
+
+FILE_TYPES: Mapping[str, int] = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "q3_k_m": 12, "q4_k_s": 14, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18,
+}  # fmt: skip
+"""Names of quantisations -> llama.cpp's number for the mixture."""
+
+_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gpt2": "gpt2"}
+
+_PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_TOP = {"embed_tokens": "token_embd", "embed_positions": "position_embd", "norm": "output_norm", "lm_head": "output"}
+
+_TEXTS = (
+    "def add(a, b):\n    return a + b\n\n\nclass Point:\n\tx: int = 1234567\n",
+    "The café isn't open — “maybe” at 10:30, 第一章 🎈\n",
+    '{"name": "x", "list": [1, 2.5, -3e10], "ok": true}',
+)
+"""Texts that are encoded by both tokenizers."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """file: what was written. stored: bytes of its weights, by type. tokens: how many were compared, one by one.
+    differing: how many of `_TEXTS` llama.cpp itself encodes differently; None if it was not asked."""
+
+    file: Path
+    stored: Mapping[str, int]
+    tokens: int
+    differing: int | None
+
+
+def convert_to_gguf(source: str | Path, file: str | Path, quantize: str = "f16") -> Converted:
+    """Write a checkpoint (folder or hub id) as a GGUF file, complete or not at all.
+
+    quantize  one of `FILE_TYPES`. Matrices whose rows do not divide into blocks are stored with more bits.
+
+    Raises ParameterError for an unknown quantisation, UnsupportedModelError for a model that llama.cpp does not run as
+    our own decoder does, LoadError without the packages that are needed, and what reading the checkpoint raises.
+    """
+    if quantize not in FILE_TYPES:
+        raise ParameterError(f"the quantisation is {quantize!r}", fix=did_you_mean(quantize, FILE_TYPES))
+    config = DecoderConfig.load(source)
+    _check_convertible(config)
+    if quantize not in PLAIN:
+        llama_cpp()  # before a long conversion
+    words, weights = words_of(source, config.vocab_size), load_weights(source, config, torch.float32)
+    path = Path(file).expanduser()
+    part, whole = path.with_name(path.name + ".part"), path.with_name(path.name + ".f32")
+    try:
+        if quantize in PLAIN:
+            _write(part, config, weights, words, quantize, Path(source).name)
+        else:
+            _write(whole, config, weights, words, "f32", Path(source).name)
+            _quantised(whole, part, FILE_TYPES[quantize])
+        made = _checked(part, path, words)
+        part.replace(path)
+    finally:
+        weights.unmap()
+        for left in (part, whole):
+            with contextlib.suppress(FileNotFoundError):
+                left.unlink()
+    return made
+
+
+def _check_convertible(config: DecoderConfig) -> None:
+    rope = config.rope_parameters
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    scaled = [key for key in ("attention_factor", "mscale", "mscale_all_dim") if rope.get(key) is not None]
+    why = None
+    if config.experts or config.model_type not in _ARCHITECTURES:
+        why = "mixtures of experts are not converted" if config.experts else "the family is not converted"
+    elif any(window is not None and window < config.context for window in config.windows):
+        why = "llama.cpp has no sliding windows for this family"
+    elif config.activation != ("gelu_tanh" if config.model_type == "gpt2" else "silu"):
+        why = f"llama.cpp has no {config.activation} for this family"
+    elif kind == "yarn" and (scaled or not rope.get("truncate", True)):
+        why = f"llama.cpp has no {', '.join(scaled) or 'truncate=false'} of YaRN"
+    elif config.model_type == "qwen3" and (config.qkv_bias or config.o_bias):
+        why = "llama.cpp has no biases for this family"
+    if why is not None:
+        raise UnsupportedModelError(
+            f"a {config.model_type!r} checkpoint cannot be converted to GGUF: {why}",
+            why="the file would be another model",
+            fix="use the checkpoint itself, with quantize='int8'",
+        )
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+def _write(path: Path, config: DecoderConfig, weights: Weights, words: Words | None, quantize: str, name: str) -> None:
+    gguf = _package()
+    writer = gguf.GGUFWriter(str(path), _ARCHITECTURES[config.model_type])
+    try:
+        writer.add_name(name)
+        writer.add_file_type(FILE_TYPES[quantize])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        _add_shape(writer, config, gguf)
+        if words is None:
+            writer.add_tokenizer_model("none")
+        else:
+            add_words(writer, words, config.eos_ids)
+        for tensor, shape in _shapes(config).items():
+            form = _form(shape, quantize, gguf)
+            size = gguf.quants.quant_shape_to_byte_shape(shape, form) if form.name == "Q8_0" else shape
+            kind = {"F32": np.float32, "F16": np.float16}.get(form.name, np.uint8)
+            writer.add_tensor_info(tensor, size, np.dtype(kind), int(np.prod(size)) * np.dtype(kind).itemsize, form)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for _, values in _tensors(config, weights):  # one after another: never the whole model in memory
+            writer.write_tensor_data(gguf.quants.quantize(values, _form(values.shape, quantize, gguf)))
+    finally:
+        writer.close()
+
+
+def _package() -> Any:
+    try:
+        import gguf
+    except ImportError as fault:
+        raise LoadError(
+            f"the package gguf cannot be imported ({fault})",
+            why="it writes GGUF files",
+            fix="pip install 'slipstream[gguf]', or pip install gguf for f32, f16 and q8_0",
+        ) from fault
+    return gguf
+
+
+def _form(shape: tuple[int, ...], quantize: str, gguf: Any) -> Any:
+    """The type of a tensor: vectors stay in float32."""
+    types = gguf.GGMLQuantizationType
+    if len(shape) == 1 or quantize == "f32":
+        return types.F32
+    return types.Q8_0 if quantize == "q8_0" and shape[-1] % 32 == 0 else types.F16
+
+
+def _add_shape(writer: Any, config: DecoderConfig, gguf: Any) -> None:
+    writer.add_block_count(config.layers)
+    writer.add_context_length(config.context)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.heads)
+    writer.add_head_count_kv(config.kv_heads)
+    writer.add_vocab_size(config.vocab_size)
+    if config.norm == "layer":
+        writer.add_layer_norm_eps(config.norm_eps)
+        return
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    rope = config.rope_parameters
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(float(rope["rope_theta"]))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(float(rope["factor"]))
+    if kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(int(rope.get("original_max_position_embeddings") or config.context))
+        writer.add_rope_scaling_yarn_beta_fast(float(rope.get("beta_fast") or 32))
+        writer.add_rope_scaling_yarn_beta_slow(float(rope.get("beta_slow") or 1))
+
+
+def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of the file, in their order; shapes as in a checkpoint."""
+    shapes = config.shapes()
+    found = {}
+    for name, parts in _names(config).items():
+        first = shapes[parts[0]]
+        found[name] = (sum(shapes[part][0] for part in parts), *first[1:])
+    if _slowed(config) is not None:
+        found["rope_freqs.weight"] = (config.head_dim // 2,)
+    return found
+
+
+def _names(config: DecoderConfig) -> dict[str, list[str]]:
+    """Name in the file -> canonical names of the tensors in it, one after another."""
+    found: dict[str, list[str]] = {}
+    for name in config.shapes():
+        stem, _, kind = name.rpartition(".")
+        if not stem.startswith("layers."):
+            found[f"{_TOP[stem]}.{kind}"] = [name]
+            continue
+        _, layer, part = stem.split(".", 2)
+        theirs = _PARTS[part]
+        if config.model_type == "gpt2" and theirs in ("attn_q", "attn_k", "attn_v"):
+            theirs = "attn_qkv"
+        found.setdefault(f"blk.{layer}.{theirs}.{kind}", []).append(name)
+    return found
+
+
+def _tensors(config: DecoderConfig, weights: Weights) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of `_shapes`, in float32."""
+    for name, parts in _names(config).items():
+        each = [_rotated(config, part, weights[part].numpy()) for part in parts]
+        yield name, np.ascontiguousarray(each[0] if len(each) == 1 else np.concatenate(each))
+    slowed = _slowed(config)
+    if slowed is not None:
+        yield "rope_freqs.weight", slowed
+
+
+def _rotated(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
+    """Rows of a query or key projection in the order of llama.cpp's rotary embedding for Llama: it rotates element 2i
+    of a head with 2i + 1, the checkpoint has i and i + D/2."""
+    heads = config.heads if ".q_proj." in name else config.kv_heads if ".k_proj." in name else 0
+    if _ARCHITECTURES[config.model_type] != "llama" or not heads:
+        return values
+    halves = values.reshape(heads, 2, config.head_dim // 2, -1)
+    return halves.swapaxes(1, 2).reshape(values.shape)
+
+
+def _slowed(config: DecoderConfig) -> np.ndarray | None:
+    """[D/2]: by what llama.cpp divides each frequency, for Llama 3.1; None for other models."""
+    rope = config.rope_parameters
+    if rope.get("rope_type", rope.get("type")) != "llama3":
+        return None
+    frequencies, _ = config.rope()
+    powers = float(rope["rope_theta"]) ** (torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
+    return (1 / powers / frequencies).float().numpy()
+
+
+def _quantised(source: Path, file: Path, kind: int) -> None:
+    library = llama_cpp()
+    params = library.llama_model_quantize_default_params()
+    params.ftype, params.nthread = kind, available_cores()
+    faults()
+    if library.llama_model_quantize(str(source).encode(), str(file).encode(), params):
+        raise LoadError(
+            f"llama.cpp could not quantise the model: {faults() or 'it gave no reason'}", fix="choose f16 or q8_0"
+        )
+
+
+# --- checking -----------------------------------------------------------------------------------------------------
+
+
+def _checked(part: Path, file: Path, words: Words | None) -> Converted:
+    """Compare the tokens of the file, one by one, with those of the checkpoint: as they are stored, and as llama.cpp
+    writes them if it is installed. Raises CheckpointError where one differs."""
+    header = read_header(part)
+    if words is None:
+        return Converted(file, header.stored, 0, None)
+    stored = header.metadata["tokenizer.ggml.tokens"]
+    known = [i for i, kind in enumerate(words.types) if kind != UNUSED]
+    theirs = None
+    with contextlib.suppress(LoadError):
+        theirs = GgufTokenizer(LlamaModel(part, vocab_only=True))
+    for i in known:
+        wanted = words.tokenizer.decode([i])
+        if stored[i] != words.texts[i] or (theirs is not None and not _same_text(theirs.decode([i]), wanted)):
+            found = stored[i] if theirs is None else theirs.decode([i])
+            raise CheckpointError(
+                f"token {i} is {wanted!r} in the checkpoint and {found!r} in the GGUF file",
+                why="the model would read and write other texts",
+                fix="convert the model with llama.cpp's own script",
+            )
+    differing = None
+    if theirs is not None:
+        differing = sum(theirs.encode(text) != words.tokenizer.encode(text) for text in _TEXTS)
+    return Converted(file, header.stored, len(known), differing)
+
+
+def _same_text(found: str, wanted: str) -> bool:
+    """Whether two texts are the same, but for how many U+FFFD stand for incomplete characters, and for a space that
+    some tokenizers drop at the beginning of a text."""
+    return found.replace("\ufffd", "") == wanted.replace("\ufffd", "") or found.strip(" ") == wanted.strip(" ")
