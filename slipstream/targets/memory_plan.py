@@ -13,6 +13,7 @@ from slipstream.errors import CheckpointError, LoadError
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.config import DecoderConfig
 from slipstream.models.facts import ModelFacts, facts
+from slipstream.models.gguf_shape import GgufShape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +73,7 @@ class MemoryPlan:
 def plan(
     target: str | Path, draft: str | Path | None, load: Mapping[str, Any], draft_load: Mapping[str, Any], kv_tokens: int
 ) -> MemoryPlan:
-    """target, draft: folders or hub ids; a draft may be a head. load, draft_load: as for `Decoder.load`.
+    """target, draft: folders, hub ids or GGUF files; a draft may be a head. load, draft_load: as for `Decoder.load`.
 
     Raises what reading their facts raises."""
     seen = facts(target)
@@ -107,6 +108,11 @@ def _of_draft(draft: str | Path, load: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _of_model(seen: ModelFacts, load: Mapping[str, Any]) -> tuple[int, int, RunSettings]:
+    if isinstance(seen.config, GgufShape):
+        from slipstream.targets.gguf.load_gguf import gguf_kv_dtype, kv_bytes
+
+        kv_dtype = gguf_kv_dtype(seen.config, load.get("kv_dtype"))
+        return sum((seen.stored or {}).values()), kv_bytes(seen.config, kv_dtype), resolve_settings("auto", None, "cpu")
     names = ("dtype", "device", "quantize", "threads", "kv_dtype", "role", "kv_tokens")
     given = {name: load[name] for name in names if load.get(name) is not None}
     executor = load.get("executor", "auto")

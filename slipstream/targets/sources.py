@@ -11,6 +11,7 @@ import torch
 
 from slipstream.core.target import Target
 from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
+from slipstream.models.gguf_header import is_gguf
 from slipstream.settings import TRANSFORMERS
 
 log = logging.getLogger("slipstream")
@@ -20,9 +21,10 @@ SETTINGS = ("executor", "dtype", "device", "quantize", "threads", "kv_dtype", "k
 
 
 def as_target(model: Any, *, trust_remote_code: bool = False, **load: Any) -> Target:
-    """A `Target` out of a folder, a hub id, a loaded transformers model, or a `Target` itself.
+    """A `Target` out of a folder, a hub id, a GGUF file, a loaded transformers model, or a `Target` itself.
 
-    What our own decoder does not run, transformers runs (`targets.huggingface`), and a warning says so.
+    What our own decoder does not run, transformers runs (`targets.huggingface`), and a warning says so. llama.cpp runs
+    GGUF files (`targets.gguf`).
 
     trust_remote_code  run Python code that a checkpoint brings, where transformers has none for it.
     load  options of `Decoder.load`. Raises its errors, and ParameterError for other objects, and for settings that are
@@ -36,7 +38,7 @@ def as_target(model: Any, *, trust_remote_code: bool = False, **load: Any) -> Ta
     if not isinstance(model, torch.nn.Module):
         raise ParameterError(
             f"{model!r} is no model",
-            fix="give a folder, a hub id, 'embedded', a loaded transformers model or a Target",
+            fix="give a folder, a hub id, a GGUF file, 'embedded', a loaded transformers model or a Target",
         )
     return _from_module(model, load)
 
@@ -45,6 +47,10 @@ def _from_path(source: str | Path, trust_remote_code: bool, load: Mapping[str, A
     from slipstream.models.config import DecoderConfig
     from slipstream.targets.decoder import Decoder
 
+    if is_gguf(source):
+        from slipstream.targets.gguf.load_gguf import from_file
+
+        return from_file(source, load)
     executor = load.get("executor", "auto")
     if executor == TRANSFORMERS:
         return _through_transformers(source, trust_remote_code, load, "")

@@ -1,0 +1,269 @@
+"""`GgufTarget`: a GGUF model as a `Target`, run by llama.cpp.
+
+A sequence holds one sequence id of llama.cpp. Each further branch of a draft gets an id of its own for one step: it
+shares the cells of the text, and the cells of the nodes that it has in common with others. Committing keeps the id
+whose branch was accepted, and drops the others; nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence as Seq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling, best_steps_per_call
+from slipstream.core.dice import invert
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import Capabilities, Runtime, TargetOut
+from slipstream.errors import TargetError
+from slipstream.targets.decoder import check_finite
+from slipstream.targets.gguf.cell_memory import CellMemory
+from slipstream.targets.gguf.llama_context import IDS, ROWS, LlamaContext, Row
+from slipstream.targets.gguf.tree_passes import Part, passes
+
+if TYPE_CHECKING:
+    from slipstream.models.gguf_shape import GgufShape
+
+
+@dataclass(slots=True)
+class _Held:
+    """What llama.cpp holds of a sequence.
+
+    id        its sequence id. length: leading tokens of the sequence that it holds.
+    cells     tokens that it holds, nodes of its own branch included.
+    branches  id and nodes of each branch, between `run` and `commit`.
+    """
+
+    id: int
+    length: int = 0
+    cells: int = 0
+    branches: list[tuple[int, Seq[int]]] = field(default_factory=list)
+
+
+class GgufTarget:
+    """context: of llama.cpp. shape: of the model."""
+
+    def __init__(self, context: LlamaContext, shape: GgufShape, runtime: Runtime):
+        self.context_of_llama, self.config, self._runtime = context, shape, runtime
+        self.vocab_size = context.model.vocab_size
+        self.context = min(shape.context, context.cells)
+        self.device = torch.device("cpu")
+        self.max_pending = ROWS
+        self.steps_per_call = best_steps_per_call(sum(context.model.header.stored.values()))
+        self._eos_ids = frozenset(shape.eos_ids)
+        self._held: dict[int, _Held] = {}
+        self._free = list(range(IDS))[::-1]
+        self._memory = CellMemory(context.cells, self._lengths)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `Target`."""
+        experts = self.config.experts
+        return Capabilities(
+            eos_ids=self._eos_ids,
+            multi_step=self,
+            runtime=self._runtime,
+            memory=self._memory,
+            torch_threads=1,
+            experts=(experts.per_token, experts.count) if experts else None,
+        )
+
+    def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
+        """See `Target.run`. Raises TargetError for taps: llama.cpp gives no hidden states."""
+        if taps:
+            raise TargetError(
+                f"hidden states of layers {list(taps)} were asked of a GGUF model",
+                why="llama.cpp gives logits only",
+                fix="choose a drafter that needs none, or load the model from a folder",
+            )
+        self._check_ids(token for seq in seqs for token in seq.pending)
+        self._check_ids(draft.ids)
+        try:
+            logits = self._run(seqs, draft)
+        except BaseException:  # llama.cpp may have run some of the rows
+            for seq in seqs:
+                self.release(seq.id)
+            raise
+        check_finite(logits, seqs, draft)
+        return TargetOut(logits)
+
+    def decode_steps(
+        self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
+    ) -> DecodedSteps:
+        """See `core.target.MultiStep`. Tokens are drawn in float64."""
+        none = Draft.empty(len(seqs))
+        tokens = np.zeros((steps, len(seqs)), np.int64)  # [K, B]
+        logits = torch.empty(steps, len(seqs), self.vocab_size)  # [K, B, V]
+        probs: list[Tensor] = []
+        logits[0] = self.run(seqs, none).logits
+        self.commit(seqs, [[]] * len(seqs))
+        helds = [self._held[seq.id] for seq in seqs]
+        try:
+            for j in range(steps):
+                if j:
+                    rows = [(int(t), h.cells, (h.id,), True) for t, h in zip(tokens[j - 1], helds, strict=True)]
+                    for at in range(0, len(rows), ROWS):
+                        logits[j, at : at + ROWS] = self.context_of_llama.decode(rows[at : at + ROWS])
+                    for held in helds:
+                        held.cells += 1
+                        held.length += 1
+                    check_finite(logits[j], seqs, none)
+                tokens[j], drawn = _picked(logits[j], sampling, j)
+                if drawn is not None:
+                    probs.append(drawn)
+        except BaseException:
+            for seq in seqs:
+                self.release(seq.id)
+            raise
+        return DecodedSteps(torch.from_numpy(tokens), logits, torch.stack(probs) if probs else None)
+
+    def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
+        for seq, nodes in zip(seqs, path, strict=True):
+            held = self._held[seq.id]
+            common = [_common(branch, nodes) for _, branch in held.branches]
+            best = common.index(max(common))
+            for i, (seq_id, branch) in enumerate(held.branches):
+                if i == best:
+                    held.id, held.cells = seq_id, held.length + len(branch)
+                else:
+                    self._give_back(seq_id)
+            held.branches = []
+            held.length += common[best]
+            self._cut(held, held.length)
+
+    def release(self, seq_id: int) -> None:
+        held = self._held.pop(seq_id, None)
+        if held is not None:
+            for one in {held.id, *(each for each, _ in held.branches)}:
+                self._give_back(one)
+
+    # --- parts -------------------------------------------------------------------------------------------------
+
+    def _run(self, seqs: Seq[Sequence], draft: Draft) -> Tensor:
+        helds = [self._rolled_back(seq) for seq in seqs]
+        counts = [draft.splits[b + 1] - draft.splits[b] for b in range(len(seqs))]
+        tails = []  # pending tokens that run together with the nodes
+        early: list[Row] = []
+        for seq, held, count in zip(seqs, helds, counts, strict=True):
+            tails.append(min(seq.end - held.length, ROWS - count))
+            early += [(seq.tokens[i], i, (held.id,), False) for i in range(held.length, seq.end - tails[-1])]
+        for at in range(0, len(early), ROWS):
+            self.context_of_llama.decode(early[at : at + ROWS])
+        for seq, held, tail in zip(seqs, helds, tails, strict=True):
+            held.cells = seq.end - tail
+        parts = passes(draft, tails, len(self._free), ROWS)
+        if len(parts) == 1:
+            return self._pass(parts[0], seqs, draft)[0]
+        logits = torch.empty(len(seqs) + len(draft), self.vocab_size)
+        for each in parts:
+            found, rows = self._pass(each, seqs, draft)
+            logits[rows] = found
+            for part in each:  # the next pass needs the ids
+                held = self._held[seqs[part.b].id]
+                for seq_id, _ in held.branches[1:]:
+                    self._give_back(seq_id)
+                del held.branches[1:]
+        return logits
+
+    def _pass(self, parts: Seq[Part], seqs: Seq[Sequence], draft: Draft) -> tuple[Tensor, list[int]]:
+        """Logits [R, V] of the last pending tokens and the nodes of these parts, and which packed rows they are."""
+        rows: list[Row] = []
+        packed: list[int] = []
+        for part in parts:
+            seq, first = seqs[part.b], draft.splits[part.b]
+            held = self._held[seq.id]
+            if not part.first:
+                held.cells = held.length + len(held.branches[0][1])
+                self._cut(held, held.length)
+            ids = (held.id, *(self._free.pop() for _ in part.paths[1:]))
+            held.branches = list(zip(ids, part.paths, strict=True))
+            if held.cells:
+                for seq_id in ids[1:]:
+                    self.context_of_llama.fork(held.id, seq_id)
+            if part.first:
+                rows += [(seq.tokens[i], i, ids, i == seq.end - 1) for i in range(held.cells, seq.end)]
+                packed.append(first + part.b)
+                held.length = seq.end
+            of: dict[int, list[int]] = {}  # node -> ids of the branches that it is on
+            for seq_id, path in held.branches:
+                for node in path:
+                    of.setdefault(node, []).append(seq_id)
+            for node in sorted(of):
+                position = seq.end - 1 + draft.depths[first + node]
+                rows.append((draft.ids[first + node], position, tuple(of[node]), True))
+                packed.append(first + part.b + 1 + node)
+        return self.context_of_llama.decode(rows), packed
+
+    def _rolled_back(self, seq: Sequence) -> _Held:
+        """What is held of a sequence, with nothing that was not accepted; a new one if there is none."""
+        held = self._held.get(seq.id)
+        if held is None:
+            if not self._free:
+                raise TargetError(
+                    f"{len(self._held)} sequences are held already, llama.cpp has {IDS} sequence ids",
+                    why="each sequence needs one",
+                    fix="release finished sequences, or choose a smaller max_batch",
+                )
+            held = self._held[seq.id] = _Held(self._free.pop())
+        if held.branches:  # nothing of the last run was committed
+            for seq_id, _ in held.branches[1:]:
+                self._give_back(seq_id)
+            held.cells = held.length + len(held.branches[0][1])
+            held.branches = []
+        held.length = min(held.length, seq.kv_len)
+        self._cut(held, held.length)
+        return held
+
+    def _cut(self, held: _Held, length: int) -> None:
+        if held.cells > length:
+            self.context_of_llama.cut(held.id, length)
+            held.cells = length
+
+    def _give_back(self, seq_id: int) -> None:
+        self.context_of_llama.clear(seq_id)
+        self._free.append(seq_id)
+
+    def _check_ids(self, ids: Iterable[int]) -> None:
+        outside = next((token for token in ids if not 0 <= token < self.vocab_size), None)
+        if outside is not None:
+            raise TargetError(
+                f"token id {outside} is outside the model's vocabulary of {self.vocab_size}",
+                why="target and draft have different vocabularies, or the prompt has an id that the model lacks",
+                fix="check the pair with `slipstream check-pair`",
+            )
+
+    def _lengths(self) -> dict[int, int]:
+        """How many cells each sequence holds, at least."""
+        return {seq_id: held.cells for seq_id, held in self._held.items()}
+
+
+def _common(branch: Seq[int], path: Seq[int]) -> int:
+    """How many nodes they begin with that are the same."""
+    count = 0
+    for mine, theirs in zip(branch, path, strict=False):
+        if mine != theirs:
+            break
+        count += 1
+    return count
+
+
+def _picked(logits: Tensor, sampling: StepSampling, j: int) -> tuple[np.ndarray, Tensor | None]:
+    """Tokens [B] of step j from logits [B, V], and the distributions [B, V] that they were drawn from, if they were."""
+    known = logits[:, : sampling.vocab]
+    if sampling.kind == "maximum":
+        return known.numpy().argmax(-1), None  # the first of equal ones
+    scores = known.double()
+    if sampling.inv_temperature is not None:
+        scores = scores * sampling.inv_temperature[:, None]
+    if sampling.uniforms is None:
+        assert sampling.noise is not None
+        return (scores + sampling.noise[j][..., : scores.shape[-1]]).numpy().argmax(-1), None
+    probs = torch.softmax(scores, -1)
+    tokens = invert(probs, sampling.uniforms[j]).numpy()
+    padding = logits.shape[-1] - probs.shape[-1]
+    return tokens, torch.nn.functional.pad(probs, (0, padding)) if padding else probs

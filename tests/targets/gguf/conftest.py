@@ -1,0 +1,45 @@
+"""GGUF files of tiny checkpoints, and what llama.cpp makes of them. Tests are skipped where
+llama-cpp-python is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slipstream.models.gguf_convert import convert_to_gguf
+from slipstream.targets.gguf.gguf_target import GgufTarget
+from slipstream.targets.gguf.load_gguf import from_file
+
+FAMILIES = ("llama", "llama-tied-mha", "llama-bias", "llama3.1", "codellama-linear", "qwen2", "qwen3", "gpt2")
+"""Of `tests.checkpoints`, those that are converted."""
+
+File = Callable[..., Path]
+"""(family, quantisation) -> GGUF file."""
+
+
+@pytest.fixture(scope="session")
+def gguf_file(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> File:
+    folder, made = tmp_path_factory.mktemp("gguf"), dict[tuple[str, str], Path]()
+
+    def get(family: str, quantize: str = "f32") -> Path:
+        if (family, quantize) not in made:
+            file = folder / f"{family}-{quantize}.gguf"
+            made[family, quantize] = convert_to_gguf(checkpoint(family), file, quantize).file
+        return made[family, quantize]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def gguf_target(gguf_file: File) -> Callable[[str], GgufTarget]:
+    """Family -> target in float32, loaded once."""
+    made: dict[str, GgufTarget] = {}
+
+    def get(family: str) -> GgufTarget:
+        if family not in made:
+            made[family] = from_file(gguf_file(family), {"threads": 1, "kv_tokens": 1024})
+        return made[family]
+
+    return get

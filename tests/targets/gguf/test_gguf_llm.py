@@ -1,0 +1,293 @@
+"""`LLM` on GGUF models: every drafter that needs no hidden states, draft models of any kind, batches, samples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.core.warp import warp
+from slipstream.drafters.registry import DRAFTERS, Needs
+from slipstream.errors import LoadError, PairError, ParameterError, SlipstreamError, UnsupportedModelError
+from slipstream.lab.provenance import engine_facts
+from slipstream.models import llamacpp_library
+from slipstream.models.gguf_convert import convert_to_gguf
+from slipstream.targets.gguf.gguf_target import GgufTarget
+from slipstream.targets.gguf.load_gguf import from_file
+from tests.checkpoints import Tiny
+from tests.end_to_end.sampling import sample
+from tests.models.gguf_bytes import tiny_model
+from tests.significance import assert_distribution, beginnings
+
+pytest.importorskip("llama_cpp")
+pytest.importorskip("gguf")
+
+PROMPTS = [
+    "def add(first, second):\n    return",
+    "naïve café 🎈",
+    "for name in names:\n    print(name)\nfor name in",
+    "x",
+]
+PARAMS = SamplingParams(max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def files(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """The tiny target and draft as GGUF files in float32."""
+    folder = tmp_path_factory.mktemp("pair")
+    for role in ("target", "draft"):
+        convert_to_gguf(getattr(tiny, role), folder / f"{role}.gguf", "f32")
+    return Tiny(folder / "target.gguf", folder / "draft.gguf")
+
+
+@pytest.fixture(scope="module")
+def llm(files: Tiny) -> LLM:
+    return LLM(files.target, threads=1)
+
+
+@pytest.fixture(scope="module")
+def small(files: Tiny) -> GgufTarget:
+    return from_file(files.draft, {"threads": 1})
+
+
+@pytest.fixture(scope="module")
+def texts(tiny: Tiny) -> list[str]:
+    """What our own decoder writes."""
+    return [one.text for one in LLM(tiny.target, executor="torch").generate(PROMPTS, PARAMS)]
+
+
+def test_plain_texts_are_those_of_our_own_decoder(llm: LLM, texts: list[str]) -> None:
+    llm.use(None)
+    assert [one.text for one in llm.generate(PROMPTS, PARAMS)] == texts
+    assert [llm.generate(prompt, PARAMS)[0].text for prompt in PROMPTS] == texts
+    assert "".join(chunk.text for chunk in llm.stream(PROMPTS[1], PARAMS)) == texts[1]
+    assert repr(llm).startswith("LLM(target=")
+    assert "backend='llama.cpp'" in repr(llm)
+
+
+@pytest.mark.parametrize("name", [spec.name for spec in DRAFTERS.values() if spec.needs is Needs.NOTHING])
+def test_drafters_that_need_no_weights_change_no_text(llm: LLM, texts: list[str], name: str) -> None:
+    llm.use(name)
+    llm.draft_tokens = 5
+    done = llm.generate(PROMPTS, PARAMS)
+    assert [one.text for one in done] == texts
+    assert all(one.stats.drafter_faults == 0 for one in done)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "medusa", "layerskip"])
+def test_drafters_that_need_hidden_states_are_refused(llm: LLM, name: str) -> None:
+    with pytest.raises(PairError, match="does not offer"):
+        llm.use(name)
+
+
+@pytest.mark.parametrize("options", [{}, {"tree": "topk"}, {"tree": "sampled"}], ids=["chain", "topk", "sampled"])
+def test_a_gguf_draft_model_changes_no_text(
+    llm: LLM, small: GgufTarget, texts: list[str], options: dict[str, Any]
+) -> None:
+    llm.use(small, **options)
+    llm.draft_tokens = 4
+    done = llm.generate(PROMPTS, PARAMS)
+    assert [one.text for one in done] == texts
+    assert sum(one.stats.accepted for one in done) > 10
+    assert all(one.stats.drafter_faults == 0 for one in done)
+
+
+def test_our_own_draft_model_and_a_gguf_target_and_the_other_way_round(
+    files: Tiny, tiny: Tiny, texts: list[str]
+) -> None:
+    for target, draft in ((files.target, tiny.draft), (tiny.target, files.draft)):
+        own = "torch" if target == tiny.target else "auto"
+        llm = LLM(target, draft, draft_tokens=4, threads=1, executor=own)
+        done = llm.generate(PROMPTS, PARAMS)
+        assert [one.text for one in done] == texts
+        assert sum(one.stats.accepted for one in done) > 10
+
+
+def test_sampled_texts_have_the_distribution_of_the_model(llm: LLM, small: GgufTarget, tiny: Tiny) -> None:
+    """G-test on the first two tokens, 600 samples, with a sampled tree of a draft model."""
+    params = SamplingParams(temperature=0.7, top_k=4, max_tokens=3)
+    prompt = llm.tokenizer.encode(PROMPTS[0])
+    own = LLM(tiny.target, executor="torch", dtype="float64").target
+    probs: dict[tuple[int, ...], float] = {}
+
+    def after(text: list[int]) -> list[float]:
+        seq = Sequence(text)
+        logits = own.run([seq], Draft.empty(1)).logits.clone()
+        own.release(seq.id)
+        found: list[float] = warp(logits, params)[0].tolist()
+        return found
+
+    for a, p in enumerate(after(prompt)):
+        for b, q in enumerate(after([*prompt, a])) if p else ():
+            if q:
+                probs[a, b] = p * q
+    llm.use(small, tree="sampled")
+    llm.draft_tokens = 2
+    done = sample(llm, prompt, params, 600, seed=11)
+    assert_distribution(beginnings((seq.output for seq in done), 2), probs)
+    accepted, proposed = sum(s.stats.accepted for s in done), sum(s.stats.proposed for s in done)
+    assert 0 < accepted < proposed
+
+
+def test_a_seed_repeats_a_sampled_text_whatever_the_batch(llm: LLM) -> None:
+    llm.use("suffix")
+    llm.draft_tokens = 4
+    llm.rule = "coupled"
+    params = [SamplingParams(temperature=1.0, seed=i, max_tokens=16) for i in range(4)]
+    try:
+        together = [one.text for one in llm.generate(PROMPTS, params)]
+        assert [llm.generate(p, own)[0].text for p, own in zip(PROMPTS, params, strict=True)] == together
+        llm.use(None)
+        assert [one.text for one in llm.generate(PROMPTS, params)] == together
+    finally:
+        llm.rule = "rejection"
+
+
+def test_lengths_are_chosen_from_measured_costs(llm: LLM, texts: list[str]) -> None:
+    llm.use("suffix")
+    llm.draft_tokens = "auto"
+    assert [one.text for one in llm.generate(PROMPTS, PARAMS)] == texts
+
+
+def test_requests_that_do_not_fit_into_the_cache_wait(files: Tiny, texts: list[str]) -> None:
+    llm = LLM(files.target, "suffix", draft_tokens=2, threads=1, kv_tokens=256)
+    assert [one.text for one in llm.generate([p for p in PROMPTS for _ in range(3)], PARAMS)] == [
+        text for text in texts for _ in range(3)
+    ]
+
+
+def test_a_cancelled_request_leaves_nothing(llm: LLM, texts: list[str]) -> None:
+    llm.use("suffix")
+    llm.draft_tokens = 3
+    stream = llm.stream(PROMPTS[0], PARAMS)
+    next(stream)
+    stream.close()
+    memory = llm.target.capabilities.memory
+    assert memory is not None
+    assert memory.usage.used == 0
+    assert llm.generate(PROMPTS[0], PARAMS)[0].text == texts[0]
+
+
+# --- loading ------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_measurement_notes_of_a_gguf_model(llm: LLM) -> None:
+    seen = engine_facts(llm)
+    assert seen["target"]["name"] == "target.gguf"
+    assert len(seen["target"]["sha256"]) == 16
+    assert (seen["executor"], seen["quantize"], seen["kv_dtype"]) == ("llama.cpp", None, "float32")
+
+
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        ({"quantize": "int8"}, "slipstream convert"),
+        ({"dtype": "bfloat16"}, "leave it out"),
+        ({"executor": "native"}, "leave it out"),
+        ({"device": "cuda"}, "leave it out"),
+        ({"kv_dtype": "int4"}, "float32"),
+        ({"kv_tokens": 3}, ""),
+        ({"threads": 0}, ""),
+    ],
+)
+def test_settings_that_a_gguf_model_does_not_have_are_refused(files: Tiny, settings: dict[str, Any], fix: str) -> None:
+    with pytest.raises(ParameterError) as error:
+        LLM(files.target, **settings)
+    assert next(iter(settings)) in error.value.what
+    assert fix in str(error.value)
+
+
+def test_quantisation_of_a_gguf_draft_is_refused_not_ignored(files: Tiny, tiny: Tiny) -> None:
+    with pytest.raises(ParameterError, match="quantize='w8a8' was asked of a GGUF model"):
+        LLM(tiny.target, files.draft, executor="torch", draft_quantize="w8a8")
+
+
+def test_a_draft_of_other_tokens_is_refused(files: Tiny, tmp_path: Path) -> None:
+    tokens = [f"t{i}" for i in range(8)]
+    other = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1] * 8}
+    (tmp_path / "other.gguf").write_bytes(tiny_model(**other))
+    with pytest.raises(PairError, match="do not share a vocabulary"):
+        LLM(files.target, tmp_path / "other.gguf", threads=1)
+
+
+def test_without_a_tokenizer_prompts_are_ids(tmp_path: Path) -> None:
+    (tmp_path / "bare.gguf").write_bytes(tiny_model())
+    llm = LLM(tmp_path / "bare.gguf", threads=1)
+    assert llm.tokenizer is None
+    assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4))[0].token_ids) == 4
+    with pytest.raises(SlipstreamError, match="tokenizer"):
+        llm.generate("text")
+
+
+def refused(file: Path, data: bytes, kind: type[SlipstreamError], match: str) -> None:
+    file.write_bytes(data)
+    with pytest.raises(kind, match=match) as error:
+        LLM(file, threads=1)
+    assert error.value.fix
+
+
+def test_models_that_llamacpp_refuses_are_one_clear_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And nothing of llama.cpp's own log is printed, neither here nor for models that load."""
+    caplog.set_level(logging.WARNING)
+    refused(
+        tmp_path / "a.gguf", tiny_model(**{"general.architecture": "nonesuch"}), LoadError, "does not say how large"
+    )
+    strange = {f"nonesuch.{key}": value for key, value in (("block_count", 1), ("embedding_length", 32))}
+    data = tiny_model(**{"general.architecture": "nonesuch"} | strange)
+    refused(tmp_path / "b.gguf", data, UnsupportedModelError, "unknown model architecture: 'nonesuch'")
+    refused(tmp_path / "c.gguf", tiny_model(**{"llama.block_count": 2}), LoadError, r"blk\.1")
+    refused(tmp_path / "d.gguf", tiny_model()[:-64], LoadError, "not a whole GGUF file")
+    refused(tmp_path / "e.gguf", tiny_model(**{"tokenizer.ggml.model": None}), LoadError, "tokenizer")
+    (tmp_path / "f.gguf").write_bytes(tiny_model())
+    LLM(tmp_path / "f.gguf", threads=1).generate([[1]], SamplingParams(max_tokens=2))
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+
+
+def test_an_architecture_whose_state_cannot_be_rolled_back_is_named(
+    files: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llamacpp_library.llama_cpp(), "llama_model_is_recurrent", lambda model: True)
+    with pytest.raises(UnsupportedModelError, match="'llama' cannot be rolled back"):
+        from_file(files.target, {"threads": 1})
+
+
+def test_without_the_package_it_is_named(files: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    llamacpp_library.llama_cpp.cache_clear()
+    try:
+        with pytest.raises(LoadError, match=r"llama-cpp-python cannot be imported.*slipstream\[gguf\]"):
+            from_file(files.target, {"threads": 1})
+    finally:
+        monkeypatch.undo()
+        llamacpp_library.llama_cpp.cache_clear()
+
+
+def test_weights_of_less_precision_are_close(gguf_file: Callable[..., Path]) -> None:
+    """Q8_0 and float16 differ from float32 a little, and not much; four bits more."""
+    prompt, errors = list(range(1, 40)), {}
+    logits = {}
+    for kind in ("f32", "f16", "q8_0", "q4_k_m"):
+        target = from_file(gguf_file("llama", kind), {"threads": 1})
+        logits[kind] = target.run([Sequence(prompt)], Draft.empty(1)).logits.clone()
+        runtime = target.capabilities.runtime
+        assert runtime is not None
+        assert (runtime.quantize, runtime.kv_dtype) == {
+            "f32": (None, "float32"), "f16": ("F16", "float16"), "q8_0": ("Q8_0", "float16"),
+            "q4_k_m": ("Q4_K_M", "float16"),
+        }[kind]  # fmt: skip
+        errors[kind] = float((logits[kind] - logits["f32"]).abs().max() / logits["f32"].abs().max())
+    assert 0 < errors["f16"] < errors["q8_0"] < errors["q4_k_m"] < 0.5
+    assert np.isfinite(torch.cat(list(logits.values())).numpy()).all()

@@ -1,0 +1,202 @@
+"""GGUF models against transformers: logits, trees, rollbacks, and what llama.cpp has too little of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from slipstream.core.decode_steps import ARGMAX, StepSampling
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target
+from slipstream.errors import TargetError
+from slipstream.targets.gguf import gguf_target as module
+from slipstream.targets.gguf.gguf_target import GgufTarget
+from tests.targets.conformance import CHAIN, TREE, Case, Conformance
+from tests.targets.gguf.conftest import FAMILIES
+from tests.targets.reference import Reference
+
+pytest.importorskip("llama_cpp")
+pytest.importorskip("gguf")
+
+CLOSE = 1e-3
+"""Of the largest logit. llama.cpp adds in another order; GPT-2's activation it looks up in a table of 16 bits."""
+
+Get = Callable[[str], GgufTarget]
+Ref = Callable[[str, torch.dtype], Reference]
+
+
+@pytest.fixture(params=("llama", "gpt2"))
+def case(request: pytest.FixtureRequest, gguf_target: Get, reference: Ref) -> Iterator[Case]:
+    made = Case(gguf_target(request.param), reference(request.param, torch.float32), CLOSE)
+    yield made
+    made.close()
+
+
+class TestGguf(Conformance):
+    def test_it_is_a_target(self, case: Case) -> None:
+        assert isinstance(case.target, Target)
+
+
+@pytest.fixture
+def llama(gguf_target: Get, reference: Ref) -> Iterator[Case]:
+    made = Case(gguf_target("llama"), reference("llama", torch.float32), CLOSE)
+    yield made
+    made.close()
+
+
+def spare(case: Case, count: int) -> list[int]:
+    """Leave so many free ids beside those in use; returns the others."""
+    assert isinstance(case.target, GgufTarget)
+    taken = case.target._free[: len(case.target._free) - count]
+    del case.target._free[: len(taken)]
+    return taken
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_the_checkpoint(family: str, gguf_target: Get, reference: Ref) -> None:
+    case = Case(gguf_target(family), reference(family, torch.float32), CLOSE)
+    seq = case.sequence(90)  # longer than the scaled positions of llama3.1
+    case.run([seq], case.forest([CHAIN]))
+    case.close()
+
+
+def test_a_tree_equals_its_chains(llama: Case) -> None:
+    """Bit for bit where a row is computed among as many others; else to rounding."""
+    target, seq = llama.target, llama.prefilled(9)
+    tree = llama.forest([TREE])
+    whole = target.run([seq], tree).logits.clone()
+    for leaf in (3, 5, 6):
+        path = tree.ancestors(0, leaf)
+        chain = target.run([seq], Draft.chains([[tree.ids[i] for i in path]])).logits
+        llama.same(whole[[0, *(1 + i for i in path)]], chain)
+
+
+@pytest.mark.parametrize("ids", [0, 1, 2, 5])
+def test_with_too_few_ids_a_tree_is_run_in_parts(llama: Case, ids: int) -> None:
+    """With none free, in chains. What is accepted afterwards may be a branch that is not held any more."""
+    seqs = [llama.prefilled(7), llama.prefilled(5), llama.sequence(3)]
+    taken = spare(llama, ids + 1)  # one for the sequence that is new
+    try:
+        for paths in ([[1, 4, 5], [0, 3], []], [[0], [1, 4], [1]], [[0, 2, 6], [], [0, 2]], [[], [1, 4, 5], [1]]):
+            draft = llama.forest([TREE, TREE, [-1, -1, 0]])
+            llama.run(seqs, draft)
+            llama.keep(seqs, draft, paths)
+        llama.run(seqs, llama.forest([CHAIN, [], [-1]]))
+    finally:
+        llama.target._free[:0] = taken  # type: ignore[attr-defined]
+
+
+def test_a_prompt_that_is_longer_than_a_pass(gguf_target: Get, reference: Ref, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROWS", 16)
+    case = Case(gguf_target("llama"), reference("llama", torch.float32), CLOSE)
+    long, short, other = case.sequence(45), case.sequence(4), case.sequence(17)
+    draft = case.forest([TREE, CHAIN, []])
+    case.run([long, short, other], draft)
+    case.keep([long, short, other], draft, [[1, 4], [0], []])
+    case.run([other, long, short], case.forest([[], CHAIN, TREE]))
+    case.close()
+
+
+def test_all_ids_are_free_again_after_every_sequence_was_released(llama: Case) -> None:
+    assert isinstance(llama.target, GgufTarget)
+    before = sorted(llama.target._free)
+    for paths in ([[1, 4], [0]], [[], []]):
+        seqs = [llama.prefilled(5), llama.sequence(6)]
+        draft = llama.forest([TREE, TREE])
+        llama.run(seqs, draft)
+        llama.keep(seqs, draft, paths)
+        llama.run(seqs, draft)  # and leaves without a commit
+        for seq in seqs:
+            llama.target.release(seq.id)
+    assert sorted(llama.target._free) == before == list(range(module.IDS))
+    assert llama.target.capabilities.memory is not None
+    assert llama.target.capabilities.memory.usage.used == 0
+
+
+def test_more_sequences_than_ids_are_refused(llama: Case) -> None:
+    taken = spare(llama, 2)
+    try:
+        seqs = [llama.sequence(3), llama.sequence(3)]
+        llama.run(seqs, Draft.empty(2))
+        with pytest.raises(TargetError, match=r"2 sequences .* 256 sequence ids"):
+            llama.target.run([llama.sequence(3)], Draft.empty(1))
+        llama.run(seqs, Draft.empty(2))
+    finally:
+        llama.target._free[:0] = taken  # type: ignore[attr-defined]
+
+
+def test_a_full_cache_is_an_error_and_others_go_on(llama: Case) -> None:
+    other, big = llama.prefilled(6), [llama.sequence(400) for _ in range(3)]
+    memory = llama.target.capabilities.memory
+    assert memory is not None
+    writes = [(seq.id, 0, 400) for seq in big]
+    assert memory.capacity == 1024
+    assert memory.missing(writes) == 6 + 1200 - 1024
+    assert memory.missing(writes[:2]) == 0
+    with pytest.raises(TargetError, match="no room"):
+        llama.target.run(big, Draft.empty(3))
+    assert memory.usage.used == 6
+    llama.run([other], llama.forest([TREE]))
+    assert memory.missing([(other.id, 6, 9)]) == 0
+
+
+def test_an_id_outside_the_vocabulary_is_refused(llama: Case) -> None:
+    seq = llama.prefilled(4)
+    with pytest.raises(TargetError, match=r"token id 96 is outside .* 96"):
+        llama.target.run([seq], Draft.chains([[5, 96]]))
+    with pytest.raises(TargetError, match="token id -1"):
+        llama.target.run([Sequence([3, -1])], Draft.empty(1))
+    llama.run([seq], llama.forest([CHAIN]))
+
+
+def test_hidden_states_are_refused(llama: Case) -> None:
+    assert llama.target.capabilities.head_host is None
+    with pytest.raises(TargetError, match="hidden states"):
+        llama.target.run([llama.sequence(3)], Draft.empty(1), (-1,))
+
+
+def test_a_pass_that_was_interrupted_is_made_good(llama: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What llama.cpp holds is then unknown: it is read again."""
+    assert isinstance(llama.target, GgufTarget)
+    seqs, context = [llama.prefilled(8), llama.prefilled(5)], llama.target.context_of_llama
+    decode = context.decode
+
+    def interrupted(rows: object) -> torch.Tensor:
+        decode(rows)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(context, "decode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llama.target.run(seqs, llama.forest([TREE, CHAIN]))
+    monkeypatch.undo()
+    llama.run(seqs, llama.forest([CHAIN, TREE]))
+
+
+@pytest.mark.parametrize("kind", ["maximum", "uniforms", "noise"])
+def test_several_steps_in_one_call_are_single_steps(llama: Case, kind: str) -> None:
+    assert isinstance(llama.target, GgufTarget)
+    steps, seqs = 5, [llama.prefilled(6), llama.sequence(20), llama.prefilled(3)]
+    generator = torch.Generator().manual_seed(3)
+    inverse = torch.tensor([1.0, 0.7, 2.0], dtype=torch.float64)
+    sampling = {
+        "maximum": ARGMAX,
+        "uniforms": StepSampling(
+            inverse, uniforms=torch.rand(steps, 3, generator=generator, dtype=torch.float64), vocab=90
+        ),
+        "noise": StepSampling(inverse, noise=torch.randn(steps, 3, 96, generator=generator, dtype=torch.float64)),
+    }[kind]
+    made = llama.target.decode_steps(seqs, steps, sampling)
+    tokens, logits = made.tokens.clone(), made.logits.clone()
+    assert (made.probs is not None) == (kind == "uniforms")
+    for b, seq in enumerate(seqs):
+        truth = llama.oracle(seq.tokens + tokens[:-1, b].tolist())[-steps:]  # [K, V]
+        llama.same(logits[:, b], truth)
+        seq.kv_len = len(seq.tokens) + 2  # two were kept
+        seq.tokens += [*tokens[:2, b].tolist(), 7]
+    for j in range(steps):
+        picked = sampling.pick(logits[j].double(), j)
+        assert tokens[j].tolist() == picked.tolist()
+    llama.run(seqs, llama.forest([CHAIN, [], TREE]))
