@@ -20,8 +20,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from slipstream.errors import CheckpointError, UnsupportedModelError
 
 MAGIC = b"GGUF"
@@ -29,19 +27,7 @@ ALIGNMENT = 32
 CONTROL, USER_DEFINED, BYTE = 3, 4, 6
 """Values of `tokenizer.ggml.token_type`: special tokens, other added tokens, and tokens that are one byte."""
 
-_NUMBERS = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "?",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
 TYPES: Mapping[int, tuple[str, int, int]] = {
@@ -189,15 +175,17 @@ class _Reader:
         if kind == _ARRAY:
             inner, count = self.whole("<I"), self.whole()
             if inner in _NUMBERS:
-                item = np.dtype(_NUMBERS[inner])
-                return np.frombuffer(self.take(count * item.itemsize), item).tolist()
+                return self.numbers(inner, count)
             if count > self.size or deep > 2:
                 raise _OutsideError(f"an array of {count} values")
             return [self.value(inner, deep + 1) for _ in range(count)]
         if kind not in _NUMBERS:
             raise _OutsideError(f"a value of type {kind} at {self.at}")
-        item = np.dtype(_NUMBERS[kind])
-        return np.frombuffer(self.take(item.itemsize), item)[0].item()
+        return self.numbers(kind, 1)[0]
+
+    def numbers(self, kind: int, count: int) -> list[Any]:
+        data = self.take(count * struct.calcsize(f"<{_NUMBERS[kind]}"))
+        return list(struct.unpack(f"<{count}{_NUMBERS[kind]}", data))
 
 
 def _header(path: Path, reader: _Reader) -> GgufHeader:
