@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slipstream.async_llm import AsyncLLM as AsyncLLM
+    from slipstream.core.beam_params import BeamParams as BeamParams
+    from slipstream.core.beams import Beam as Beam
     from slipstream.core.params import SamplingParams as SamplingParams
     from slipstream.core.stats import SpecStats as SpecStats
     from slipstream.core.structured import Structured as Structured
@@ -22,6 +24,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncLLM": "slipstream.async_llm",
+    "Beam": "slipstream.core.beams",
+    "BeamParams": "slipstream.core.beam_params",
     "LLM": "slipstream.llm",
     "Chunk": "slipstream.llm",
     "Completion": "slipstream.llm",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from numbers import Number
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from slipstream.core.beam_params import BeamParams
+from slipstream.core.beams import Beam
 from slipstream.core.drafter import Drafter, drafts_nothing, reads_predictions
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
 from slipstream.core.rules import Rule, rule_named
@@ -28,9 +30,11 @@ from slipstream.core.turns import Turns
 from slipstream.drafters.choice import DrafterFactory
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.registry import DRAFTERS, make_drafter, most_chosen
+from slipstream.engine.beam_search import BeamSearch, Search
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import MOST_ROWS, Engine
 from slipstream.engine.engine_thread import Prepared
+from slipstream.engine.log_likelihoods import Scored, score
 from slipstream.engine.messages import Ask
 from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params
 from slipstream.errors import ParameterError, did_you_mean
@@ -248,6 +252,36 @@ class LLM:
             pass
         return [self.completion(seq) for seq in seqs]
 
+    def beam_search(self, prompts: Prompt | Seq[Prompt], params: BeamParams | None = None) -> list[list[Beam]]:
+        """The most probable continuations of one prompt or several (text or token ids), by beam search: for each prompt
+        the best `n`, best first. `max_batch` prompts at a time, all their beams in one forward a step.
+
+        Nothing is drafted (see `core.beams`): raises ParameterError where a drafter is in use."""
+        params = self.checks.beams(params or BeamParams())
+        if not drafts_nothing(self.drafter) and self.most_draft_tokens:
+            raise ParameterError(
+                f"beam search was asked of an LLM with the drafter {self.drafter.name!r}",
+                why="beams are not drafted: a step keeps the best of all continuations, not one accepted text",
+                fix="write LLM(target) without a draft, or llm.use(None) before",
+            )
+        stop_ids = self._stop_ids(params.ignore_eos, params.stop_token_ids)
+        searches = [
+            Search(self.checks.prompt(prompt), params, stop_ids, self.target.context) for prompt in _as_list(prompts)
+        ]
+        for _ in BeamSearch(self.target, self.max_batch, self._lock).run(searches):
+            pass
+        return [
+            [replace(beam, text=self.text_of(beam.token_ids)) for beam in search.beams.best()] for search in searches
+        ]
+
+    def log_likelihoods(self, texts: Iterable[tuple[Prompt, Prompt]]) -> list[Scored]:
+        """How probable the target finds given continuations. texts: pairs (context, continuation), each text or token
+        ids; a continuation as text is encoded by itself. Several texts are one forward; the drafter is not asked."""
+        scored = [self.checks.pair(context, continuation) for context, continuation in texts]
+        for _ in score(self.target, scored, self.max_batch, self._lock):
+            pass
+        return scored
+
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Complete one prompt, step by step. Closing the iterator early releases everything."""
         return self.follow(self.sequence(prompt, params))
@@ -275,8 +309,7 @@ class LLM:
         """A checked request, ready for `decode`."""
         params = self.checks.params(params or SamplingParams())
         ids = self.checks.prompt(prompt)
-        eos = () if params.ignore_eos else self.target.capabilities.eos_ids
-        stop_ids = frozenset(eos) | frozenset(params.stop_token_ids)
+        stop_ids = self._stop_ids(params.ignore_eos, params.stop_token_ids)
         form = params.structured
         return Sequence(
             ids,
@@ -286,6 +319,10 @@ class LLM:
             decode=self._decode,
             constraint=None if form is None else self._grammars.constraint(form, stop_ids),
         )
+
+    def _stop_ids(self, ignore_eos: bool, more: Seq[int]) -> frozenset[int]:
+        eos = () if ignore_eos else self.target.capabilities.eos_ids
+        return frozenset(eos) | frozenset(more)
 
     def decode(self, seqs: Seq[Sequence]) -> Iterator[list[Sequence]]:
         """Run sequences to their ends, `max_batch` at a time; yields the batch after every step, or every

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import render
+from slipstream.cli.beam_options import BeamOptions, as_line, plain, show
 from slipstream.cli.interrupt import Interrupt
 from slipstream.cli.loading import banner, load
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
@@ -19,6 +20,7 @@ from slipstream.cli.structured_options import StructuredOptions
 from slipstream.errors import PromptError
 
 if TYPE_CHECKING:
+    from slipstream.core.beam_params import BeamParams
     from slipstream.core.params import SamplingParams
     from slipstream.llm import LLM, Completion, Prompt
 
@@ -28,6 +30,7 @@ def generate(
     models: ModelOptions,
     sampling: SamplingOptions,
     structured: StructuredOptions,
+    beams: BeamOptions,
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; - or none: standard input.", show_default=False)
     ] = None,
@@ -47,8 +50,14 @@ def generate(
     file is answered with one JSON line on standard output, in the same order.
     """
     params = replace(sampling.params(), structured=structured.form())
+    searched = beams.params(params)
+    if searched is not None:
+        models = plain(models)
     if file is not None and prompt is None and is_lines(file):
-        return answer_lines(models, params, read_lines(file, prompt_field), chat, quiet)
+        lines = read_lines(file, prompt_field)
+        if searched is not None:
+            return search_lines(models, searched, lines, chat, quiet)
+        return answer_lines(models, params, lines, chat, quiet)
     if prompt_field is not None:
         raise PromptError("--prompt-field is for JSON lines", fix="give a .jsonl file with --file")
     text = read_prompt(prompt, file)
@@ -56,6 +65,13 @@ def generate(
     request: Prompt = llm.chat_prompt(text) if chat else text
     if not quiet:
         render.line(banner(llm, models))
+    if searched is not None:
+        found = llm.beam_search([request], searched)[0]
+        if as_json:
+            print(as_line(found))
+        else:
+            show(found, searched, quiet)
+        return
     completion, finish = run(llm, request, params, shown=not as_json, legend=not quiet)
     if as_json:
         print(json.dumps(as_dict(completion, finish, llm.rule.name), ensure_ascii=False))
@@ -92,6 +108,16 @@ def answer_lines(models: ModelOptions, params: SamplingParams, prompts: list[Any
         )
     if printed < len(seqs):
         raise typer.Exit(130)
+
+
+def search_lines(models: ModelOptions, params: BeamParams, prompts: list[Any], chat: bool, quiet: bool) -> None:
+    """Search for the best texts of every prompt, and print them."""
+    llm = load(models, quiet, silent=quiet)
+    requests = [encoded(llm, prompt, chat) for prompt in prompts]
+    if not quiet:
+        render.line(banner(llm, models))
+    for found in llm.beam_search(requests, params):
+        print(as_line(found))
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:

@@ -52,6 +52,8 @@ ALIASES = {
     "--temp": "--temperature",
     "--repeat-penalty": "--repetition-penalty",
     "--max-tokens": "--max-new-tokens",
+    "--num-beams": "--beams",
+    "--num-return-sequences": "--beam-texts",
     "--n-predict": "--max-new-tokens",
     "--law-prompts": "--distribution-prompts",
 }

@@ -104,6 +104,16 @@ class MultiStep(Protocol):
         ...
 
 
+class Fork(Protocol):
+    """Begins a sequence with what was computed for another one."""
+
+    def __call__(self, parent_id: int, child_id: int, length: int) -> None:
+        """Begin sequence `child_id` with the keys and values, or states, of the first `length` tokens of `parent_id`,
+        between two runs; both then go on by themselves. Raises TargetError if the parent does not hold so many, or if
+        the child holds any."""
+        ...
+
+
 class EarlyExit(Protocol):
     """Can leave after its first layers: final norm and output head applied there (LayerSkip, Elhoushi et al.
     2404.16710). A target that declares this is a `Target`, too."""
@@ -241,6 +251,7 @@ class Capabilities:
     head_host      hidden states and weights for draft heads.
     runtime        what runs it.
     memory         its KV cache in blocks; None: one that cannot be asked.
+    fork           beginning a sequence with what was computed for another.
     torch_threads  most threads that torch should use beside it (see `core.torch_threads`); None: as many as it likes.
     experts        (experts per token, experts) of a mixture of experts; None for a dense model.
     """
@@ -252,6 +263,7 @@ class Capabilities:
     head_host: HeadHost | None = None
     runtime: Runtime | None = None
     memory: Memory | None = None
+    fork: Fork | None = None
     torch_threads: int | None = None
     experts: tuple[int, int] | None = None
 

@@ -10,7 +10,9 @@ from typing import Any, SupportsIndex
 import numpy as np
 from torch import Tensor
 
+from slipstream.core.beam_params import BeamParams
 from slipstream.core.params import SamplingParams
+from slipstream.engine.log_likelihoods import Scored
 from slipstream.errors import ParameterError, PromptError
 
 Prompt = str | Seq[int]
@@ -30,6 +32,16 @@ class RequestChecks:
 
     def prompt(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt: at least one, none outside the vocabulary, fewer than the context holds."""
+        ids = self._prompt_ids(prompt)
+        if len(ids) >= self.context:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, the target's context holds {self.context}",
+                why="at least one position must be left for the answer",
+                fix=f"shorten it to {self.context - 1} tokens",
+            )
+        return ids
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise PromptError(
@@ -42,23 +54,27 @@ class RequestChecks:
             ids = _token_ids(prompt)
         if not ids:
             raise PromptError("the prompt is empty", why="a causal model needs at least one token to continue")
-        self._within(ids, "prompt")
-        if len(ids) >= self.context:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens, the target's context holds {self.context}",
-                why="at least one position must be left for the answer",
-                fix=f"shorten it to {self.context - 1} tokens",
-            )
-        return ids
+        return self._within(ids, "prompt")
 
-    def prediction(self, text: Prompt) -> list[int]:
+    def prediction(self, text: Prompt, name: str = "prediction") -> list[int]:
         """The token ids of what an output is expected to be; it may be longer than the context."""
         if not isinstance(text, str):
-            return self._within(_token_ids(text), "prediction")
+            return self._within(_token_ids(text), name)
         if self.tokenizer is None:
-            raise PromptError("a prediction as text needs a tokenizer", fix="give token ids")
+            raise PromptError(f"a {name} as text needs a tokenizer", fix="give token ids")
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+    def pair(self, context: Prompt, continuation: Prompt) -> Scored:
+        """A text that is given, to be scored; no longer than the context, its last token, which is not run, apart."""
+        text = Scored(self._prompt_ids(context), self.prediction(continuation, "continuation"))
+        if text.slots > self.context:
+            raise PromptError(
+                f"context and continuation have {text.slots + 1} tokens, the target's context holds {self.context}",
+                why="every token but the last one is run",
+                fix="shorten the context, or score the text in windows",
+            )
+        return text
 
     def chat(self, messages: str | Seq[Message]) -> list[int]:
         """Token ids of a conversation, ending where the assistant is to speak."""
@@ -102,19 +118,27 @@ class RequestChecks:
                 else:
                     words.append(list(word))
             params = replace(params, bad_words=tuple(words))
-        outside = next((token for token in params.token_ids if token >= self.vocab_size), None)
-        if outside is not None:
-            raise ParameterError(f"a parameter names id {outside}, the vocabulary is 0..{self.vocab_size - 1}")
+        self._named(params.token_ids)
         if params.logprobs is not None and params.logprobs > self.vocab_size:
             raise ParameterError(f"logprobs is {params.logprobs}, the vocabulary has {self.vocab_size} ids")
         return params
 
+    def beams(self, params: BeamParams) -> BeamParams:
+        """The same."""
+        if not isinstance(params, BeamParams):
+            raise not_params(params, "BeamParams")
+        self._named(params.stop_token_ids)
+        return params
 
-def not_params(given: Any) -> ParameterError:
+    def _named(self, ids: Seq[int]) -> None:
+        outside = next((token for token in ids if token >= self.vocab_size), None)
+        if outside is not None:
+            raise ParameterError(f"a parameter names id {outside}, the vocabulary is 0..{self.vocab_size - 1}")
+
+
+def not_params(given: Any, wanted: str = "SamplingParams") -> ParameterError:
     named = ", ".join(f"{name}=..." for name in given) if isinstance(given, Mapping) else "..."
-    return ParameterError(
-        f"the sampling parameters are a {type(given).__name__}: {given!r}", fix=f"write SamplingParams({named})"
-    )
+    return ParameterError(f"the parameters are a {type(given).__name__}: {given!r}", fix=f"write {wanted}({named})")
 
 
 def _token_ids(prompt: Any) -> list[int]:

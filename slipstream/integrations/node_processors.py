@@ -77,7 +77,7 @@ class ProcessedTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(self.inner.capabilities, multi_step=None)
+        return replace(self.inner.capabilities, multi_step=None, fork=None)
 
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
         out = self.inner.run(seqs, draft, taps)

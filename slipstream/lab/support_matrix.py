@@ -58,6 +58,11 @@ def batch(kind: Kind) -> str:
     return "one forward" if kind.one_forward else "a forward for each request"
 
 
+def beams(kind: Kind) -> str:
+    """What two beams have in common that continue the same text."""
+    return "KV blocks are shared" if kind.one_forward else "each has a copy of the cache"
+
+
 def matrix() -> dict[str, object]:
     """The whole table as plain JSON values."""
     return {
@@ -73,6 +78,7 @@ def matrix() -> dict[str, object]:
                 "rules": rules(kind),
                 "quantisations": quantisations(kind),
                 "batch": batch(kind),
+                "beams": beams(kind),
             }
             for kind in KINDS
         },
@@ -97,18 +103,18 @@ def page() -> str:
         lines.append(f"| **{kind.name}** | " + " | ".join(str(cell(kind, DRAFTERS[name])) for name in names) + " |")
     lines += ["", "*chains*: of a tree, the first branch is verified. *no*: " + _refusals() + ".", ""]
     lines += [
-        "| kind of target | architectures (`model_type`) | what runs it | batch | quantisation |",
-        "|---|---|---|---|---|",
+        "| kind of target | architectures (`model_type`) | what runs it | batch | beams | quantisation |",
+        "|---|---|---|---|---|---|",
     ]
     for kind in KINDS:
         own = ", ".join(f"`{name}`" for name, of in architectures().items() if of is kind)
-        lines.append(f"| **{kind.name}** | {own} | {kind.note} | {batch(kind)} | {_quantised(kind)} |")
+        lines.append(f"| **{kind.name}** | {own} | {kind.note} | {batch(kind)} | {beams(kind)} | {_quantised(kind)} |")
     said = ", ".join(f"`{name}` ({kind})" for name, kind in rules(OWN).items())
     lines += [
         "",
         f"Every rule works with every cell: {said}. So does every batch size,",
         "and a draft model of any kind for a target of any kind. A draft model's quantisation is chosen apart from the",
-        "target's (`draft_quantize`).",
+        "target's (`draft_quantize`). Beam search drafts nothing ([why](commands.md#beam-search)).",
         "",
     ]
     return "\n".join(lines)

@@ -69,6 +69,7 @@ class Decoder:
             head_host=self._head_host,
             runtime=self._runtime,
             memory=self.executor.kv_memory,
+            fork=self.executor.fork,
             torch_threads=self.executor.torch_threads,
             experts=(experts.per_token, experts.count) if experts else None,
         )

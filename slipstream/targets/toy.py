@@ -68,7 +68,7 @@ class ToyTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(eos_ids=self.eos_ids, trees=self.trees)
+        return Capabilities(eos_ids=self.eos_ids, trees=self.trees, fork=self.fork)
 
     def logits(self, tokens: Seq[int]) -> Tensor:
         """Logits [V] of the token that follows `tokens`: the reference of the tests."""
@@ -123,6 +123,13 @@ class ToyTarget:
     def release(self, seq_id: int) -> None:
         self._slots.pop(seq_id, None)
         self._last.pop(seq_id, None)
+
+    def fork(self, parent_id: int, child_id: int, length: int) -> None:
+        """See `core.target.Fork`."""
+        held = self._slots.get(parent_id, [])
+        if length > len(held) or child_id in self._slots:
+            raise TargetError(f"sequence {child_id} cannot begin with {length} of {len(held)} slots of {parent_id}")
+        self._slots[child_id] = held[:length]
 
     # --- parts -------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,10 @@ class PagedToy(ToyTarget):
         for seq in seqs:
             self._write(seq.id, seq.kv_len)
 
+    def fork(self, parent_id: int, child_id: int, length: int) -> None:
+        super().fork(parent_id, child_id, length)
+        self.pool.fork(parent_id, child_id, length)
+
     def release(self, seq_id: int) -> None:
         super().release(seq_id)
         self.pool.release(seq_id)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import slipstream
-from slipstream import LLM, SamplingParams
+from slipstream import LLM, BeamParams, SamplingParams
 from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.core.target import Target, needed
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
@@ -84,6 +84,16 @@ def test_each_rule_works_with_each_kind_of_target(kind: Any, rule: str) -> None:
     if RULES[rule]:
         assert [one.token_ids for one in done] == plain(kind.name)
     assert all(one.lossless == RULES[rule] for one in done)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_beams_work_with_each_kind_of_target(kind: Any) -> None:
+    llm = LLM(target(kind.name))
+    for prompt, found in zip(
+        PROMPTS[:2], llm.beam_search(PROMPTS[:2], BeamParams(beams=3, n=3, max_tokens=4)), strict=True
+    ):
+        for beam, text in zip(found, llm.log_likelihoods([(prompt, beam.token_ids) for beam in found]), strict=True):
+            assert beam.logprob == pytest.approx(text.logprob, abs=1e-5)
 
 
 def test_a_quantisation_that_is_refused_raises() -> None:

@@ -157,6 +157,23 @@ class Conformance:
             for seq in seqs:
                 case.target.release(seq.id)
 
+    def test_a_fork_goes_on_by_itself(self, case: Case) -> None:
+        """Parent and child are run together, each with its own draft; then the parent is gone."""
+        fork = case.target.capabilities.fork
+        assert fork is not None
+        for n in (3, 9):
+            parent = case.prefilled(n)
+            child = Sequence(parent.tokens[:n] + case.ids(1))
+            case.born.append(child)
+            fork(parent.id, child.id, n)
+            child.kv_len = n
+            for paths in ([[1, 4], [0]], [[], [0, 1, 2]]):
+                draft = case.forest([TREE, CHAIN])
+                case.run([parent, child], draft)
+                case.keep([parent, child], draft, paths)
+            case.target.release(parent.id)
+            case.run([child], case.forest([TREE]))
+
     def test_sequences_join_and_leave_between_steps(self, case: Case) -> None:
         first, second = case.prefilled(5), case.prefilled(8)
         case.run([second], case.forest([CHAIN]))

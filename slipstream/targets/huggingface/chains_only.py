@@ -71,6 +71,7 @@ class ChainsOnly:
             trees=False,
             head_host=self._head_host,
             runtime=self._runtime,
+            fork=self.fork,
             experts=(experts.per_token, experts.count) if experts else None,
         )
 
@@ -101,6 +102,17 @@ class ChainsOnly:
 
     def release(self, seq_id: int) -> None:
         self._held.pop(seq_id, None)
+
+    def fork(self, parent_id: int, child_id: int, length: int) -> None:
+        """See `core.target.Fork`. A copy of states; keys and values are shared until one of the two goes on."""
+        parent = self._held.get(parent_id)
+        if parent is None or length > len(parent.tokens) or child_id in self._held:
+            raise TargetError(
+                f"sequence {child_id} cannot begin with {length} tokens of sequence {parent_id}",
+                why=f"that one holds {0 if parent is None else len(parent.tokens)}, and a sequence begins once",
+                fix="fork between two runs, with another id",
+            )
+        self._held[child_id] = parent.copied()  # what it holds beyond `length` is rolled back by its next run
 
     def held(self, seq_id: int) -> DynamicCache:
         """The cache of a sequence, of transformers (for tests and tools). Raises TargetError for unknown ids."""

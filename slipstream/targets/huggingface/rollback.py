@@ -68,6 +68,15 @@ class RollbackCache:
         self._stateful = has_states(self.cache)
         self._marks: list[tuple[int, list[Any]]] = []  # (tokens held, for each layer its state or None), oldest first
 
+    def copied(self) -> RollbackCache:
+        """Another cache that holds the same. Keys and values are shared until one of the two goes on: passes replace
+        them. Marks are never changed."""
+        made = copy.copy(self)
+        made.cache = copy.copy(self.cache)
+        made.cache.layers = [_copied(layer) for layer in self.cache.layers]
+        made.tokens, made._marks = list(self.tokens), list(self._marks)
+        return made
+
     def mark(self) -> None:
         """Remember the states of now, if there are any; some of the earlier marks are forgotten."""
         if not self._stateful or not self.tokens or (self._marks and self._marks[-1][0] == len(self.tokens)):

@@ -1,0 +1,59 @@
+"""`BeamParams`: what a beam search may be asked for. Importable without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from slipstream.core.params import flag, id_list, integer, number
+from slipstream.core.strict import Strict
+from slipstream.errors import ParameterError
+
+NEVER = "never"
+
+STEEPEST = 16.0
+"""Greatest length penalty: the longest texts to this power are still numbers."""
+
+
+@dataclass(frozen=True)
+class BeamParams(Strict):
+    """What a beam search may be asked for. Names and defaults are those of transformers' `generate`, where it has them.
+
+    beams           texts that run at a time (`num_beams`); at least 2.
+    n               how many are returned, best first (`num_return_sequences`); at most `beams`.
+    length_penalty  power of the length that log-probabilities are divided by, in [-16, 16]: above 0 favours long
+                    texts, below 0 short ones.
+    early_stopping  True: the search ends as soon as `beams` texts are finished. False: when the best running text, as
+                    long as it is now, would score no better than the worst of these. "never": when none could at any
+                    length.
+    min_tokens      no stop id before so many output tokens (`min_new_tokens`).
+    max_tokens      most output tokens, at least 1 (`max_new_tokens`).
+    ignore_eos      the model's EOS does not end a text.
+    stop_token_ids  ids that end a text, besides the model's EOS.
+    """
+
+    beams: int = 4
+    n: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    min_tokens: int = 0
+    max_tokens: int = 128
+    ignore_eos: bool = False
+    stop_token_ids: Seq[int] = ()
+
+    def __post_init__(self) -> None:
+        for name, low in (("beams", 1), ("n", 1), ("min_tokens", 0), ("max_tokens", 1)):
+            object.__setattr__(self, name, integer(low)(name, getattr(self, name)))
+        object.__setattr__(self, "length_penalty", number(-STEEPEST, STEEPEST)("length_penalty", self.length_penalty))
+        flag("ignore_eos", self.ignore_eos)
+        object.__setattr__(self, "stop_token_ids", id_list("stop_token_ids", self.stop_token_ids))
+        if self.beams == 1:
+            raise ParameterError(
+                "beams is 1", why="a search with one beam is greedy decoding", fix="use generate, or 2 beams and more"
+            )
+        if self.n > self.beams:
+            raise ParameterError(
+                f"n is {self.n}, but {self.beams} beams are searched", fix=f"choose n <= {self.beams}, or more beams"
+            )
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != NEVER:
+            raise ParameterError(f"early_stopping is {self.early_stopping!r}", fix=f"choose True, False or {NEVER!r}")

@@ -1,0 +1,132 @@
+"""Beam search: of all continuations of several texts, those with the greatest probability are kept.
+
+    beams = Beams(BeamParams(beams=4), stop_ids, most=64)
+    while not beams.done:
+        parents = beams.advance(logits)     after each running text -> which text each of the next ones continues
+    beams.best()
+
+It is the search of transformers (`GenerationMixin._beam_search`), decision for decision, with log-probabilities in
+float64. In each step the running texts are continued by every token. Of these continuations, the `keep` with the
+greatest log-probability are looked at: those that end (stop id, or most tokens) are finished if they are among the
+first `beams`, and the first `beams` of the others run on. `keep` is (1 + stop ids) * beams, so that enough of them do
+not end. The score of a finished text is its log-probability over length ** length_penalty; the best `beams` of these
+are kept, and the search ends by `early_stopping`.
+
+Nothing is drafted: see docs/commands.md for why.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.core.beam_params import NEVER, BeamParams
+from slipstream.errors import TargetError
+
+
+@dataclass(frozen=True)
+class Beam:
+    """A finished text.
+
+    token_ids      output ids, the stop id included.
+    text           of these, without special tokens; empty without a tokenizer.
+    score          logprob / len(token_ids) ** length_penalty.
+    logprob        sum of the log-probabilities of its tokens, natural.
+    finish_reason  "stop" (EOS, stop id) or "length" (max_tokens or end of context).
+    stop_cause     the id that ended it, or None.
+    """
+
+    token_ids: list[int]
+    score: float
+    logprob: float
+    finish_reason: str
+    stop_cause: int | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A text that goes on: its output so far, and the sum of their log-probabilities."""
+
+    output: tuple[int, ...]
+    logprob: float
+
+
+class Beams:
+    """The search for the continuations of one prompt.
+
+    stop_ids  ids that end a text.
+    most      most output tokens: `max_tokens`, or what the context has left.
+    running   texts that go on, most probable first; at the beginning the empty one.
+    finished  best first, at most `beams`.
+    done      whether the search has ended.
+    """
+
+    def __init__(self, params: BeamParams, stop_ids: frozenset[int], most: int):
+        self.params, self.most = params, most
+        self._stop_ids = stop_ids
+        self._keep = max(2, 1 + len(stop_ids)) * params.beams
+        self.running = [Running((), 0.0)]
+        self.finished: list[Beam] = []
+        self.done = False
+
+    def advance(self, logits: Tensor) -> list[int]:
+        """Take one step. logits: [R, V], after each running text. Returns, for each text that runs now, which one it
+        continues by a token. Raises TargetError where there is no distribution."""
+        length = len(self.running[0].output) + 1  # of the continuations
+        values, places = self._most_probable(logits, held_back=length <= self.params.min_tokens)
+        going: list[Running] = []
+        parents: list[int] = []
+        for rank, (value, place) in enumerate(zip(values, places, strict=True)):
+            parent, token = divmod(place, logits.shape[-1])
+            stops = token in self._stop_ids
+            if not stops and length < self.most:
+                going.append(Running((*self.running[parent].output, token), value))
+                parents.append(parent)
+                if len(going) == self.params.beams:
+                    break
+            elif rank < self.params.beams:
+                self._finish(Running((*self.running[parent].output, token), value), token if stops else None)
+        self.running = going
+        self.done = not going or (len(self.finished) == self.params.beams and self._is_final(length))
+        return parents
+
+    def best(self) -> list[Beam]:
+        """The best `n` of the finished texts; fewer only where a vocabulary is too small for so many texts."""
+        return self.finished[: self.params.n]
+
+    def _most_probable(self, logits: Tensor, held_back: bool) -> tuple[list[float], list[int]]:
+        """Log-probabilities of the first `keep` continuations, greatest first, and their places in [R, V]."""
+        logs = torch.log_softmax(logits.double(), -1)  # [R, V]
+        if held_back:
+            logs[:, [token for token in self._stop_ids if token < logs.shape[-1]]] = float("-inf")
+        logs += torch.tensor([[one.logprob] for one in self.running], dtype=logs.dtype, device=logs.device)
+        top = logs.flatten().topk(min(self._keep, logs.numel()))
+        values, places = top.values.tolist(), top.indices.tolist()
+        possible = sum(value > float("-inf") for value in values)
+        if not possible or math.isnan(values[0]):  # topk takes a NaN for the greatest
+            raise TargetError(
+                "logits are NaN, or every token is forbidden, at some beam",
+                why="there is no distribution over them",
+                fix="check the weights (NaN), or lower min_tokens",
+            )
+        return values[:possible], places[:possible]
+
+    def _finish(self, text: Running, stop_cause: int | None) -> None:
+        """Take a text that has ended, if it is among the best; of equal ones the first stays before."""
+        score = text.logprob / len(text.output) ** self.params.length_penalty
+        reason = "length" if stop_cause is None else "stop"
+        self.finished.append(Beam(list(text.output), score, text.logprob, reason, stop_cause))
+        self.finished.sort(key=lambda beam: -beam.score)
+        del self.finished[self.params.beams :]
+
+    def _is_final(self, length: int) -> bool:
+        """Whether the finished texts, as many as there may be, are those of the whole search."""
+        how, penalty = self.params.early_stopping, self.params.length_penalty
+        if how is True:
+            return True
+        reached = self.most if how == NEVER and penalty > 0 else length
+        return self.running[0].logprob / reached**penalty <= self.finished[-1].score

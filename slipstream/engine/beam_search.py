@@ -1,0 +1,149 @@
+"""`BeamSearch`: the beams of several prompts over one target, all of them in one forward a step.
+
+A text that two beams continue is forked: both share its KV blocks until one of them writes to a block. So a prompt is
+read once for all its beams, and no token is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Sequence as Seq
+from contextlib import AbstractContextManager
+
+from slipstream.core.beam_params import BeamParams
+from slipstream.core.beams import Beams
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import Memory, Target
+from slipstream.core.torch_threads import host_threads
+from slipstream.core.turns import Turns
+from slipstream.errors import ParameterError, TargetError
+
+
+class Search:
+    """One prompt and its beams.
+
+    seqs    one for each running text, in the same order.
+    held    ids of sequences that may hold KV.
+    """
+
+    def __init__(self, prompt: Seq[int], params: BeamParams, stop_ids: frozenset[int], context: int):
+        most = min(params.max_tokens, context - len(prompt))
+        self.beams = Beams(params, stop_ids, most)
+        self.seqs = [Sequence(list(prompt), context=context)]
+        self.held = {self.seqs[0].id}
+        self._prompt, self._most = len(prompt), most
+
+    def blocks(self, memory: Memory) -> int:
+        """Most blocks that it can hold at a time: those that the prompt fills, which all beams share, and the rest of
+        each of them. The last token of a text has no KV."""
+        shared = self._prompt // memory.block
+        whole = -(-(self._prompt + self._most - 1) // memory.block)
+        return shared + self.beams.params.beams * (whole - shared)
+
+
+class BeamSearch:
+    """max_batch: most prompts in one step, each with all its beams; more wait. lock: see `Engine`.
+
+    Raises ParameterError for a target whose sequences cannot be forked.
+    """
+
+    def __init__(self, target: Target, max_batch: int, lock: AbstractContextManager[object] | None = None):
+        self.target, self.max_batch = target, max_batch
+        if target.capabilities.fork is None:
+            raise ParameterError(
+                f"beam search was asked of a {type(target).__name__}, which cannot fork sequences",
+                why="several beams continue the same text",
+                fix="load the target from a checkpoint, or declare `fork` among its capabilities",
+            )
+        self._fork = target.capabilities.fork
+        memory = target.capabilities.memory
+        self._bounded = None if memory is None or memory.capacity is None else memory
+        self._lock = lock or Turns()
+
+    def run(self, searches: Seq[Search]) -> Generator[list[Search], None, None]:
+        """Run searches to their ends; yields those that ran after every step. Closing the iterator frees what they
+        hold. Raises TargetError for one that the whole KV cache is too small for, before any of them runs."""
+        for search in searches:
+            self._check_fits(search)
+        waiting, running = deque(searches), list[Search]()
+        try:
+            while waiting or running:
+                with self._lock:
+                    self._admit(waiting, running)
+                    self._step(running)
+                yield running
+                running = [search for search in running if not search.beams.done]
+        finally:
+            with self._lock:
+                for search in searches:
+                    self._free(search)
+
+    def _admit(self, waiting: deque[Search], running: list[Search]) -> None:
+        """Let searches join while there is room for them, and for all that they may ever hold."""
+        while waiting and len(running) < self.max_batch:
+            if self._bounded is not None and running:
+                wanted = sum(search.blocks(self._bounded) for search in (*running, waiting[0]))
+                if wanted > (self._bounded.capacity or 0):
+                    return
+            running.append(waiting.popleft())
+
+    def _step(self, running: Seq[Search]) -> None:
+        """One forward over the beams of all searches, and what follows from it for each."""
+        seqs = [seq for search in running for seq in search.seqs]
+        with host_threads(self.target.capabilities.torch_threads):
+            out = self.target.run(seqs, Draft.empty(len(seqs), self.target.device))
+            self.target.commit(seqs, [[] for _ in seqs])
+            row = 0
+            for search in running:
+                logits = out.logits[row : row + len(search.seqs)]  # [R, V]
+                row += len(search.seqs)
+                parents = search.beams.advance(logits)
+                if search.beams.done:
+                    self._free(search)
+                else:
+                    self._continue(search, parents)
+
+    def _continue(self, search: Search, parents: Seq[int]) -> None:
+        """Make the sequences those of the texts that run on. The first that continues a text takes over its sequence,
+        the others fork it; texts that nobody continues are freed."""
+        for parent in set(range(len(search.seqs))) - set(parents):
+            self._release(search, search.seqs[parent])
+        taken = set[int]()
+        seqs = []
+        for parent in parents:
+            seq = search.seqs[parent]
+            seqs.append(self._forked(search, seq) if parent in taken else seq)
+            taken.add(parent)
+        for seq, text in zip(seqs, search.beams.running, strict=True):
+            seq.take(text.output[-1:], None)
+        search.seqs = seqs
+
+    def _forked(self, search: Search, seq: Sequence) -> Sequence:
+        """Another sequence with the same tokens, all of which have KV."""
+        child = Sequence(seq.tokens, context=seq.context)
+        search.held.add(child.id)  # first: an interrupt must not leave blocks that nobody frees
+        self._fork(seq.id, child.id, len(seq.tokens))
+        return child
+
+    def _release(self, search: Search, seq: Sequence) -> None:
+        self.target.release(seq.id)
+        search.held.discard(seq.id)
+
+    def _free(self, search: Search) -> None:
+        """Free all that a search holds."""
+        for seq_id in search.held:
+            self.target.release(seq_id)
+        search.held.clear()
+
+    def _check_fits(self, search: Search) -> None:
+        if self._bounded is None or self._bounded.capacity is None:
+            return
+        wanted = search.blocks(self._bounded)
+        if wanted > self._bounded.capacity:
+            raise TargetError(
+                f"{search.beams.params.beams} beams may grow to {wanted} KV blocks, the cache has "
+                f"{self._bounded.capacity}",
+                why="its size was fixed when the model was loaded",
+                fix="ask for fewer tokens or beams, or make the cache larger",
+            )

@@ -1,0 +1,251 @@
+"""Beam search over targets: the texts and scores of transformers, and what is held meanwhile."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream import LLM, BeamParams, SamplingParams
+from slipstream.core.target import Target
+from slipstream.engine.beam_search import BeamSearch, Search
+from slipstream.errors import ParameterError, PromptError, TargetError
+from slipstream.targets.sources import as_target
+from tests.checkpoints import random_llama
+from tests.engine.paged_toy import PagedToy
+from tests.targets.huggingface.architectures import VOCAB, random_model
+from tests.targets.reference import Wide
+
+PROMPTS = [[5, 9, 33], [7, 8, 9, 10, 11, 12, 13], [40]]
+TOKENS = 9
+
+
+@functools.cache
+def module(name: str) -> Any:
+    """A tiny random model in float64 whose texts often end early."""
+    if name == "llama":
+        made = random_llama(vocab_size=VOCAB, hidden_size=32, eos_token_id=2).double()
+    elif name == "gpt2":
+        made = random_gpt2()
+    else:
+        made = random_model(name)
+    made.generation_config.pad_token_id = 0
+    return made
+
+
+def random_gpt2() -> Any:
+    import transformers
+
+    state = torch.random.get_rng_state()
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(
+        vocab_size=VOCAB, n_positions=128, n_embd=32, n_layer=2, n_head=4, initializer_range=0.25, bos_token_id=1,
+        eos_token_id=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    made = transformers.GPT2LMHeadModel(config).double().eval()
+    torch.random.set_rng_state(state)
+    return made
+
+
+@functools.cache
+def target(name: str) -> Target:
+    return as_target(module(name))
+
+
+def by_transformers(name: str, beams: int, n: int, eos: int | list[int] | None, **how: Any) -> list[tuple[Any, ...]]:
+    """(tokens, score) of the n best texts of each prompt, in float64."""
+    width = max(map(len, PROMPTS))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in PROMPTS])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
+    with Wide(True):
+        out = module(name).generate(
+            ids, attention_mask=mask, num_beams=beams, num_return_sequences=n, max_new_tokens=TOKENS, do_sample=False,
+            eos_token_id=eos, return_dict_in_generate=True, output_scores=True, **how,
+        )  # fmt: skip
+    stops = {eos} if isinstance(eos, int) else set(eos or ())
+    found = []
+    for row, score in zip(out.sequences[:, width:].tolist(), out.sequences_scores.tolist(), strict=True):
+        end = next((i + 1 for i, token in enumerate(row) if token in stops), len(row))
+        found.append((row[:end], score))
+    return found
+
+
+def ours(name: str, beams: int, n: int, eos: int | list[int] | None, **how: Any) -> list[tuple[Any, ...]]:
+    stops = [eos] if isinstance(eos, int) else list(eos or ())
+    params = BeamParams(
+        beams=beams, n=n, max_tokens=TOKENS, ignore_eos=True, stop_token_ids=stops,
+        **{{"min_new_tokens": "min_tokens"}.get(key, key): value for key, value in how.items()},
+    )  # fmt: skip
+    searched = LLM(target(name)).beam_search(PROMPTS, params)
+    return [(beam.token_ids, beam.score) for found in searched for beam in found]
+
+
+def frequent(name: str) -> int:
+    """A token that ends texts early: the most probable one after the first prompt."""
+    with torch.no_grad():
+        return int(module(name)(torch.tensor([PROMPTS[0]])).logits[0, -1].argmax())
+
+
+def assert_same(found: list[tuple[Any, ...]], wanted: list[tuple[Any, ...]], tolerance: float = 1e-9) -> None:
+    assert [text for text, _ in found] == [text for text, _ in wanted]
+    assert [score for _, score in found] == pytest.approx([score for _, score in wanted], abs=tolerance)
+
+
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize(("name", "length_penalty"), [("llama", -1.0), ("llama", 0.0), ("llama", 2.0), ("gpt2", 2.0)])
+def test_texts_and_scores_are_those_of_transformers(name: str, length_penalty: float, early_stopping: Any) -> None:
+    how = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+    eos = frequent(name)
+    assert_same(ours(name, 4, 3, eos, **how), by_transformers(name, 4, 3, eos, **how))
+
+
+def test_texts_that_never_end_are_those_of_transformers() -> None:
+    assert_same(ours("gpt2", 4, 4, None), by_transformers("gpt2", 4, 4, None))
+
+
+@pytest.mark.parametrize(("name", "beams"), [("llama", 2), ("gpt2", 7)])
+def test_other_numbers_of_beams_and_several_ends_of_text(name: str, beams: int) -> None:
+    eos = [frequent(name), 2, 17]
+    how = {"min_new_tokens": 3, "early_stopping": "never"}
+    assert_same(ours(name, beams, beams, eos, **how), by_transformers(name, beams, beams, eos, **how))
+
+
+@pytest.mark.parametrize("name", ["stablelm", "bloom"])
+def test_models_that_transformers_runs(name: str) -> None:
+    """Its own code computes norms and softmax in float32, where it is not told otherwise."""
+    eos = frequent(name)
+    assert_same(ours(name, 4, 4, eos), by_transformers(name, 4, 4, eos), 1e-6)
+
+
+def test_a_model_with_states_finds_what_a_forward_of_each_whole_text_finds() -> None:
+    """Its own beam search reorders a cache that depends on the version of transformers."""
+    name, prompt = "lfm2", PROMPTS[0]
+    params = BeamParams(beams=3, n=3, max_tokens=5, ignore_eos=True, stop_token_ids=[frequent(name)])
+    search = Search(prompt, params, frozenset({frequent(name)}), 128)
+    while not search.beams.done:
+        texts = [[*prompt, *one.output] for one in search.beams.running]
+        with torch.no_grad():
+            search.beams.advance(module(name)(torch.tensor(texts), use_cache=False).logits[:, -1])
+    found = LLM(target(name)).beam_search([prompt], params)[0]
+    assert [beam.token_ids for beam in found] == [beam.token_ids for beam in search.beams.best()]
+
+
+def test_each_prompt_is_searched_as_if_it_were_alone() -> None:
+    params = BeamParams(beams=3, n=3, max_tokens=8, stop_token_ids=[frequent("llama")])
+    alone = [LLM(target("llama")).beam_search([prompt], params)[0] for prompt in PROMPTS]
+    for order, most in (([0, 1, 2], 2), ([2, 0, 1], 8)):
+        found = LLM(target("llama"), max_batch=most).beam_search([PROMPTS[i] for i in order], params)
+        for i, beams in zip(order, found, strict=True):
+            assert [beam.token_ids for beam in beams] == [beam.token_ids for beam in alone[i]]
+
+
+# --- what runs and what is held --------------------------------------------------------------------------------------
+
+
+def searched(toy: PagedToy, prompts: list[list[int]], params: BeamParams, most: int = 8) -> tuple[Any, list[Search]]:
+    searches = [Search(prompt, params, toy.eos_ids, toy.context) for prompt in prompts]
+    return BeamSearch(toy, most).run(searches), searches
+
+
+TEXTS = [[1, 2, 3, 4, 5, 6, 7, 1, 2, 3], [3, 1], [4, 5, 6, 7, 0]]
+
+
+def test_all_beams_of_all_prompts_are_one_forward_and_no_token_is_computed_twice() -> None:
+    toy = PagedToy(vocab=8, sharpness=1.0)
+    rows = []
+    steps, _ = searched(toy, TEXTS, BeamParams(beams=4, max_tokens=9))
+    for i, _ in enumerate(steps, 1):
+        assert toy.runs == i
+        rows.append(toy.rows)
+    assert rows[0] == sum(map(len, TEXTS))
+    assert set(rows[1:]) == {4 * len(TEXTS)}
+    assert len(rows) == 9
+
+
+@pytest.mark.parametrize("length", [3, 4, 9])
+def test_beams_share_the_blocks_of_their_common_text(length: int) -> None:
+    """Blocks of 4 slots. After each step, at most the bound that searches are admitted by."""
+    toy = PagedToy(vocab=8, sharpness=1.0, block=4)
+    steps, (search,) = searched(toy, [(TEXTS[0] * 2)[:length]], BeamParams(beams=3, max_tokens=11))
+    for _ in steps:
+        toy.check()
+        blocks = {block for table in toy.pool.tables.values() for block in table}
+        assert len(blocks) <= search.blocks(toy.memory)
+        assert len(toy.pool.tables) == (0 if search.beams.done else len(search.seqs))
+        if length >= 4 and not search.beams.done:
+            assert len(blocks) < sum(map(len, toy.pool.tables.values()))
+    assert not toy.pool.tables
+
+
+def test_nothing_is_held_after_a_search_that_was_cut_short() -> None:
+    for after in (1, 2, 5):
+        toy = PagedToy(vocab=8, sharpness=1.0)
+        steps, _ = searched(toy, TEXTS, BeamParams(beams=4, max_tokens=9), most=2)
+        for _ in range(after):
+            next(steps)
+        assert toy.pool.tables
+        steps.close()
+        assert not toy.pool.tables
+        assert toy.pool.held == 0
+
+
+def test_nothing_is_held_after_a_fault() -> None:
+    toy = PagedToy(vocab=8, sharpness=1.0, faulty=5)
+    steps, _ = searched(toy, [[1, 2], [3, 4]], BeamParams(beams=4, max_tokens=20))
+    with pytest.raises(TargetError, match="token 5 is pending"):
+        for _ in steps:
+            pass
+    assert toy.pool.held == 0
+
+
+def test_a_cache_of_fixed_size_is_enough_for_one_prompt_after_the_other() -> None:
+    params = BeamParams(beams=3, n=3, max_tokens=9)
+    wide = PagedToy(vocab=8, sharpness=1.0)
+    free, plain = searched(wide, TEXTS, params)
+    for _ in free:
+        pass
+    need = max(search.blocks(wide.memory) for search in plain)
+    tight = PagedToy(vocab=8, sharpness=1.0, blocks=need)
+    steps, searches = searched(tight, TEXTS, params)
+    for _ in steps:
+        tight.check()
+    assert [search.beams.best() for search in searches] == [search.beams.best() for search in plain]
+    with pytest.raises(TargetError, match=f"may grow to {need} KV blocks, the cache has {need - 1}"):
+        next(searched(PagedToy(vocab=8, blocks=need - 1), TEXTS, params)[0])
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_a_target_without_fork_is_refused() -> None:
+    class Unforked(PagedToy):
+        @property
+        def capabilities(self) -> Any:
+            return replace(super().capabilities, fork=None)
+
+    with pytest.raises(ParameterError, match="Unforked, which cannot fork"):
+        LLM(Unforked(vocab=8)).beam_search([[1]])
+
+
+def test_drafters_are_refused_by_name_and_draft_length_0_is_none() -> None:
+    llm = LLM(target("llama"), "ngram")
+    with pytest.raises(ParameterError, match="drafter 'ngram'"):
+        llm.beam_search(PROMPTS)
+    llm.draft_tokens = 0
+    assert llm.beam_search(PROMPTS[:1], BeamParams(max_tokens=2))[0][0].token_ids
+    llm.use(None)
+    assert llm.beam_search(PROMPTS[:1], BeamParams(max_tokens=2))[0][0].token_ids
+
+
+def test_wrong_requests_are_refused() -> None:
+    llm = LLM(target("llama"))
+    with pytest.raises(ParameterError, match="SamplingParams"):
+        llm.beam_search(PROMPTS, SamplingParams())  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match=f"names id {VOCAB}"):
+        llm.beam_search(PROMPTS, BeamParams(stop_token_ids=[VOCAB]))
+    with pytest.raises(PromptError, match="empty"):
+        llm.beam_search([[]])
+    assert llm.beam_search([]) == []
