@@ -69,6 +69,7 @@ class GgufTarget:
             multi_step=self,
             runtime=self._runtime,
             memory=self._memory,
+            fork=self.fork,
             torch_threads=1,
             experts=(experts.per_token, experts.count) if experts else None,
         )
@@ -136,6 +137,20 @@ class GgufTarget:
             held.length += common[best]
             self._cut(held, held.length)
 
+    def fork(self, parent_id: int, child_id: int, length: int) -> None:
+        """See `core.target.Fork`. Both sequence ids share the cells."""
+        parent = self._held.get(parent_id)
+        if parent is None or parent.branches or length > parent.length or child_id in self._held:
+            raise TargetError(
+                f"sequence {child_id} cannot begin with {length} tokens of sequence {parent_id}",
+                why=f"that one holds {0 if parent is None else parent.length}, and a sequence begins once",
+                fix="fork between two runs, with another id",
+            )
+        child = self._begun(child_id)
+        self.context_of_llama.fork(parent.id, child.id)
+        child.length, child.cells = length, parent.cells
+        self._cut(child, length)
+
     def release(self, seq_id: int) -> None:
         held = self._held.pop(seq_id, None)
         if held is not None:
@@ -199,17 +214,22 @@ class GgufTarget:
                 packed.append(first + part.b + 1 + node)
         return self.context_of_llama.decode(rows), packed
 
+    def _begun(self, seq_id: int) -> _Held:
+        """A sequence that holds nothing yet."""
+        if not self._free:
+            raise TargetError(
+                f"{len(self._held)} sequences are held already, llama.cpp has {IDS} sequence ids",
+                why="each sequence needs one",
+                fix="release finished sequences, or choose a smaller max_batch",
+            )
+        made = self._held[seq_id] = _Held(self._free.pop())
+        return made
+
     def _rolled_back(self, seq: Sequence) -> _Held:
         """What is held of a sequence, with nothing that was not accepted; a new one if there is none."""
         held = self._held.get(seq.id)
         if held is None:
-            if not self._free:
-                raise TargetError(
-                    f"{len(self._held)} sequences are held already, llama.cpp has {IDS} sequence ids",
-                    why="each sequence needs one",
-                    fix="release finished sequences, or choose a smaller max_batch",
-                )
-            held = self._held[seq.id] = _Held(self._free.pop())
+            held = self._begun(seq.id)
         if held.branches:  # nothing of the last run was committed
             for seq_id, _ in held.branches[1:]:
                 self._give_back(seq_id)
