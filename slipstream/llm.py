@@ -40,7 +40,7 @@ from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.grammar.compiler import Grammars
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
-from slipstream.settings import AUTO, DRAFT_QUANTISATIONS, one_of
+from slipstream.settings import AUTO, DRAFT_QUANTISATIONS, DRAFT_TOKENIZERS, SAME, one_of
 from slipstream.targets.memory_plan import plan
 from slipstream.targets.sources import as_target
 from slipstream.zoo import checkpoint_of
@@ -104,6 +104,9 @@ class LLM:
     draft_quantize  "int8" (which is "w8a8" for a draft model), "w8a16", "w8a8" or "none" for the draft model alone;
                   None: as the target. Quantising the draft changes how often its tokens are accepted and what they
                   cost, never the output's distribution. Refused with a drafter that loads no draft model.
+    draft_tokenizer  "same": a draft model with another tokenizer is refused. "intersection": it drafts tokens that both
+                  have. "string": its text is split by the target's tokenizer (see `drafters.draft_tokenizers`). With
+                  either, the output's distribution is the target's.
     tokenizer     only needed if the target brings none; without one, prompts are token ids.
     draft_options options of the drafter, e.g. {"confidence": 0.3} or {"max_ngram": 4}.
     progress      called with (bytes read, bytes in all) while weights are loaded.
@@ -126,6 +129,7 @@ class LLM:
         device: str | None = None,
         quantize: str | None = None,
         draft_quantize: str | None = None,
+        draft_tokenizer: str = SAME,
         threads: int | None = None,
         kv_dtype: str | None = None,
         kv_tokens: int | None = None,
@@ -150,6 +154,7 @@ class LLM:
         }
         if draft_quantize is not None:
             one_of("draft_quantize", draft_quantize, DRAFT_QUANTISATIONS)
+        one_of("draft_tokenizer", draft_tokenizer, DRAFT_TOKENIZERS)
         draft_load = self._load | {"role": "draft"}
         if draft_quantize is not None:
             draft_load["quantize"] = None if draft_quantize == "none" else draft_quantize
@@ -171,17 +176,19 @@ class LLM:
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
         self._grammars = Grammars(self.tokenizer, self.target.vocab_size)
         self._weightless: dict[str, Drafter] = {}  # by name, made when a request first wants one
-        self._factory = DrafterFactory(self.target, path, draft_load)
+        self._factory = DrafterFactory(self.target, path, draft_load, self.tokenizer, draft_tokenizer)
         self.rule = rule
         self._draft_tokens = checked_draft_tokens(draft_tokens)
         self.use(draft, **(draft_options or {}))
         # Without a drafter nothing is wrong yet: `use` may name a draft model later.
-        if draft_quantize is not None and draft is not None and not self._factory.loaded:
-            raise ParameterError(
-                f"draft_quantize is {draft_quantize!r}, but the drafter {self.drafter.name!r} loads no draft model",
-                why="it is for the weights of a draft model, and would be ignored",
-                fix="leave it out; for a draft head write draft_options={'quantize': ...}",
-            )
+        if draft is not None and not self._factory.loaded:
+            name = self.drafter.name
+            if draft_quantize is not None:
+                raise unread(
+                    "draft_quantize", draft_quantize, name, "; for a draft head: draft_options={'quantize': ...}"
+                )
+            if draft_tokenizer != SAME:
+                raise unread("draft_tokenizer", draft_tokenizer, name)
 
     def __repr__(self) -> str:
         """One line: target, backend and dtype, drafter, rule. No weights."""
@@ -416,6 +423,15 @@ def draft_folder(draft: Any) -> Path | str | None:
     if not isinstance(draft, (str, Path)) or draft in DRAFTERS:
         return None
     return checkpoint_of(draft, "draft")
+
+
+def unread(setting: str, value: str, drafter: str, otherwise: str = "") -> ParameterError:
+    """A setting for draft models was given with a drafter that loads none."""
+    return ParameterError(
+        f"{setting} is {value!r}, but the drafter {drafter!r} loads no draft model",
+        why="it is for a draft model, and would be ignored",
+        fix=f"leave it out{otherwise}",
+    )
 
 
 def checked_draft_tokens(value: Any) -> int | str | DraftLengths:

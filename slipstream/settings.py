@@ -17,6 +17,9 @@ EXECUTORS = ("auto", *BACKENDS, TRANSFORMERS)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 QUANTISATIONS = ("int8", "w8a16", "w8a8")
 DRAFT_QUANTISATIONS = (*QUANTISATIONS, "none")
+SAME, INTERSECTION, STRING = "same", "intersection", "string"
+DRAFT_TOKENIZERS = (SAME, INTERSECTION, STRING)
+"""How draft tokens of a draft model with another tokenizer become the target's (`drafters.draft_tokenizers`)."""
 KV_DTYPES = ("float32", "float16")
 RULES = {"greedy": True, "rejection": True, "block": True, "coupled": True, "typical": False}
 """Verification rules: name -> whether the rule is lossless. The function of that name in `core.rules` decides."""

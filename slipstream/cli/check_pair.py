@@ -11,6 +11,8 @@ from slipstream.cli import render
 from slipstream.cli.demo import summary
 from slipstream.cli.loading import checkpoint, load, quieten
 from slipstream.cli.options import ModelOptions
+from slipstream.errors import PairError
+from slipstream.settings import INTERSECTION, STRING
 
 if TYPE_CHECKING:
     from slipstream.lab.measure import Run
@@ -71,6 +73,7 @@ def show(report: PairReport, runs: list[Run]) -> None:
     console.print(sides(report))
     if not report.fits:
         console.print(f"The models are not compatible: {report.problem}.", style="bold")
+        console.print(f"- {with_own_tokenizer(report)}.", highlight=False)
         return
     agree = f"all {report.common} common token ids agree" if report.compared else "only vocabulary sizes were compared"
     if report.differing:
@@ -80,6 +83,19 @@ def show(report: PairReport, runs: list[Run]) -> None:
         console.print(f"- {line}.")
     if runs:
         console.print(render.runs_table({"code": runs}))
+
+
+def with_own_tokenizer(report: PairReport) -> str:
+    """What `--draft-tokenizer` does for models with different tokenizers, in a sentence."""
+    from slipstream.drafters.draft_tokenizers import vocabularies
+    from slipstream.models.text import tokenizer_of
+
+    width = report.target.config.vocab_size, report.draft.config.vocab_size
+    try:
+        both = vocabularies(tokenizer_of(report.target.folder), tokenizer_of(report.draft.folder), width, INTERSECTION)
+    except PairError as refused:
+        return f"--draft-tokenizer does not help: {refused.what}"
+    return f"with --draft-tokenizer {INTERSECTION} or {STRING} the draft model keeps its tokenizer: {both.shared}"
 
 
 def sides(report: PairReport) -> Any:

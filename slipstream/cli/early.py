@@ -14,6 +14,7 @@ from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
 from slipstream.models.checkpoint import read_json, resolve
 from slipstream.models.gguf_header import is_gguf
+from slipstream.settings import SAME
 from slipstream.zoo import EMBEDDED, checkpoint_of
 
 if TYPE_CHECKING:
@@ -22,25 +23,32 @@ if TYPE_CHECKING:
 
 
 def check_contenders(models: ModelOptions, contenders: Seq[Contender]) -> None:
-    """`check_drafter` for each, and `check_draft_quantize` for all."""
+    """`check_drafter` for each, and `check_draft_settings` for all."""
     for each in contenders:
-        check_drafter(models.target, each.drafter, each.options)
-    check_draft_quantize(models.draft_quantize, [(each.drafter, each.options) for each in contenders])
+        check_drafter(models.target, each.drafter, each.options, models.draft_tokenizer)
+    check_draft_settings(models, [(each.drafter, each.options) for each in contenders])
 
 
-def check_draft_quantize(quantize: str | None, asked: Seq[tuple[Any, Mapping[str, Any]]]) -> None:
-    """Raise ParameterError for a quantisation of the draft model if no drafter loads one, as `LLM` does.
+def check_draft_settings(models: ModelOptions, asked: Seq[tuple[Any, Mapping[str, Any]]]) -> None:
+    """Raise ParameterError for settings of the draft model if no drafter loads one, as `LLM` does.
     asked: drafters and their options."""
     named = [(drafter, options) for drafter, options in asked if drafter is not None]
-    if quantize is None or not named or any(loads_model(drafter, options) for drafter, options in named):
+    if not named or any(loads_model(drafter, options) for drafter, options in named):
         return
     names = ", ".join(dict.fromkeys(_name(drafter) for drafter, _ in named))
     what = f"the drafter {names} loads" if len(named) == 1 else f"the drafters {names} load"
-    raise ParameterError(
-        f"--draft-quantize is {quantize!r}, but {what} no draft model",
-        why="it is for the weights of a draft model, and would be ignored",
-        fix="leave it out; for a draft head write -o quantize=...",
-    )
+    if models.draft_quantize is not None:
+        raise ParameterError(
+            f"--draft-quantize is {models.draft_quantize!r}, but {what} no draft model",
+            why="it is for the weights of a draft model, and would be ignored",
+            fix="leave it out; for a draft head write -o quantize=...",
+        )
+    if models.draft_tokenizer != SAME:
+        raise ParameterError(
+            f"--draft-tokenizer is {models.draft_tokenizer!r}, but {what} no draft model",
+            why="it is for a draft model, and would be ignored",
+            fix="leave it out, or name a draft model with --draft",
+        )
 
 
 def loads_model(drafter: Any, options: Mapping[str, Any]) -> bool:
@@ -58,25 +66,25 @@ def _name(drafter: Any) -> str:
     return repr(str(drafter))
 
 
-def check_drafter(target: str, drafter: Any, options: Mapping[str, Any]) -> None:
+def check_drafter(target: str, drafter: Any, options: Mapping[str, Any], draft_tokenizer: str = SAME) -> None:
     """Raise ParameterError for options that the drafter does not have or that are out of range, and PairError for a
     draft model of another vocabulary. drafter, options: as `LLM.use` takes them. Of models on the hub the small files
     are downloaded, not the weights."""
     if isinstance(drafter, list):
         for member in drafter:
             name, own = member if isinstance(member, tuple) else (member, {})
-            check_drafter(target, name, own)
+            check_drafter(target, name, own, draft_tokenizer)
         return check_options(STACK, options)
     if drafter is None:
         return None
     if drafter in DRAFTERS:
         check_options(drafter, options)
-        return check_vocabulary(target, options.get("model"))
+        return check_vocabulary(target, options.get("model"), draft_tokenizer)
     refuse_misspelt(drafter)
     kind = _kind(drafter)
     if kind or _is_here(drafter):  # without weights not every head is recognised
         check_options(kind or WITH_DRAFT, options)
-    return None if kind else check_vocabulary(target, drafter)
+    return None if kind else check_vocabulary(target, drafter, draft_tokenizer)
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
@@ -95,9 +103,9 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
         config(**own)
 
 
-def check_vocabulary(target: str, draft: Any) -> None:
-    """Raise PairError if their tokens differ. Weights are not read."""
-    if draft is None or target == draft == EMBEDDED:
+def check_vocabulary(target: str, draft: Any, draft_tokenizer: str) -> None:
+    """Raise PairError if their tokens differ, and may not. Weights are not read."""
+    if draft is None or target == draft == EMBEDDED or draft_tokenizer != SAME:
         return
     if is_gguf(target) or is_gguf(draft):
         from slipstream.models.pair_check import require_pair

@@ -66,6 +66,8 @@ def show_matrix(as_json: bool, markdown: bool) -> None:
         for kind in support.KINDS:
             own = ", ".join(name for name, of in support.architectures().items() if of is kind)
             console.print(f"{kind.name}: {kind.note}; a batch is {support.batch(kind)}. {own}", highlight=False)
+        for name, what in support.DRAFT_TOKENIZERS.items():
+            console.print(f"draft_tokenizer {name}: {what}.", highlight=False)
         console.print("Every rule works with each. Other causal models of transformers are tried when they are loaded.")
 
 

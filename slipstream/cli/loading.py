@@ -44,10 +44,10 @@ def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[Any, 
     drafter, own = models.speculation
     if not (silent or models.draft_is_read):
         render.message("warning", f"--draft {models.draft} is not used: {models.drafter} reads no draft model or head")
-    from slipstream.cli.early import check_draft_quantize, check_drafter
+    from slipstream.cli.early import check_draft_settings, check_drafter
 
-    check_drafter(models.target, drafter, options | own)
-    check_draft_quantize(models.draft_quantize, [(drafter, options | own)])
+    check_drafter(models.target, drafter, options | own, models.draft_tokenizer)
+    check_draft_settings(models, [(drafter, options | own)])
     return drafter, {
         "draft_tokens": models.length,
         "rule": models.rule,
@@ -56,6 +56,7 @@ def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[Any, 
         "device": models.device,
         "quantize": models.quantize,
         "draft_quantize": models.draft_quantize,
+        "draft_tokenizer": models.draft_tokenizer,
         "kv_dtype": models.kv_dtype,
         "kv_tokens": models.kv_tokens,
         "threads": models.threads,

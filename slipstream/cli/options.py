@@ -28,10 +28,12 @@ from slipstream.kv.blocks import BLOCK
 from slipstream.settings import (
     AUTO,
     DRAFT_QUANTISATIONS,
+    DRAFT_TOKENIZERS,
     DTYPES,
     KV_DTYPES,
     QUANTISATIONS,
     RULES,
+    SAME,
     check_executor,
     one_of,
 )
@@ -136,6 +138,14 @@ class ModelOptions:
             show_default="as --quantize",
         ),
     ] = None
+    draft_tokenizer: Annotated[
+        str,
+        typer.Option(
+            help="What to do with a draft model of another tokenizer: refuse it (same), draft tokens that both have "
+            "(intersection), or split its text (string).",
+            rich_help_panel=_MODELS,
+        ),
+    ] = SAME
     kv_dtype: Annotated[
         str | None,
         typer.Option(
@@ -212,6 +222,7 @@ class ModelOptions:
             one_of("quantize", self.quantize, QUANTISATIONS)
         if self.draft_quantize is not None:
             one_of("draft_quantize", self.draft_quantize, DRAFT_QUANTISATIONS)
+        one_of("draft_tokenizer", self.draft_tokenizer, DRAFT_TOKENIZERS)
         if self.kv_dtype is not None:
             one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         if self.kv_tokens is not None:

@@ -17,6 +17,7 @@ from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfin
 from slipstream.cli.options import SamplingOptions, grouped
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
+from slipstream.settings import SAME
 
 if TYPE_CHECKING:
     from slipstream.lab.benchmark import Contender
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 
 LONGEST = 8
 """Maximum draft length considered for drafters that are not lookups."""
-ENGINE = ("executor", "dtype", "device", "quantize", "draft_quantize", "kv_dtype", "threads", "rule")
-AUTOMATIC = {"executor": "auto", "rule": "rejection"}
+ENGINE = (
+    "executor", "dtype", "device", "quantize", "draft_quantize", "draft_tokenizer", "kv_dtype", "threads", "rule",
+)  # fmt: skip
+AUTOMATIC = {"executor": "auto", "rule": "rejection", "draft_tokenizer": SAME}
 
 
 @dataclass(frozen=True)

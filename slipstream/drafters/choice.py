@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import ParameterError
-from slipstream.settings import one_of
+from slipstream.settings import SAME, one_of
 from slipstream.zoo import EMBEDDED, checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.core.drafter import Drafter
     from slipstream.core.target import Target
+    from slipstream.drafters.string_match import Writer
 
 WITH_DRAFT, WITHOUT_DRAFT = "model", "ngram"
 """Drafters in use on the command line where none is named: with a draft model, and without."""
@@ -110,12 +111,16 @@ class DrafterFactory:
     checkpoint  folder or hub id that the target was loaded from; None: a target in memory, and vocabularies are only
                 compared by their width.
     load        options of `Decoder.load` for draft models.
+    tokenizer   the target's; None if it has none.
+    draft_tokenizer  one of `settings.DRAFT_TOKENIZERS`: what becomes of draft models with another tokenizer.
     loaded      how many draft models were loaded with them.
     """
 
     target: Target
     checkpoint: str | Path | None
     load: Mapping[str, Any]
+    tokenizer: Any = None
+    draft_tokenizer: str = SAME
     loaded: int = field(default=0, init=False)
 
     def make(self, draft: Any, options: Mapping[str, Any]) -> Drafter:
@@ -165,21 +170,44 @@ class DrafterFactory:
             raise _without_model(name)
         return make_drafter(name, self.target, **options)
 
-    def _model(self, draft: Any) -> Target:
-        """The draft model. Raises PairError if its tokenizer is known and differs from the target's."""
+    def _model(self, draft: Any) -> Target | Writer:
+        """The draft model. Raises PairError if its tokenizer is known and differs from the target's, unless
+        `draft_tokenizer` says what becomes of it."""
         from slipstream.core.target import Target
+        from slipstream.drafters.string_match import Writer
         from slipstream.models.pair_check import require_pair
         from slipstream.targets.sources import as_target
 
-        if isinstance(draft, Target):
+        path = checkpoint_of(draft, "draft") if isinstance(draft, (str, Path)) else None
+        if self.draft_tokenizer != SAME and not self._same_tokens(path):
+            return self._with_own_tokenizer(draft, path)
+        if isinstance(draft, (Target, Writer)):
             return draft  # the settings are for the models that are loaded here
         self.loaded += 1
-        if not isinstance(draft, (str, Path)):
-            return as_target(draft, **self.load)
-        path = checkpoint_of(draft, "draft")
-        if self.checkpoint is not None:
+        if path is not None and self.checkpoint is not None:
             require_pair(self.checkpoint, path)
-        return as_target(path, **self.load)
+        return as_target(draft if path is None else path, **self.load)
+
+    def _same_tokens(self, path: str | Path | None) -> bool:
+        """Whether the tokenizer of a draft model is known to be the target's."""
+        from slipstream.models.pair_check import compare
+
+        if path is None or self.checkpoint is None:
+            return False
+        report = compare(self.checkpoint, path)
+        return report.compared and report.fits
+
+    def _with_own_tokenizer(self, draft: Any, path: str | Path | None) -> Target | Writer:
+        from slipstream.drafters.draft_tokenizers import vocabularies, with_own_tokenizer
+        from slipstream.models.text import tokenizer_of
+        from slipstream.targets.sources import as_target
+
+        theirs = None if path is None else tokenizer_of(path)
+        if self.tokenizer is None or theirs is None:  # before weights are read
+            vocabularies(self.tokenizer, theirs, (0, 0), self.draft_tokenizer)
+        self.loaded += 1
+        model = as_target(path, **self.load)
+        return with_own_tokenizer(model, theirs, self.tokenizer, self.target.vocab_size, self.draft_tokenizer)
 
 
 def _refuse_options(options: Mapping[str, Any], given: str, fix: str) -> None:

@@ -1,4 +1,5 @@
 """Draft model: a smaller model with the same vocabulary drafts a chain (see `chains`) or a tree (see `model_tree`).
+One with another tokenizer is asked for with `draft_tokenizer` (see `draft_tokenizers`).
 
 The draft model decodes a copy of each sequence (its shadow) with its own KV cache. After verification the shadow is
 rolled back to the accepted tokens.
@@ -23,6 +24,7 @@ from slipstream.drafters.chains import Chains
 from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.model_tree import Ran, accepted_path, grow
+from slipstream.drafters.string_match import StringDrafter, Writer
 from slipstream.errors import ParameterError, did_you_mean
 
 log = logging.getLogger("slipstream")
@@ -276,8 +278,16 @@ class ModelDrafter:
         return max(0, min(depth, room))
 
 
-def make(target: Target, *, model: Target, **options: Any) -> ModelDrafter:
-    """See `registry`; options as in `ModelDraftConfig`."""
+def make(target: Target, *, model: Target | Writer, **options: Any) -> ModelDrafter | StringDrafter:
+    """See `registry`; options as in `ModelDraftConfig`. A `Writer` takes none."""
+    if isinstance(model, Writer):
+        if options:
+            raise ParameterError(
+                f"the drafter options {', '.join(map(repr, options))} were given with draft_tokenizer='string'",
+                why="its draft tokens are split from text, in chains of a fixed length",
+                fix="leave them out, or set draft_tokenizer='intersection'",
+            )
+        return StringDrafter(model, target.device)
     config = ModelDraftConfig(**options)
     if config.costs == "measured":
         from slipstream.targets.target_costs import measure_costs

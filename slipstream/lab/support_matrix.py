@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs
 from slipstream.models.config import FAMILIES
-from slipstream.settings import QUANTISATIONS, RULES
+from slipstream.settings import INTERSECTION, QUANTISATIONS, RULES, SAME, STRING
 from slipstream.targets.huggingface.kinds import ARCHITECTURES, KINDS, OWN, Kind
 
 EXTERNAL = ("bitsandbytes", "torchao", "GPTQ", "AWQ")
@@ -63,6 +63,14 @@ def beams(kind: Kind) -> str:
     return "KV blocks are shared" if kind.one_forward else "each has a copy of the cache"
 
 
+DRAFT_TOKENIZERS = {
+    SAME: "another tokenizer than the target's is refused",
+    INTERSECTION: "lossless, with every option of a draft model",
+    STRING: "lossless, chains of the most likely tokens",
+}
+"""`draft_tokenizer` -> what becomes of a draft model with another tokenizer."""
+
+
 def matrix() -> dict[str, object]:
     """The whole table as plain JSON values."""
     return {
@@ -82,6 +90,7 @@ def matrix() -> dict[str, object]:
             }
             for kind in KINDS
         },
+        "draft_tokenizers": DRAFT_TOKENIZERS,
         "architectures": {name: kind.name for name, kind in architectures().items()},
     }
 
@@ -114,7 +123,9 @@ def page() -> str:
         "",
         f"Every rule works with every cell: {said}. So does every batch size,",
         "and a draft model of any kind for a target of any kind. A draft model's quantisation is chosen apart from the",
-        "target's (`draft_quantize`). Beam search drafts nothing ([why](commands.md#beam-search)).",
+        "target's (`draft_quantize`), and so is its tokenizer (`draft_tokenizer`): "
+        + ", ".join(f"`{name}` ({what})" for name, what in DRAFT_TOKENIZERS.items())
+        + ". Beam search drafts nothing ([why](commands.md#beam-search)).",
         "",
     ]
     return "\n".join(lines)

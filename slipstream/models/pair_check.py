@@ -128,8 +128,9 @@ def require_pair(target: str | Path, draft: str | Path) -> None:
         raise PairError(
             report.problem,
             why="draft tokens are passed as ids: nearly all would be rejected, and decoding would be slower",
-            fix="use a draft model of the target's family (see `slipstream check-pair`), or the drafter 'ngram', "
-            "which needs no second model",
+            fix="use a draft model of the target's family (see `slipstream check-pair`), the drafter 'ngram', which "
+            "needs no second model, or draft_tokenizer='intersection' or 'string' (--draft-tokenizer), with which the "
+            "draft model keeps its tokenizer",
         )
 
 

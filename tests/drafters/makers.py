@@ -14,6 +14,7 @@ from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, replay
 from slipstream.targets.toy import ToyTarget
 from tests.drafters.conformance import LENGTH, Case
 from tests.drafters.fakes import ExitToy, MultiStepToy
+from tests.drafters.foreign_models import intersection, string_match, toy_model
 from tests.heads.tiny_heads import eagle_drafter, medusa_drafter
 from tests.oracle import Oracle
 
@@ -81,6 +82,14 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "model, tree sampled": lambda target: ModelDrafter(other(), V, ModelDraftConfig(tree="sampled", width=3, nodes=7)),
     "model, several steps": lambda target: ModelDrafter(several_steps(), V),
     "model, window": lambda target: ModelDrafter(other(), V, ModelDraftConfig(window=3)),
+    "model, intersection": lambda target: ModelDrafter(intersection(), V),
+    "model, intersection, several steps": lambda target: ModelDrafter(intersection(toy_model(MultiStepToy)), V),
+    "model, intersection, tree sampled": lambda target: ModelDrafter(
+        intersection(), V, ModelDraftConfig(tree="sampled", width=3, nodes=7)
+    ),
+    "model, intersection, window": lambda target: ModelDrafter(intersection(), V, ModelDraftConfig(window=3)),
+    "model, string": string_match,
+    "model, string, several steps": lambda target: string_match(target, toy_model(MultiStepToy)),
     "layerskip, step by step": lambda target: make_drafter("layerskip", exits(False), exit=2, control="gain"),
     "medusa, fixed tree": lambda target: medusa_drafter(V, tree="3,2,1"),
     "medusa, sampled": lambda target: medusa_drafter(V, mode="sampled", control="confidence"),

@@ -1,0 +1,188 @@
+"""String match: a draft model with a tokenizer of its own writes text, and the target's tokenizer splits it into draft
+tokens (string-level exact match: Timor et al. 2502.05202, algorithm 2).
+
+The draft model writes with its whole vocabulary, so nothing has to be shared. It always takes its most likely token,
+and draft tokens are point masses: at a temperature they are accepted less often than tokens drawn from q, but exactly.
+Under every rule it does not matter how they were found.
+
+    text  ... def add(a, b     draft model writes  ):  ⏎  ▁▁▁▁  ret  urn     target's tokens  ):⏎  ▁▁▁  ▁return
+
+The last of the target's tokens would change if the draft model went on, so it writes a token more than is needed. Bytes
+of a character that is not complete are no draft. If the text itself ends within a character, its bytes come first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from slipstream.core.decode_steps import StepSampling
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target, TargetOut
+from slipstream.core.warp import first_maxima
+from slipstream.models.rereading import Vocabularies, cut_at_end
+from slipstream.models.token_texts import TokenTexts
+from slipstream.targets.rereader import Rereader
+
+MOST_STEPS = 4
+"""Most draft model's tokens for each of the target's."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A draft model and the tokens of both models: what `StringDrafter` is made of."""
+
+    model: Target
+    both: Vocabularies
+
+
+class StringDrafter:
+    """device: where the target wants its draft tokens."""
+
+    name = "model"
+    taps: tuple[int, ...] = ()
+    chains_only = True
+
+    def __init__(self, writer: Writer, device: torch.device):
+        self.model, self.both, self.device = writer.model, writer.both, device
+        self._steps = self.model.capabilities.multi_step
+        self._reader = Rereader(self.model, self.both)
+        self._known: dict[int, int] = {}  # how many tokens of each text the reader has seen
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        own, steps, members = list[Sequence](), list[int](), list[int]()
+        for b, (seq, most) in enumerate(zip(seqs, budget, strict=True)):
+            if most > 0:
+                own.append(self._read(seq, len(seq.tokens)))
+                steps.append(self._wanted(len(own[-1].tokens), len(seq.tokens), most))
+                members.append(b)
+        chains: list[list[int]] = [[] for _ in seqs]
+        if members:
+            written = self._write(own, max(steps))
+            for b, ids, most in zip(members, written, steps, strict=True):
+                chains[b] = self._split(seqs[b], ids[:most])[: budget[b]]
+        return Draft.chains(chains, device=self.device)
+
+    def _read(self, seq: Sequence, length: int) -> Sequence:
+        """The draft model's own sequence for the first `length` tokens of a text."""
+        known = self._known.get(seq.id)
+        own = self._reader.follow(seq.id, seq.tokens[:length], known or 0, seq.prefix_cache and known is None)
+        self._known[seq.id] = length
+        return own
+
+    def _wanted(self, theirs: int, ours: int, budget: int) -> int:
+        """How many tokens the draft model writes for `budget` of the target's, by the lengths of the text so far."""
+        ratio = min(max(theirs / ours, 1 / MOST_STEPS), MOST_STEPS)
+        return min(math.ceil(budget * ratio) + 1, self._reader.reserve)
+
+    def _write(self, own: Seq[Sequence], steps: int) -> list[list[int]]:
+        """The draft model's next tokens for each of its sequences; each is followed by what is most likely."""
+        if self._steps is not None:
+            for seq in own:
+                if len(seq.pending) > self._steps.max_pending:
+                    self._run([seq])
+                    seq.kv_len -= 1
+            written = self._steps.decode_steps(own, steps, StepSampling()).tokens.T.tolist()  # [R][K]
+            for seq, ids in zip(own, written, strict=True):
+                seq.tokens += ids
+                seq.kv_len = len(seq.tokens) - 1
+            return written  # type: ignore[no-any-return]
+        written = [[] for _ in own]
+        for _ in range(steps):
+            for seq, ids, id_ in zip(own, written, self._run(own), strict=True):
+                ids.append(id_)
+                seq.tokens.append(id_)
+        return written
+
+    def _run(self, own: Seq[Sequence]) -> list[int]:
+        """The most likely token after each of the draft model's sequences, whose KV is then complete."""
+        logits = self.model.run(own, Draft.empty(len(own), self.model.device)).logits  # [R, V']
+        self.model.commit(own, [[]] * len(own))
+        for seq in own:
+            seq.kv_len = len(seq.tokens)
+        return first_maxima(logits)
+
+    def _split(self, seq: Sequence, written: Seq[int]) -> list[int]:
+        """The target's tokens for what the draft model wrote after a text."""
+        ours, theirs = self.both.ours, self.both.theirs
+        texts = [theirs.text_of(id_) for id_ in written]
+        ends = next((n for n, text in enumerate(texts) if text is None), len(texts))
+        word = ours.bytes_of(seq.tokens[self._reader.open_word(seq.id) :])
+        data = b"".join(text for text in texts[:ends] if text is not None)
+        begun = word[len(word) - cut_at_end(word) :]  # bytes of a character that goes on
+        if begun and data.startswith(begun):  # the draft model has no tokens for them, and writes it from the beginning
+            data = data[len(begun) :]
+        text = complete(begun + data)[len(begun) :]
+        missing = next((n for n in range(len(text)) if not cut_at_end(begun + text[:n])), len(text))
+        found = list(ours.pieces(text[:missing]))
+        found += self._tokens(b"" if missing else last_text(word), text[missing:])
+        if text != data or ends == len(written) or written[ends] != theirs.roles["eos"] or ours.roles["eos"] is None:
+            return found
+        return [*found, ours.roles["eos"]] if ours.bytes_of(found) == data else found
+
+    def _tokens(self, word: bytes, text: bytes) -> list[int]:
+        """The target's tokens for `text` after its last word, of which `word` is there already; those up to the first
+        that its tokenizer changes."""
+        ours = self.both.ours
+        ids = _after(ours.ids((word + text).decode()), ours, len(word))
+        if ids is None:  # its tokenizer would not end a token where the text does
+            ids = ours.ids(text.decode())
+        found, at = list[int](), 0
+        for id_ in ids:
+            own = ours.text_of(id_)
+            if not own or not text.startswith(own, at):
+                break
+            found.append(id_)
+            at += len(own)
+        return found
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        """The next draft reads the text again from where it differs."""
+
+    def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
+        """See `PromptReader`."""
+        reading = [seq for seq in seqs if seq.params.draft_tokens != 0]
+        if reading:
+            self._run([self._read(seq, seq.kv_len) for seq in reading])
+
+    def cached_prefix(self, seq: Sequence) -> int:
+        """See `PrefixDrafter`: its prefix does not depend on the target's."""
+        return len(seq.tokens)
+
+    def begin(self, seq: Sequence, length: int) -> None:
+        """See `PrefixDrafter`: what is kept is looked up with the first draft."""
+
+    def keep(self, seq: Sequence) -> None:
+        """See `PrefixDrafter`."""
+        self._reader.keep(seq.id)
+
+    def release(self, seq_id: int) -> None:
+        self._known.pop(seq_id, None)
+        self._reader.release(seq_id)
+
+
+def complete(data: bytes) -> bytes:
+    """The longest beginning that is UTF-8: without bytes of a character that is cut, or what follows a wrong one."""
+    try:
+        data.decode()
+        return data
+    except UnicodeDecodeError as fault:
+        return data[: fault.start]
+
+
+def last_text(data: bytes) -> bytes:
+    """What follows the last byte that is no UTF-8."""
+    chars = data.decode("utf-8", "surrogateescape")
+    stray = max((n for n, char in enumerate(chars) if 0xDC80 <= ord(char) <= 0xDCFF), default=-1)
+    return chars[stray + 1 :].encode()
+
+
+def _after(ids: Seq[int], ours: TokenTexts, length: int) -> list[int] | None:
+    """The ids after those that write the first `length` bytes; None if no id ends there."""
+    ends = accumulate((len(ours.text_of(id_) or b"") for id_ in ids), initial=0)
+    return next((list(ids[n:]) for n, end in enumerate(ends) if end == length), None)

@@ -1,0 +1,121 @@
+"""`Reading`: a text of the target's tokens in the tokens of a draft model with another tokenizer.
+
+Complete words are split by the draft model's own tokenizer, as it was trained. A word is complete when the next one
+begins: before a space after something else, at a special token, or after `LONGEST` bytes. The last word may go on, so
+its tokens are taken one by one: a token that the draft model has, too, is that token, and others are split.
+
+    target's tokens   spec  ulative  ▁dec        draft model's, "dec" still open      speculative  Ġdec
+                      spec  ulative  ▁dec  oding  ▁                                    speculative  Ġdecoding  Ġ
+
+So the ids depend on the tokens alone, not on how they were drafted, and ids before the last word never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from slipstream.models.shared_tokens import SharedTokens
+from slipstream.models.token_texts import TokenTexts
+
+LONGEST = 64
+"""Bytes after which a word ends at the next character, so that text without spaces is not split again and again."""
+
+WHITESPACE = b" \t\n\r"
+
+
+@dataclass(frozen=True)
+class Vocabularies:
+    """The target's tokens, the draft model's, and those that both have."""
+
+    ours: TokenTexts
+    theirs: TokenTexts
+    shared: SharedTokens
+
+
+class Reading:
+    """ids: the text as the draft model reads it, what its tokenizer puts before a text included. Empty if that is
+    nothing, and the text has no token that it knows."""
+
+    def __init__(self, both: Vocabularies):
+        self._both = both
+        self.ids: list[int] = list(both.theirs.begin)
+        self._read = 0  # how many tokens of the target's have been read
+        self._words: list[tuple[int, int]] = [(0, len(self.ids))]  # where each word begins, in tokens and in ids
+
+    def update(self, tokens: Seq[int], same: int) -> int:
+        """Read a text of which the first `same` tokens are those of the last call. Returns how many leading ids are as
+        they were."""
+        known = min(same, self._read)
+        while len(self._words) > 1 and self._words[-1][0] >= known:  # the token at `known` may not begin a word now
+            self._words.pop()
+        at, kept = self._words[-1]
+        del self.ids[kept:]
+        word, complete = b"", True  # complete: no character of the word is cut at its end
+        for n in range(at, len(tokens)):
+            written = self._both.ours.text_of(tokens[n])
+            if written is None:
+                self._end_word(word, at)
+                self._add_special(tokens[n], n)
+                at, word = n + 1, b""
+                self._words.append((at, len(self.ids)))
+                continue
+            if word and complete and _begins_word(word, written):
+                self._end_word(word, at)
+                at, word = n, b""
+                self._words.append((at, len(self.ids)))
+            word += written
+            complete = not cut_at_end(word)
+        self._add_open(tokens[at:])
+        self._read = len(tokens)
+        return kept
+
+    @property
+    def open_word(self) -> int:
+        """Place of the first of the target's tokens whose ids may still change."""
+        return self._words[-1][0]
+
+    def _end_word(self, word: bytes, at: int) -> None:
+        if not word:
+            return
+        first = len(self.ids) == len(self._both.theirs.begin)
+        if first and self._both.ours.drops_space:
+            word = word.removeprefix(b" ")
+        self.ids += self._both.theirs.pieces(word, first)
+
+    def _add_special(self, token: int, place: int) -> None:
+        """Special tokens that the draft model does not have are left out, and so is a BOS that it has already read."""
+        both = self._both
+        if token in both.shared.to_theirs and not (place == 0 and token == both.ours.roles["bos"]):
+            self.ids.append(both.shared.to_theirs[token])
+
+    def _add_open(self, tokens: Seq[int]) -> None:
+        """The tokens of the last word, one by one; those that write a character together, together."""
+        to_theirs, data = self._both.shared.to_theirs, b""
+        for token in tokens:
+            if not data and token in to_theirs:
+                self.ids.append(to_theirs[token])
+                continue
+            data += self._both.ours.text_of(token) or b""
+            if not cut_at_end(data):
+                self.ids += self._both.theirs.pieces(data)
+                data = b""
+        self.ids += self._both.theirs.pieces(data)
+
+
+def _begins_word(word: bytes, written: bytes) -> bool:
+    """Whether text that goes on after `word` with `written` is a word of its own."""
+    if written.startswith(b" ") and word[-1] not in WHITESPACE:
+        return True
+    return len(word) >= LONGEST
+
+
+def cut_at_end(data: bytes) -> int:
+    """How many bytes at the end begin a character that goes on."""
+    for length in range(1, min(3, len(data)) + 1):
+        byte = data[-length]
+        if byte < 0x80:
+            return 0
+        if byte >= 0xC0:
+            return length if length < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4) else 0
+    return 0

@@ -1,0 +1,368 @@
+"""Draft models whose tokenizer differs from the target's, with tokenizers of every kind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream.core.draft import Draft
+from slipstream.core.drafter import Drafter
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.structured import Structured
+from slipstream.core.target import Capabilities, Target, TargetOut
+from slipstream.drafters.draft_tokenizers import with_own_tokenizer
+from slipstream.drafters.guard import Guard
+from slipstream.drafters.model import make
+from slipstream.drafters.registry import make_drafter
+from slipstream.drafters.string_match import complete
+from slipstream.errors import PairError, ParameterError
+from slipstream.llm import LLM
+from slipstream.models.token_texts import TokenTexts
+from slipstream.targets.toy import ToyTarget
+from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer
+from tests.drafters.fakes import MultiStepToy
+from tests.drafters.foreign_models import intersection, string_match
+from tests.end_to_end.sampling import sample
+from tests.models.tokenizer_kinds import FAITHFUL, byte_level, sentencepiece, unigram, wordpiece
+from tests.oracle import Oracle, joint_distribution
+from tests.significance import LEVEL, beginnings, g_test, needed
+
+METHODS = ("intersection", "string")
+PAIRS = [("byte-level", "sentencepiece"), ("sentencepiece", "byte-level"), ("byte-level", "unigram"),
+         ("unigram", "byte-level"), ("byte-level", "byte-level, other merges")]  # fmt: skip
+TEXT = (
+    "The naïve café 🎈👩‍👩‍👧 returns 日本語のテキスト; e\u0301 and नमस्ते.\n\n"
+    "def add(first, second):\n    return first + second  # it's speculative decoding\n"
+)
+IN_EVERY_ALPHABET = "The first name is speculative decoding\n    return the second name; it's the text\n"
+
+
+class Told:
+    """A model that knows a text, which begins with a letter: every token that continues it is possible, the longest
+    most likely. `exactly`: the tokens that it writes instead. It has a KV cache that is checked as the toy target's
+    is."""
+
+    context, device = 4096, torch.device("cpu")
+
+    def __init__(self, texts: TokenTexts, text: str, exactly: Seq[int] | None = None):
+        self.texts, self.data, self.exactly = texts, text.encode(), exactly
+        self.vocab_size = len(texts.written)
+        self.capabilities = Capabilities()
+        self._checked = ToyTarget(self.vocab_size, order=1)
+
+    def logits(self, tokens: Seq[int]) -> list[float]:
+        row = [-30.0] * self.vocab_size
+        if self.exactly is not None:
+            row[self.exactly[len(tokens)] if len(tokens) < len(self.exactly) else 0] = 0.0
+            return row
+        at = len(self.texts.bytes_of(list(tokens)).lstrip(b" "))
+        for id_, data in enumerate(self.texts.written):
+            if data and self.data.startswith(data, at):
+                row[id_] = float(len(data))
+        return row
+
+    def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
+        self._checked.run(seqs, draft)
+        rows = []
+        for b, seq in enumerate(seqs):
+            rows.append(self.logits(seq.tokens[: seq.end]))
+            for node in range(len(draft.nodes(b))):
+                path = [draft.ids[draft.splits[b] + n] for n in draft.ancestors(b, node)]
+                rows.append(self.logits([*seq.tokens[: seq.end], *path]))
+        return TargetOut(torch.tensor(rows, dtype=torch.float64))
+
+    def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
+        self._checked.commit(seqs, path)
+
+    def release(self, seq_id: int) -> None:
+        self._checked.release(seq_id)
+
+
+def drafter_of(target: Target, ours: Any, model: Target, theirs: Any, method: str) -> Drafter:
+    return make(target, model=with_own_tokenizer(model, theirs, ours, target.vocab_size, method))
+
+
+def toy(tokenizer: Any, kind: type[ToyTarget] = ToyTarget, **own: Any) -> ToyTarget:
+    return kind(len(TokenTexts(tokenizer, "a toy model").written), order=2, **{"seed": 5, "sharpness": 3.0} | own)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("pair", PAIRS, ids=" to ".join)
+def test_greedy_text_is_the_targets(pair: tuple[str, str], method: str) -> None:
+    """Texts of random tokens: halves of characters, stray bytes and special tokens among them. In batches, with drafts
+    of every length, and from prompts of ids."""
+    ours, theirs = (FAITHFUL[kind]() for kind in pair)
+    prompts = [
+        ours.encode("The first name"),
+        [7],
+        ours.encode("def add(first, second):\n    ☃"),
+        [40, 41, 300 % len(ours)],
+    ]
+    truth = [Oracle(toy(ours)).greedy(prompt, 24) for prompt in prompts]
+    for kind, most in ((ToyTarget, 4), (MultiStepToy, 7)):
+        target = toy(ours)
+        guard = Guard(drafter_of(target, ours, toy(theirs, kind, seed=6), theirs, method), target)
+        llm = LLM(target, guard, draft_tokens=most, max_batch=3)
+        done = llm.generate(prompts, SamplingParams(max_tokens=24))
+        assert [d.token_ids for d in done] == truth
+        assert guard.faults == 0
+        assert sum(d.stats.proposed for d in done) > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("pair", PAIRS, ids=" to ".join)
+def test_a_draft_model_that_agrees_is_accepted(pair: tuple[str, str], method: str) -> None:
+    """It knows the text, in its own tokens; so nearly every draft token is the target's. Characters that take several
+    tokens, and texts that the draft model splits elsewhere, cost little."""
+    ours, theirs = (FAITHFUL[kind]() for kind in pair)
+    text = IN_EVERY_ALPHABET if "unigram" in pair else TEXT
+    mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
+    written = [*mine.begin, *mine.ids(text, first=mine.drops_space)]
+    target = Told(mine, text, exactly=written)
+    guard = Guard(drafter_of(target, ours, Told(other, text), theirs, method), target)
+    done = LLM(target, guard, draft_tokens=4).generate([written[:3]], SamplingParams(max_tokens=len(written) - 3))[0]
+    assert done.token_ids == written[3:]
+    assert guard.faults == 0
+    few = "unigram" in pair and method == "intersection"  # its words are other pieces
+    assert done.stats.acceptance_rate > (0.2 if few else 0.7)
+    assert done.stats.mean_acceptance_length > (1.5 if few else 2.9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_words_that_the_target_splits_elsewhere_are_drafted_from_its_own_tokens(method: str) -> None:
+    """The text ends within a word that the draft model writes as one token, and goes on within it."""
+    ours, theirs = byte_level(), byte_level(290, other=True)
+    mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
+    text = "decoding speculative decoding"
+    for n in range(1, len(text)):
+        head, tail = mine.ids(text[:n]), mine.ids(text[n:])
+        target = Told(mine, text, exactly=[*head, *tail])
+        drafter = drafter_of(target, ours, Told(other, text), theirs, method)
+        seq = Sequence(head, SamplingParams(max_tokens=50))
+        seq.kv_len = len(head) - 1
+        draft = drafter.propose([seq], [4])
+        assert draft.ids
+        assert mine.bytes_of(draft.ids) == text.encode()[n : n + len(mine.bytes_of(draft.ids))]
+
+
+@pytest.mark.parametrize("theirs", [sentencepiece(), unigram()], ids=["bytes", "no bytes"])
+def test_half_a_character_is_continued(theirs: Any) -> None:
+    """☃ has three bytes, and the text ends after one or two of them. A draft model without tokens for bytes writes the
+    character again."""
+    ours = byte_level(262)
+    mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
+    text = "a ☃☃ the"
+    whole = mine.ids(text)
+    for n in range(1, len(whole)):
+        cut = mine.bytes_of(whole[:n])
+        for method in METHODS:
+            target = Told(mine, text, exactly=whole)
+            drafter = drafter_of(target, ours, Told(other, text), theirs, method)
+            seq = Sequence(whole[:n], SamplingParams(max_tokens=50))
+            seq.kv_len = n - 1
+            ids = drafter.propose([seq], [3]).ids
+            assert text.encode().startswith(cut + mine.bytes_of(ids))
+            assert ids or (method == "intersection" and theirs is unigram() and complete(cut) != cut)
+
+
+def test_what_the_draft_model_leaves_incomplete_is_held_back() -> None:
+    """It stops after some of the four bytes of a character: the text before it is drafted."""
+    ours, theirs = byte_level(), sentencepiece()
+    mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
+
+    target = Told(mine, "a 🎈", exactly=mine.ids("a 🎈"))
+    drafter = drafter_of(target, ours, Told(other, "a 🎈"), theirs, "string")
+    for budget in range(1, 8):
+        seq = Sequence(mine.ids("a"), SamplingParams(max_tokens=50))
+        seq.kv_len = len(seq.tokens) - 1
+        written = mine.bytes_of(drafter.propose([seq], [budget]).ids)
+        assert " 🎈".encode().startswith(written)
+    assert complete(" 🎈".encode()[:4]) == b" "
+    assert complete(b"\xf0\x9f") == b""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_end_of_the_text_is_drafted(method: str) -> None:
+    """Each model has a token of its own for it."""
+    ours, theirs = byte_level(), sentencepiece()
+    mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
+
+    class Ending(Told):
+        def logits(self, tokens: Seq[int]) -> list[float]:
+            row = super().logits(tokens)
+            if max(row) < 0:
+                row[self.texts.roles["eos"]] = 1.0
+            return row
+
+    text = "The first name"
+    target = Told(mine, text, exactly=[*mine.ids(text), mine.roles["eos"]])
+    drafter = drafter_of(target, ours, Ending(other, text), theirs, method)
+    seq = Sequence(mine.ids("The first"), SamplingParams(max_tokens=50))
+    seq.kv_len = len(seq.tokens) - 1
+    draft = drafter.propose([seq], [8])
+    assert mine.bytes_of(draft.ids) == b" name"
+    assert draft.ids[-1] == mine.roles["eos"]
+
+
+@pytest.mark.parametrize(("method", "rule"), [("intersection", "block"), ("string", "rejection")])
+def test_sampled_text_has_the_targets_distribution(method: str, rule: str) -> None:
+    """Under penalties and filters, which name the target's tokens. G-test on the first three tokens; it would fail if
+    one of these parameters were ignored (tests/targets/test_translated.py enumerates every rule without them)."""
+
+    def target() -> ToyTarget:
+        return ToyTarget(5, order=3, seed=21, sharpness=1.5)
+
+    params = SamplingParams(
+        temperature=1.2, top_p=0.95, presence_penalty=0.5, logit_bias={1: 0.5}, bad_words=((2, 3),), max_tokens=4
+    )
+    n, prompt, made = 2500, [0, 1, 2, 0, 3, 1, 2], target()
+    drafter = make_drafter("model", made, model=intersection()) if method == "intersection" else string_match(made)
+    seqs = sample(LLM(made, drafter, draft_tokens=2, max_batch=n, rule=rule), prompt, params, n, seed=7)
+    assert sum(seq.stats.accepted for seq in seqs) > 0.1 * n
+    truth = joint_distribution(Oracle(target()), prompt, params)
+    assert needed(truth, joint_distribution(Oracle(target()), prompt, replace(params, presence_penalty=0.0))) < n
+    p = g_test(beginnings(seq.output for seq in seqs), truth)
+    assert p >= LEVEL, f"p = {p:.1e}"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_form_is_kept_and_no_drawn_token_is_cut(method: str) -> None:
+    """Structured output over real tokenizers: greedy texts are those of plain decoding, sampled ones have the form."""
+    pytest.importorskip("llguidance")
+    ours, theirs = byte_level(), sentencepiece()
+    target = toy(ours)
+    drafter = drafter_of(target, ours, toy(theirs, seed=6), theirs, method)
+    form = Structured(regex="(The|first|name| |[0-9])+!")
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, max_tokens=20, structured=form, seed=3)
+        plain = LLM(target, tokenizer=ours).generate("The", params)[0]
+        done = LLM(target, drafter, tokenizer=ours, draft_tokens=4).generate("The", params)[0]
+        assert done.stats.drafter_faults == 0
+        if temperature == 0:
+            assert done.token_ids == plain.token_ids
+        assert set(done.text) <= set("Thefirstname 0123456789!")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_requests_come_go_and_are_cancelled(method: str) -> None:
+    ours, theirs = byte_level(), sentencepiece()
+    target, rng = toy(ours), random.Random(3)
+    drafter = drafter_of(target, ours, toy(theirs, seed=6), theirs, method)
+    llm = LLM(target, drafter, draft_tokens=5)
+    truth = Oracle(toy(ours))
+    for _ in range(6):
+        prompt = [rng.randrange(len(ours)) for _ in range(rng.randrange(1, 9))]
+        stream = llm.stream(prompt, SamplingParams(max_tokens=30))
+        for _ in range(rng.randrange(1, 5)):
+            next(stream)
+        stream.close()
+        other = [rng.randrange(len(ours)) for _ in range(3)]
+        assert llm.generate([other], SamplingParams(max_tokens=12))[0].token_ids == truth.greedy(other, 12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_that_fails_costs_speed_only(method: str) -> None:
+    ours, theirs = byte_level(), sentencepiece()
+    target, model = toy(ours), toy(theirs, seed=6)
+    guard = Guard(drafter_of(target, ours, model, theirs, method), target)
+    run, calls = model.run, iter(range(10**6))
+
+    def failing(*given: Any) -> TargetOut:
+        if next(calls) % 5 == 3:
+            raise RuntimeError("out of memory")
+        return run(*given)
+
+    model.run = failing  # type: ignore[method-assign]
+    done = LLM(target, guard, draft_tokens=4).generate([[7, 8]], SamplingParams(max_tokens=40))[0]
+    assert done.token_ids == Oracle(toy(ours)).greedy([7, 8], 40)
+    assert done.stats.drafter_faults > 0
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft model with a tokenizer of its own."""
+    folder = tmp_path_factory.mktemp("foreign")
+    make_model(folder, noise=0.05, vocab_size=300)
+    make_tokenizer(folder, 300, OTHER_TEXTS)
+    return folder
+
+
+class TestFromFolders:
+    """`LLM` and its option."""
+
+    def test_another_tokenizer_is_refused_by_the_name_of_the_option(self, tiny: Tiny, foreign: Path) -> None:
+        with pytest.raises(PairError, match=r"do not share a vocabulary.*draft_tokenizer='intersection' or 'string'"):
+            LLM(tiny.target, draft=foreign, executor="torch")
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_texts_are_the_targets(self, tiny: Tiny, foreign: Path, method: str) -> None:
+        load: dict[str, Any] = {"executor": "torch", "dtype": "float64"}
+        prompts = ["def add(first", "naïve café 🎈 ☃", "SELECT"]
+        plain = LLM(tiny.target, **load).generate(prompts, SamplingParams(max_tokens=16))
+        llm = LLM(tiny.target, draft=foreign, draft_tokenizer=method, draft_tokens=4, **load)
+        done = llm.generate(prompts, SamplingParams(max_tokens=16))
+        assert [d.token_ids for d in done] == [d.token_ids for d in plain]
+        assert sum(d.stats.proposed for d in done) > 0
+        assert sum(d.stats.drafter_faults for d in done) == 0
+        stacked = LLM(tiny.target, draft=["suffix", foreign], draft_tokenizer=method, draft_tokens=4, **load)
+        assert [d.token_ids for d in stacked.generate(prompts, SamplingParams(max_tokens=16))] == [
+            d.token_ids for d in plain
+        ]
+
+    def test_equal_tokenizers_are_not_translated(self, tiny: Tiny) -> None:
+        load: dict[str, Any] = {"executor": "torch", "draft_tokens": 3}
+        params = SamplingParams(temperature=1.0, max_tokens=12, seed=1)
+        same = LLM(tiny.target, draft=tiny.draft, **load).generate("def", params)[0]
+        asked = LLM(tiny.target, draft=tiny.draft, draft_tokenizer="string", **load).generate("def", params)[0]
+        assert asked.token_ids == same.token_ids
+        assert asked.stats.accepted == same.stats.accepted
+
+    def test_options_that_string_match_has_not_are_refused(self, tiny: Tiny, foreign: Path) -> None:
+        draft = foreign, {"tree": "topk"}
+        with pytest.raises(ParameterError, match="'tree' were given with draft_tokenizer='string'"):
+            LLM(tiny.target, draft=draft, draft_tokenizer="string", executor="torch")
+
+
+def test_what_cannot_work_is_refused_by_name() -> None:
+    ours, theirs = byte_level(), wordpiece(lowercase=True)
+    for method in METHODS:
+        with pytest.raises(PairError, match="the tokenizer of the draft model changes text"):
+            with_own_tokenizer(toy(theirs), theirs, ours, 330, method)
+    with pytest.raises(PairError, match="the tokenizer of the target changes text"):
+        with_own_tokenizer(toy(ours), ours, theirs, 160, "string")
+    with pytest.raises(PairError, match="the tokenizer of the draft model is unknown"):
+        with_own_tokenizer(toy(ours), None, ours, 330, "string")
+    with pytest.raises(ParameterError, match=r"draft_tokenizer is 'interjection'.*did you mean 'intersection'"):
+        LLM(toy(ours), draft_tokenizer="interjection")
+    with pytest.raises(ParameterError, match="draft_tokenizer is 'string', but the drafter 'ngram' loads no draft"):
+        LLM(toy(ours), "ngram", draft_tokenizer="string")
+    with pytest.raises(PairError, match="'intersection', but the tokenizer of the target is unknown"):
+        LLM(toy(ours), toy(ours), draft_tokenizer="intersection")
+
+
+def test_a_target_that_changes_text_takes_shared_tokens() -> None:
+    """WordPiece: " the" is a token of both, and what it splits apart the draft model reads as it is written."""
+    ours, theirs = wordpiece(), byte_level()
+    target = toy(ours)
+    guard = Guard(drafter_of(target, ours, toy(theirs, seed=6), theirs, "intersection"), target)
+    prompts = [ours.encode("The first name"), [9, 4]]
+    done = LLM(target, guard, draft_tokens=4).generate(prompts, SamplingParams(max_tokens=20))
+    assert [d.token_ids for d in done] == [Oracle(toy(ours)).greedy(prompt, 20) for prompt in prompts]
+    assert guard.faults == 0
+
+
+def test_unknown_characters_do_not_stop_drafts() -> None:
+    """The draft model has no token for a snowman: it reads the text without it."""
+    ours, theirs = byte_level(), unigram()
+    target = toy(ours)
+    drafter = drafter_of(target, ours, toy(theirs, seed=6), theirs, "string")
+    seq = Sequence(ours.encode("The ⛄ first"), SamplingParams(max_tokens=20))
+    seq.kv_len = len(seq.tokens) - 1
+    assert len(drafter.propose([seq], [3])) > 0

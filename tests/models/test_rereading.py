@@ -1,0 +1,121 @@
+"""A text in the tokens of another tokenizer, kept up to date."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from slipstream.models.rereading import Reading, Vocabularies
+from slipstream.models.shared_tokens import SharedTokens
+from slipstream.models.token_texts import TokenTexts
+from tests.models.tokenizer_kinds import FAITHFUL, TEXTS, byte_level, sentencepiece, wordpiece
+
+PAIRS = [(a, b) for a, b in product(FAITHFUL, FAITHFUL) if a != b]
+TEXT = "The naïve café 🎈👩‍👩‍👧 décoding\n\n    return first_name + 42  # 日本語のテキスト, e\u0301\n" * 2
+
+
+def both_of(ours: object, theirs: object) -> Vocabularies:
+    mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
+    return Vocabularies(mine, other, SharedTokens(mine, other, (10**6, 10**6)))
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids=" to ".join)
+def both(request: pytest.FixtureRequest) -> Vocabularies:
+    return both_of(*(FAITHFUL[kind]() for kind in request.param))
+
+
+def fresh(both: Vocabularies, tokens: list[int]) -> list[int]:
+    reading = Reading(both)
+    reading.update(tokens, 0)
+    return reading.ids
+
+
+def test_the_ids_depend_on_the_tokens_alone(both: Vocabularies) -> None:
+    """Tokens come one by one or in bursts, some are taken back and others follow, the middle of a character among
+    them: the ids are those of a fresh reading, and those that are said to be unchanged are."""
+    rng, tokens = random.Random(1), both.ours.ids(TEXT)
+    reading, text = Reading(both), list[int]()
+    seen = list(reading.ids)
+    for _ in range(120):
+        back = rng.choice((0, 0, 1, 2, 5))
+        same = max(0, len(text) - back)
+        wrong = [rng.choice(tokens) for _ in range(rng.randrange(3))]
+        text = (
+            [*text[:same], *wrong] if rng.random() < 0.3 else [*text[:same], *tokens[same : same + rng.randrange(1, 6)]]
+        )
+        kept = reading.update(text, same)
+        assert reading.ids == fresh(both, text)
+        assert reading.ids[:kept] == seen[:kept]
+        seen = list(reading.ids)
+
+
+def test_complete_words_are_read_as_the_draft_models_tokenizer_splits_them(both: Vocabularies) -> None:
+    """Up to the last word, whose tokens are taken one by one."""
+    text = "The first name is the second name, speculative decoding returns"
+    reading, tokens = Reading(both), both.ours.ids(text, first=True)
+    reading.update(tokens, 0)
+    last = both.ours.bytes_of(tokens[reading.open_word :]).decode()
+    complete = both.theirs.ids(text.removesuffix(last), first=True)
+    assert last.startswith(" ret")
+    start = len(both.theirs.begin)
+    assert reading.ids[start : start + len(complete)] == complete
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(alphabet=st.characters(codec="utf-8"), max_size=40))
+def test_nothing_that_the_draft_model_can_write_is_lost(both: Vocabularies, text: str) -> None:
+    """What is read is what was written, characters that are unknown to one of them aside."""
+    written = both.ours.bytes_of(both.ours.ids(text)).lstrip(b" ")  # either may put a space before a text
+    read = both.theirs.bytes_of(fresh(both, both.ours.ids(text))).lstrip(b" ")
+    if both.theirs.id_of.get(b"\xff") is None:
+        assert len(read) <= len(written)
+    else:
+        assert read == written
+
+
+def test_a_reading_begins_as_the_draft_models_tokenizer_begins_texts() -> None:
+    """Once: not with every new token (transformers pull request 46124)."""
+    both = both_of(byte_level(), sentencepiece())
+    ids = fresh(both, byte_level().encode("The first name is the second"))
+    bos = both.theirs.roles["bos"]
+    assert ids[0] == bos
+    assert ids.count(bos) == 1
+    back = both_of(sentencepiece(), byte_level())
+    tokens = sentencepiece().encode("The first name is")
+    assert tokens[0] == bos
+    assert byte_level().decode(fresh(back, tokens)) == "The first name is"
+
+
+def test_special_tokens_are_those_of_the_same_name_or_role_or_left_out() -> None:
+    both = both_of(byte_level(), byte_level(290, other=True))
+    ids = byte_level().encode("first<|user|>name<|end|>")
+    assert byte_level(290, other=True).decode(fresh(both, ids)) == "first<|user|>name<|end|>"
+    other = both_of(byte_level(), sentencepiece())
+    read = fresh(other, byte_level().encode("first<|user|>name<|end|>"))
+    assert sentencepiece().decode(read) == "<s>firstname</s>" or sentencepiece().decode(read) == "<s> firstname</s>"
+
+
+def test_a_text_without_spaces_is_not_split_again_and_again() -> None:
+    both = both_of(byte_level(), sentencepiece())
+    reading = Reading(both)
+    tokens = byte_level().encode("日本語" * 200)
+    reading.update(tokens, 0)
+    assert reading.open_word > len(tokens) - 100
+    assert both.theirs.bytes_of(reading.ids).decode() == " " + "日本語" * 200
+
+
+def test_a_target_that_writes_words_apart_is_read() -> None:
+    both = both_of(wordpiece(), byte_level())
+    ids = wordpiece().encode("The first names are decoding", add_special_tokens=False)
+    written = both.ours.bytes_of(ids).decode().removeprefix(" ")
+    assert both.theirs.bytes_of(fresh(both, ids)).decode() == written
+
+
+def test_every_beginning_of_every_text_can_be_read(both: Vocabularies) -> None:
+    for text in TEXTS:
+        tokens = both.ours.ids(text)
+        for n in range(len(tokens) + 1):
+            assert all(0 <= id_ < len(both.theirs.written) for id_ in fresh(both, tokens[:n]))

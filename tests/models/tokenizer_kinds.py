@@ -1,0 +1,107 @@
+"""Small tokenizers of every kind that causal models have, trained here on a few lines."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+TEXTS = [
+    "def add(first, second):\n    return first + second\n",
+    "for name in names:\n    print(name)\n",
+    "The quick brown Fox returns the names; it's 42, and the second name is the first.\n",
+    "naïve café ☃ the decoding of speculative text, decoding speculative words\n",
+]
+OTHER_TEXTS = [
+    "print the first name and return it: def first(names):\n  return names[0]\n",
+    "Speculative decoding returns the text. It's decoded, and the words are the same, 17 times.\n",
+]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+@cache
+def byte_level(size: int = 330, other: bool = False) -> PreTrainedTokenizerFast:
+    """As GPT-2's and Llama 3's: BPE over bytes, without a BOS."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=["<|end|>", "<|user|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    made.train_from_iterator(OTHER_TEXTS if other else TEXTS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>")
+
+
+@cache
+def sentencepiece(size: int = 340, other: bool = False) -> PreTrainedTokenizerFast:
+    """As Llama 2's: BPE over characters that falls back to bytes, a space before every text, and a BOS."""
+    trained = Tokenizer(models.BPE(unk_token="<unk>"))
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=["<unk>", "<s>", "</s>", *BYTES], show_progress=False)
+    trained.train_from_iterator([text.replace("\n", " ") for text in (OTHER_TEXTS if other else TEXTS)], trainer)
+    learned = json.loads(trained.to_str())["model"]
+    made = Tokenizer(
+        models.BPE(
+            learned["vocab"], [tuple(pair) for pair in learned["merges"]],
+            unk_token="<unk>", byte_fallback=True, fuse_unk=True,
+        )
+    )  # fmt: skip
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.add_special_tokens([AddedToken(text, special=True) for text in ("<unk>", "<s>", "</s>")])
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", learned["vocab"]["<s>"])]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+@cache
+def unigram(size: int = 120) -> PreTrainedTokenizerFast:
+    """As XGLM's: Unigram without bytes, so that characters may be unknown. Lines are kept."""
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    made.decoder = decoders.Metaspace(prepend_scheme="always", split=True)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=size, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False,
+        initial_alphabet=sorted({char for text in TEXTS for char in text}),
+    )  # fmt: skip
+    made.train_from_iterator(TEXTS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>")
+
+
+@cache
+def wordpiece(size: int = 160, lowercase: bool = False) -> PreTrainedTokenizerFast:
+    """As BERT's: words split at spaces and punctuation, "##" before what continues a word."""
+    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    if lowercase:
+        made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=["[UNK]", "[SEP]"], show_progress=False)
+    made.train_from_iterator(TEXTS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="[SEP]", unk_token="[UNK]")
+
+
+@cache
+def letters(words: tuple[str, ...], merges: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFast:
+    """Token i writes words[i]: letters, and what `merges` join. For toy models."""
+    made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, list(merges)))
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+FAITHFUL: dict[str, Any] = {
+    "byte-level": byte_level,
+    "byte-level, other merges": lambda: byte_level(290, other=True),
+    "sentencepiece": sentencepiece,
+    "unigram": unigram,
+}
+"""Tokenizers that give text back."""
