@@ -1,4 +1,5 @@
 """Draft model: a smaller model with the same vocabulary drafts a chain (see `chains`) or a tree (see `model_tree`).
+
 One with another tokenizer is asked for with `draft_tokenizer` (see `draft_tokenizers`).
 
 The draft model decodes a copy of each sequence (its shadow) with its own KV cache. After verification the shadow is

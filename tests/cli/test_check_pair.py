@@ -26,7 +26,10 @@ def test_check_pair_of_incompatible_models(cli, tiny, tmp_path):
     make_tokenizer(tmp_path, texts=OTHER_TEXTS)
     result = cli("check-pair", tiny.target, tmp_path)
     assert result.code == 1
-    assert "do not share a vocabulary" in " ".join(result.out.split())
+    said = " ".join(result.out.split())
+    assert "do not share a vocabulary" in said
+    assert "with --draft-tokenizer intersection or string the draft model keeps its tokenizer: 2" in said
+    assert "are among the target's" in said
     found = json.loads(cli("check-pair", tiny.target, tmp_path, "--json").out)
     assert found["fits"] is False
     assert len(found["differences"]) == 5
