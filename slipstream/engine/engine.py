@@ -272,9 +272,12 @@ class Engine:
     # --- who runs, and what --------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Let requests join while there is room for them, and for their prompts in a KV cache of fixed size."""
+        """Let requests join while there is room for them, for rows of their prompts in this step, and for their prompts
+        in a KV cache of fixed size."""
         writes = [] if self._bounded is None else [_write(one, 1) for one in self._running]
-        while self._waiting and len(self._running) < self.max_batch:
+        unread = [seq.unread for seq in self._running if seq.unread > 1]
+        room = self._prompt_room(len(self._running) - len(unread)) - sum(unread)
+        while self._waiting and len(self._running) < self.max_batch and room > 0:
             seq = self._waiting[0]
             if self._bounded is not None:
                 writes.append((seq.id, 0, len(seq.tokens)))
@@ -282,6 +285,7 @@ class Engine:
                     return
             self._running.append(self._waiting.popleft())
             self._begin(seq)
+            room -= seq.unread
 
     def _begin(self, seq: Sequence) -> None:
         """Take over the KV of an earlier text with the same beginning; the last token is always read."""
