@@ -113,10 +113,12 @@ class GgufTarget:
                     for held in helds:
                         held.cells += 1
                         held.length += 1
-                    check_finite(logits[j], seqs, none)
                 tokens[j], drawn = _picked(logits[j], sampling, j)
                 if drawn is not None:
                     probs.append(drawn)
+            if not bool(logits[..., 0].isfinite().all()):
+                for row in logits:
+                    check_finite(row, seqs, none)
         except BaseException:
             for seq in seqs:
                 self.release(seq.id)

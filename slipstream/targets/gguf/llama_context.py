@@ -80,6 +80,7 @@ class LlamaContext:
         self._single, self._several = np.arange(IDS, dtype=np.int32), np.zeros(ROWS * IDS, np.int32)
         self._sets = np.zeros(ROWS, np.uint64)  # for each row, the address of its ids
         self._single_at, self._several_at = self._single.ctypes.data, self._several.ctypes.data
+        self._views: dict[tuple[int, int], Tensor] = {}  # of logits, by address and rows
         self._batch = self._lib.llama_batch(
             0,
             _pointer(self._token, ctypes.c_int32),
@@ -119,10 +120,14 @@ class LlamaContext:
         width = self.model.vocab_size
         if not count:
             return torch.empty(0, width)
-        first = self._lib.llama_get_logits(self._handle)
-        address = ctypes.addressof(first.contents)
-        found = (ctypes.c_float * (count * width)).from_address(address)
-        return torch.frombuffer(found, dtype=torch.float32).view(count, width)
+        where = ctypes.addressof(self._lib.llama_get_logits(self._handle).contents), count
+        view = self._views.get(where)
+        if view is None:
+            if len(self._views) > ROWS:  # llama.cpp moves its buffer when it grows
+                self._views.clear()
+            found = (ctypes.c_float * (count * width)).from_address(where[0])
+            view = self._views[where] = torch.frombuffer(found, dtype=torch.float32).view(count, width)
+        return view
 
     def _failed(self, code: int, rows: int) -> TargetError:
         said = faults()
