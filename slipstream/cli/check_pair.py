@@ -23,8 +23,8 @@ PASSES, TOKENS = 5, 64
 
 
 def check_pair(
-    target: Annotated[str, typer.Argument(help="Target model: folder, hub id, or 'embedded'.")],
-    draft: Annotated[str, typer.Argument(help="Draft model: folder, hub id, or 'embedded'.")],
+    target: Annotated[str, typer.Argument(help="Target model: folder, hub id, GGUF file, or 'embedded'.")],
+    draft: Annotated[str, typer.Argument(help="Draft model: folder, hub id, GGUF file, or 'embedded'.")],
     measure: Annotated[
         bool, typer.Option("--measure", help="Load both models and measure acceptance rate and speed-up.")
     ] = False,

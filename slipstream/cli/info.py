@@ -64,7 +64,7 @@ def show_matrix(as_json: bool, markdown: bool) -> None:
         console = render.out()
         console.print(table)
         for kind in support.KINDS:
-            own = ", ".join(name for name, of in support.architectures().items() if of is kind)
+            own = kind.models or ", ".join(name for name, of in support.architectures().items() if of is kind)
             console.print(f"{kind.name}: {kind.note}; a batch is {support.batch(kind)}. {own}", highlight=False)
         for name, what in support.DRAFT_TOKENIZERS.items():
             console.print(f"draft_tokenizer {name}: {what}.", highlight=False)

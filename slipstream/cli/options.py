@@ -96,14 +96,16 @@ class ModelOptions:
 
     target: Annotated[
         str,
-        typer.Option("--target", "-m", help="Target model: folder, hub id, or 'embedded'.", rich_help_panel=_MODELS),
+        typer.Option(
+            "--target", "-m", help="Target model: folder, hub id, GGUF file, or 'embedded'.", rich_help_panel=_MODELS
+        ),
     ] = "embedded"
     draft: Annotated[
         str | None,
         typer.Option(
             "--draft",
             "-md",
-            help="Draft model or draft head: folder, hub id, or 'embedded'.",
+            help="Draft model or draft head: folder, hub id, GGUF file, or 'embedded'.",
             rich_help_panel=_MODELS,
             show_default="embedded",
         ),

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs
 from slipstream.models.config import FAMILIES
 from slipstream.settings import INTERSECTION, QUANTISATIONS, RULES, SAME, STRING
-from slipstream.targets.huggingface.kinds import ARCHITECTURES, KINDS, OWN, Kind
+from slipstream.targets.huggingface.kinds import ARCHITECTURES, GGUF, KINDS, OWN, Kind
 
 EXTERNAL = ("bitsandbytes", "torchao", "GPTQ", "AWQ")
 """Quantisations that transformers loads."""
+
+
+IN_FILES = ("F32", "F16", "Q8_0", "Q4_K_M and others")
+"""Quantisations of GGUF files."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,9 @@ def quantisations(kind: Kind) -> dict[str, str]:
     """Quantisation of the target -> what it needs; a draft model's is chosen apart from it."""
     if kind is OWN:
         return dict.fromkeys(QUANTISATIONS, "float32 arithmetic on a CPU")
+    if kind is GGUF:
+        refused = "refused: `slipstream convert` quantises"
+        return dict.fromkeys(QUANTISATIONS, refused) | dict.fromkeys(IN_FILES, "as the file has it")
     refused = "refused: transformers loads quantised models, LLM(loaded_model)"
     return dict.fromkeys(QUANTISATIONS, refused) | dict.fromkeys(EXTERNAL, "as transformers loaded it, not tested")
 
@@ -116,7 +123,7 @@ def page() -> str:
         "|---|---|---|---|---|---|",
     ]
     for kind in KINDS:
-        own = ", ".join(f"`{name}`" for name, of in architectures().items() if of is kind)
+        own = kind.models or ", ".join(f"`{name}`" for name, of in architectures().items() if of is kind)
         lines.append(f"| **{kind.name}** | {own} | {kind.note} | {batch(kind)} | {beams(kind)} | {_quantised(kind)} |")
     said = ", ".join(f"`{name}` ({kind})" for name, kind in rules(OWN).items())
     lines += [

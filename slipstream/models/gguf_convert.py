@@ -82,8 +82,10 @@ def convert_to_gguf(source: str | Path, file: str | Path, quantize: str = "f16")
     _check_convertible(config)
     if quantize not in PLAIN:
         llama_cpp()  # before a long conversion
-    words, weights = words_of(source, config.vocab_size), load_weights(source, config, torch.float32)
     path = Path(file).expanduser()
+    if not path.parent.is_dir():
+        raise ParameterError(f"there is no folder {str(path.parent)!r} to write {path.name!r} in", fix="make it first")
+    words, weights = words_of(source, config.vocab_size), load_weights(source, config, torch.float32)
     part, whole = path.with_name(path.name + ".part"), path.with_name(path.name + ".f32")
     try:
         if quantize in PLAIN:

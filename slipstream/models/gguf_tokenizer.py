@@ -84,7 +84,8 @@ class GgufTokenizer:
         self.chat_template: str | None = header.metadata.get(TEMPLATE)
         self._texts, self._special = token_texts(header), special_tokens(header)
         self._ids = {text: i for i, text in self._texts.items()}
-        self.all_special_ids = sorted(tokens_of_type(header, CONTROL))
+        self._control = tokens_of_type(header, CONTROL)
+        self.all_special_ids = sorted(self._control)
         self._added = tokens_of_type(header, USER_DEFINED)
         for name in (f"{role}_token" for role in ROLES):
             text = self._special.get(name)
@@ -101,8 +102,8 @@ class GgufTokenizer:
     @cached_property
     def added_tokens_decoder(self) -> Mapping[int, AddedToken]:
         """Id -> added token."""
-        special = set(self.all_special_ids)
-        return {i: AddedToken(self._texts[i], i in special) for i in sorted(special | self._added) if i in self._texts}
+        ids = sorted(self._control | self._added)
+        return {i: AddedToken(self._texts[i], i in self._control) for i in ids if i in self._texts}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text."""
@@ -124,6 +125,8 @@ class GgufTokenizer:
     ) -> str:
         """Text of ids. Spaces are not cleaned up."""
         ids = [token_ids] if isinstance(token_ids, int) else [int(token) for token in token_ids]
+        if skip_special_tokens:  # before: a special token would keep the space of the first word
+            ids = [token for token in ids if token not in self._control]
         given = (ctypes.c_int32 * len(ids))(*ids)
         room = 16 * len(ids) + 64
         for _ in range(2):

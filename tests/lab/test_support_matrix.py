@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import PairError, ParameterError
 from slipstream.lab.support_matrix import KINDS, cell, matrix, page, quantisations
 from slipstream.models.config import FAMILIES
+from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.settings import RULES
 from slipstream.targets.sources import as_target
 from tests.checkpoints import random_llama
@@ -31,9 +33,25 @@ MODELS: dict[str, Callable[[], Any]] = {
     "one each": lambda: random_model("bloom"),
     "states": lambda: random_model("lfm2"),
     "one by one": lambda: random_model("jamba"),
+    "gguf": lambda: random_gguf(),
 }
 PROMPTS = [[5, 9, 33], [7, 8, 7, 8, 7, 8], [1]]
 PARAMS = SamplingParams(max_tokens=8)
+
+
+@functools.cache
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder that is removed when the process ends."""
+    return tempfile.TemporaryDirectory()
+
+
+@functools.cache
+def random_gguf() -> Path:
+    pytest.importorskip("llama_cpp")
+    pytest.importorskip("gguf")
+    folder = Path(scratch().name)
+    random_llama(vocab_size=VOCAB, hidden_size=32, eos_token_id=None).save_pretrained(folder)
+    return convert_to_gguf(folder, folder / "model.gguf", "f32").file
 
 
 @functools.cache
@@ -96,12 +114,12 @@ def test_beams_work_with_each_kind_of_target(kind: Any) -> None:
             assert beam.logprob == pytest.approx(text.logprob, abs=1e-5)
 
 
-def test_a_quantisation_that_is_refused_raises() -> None:
-    for kind in KINDS:
-        for name, need in quantisations(kind).items():
-            if need.startswith("refused"):
-                with pytest.raises(ParameterError, match="quantize"):
-                    as_target(MODELS[kind.name](), quantize=name)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_quantisation_that_is_refused_raises(kind: Any) -> None:
+    for name, need in quantisations(kind).items():
+        if need.startswith("refused"):
+            with pytest.raises(ParameterError, match="quantize"):
+                as_target(MODELS[kind.name](), quantize=name)
 
 
 def test_every_family_of_our_own_decoder_is_listed() -> None:

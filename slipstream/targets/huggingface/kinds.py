@@ -1,4 +1,4 @@
-"""How models of transformers take part, by architecture: what `huggingface_target` finds when it tries them.
+"""How models take part, by architecture: for those of transformers, what `huggingface_target` finds when it tries them.
 
 A table for documents and `slipstream info --matrix`; nothing is decided by it. Tests try a tiny model of each entry.
 """
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Kind:
     """name and note: for people. trees, heads, early_exit: as in `Capabilities`. one_forward: whether a batch is one
-    forward. pays: whether verifying several draft tokens costs less than decoding them."""
+    forward. pays: whether verifying several draft tokens costs less than decoding them. models: which, where
+    `ARCHITECTURES` does not say."""
 
     name: str
     note: str
@@ -20,6 +21,7 @@ class Kind:
     one_forward: bool
     heads: bool = True
     pays: bool = True
+    models: str = ""
 
 
 OWN = Kind("own", "our own decoder: native kernels on a CPU, PyTorch elsewhere", True, True, True)
@@ -27,8 +29,17 @@ PACKED = Kind("packed", "transformers, rows of several sequences over our own KV
 ONE_EACH = Kind("one each", "transformers, one cache for each sequence", False, False, False)
 STATES = Kind("states", "the same; recurrent states are copied", False, False, False)
 ONE_BY_ONE = Kind("one by one", "the same; one token at a time: exact, but not faster", False, False, False, pays=False)
+GGUF = Kind(
+    "gguf",
+    "llama.cpp, a sequence id for each branch of a tree",
+    trees=True,
+    early_exit=False,
+    one_forward=True,
+    heads=False,
+    models="GGUF files of causal models with a KV cache",
+)
 
-KINDS = (OWN, PACKED, ONE_EACH, STATES, ONE_BY_ONE)
+KINDS = (OWN, PACKED, ONE_EACH, STATES, ONE_BY_ONE, GGUF)
 
 ARCHITECTURES: dict[str, Kind] = {
     **dict.fromkeys(

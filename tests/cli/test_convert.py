@@ -1,0 +1,105 @@
+"""`slipstream convert`, and the other commands on what it wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slipstream.cli.serve import kv_tokens
+from tests.models.gguf_bytes import tiny_model
+
+pytest.importorskip("gguf")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        path = tmp_path_factory.mktemp("converted")
+        patch.chdir(path)
+        yield path
+
+
+@pytest.fixture
+def file(cli, tiny, folder: Path) -> Path:
+    """The tiny target in float32."""
+    if not (folder / "tiny.gguf").exists():
+        done = cli("convert", tiny.target, "--quantize", "f32", "--out", folder / "tiny.gguf")
+        assert done.code == 0
+        assert "compared one by one: the same" in done.said
+        assert done.out == ""
+    return folder / "tiny.gguf"
+
+
+def test_a_file_that_is_there_is_kept(cli, tiny, file: Path) -> None:
+    before = file.read_bytes()
+    done = cli("convert", tiny.target, "--out", file)
+    assert (done.code, done.out) == (2, "")
+    assert "is there already" in done.said
+    assert "--overwrite" in done.said
+    assert file.read_bytes() == before
+    done = cli("convert", tiny.target, "--quantize", "f32", "--out", file, "--overwrite", "--json")
+    found = json.loads(done.out)
+    assert (found["file"], found["stored"], found["tokens"]) == (str(file), {"F32": 271296}, 316)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--quantize", "q4_k"], "did you mean 'q4_k_"),
+        (["--to", "onnx"], "--to is 'onnx', must be one of gguf"),
+        (["--out", "missing/model.gguf"], "there is no folder 'missing'"),
+    ],
+)
+def test_what_cannot_be_written_is_one_message(cli, tiny, folder: Path, arguments: list[str], said: str) -> None:
+    done = cli("convert", tiny.target, *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.said
+
+
+def test_every_command_takes_the_file(cli, tiny, file: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    info = json.loads(cli("info", file, "--json").out)
+    assert (info["executor"], info["architecture"], info["parameters"]) == ("llama.cpp", "llama", 67824)
+    assert (info["stored_bytes"], info["loaded_bytes"]) == ({"F32": 271296}, 271296)
+    wanted = cli("generate", "-m", tiny.target, "--executor", "torch", "--drafter", "none", "def add(", "-n", "12")
+    for arguments in (["--drafter", "suffix"], ["-md", file], ["-md", tiny.draft], ["--drafter", "none"]):
+        done = cli("generate", "-m", file, "--threads", "1", *arguments, "def add(", "-n", "12")
+        assert (done.code, done.out) == (0, wanted.out)
+        assert "llama.cpp on cpu" in done.said
+        assert "llama_" not in done.said  # nothing of its log
+    pair = cli("check-pair", tiny.target, file)
+    assert pair.code == 0
+    bench = cli(
+        "bench",
+        "-m",
+        file,
+        "--drafter",
+        "suffix",
+        *["--threads", "1", "--prompts", "1", "--rounds", "1", "-n", "8", "--json"],
+    )
+    assert bench.code == 0, bench.said
+
+
+def test_bad_files_are_one_message(cli, folder: Path, file: Path) -> None:
+    (folder / "cut.gguf").write_bytes(file.read_bytes()[:-100])
+    (folder / "bare.gguf").write_bytes(tiny_model())
+    for name, said in (
+        ("cut.gguf", "is not a whole GGUF file"),
+        ("missing.gguf", "there is no file"),
+        ("bare.gguf", "has no tokenizer"),
+    ):
+        done = cli("generate", "-m", name, "--drafter", "suffix", "x")
+        assert (done.code, done.out) == (2, "")
+        assert said in done.said
+        assert "Fix:" in done.said
+
+
+def test_a_server_reserves_what_is_usual(file: Path, folder: Path) -> None:
+    from slipstream.cli.options import ModelOptions
+
+    arguments = {"draft_quantize": None, "quantize": None, "executor": "auto"}
+    assert kv_tokens(ModelOptions(target=str(file), drafter="suffix"), arguments, 8) == 8 * (192 + 256)
+    assert kv_tokens(ModelOptions(target=str(file), drafter="suffix", kv_tokens=512), arguments, 8) == 512

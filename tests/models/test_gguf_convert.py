@@ -1,0 +1,217 @@
+"""Checkpoints as GGUF files: their tokens, what is refused, and what is left of a conversion that failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError
+from slipstream.models import gguf_convert
+from slipstream.models.facts import facts
+from slipstream.models.gguf_convert import convert_to_gguf
+from slipstream.models.gguf_header import read_header
+from slipstream.models.gguf_tokenizer import WHOLE, GgufTokenizer
+from slipstream.models.gguf_words import words_of
+from slipstream.models.llamacpp_library import LlamaModel
+from slipstream.models.text import TextStream, decoder_keeping, decoder_of, load_tokenizer
+from tests.checkpoints import TEXTS, Tiny, clone, make_model
+
+pytest.importorskip("gguf")
+
+TEXT = "def naïve(☃):\n\treturn 'café 🎈🎈' + ''.join(names)  # 12345\r\n\x00end"
+CHAT = [{"role": "user", "content": "hello"}]
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+
+
+def byte_level(split: str | None) -> Tokenizer:
+    """Byte-level BPE that splits texts as GPT-2 does, or by a pattern."""
+    tokenizer = Tokenizer(models.BPE())
+    own: Any = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
+    if split is not None:
+        own = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated"), own])
+    tokenizer.pre_tokenizer, tokenizer.decoder = own, decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=318,
+        special_tokens=["<|end|>", "<|user|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS * 3, trainer)
+    tokenizer.add_tokens(["<added>"])
+    return tokenizer
+
+
+def with_byte_fallback() -> Tokenizer:
+    """As Llama 2's: characters, a space is ▁, unknown characters are bytes, and <s> comes first."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(["def add first second return for name in names print"], trainer)
+    data = json.loads(tokenizer.to_str())  # the bytes are no added tokens in such files
+    data["added_tokens"] = data["added_tokens"][:3]
+    tokenizer = Tokenizer.from_str(json.dumps(data))
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
+
+
+def folder(path: Path, tokenizer: Tokenizer, **special: str) -> Path:
+    """A tiny Llama with this tokenizer."""
+    make_model(path, hidden_size=32, num_attention_heads=2, num_key_value_heads=1, intermediate_size=32)
+    tokenizer.save(str(path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "{{ messages[0].content }}!", **special}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+def converted(source: Path, quantize: str = "f16") -> Path:
+    return convert_to_gguf(source, source.with_suffix(f".{quantize}.gguf"), quantize).file
+
+
+def llamas_own(file: Path) -> GgufTokenizer:
+    pytest.importorskip("llama_cpp")
+    return GgufTokenizer(LlamaModel(file, vocab_only=True))
+
+
+def test_a_file_has_the_tokenizer_of_its_checkpoint(tiny: Tiny, tmp_path: Path) -> None:
+    file = convert_to_gguf(tiny.target, tmp_path / "a.gguf").file
+    theirs, ours = load_tokenizer(tiny.target), load_tokenizer(file)
+    assert ours.encode(TEXT) == theirs.encode(TEXT)
+    assert ours.decode(ours.encode(TEXT)) == TEXT
+    assert len(ours) == len(theirs)
+    assert ours.chat_template == theirs.chat_template
+    named = {"tokenize": False, "add_generation_prompt": True}
+    assert ours.apply_chat_template(CHAT, **named) == theirs.apply_chat_template(CHAT, **named)
+    assert (ours.eos_token, ours.eos_token_id, ours.pad_token_id) == ("<|endoftext|>", 0, 0)
+    assert ours.transformers.encode(TEXT) == theirs.encode(TEXT)
+    assert facts(file).tokenizer.tokens == facts(tiny.target).tokenizer.tokens  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("split", [None, QWEN2], ids=["gpt2", "qwen2"])
+def test_llamacpp_encodes_byte_level_texts_in_the_same_way(tmp_path: Path, split: str | None) -> None:
+    """Its own tokenizer, for files that do not hold tokenizer.json."""
+    source = folder(tmp_path / "m", byte_level(split), eos_token="<|end|>")
+    own, theirs = llamas_own(converted(source)), load_tokenizer(source)
+    for text in (TEXT, "<|user|>hi <added><|end|>", "", " ", "  two", *TEXTS):
+        assert own.encode(text) == theirs.encode(text)
+        assert own.decode(own.encode(text)) == text
+    known = sorted(theirs.backend_tokenizer.get_vocab().values())
+    assert [own.decode([i], skip_special_tokens=True) for i in known if i < 2] == ["", ""]
+    assert len(own) == len(known)
+    assert own.convert_tokens_to_ids("<|user|>") == 1
+    added = theirs.convert_tokens_to_ids("<added>")
+    assert own.convert_tokens_to_ids(["<added>", "nonesuch"]) == [added, None]
+    assert (own.eos_token, own.eos_token_id, own.bos_token_id) == ("<|end|>", 0, None)
+    assert own.apply_chat_template(CHAT, tokenize=False, tools=None) == "hello!"
+    assert decoder_keeping(own, ["<|user|>"])([1, 0, added]) == "<|user|><added>"
+    stream, ids = TextStream(decoder_of(own)), own.encode(TEXT)
+    pieces = [piece for i in ids for piece in stream.add([i], [False], False)] + stream.finish(None)
+    assert "".join(piece.text for piece in pieces) == TEXT
+
+
+def test_llamacpp_encodes_texts_with_bytes_for_unknown_characters_in_the_same_way(tmp_path: Path) -> None:
+    special = {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
+    source = folder(tmp_path / "m", with_byte_fallback(), **special)
+    file = converted(source)
+    own, theirs = llamas_own(file), load_tokenizer(source)
+    assert read_header(file).metadata["tokenizer.ggml.model"] == "llama"
+    for text in ("def add first", "for name in names print", "naïve ☃", "a\nb"):
+        assert own.encode(text) == theirs.encode(text)
+        assert own.encode(text)[0] == own.bos_token_id == 1
+        assert own.decode(own.encode(text), skip_special_tokens=True) == text
+        assert load_tokenizer(file).encode(text) == theirs.encode(text)
+
+
+def test_a_way_to_split_texts_that_llamacpp_does_not_know_is_said(tmp_path: Path, tiny: Tiny) -> None:
+    assert not words_of(tiny.target, 320).known  # type: ignore[union-attr]
+    assert words_of(folder(tmp_path / "m", byte_level(QWEN2)), 320).known  # type: ignore[union-attr]
+
+
+def test_a_checkpoint_without_a_tokenizer_has_a_file_without_one(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    made = convert_to_gguf(checkpoint("llama"), tmp_path / "a.gguf", "f32")
+    assert (made.tokens, made.differing) == (0, None)
+    assert not read_header(made.file).has_tokenizer
+    assert facts(made.file).parameters == facts(checkpoint("llama")).parameters
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_k_m"])
+def test_weights_are_stored_as_asked(kind: str, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    if kind not in gguf_convert.PLAIN:
+        pytest.importorskip("llama_cpp")
+    made = convert_to_gguf(checkpoint("llama"), tmp_path / "a.gguf", kind)
+    header = read_header(made.file)
+    assert header.file_type.lower() == kind
+    assert made.stored == header.stored
+    types = {tensor.type for tensor in header.tensors if len(tensor.shape) > 1}
+    assert "F32" not in types or kind == "f32"
+    if kind == "q8_0":
+        assert types == {"Q8_0"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gguf"]
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe", "mistral-window", "qwen2-window"])
+def test_what_llamacpp_would_run_as_another_model_is_refused(
+    family: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"cannot be converted to GGUF: .*(expert|window)"):
+        convert_to_gguf(checkpoint(family), tmp_path / "a.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_quantisation_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"'q4_k'.*did you mean 'q4_k_"):
+        convert_to_gguf(tiny.target, tmp_path / "a.gguf", "q4_k")
+
+
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
+    source = folder(tmp_path / "m", Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")))
+    with pytest.raises(UnsupportedModelError, match="of the kind 'WordLevel'"):
+        converted(source)
+
+
+def test_a_token_that_became_another_is_found(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is left of the conversion, nor is an earlier file lost."""
+    file = convert_to_gguf(tiny.target, tmp_path / "a.gguf", "f32").file
+    before, write = file.read_bytes(), gguf_convert.add_words
+
+    def wrong(writer: Any, words: Any, eos_ids: Any) -> None:
+        texts = list(words.texts)
+        texts[270], texts[271] = texts[271], texts[270]
+        write(writer, gguf_convert.Words(**{**vars(words), "texts": texts}), eos_ids)
+
+    monkeypatch.setattr(gguf_convert, "add_words", wrong)
+    with pytest.raises(CheckpointError, match=r"token 270 is .* in the checkpoint and .* in the GGUF file"):
+        convert_to_gguf(tiny.target, file, "f16")
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
+
+
+def test_a_damaged_checkpoint_leaves_nothing(tiny: Tiny, tmp_path: Path) -> None:
+    broken = clone(tiny.target, tmp_path / "broken")
+    data = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(CheckpointError):
+        convert_to_gguf(broken, tmp_path / "a.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+
+
+def test_a_damaged_tokenizer_in_a_file_is_an_error(tiny: Tiny, tmp_path: Path) -> None:
+    file = convert_to_gguf(tiny.target, tmp_path / "a.gguf", "f32").file
+    data = file.read_bytes()
+    at = data.index(WHOLE.encode()) + len(WHOLE) + 12
+    file.write_bytes(data[:at] + b"]" + data[at + 1 :])
+    with pytest.raises(LoadError, match=r"tokenizer in a\.gguf cannot be read"):
+        load_tokenizer(file)
