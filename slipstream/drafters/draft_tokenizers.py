@@ -29,7 +29,7 @@ log = logging.getLogger("slipstream")
 def with_own_tokenizer(
     model: Target, draft_tokenizer: Any, target_tokenizer: Any, vocab_size: int, method: str
 ) -> Target | Writer:
-    """A draft model with a tokenizer of its own, as `LLM(draft=("model", {"model": ...}))` and `make_drafter` take it.
+    """A loaded draft model with a tokenizer of its own, as `LLM(draft=...)` and `make_drafter` take it.
 
     draft_tokenizer, target_tokenizer  fast tokenizers of transformers, or of a folder (`models.text.load_tokenizer`).
     vocab_size  width of the target's logits. method: "intersection" or "string".
@@ -48,7 +48,7 @@ def vocabularies(ours: Any, theirs: Any, width: tuple[int, int], method: str) ->
             raise PairError(
                 f"draft_tokenizer is {method!r}, but the tokenizer of {whose} is unknown",
                 why="draft tokens are translated by what tokens write",
-                fix="name folders with a tokenizer.json, or see slipstream.drafters.draft_tokenizers",
+                fix="name folders that have a tokenizer, or use slipstream.drafters.draft_tokenizers.with_own_tokenizer",
             )
     mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
     shared = SharedTokens(mine, other, width)

@@ -14,7 +14,7 @@ from slipstream.models.token_texts import ROLES, TokenTexts
 log = logging.getLogger("slipstream")
 
 FEW = 0.1
-"""Below this share of the draft model's tokens a warning is logged."""
+"""Below this share of either model's tokens a warning is logged."""
 
 
 class SharedTokens:
@@ -52,14 +52,16 @@ class SharedTokens:
         return dict(zip(self.theirs.tolist(), self.ours.tolist(), strict=True))
 
     @property
-    def share(self) -> float:
-        """Share of the draft model's tokens that the target has, too."""
-        return len(self.theirs) / self.sizes[1] if self.sizes[1] else 0.0
+    def shares(self) -> tuple[float, float]:
+        """Which share of the target's and of the draft model's tokens the other model has, too."""
+        ours, theirs = (len(self.ours) / max(1, size) for size in self.sizes)
+        return ours, theirs
 
     def __str__(self) -> str:
+        ours, theirs = self.shares
         return (
-            f"{len(self.ours)} of the draft model's {self.sizes[1]} tokens ({self.share:.0%}) are among the target's "
-            f"{self.sizes[0]}"
+            f"{len(self.ours)} tokens are shared, {ours:.0%} of the target's {self.sizes[0]} and {theirs:.0%} of the "
+            f"draft model's {self.sizes[1]}"
         )
 
     def require_some(self) -> None:
@@ -70,5 +72,5 @@ class SharedTokens:
                 why="draft_tokenizer='intersection' drafts shared tokens only",
                 fix="set draft_tokenizer='string', which compares texts, or use another draft model",
             )
-        if self.share < FEW:
+        if min(self.shares) < FEW:
             log.warning("%s: few draft tokens will be accepted; draft_tokenizer='string' needs no shared tokens", self)

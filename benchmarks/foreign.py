@@ -1,0 +1,194 @@
+"""`python -m benchmarks.foreign`: draft models whose tokenizer differs from the target's (`draft_tokenizer`).
+
+The embedded target is so small that no draft model gains 1.5x on it. So the target is made deeper by layers that add
+nothing to the residual stream: it writes what the embedded target writes, and costs as much as a model of that size.
+The draft model is the embedded one, with its own tokenizer, and with two others:
+
+    renamed  every id is another one, and the end of the text has another name: all tokens are shared
+    cut      60 % of the tokens, so that words are split in another way. The weights are those of the whole vocabulary;
+             a model that was trained with this tokenizer would agree more often
+
+Every arm is measured against plain decoding in one interleaved run, greedy, on the embedded held-out prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from benchmarks.drafters import arms_of, table
+from benchmarks.markdown import beside
+from benchmarks.protocol import ROOT, THREADS
+from slipstream import zoo
+from slipstream.core.target import Target
+from slipstream.drafters.draft_tokenizers import vocabularies, with_own_tokenizer
+from slipstream.drafters.string_match import Writer
+from slipstream.lab.benchmark import BenchConfig, Contender, bench
+from slipstream.lab.prompts import load
+from slipstream.lab.results import Result
+from slipstream.llm import LLM
+from slipstream.models.text import load_tokenizer
+from slipstream.settings import INTERSECTION, STRING
+from slipstream.targets.sources import as_target
+
+IDLE = 2
+"""Layers that do nothing. With these, the draft model of the same tokenizer gains 1.5x or a little more."""
+SHARE = 0.6
+"""Of the tokens in the cut vocabulary."""
+END = "</s>"
+"""Name of the end of the text."""
+SAME, LEAST = 1.5, 1.15
+"""What the draft model with the target's tokenizer gains at least for the comparison to mean anything, and what one
+with another tokenizer must then gain."""
+
+
+def deeper(folder: Path, idle: int = IDLE) -> Path:
+    """The embedded target with so many more layers, whose outputs are zero. Texts are the same."""
+    weights = load_file(zoo.target_dir() / "model.safetensors")
+    config = json.loads((zoo.target_dir() / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    first = {name: tensor for name, tensor in weights.items() if name.startswith("model.layers.0.")}
+    for layer in range(layers, layers + idle):
+        for name, tensor in first.items():
+            silent = name.endswith(("o_proj.weight", "down_proj.weight"))
+            made = np.zeros_like(tensor) if silent else tensor
+            weights[name.replace("layers.0.", f"layers.{layer}.", 1)] = made
+    return _written(folder, zoo.target_dir(), weights, config | {"num_hidden_layers": layers + idle})
+
+
+def renamed(folder: Path) -> Path:
+    """The embedded draft model with other ids, and other names of special tokens."""
+    return _with_tokens(folder, kept=None)
+
+
+def cut(folder: Path, share: float = SHARE) -> Path:
+    """The same with the first merges only."""
+    return _with_tokens(folder, kept=share)
+
+
+def _with_tokens(folder: Path, kept: float | None) -> Path:
+    tokenizer = json.loads((zoo.draft_dir() / "tokenizer.json").read_text(encoding="utf-8"))
+    config = json.loads((zoo.draft_dir() / "config.json").read_text())
+    old: dict[str, int] = tokenizer["model"]["vocab"]
+    most = len(old) if kept is None else round(kept * len(old))
+    chosen = [token for token, id_ in sorted(old.items(), key=lambda item: item[1]) if id_ < most]
+    new: dict[str, int] = dict(zip(chosen, np.random.default_rng(0).permutation(most).tolist(), strict=True))
+    end = next(token for token, id_ in old.items() if id_ == config["eos_token_id"])
+    specials = {each["content"]: each["content"] for each in tokenizer["added_tokens"]} | {end: END}
+    for each in tokenizer["added_tokens"]:
+        each["id"], each["content"] = new[each["content"]], specials[each["content"]]
+    model = tokenizer["model"]
+    model["vocab"] = {specials.get(token, token): id_ for token, id_ in new.items()}
+    model["merges"] = [pair for pair in model["merges"] if _joined(pair) in new]
+    rows: NDArray[np.int64] = np.empty(most, np.int64)  # new id -> old id
+    rows[list(new.values())] = [old[token] for token in new]
+    weights = load_file(zoo.draft_dir() / "model.safetensors")
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][rows]
+    ends = {"eos_token_id": new[end], "pad_token_id": new[end]}
+    made = _written(folder, zoo.draft_dir(), weights, config | ends | {"vocab_size": most})
+    (made / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
+    (made / "tokenizer_config.json").write_text(json.dumps(named))
+    return made
+
+
+def _joined(pair: str | Seq[str]) -> str:
+    return "".join(pair.split(" ") if isinstance(pair, str) else pair)
+
+
+def _written(folder: Path, source: Path, weights: Mapping[str, NDArray[Any]], config: Mapping[str, Any]) -> Path:
+    folder.mkdir(parents=True)
+    for file in source.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in weights.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def measure(options: argparse.Namespace, folder: Path) -> tuple[Result, dict[str, str]]:
+    """The run, and for each tokenizer how many tokens are shared."""
+    llm = LLM(deeper(folder / "target", options.idle), threads=THREADS)
+    k, arms, shared = options.draft_tokens, list[Contender](), dict[str, str]()
+
+    def arm(label: str, model: Target | Writer) -> None:
+        arms.append(Contender(label, "model", k, {"model": model}))
+
+    def draft(path: Path) -> Target:
+        return as_target(path, threads=THREADS)
+
+    arm("same tokenizer", draft(zoo.draft_dir()))
+    for name, path in (("renamed", renamed(folder / "renamed")), ("cut", cut(folder / "cut"))):
+        theirs = load_tokenizer(path)
+        for method in (INTERSECTION, STRING):
+            model = draft(path)
+            arm(f"{name}, {method}", with_own_tokenizer(model, theirs, llm.tokenizer, llm.target.vocab_size, method))
+        width = llm.target.vocab_size, model.vocab_size
+        shared[name] = str(vocabularies(llm.tokenizer, theirs, width, STRING).shared)
+    config = BenchConfig(tokens=96, rounds=options.rounds, seconds=60 * options.minutes, sampling={"ignore_eos": True})
+    return bench(llm, arms, load(llm, "code,edit", options.prompts), config), shared
+
+
+def figures(result: Result) -> list[tuple[str, float, float]]:
+    """(what, must reach, measured)."""
+    arms = arms_of(result, 0.0)
+    least = {label: SAME if label == "same tokenizer" else LEAST for label, arm in arms.items() if not arm["plain"]}
+    return [(label, bar, float(arms[label]["overall"]["speedup"]["value"])) for label, bar in least.items()]
+
+
+def markdown(result: Result, shared: Mapping[str, str], idle: int) -> str:
+    own = list(arms_of(result, 0.0).values())
+    source = result.provenance
+    lines = [
+        "| draft model | must reach | measured | |",
+        "|---|---|---|---|",
+        *(
+            f"| {what} | {bar:g} | {beside(value, bar)} | {'reached' if value >= bar else '**missed**'} |"
+            for what, bar, value in figures(result)
+        ),
+        "",
+        *table(own, list(own[0]["categories"])),
+        "",
+        f"The embedded target with {idle} layers more that do nothing, so that it costs as much as a larger model, and "
+        "the embedded draft model with other tokenizers (see `benchmarks/foreign.py`). "
+        + " ".join(f"{name}: {what}." for name, what in shared.items()),
+        "",
+        *(f"Warning: {warning}." for warning in result.warnings),
+        f"{source['machine']['cpu']}, {source['machine']['cores']} cores, {THREADS} threads; {source['date']}, commit "
+        f"{source['commit']}; `python -m benchmarks.{source['command']}`",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.foreign", description=__doc__)
+    parser.add_argument("--idle", type=int, default=IDLE, help="layers of the target that do nothing")
+    parser.add_argument("--draft-tokens", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=16, help="code and edit prompts together")
+    parser.add_argument("--rounds", type=int, default=3, help="timed passes over the prompts")
+    parser.add_argument("--minutes", type=float, default=4, help="time limit: no pass begins after it")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        result, shared = measure(options, Path(folder))
+    rows = figures(result)
+    report = {"figures": rows, "shared": shared, "idle": options.idle, "run": result.as_dict()}
+    (options.out / "foreign.json").write_text(json.dumps(report, indent=1) + "\n")
+    text = markdown(result, shared, options.idle)
+    (options.out / "foreign.md").write_text(text)
+    print(text)
+    return 1 if any(value < bar for _, bar, value in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""The models of `benchmarks.foreign`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from benchmarks.foreign import SHARE, cut, deeper, renamed
+from slipstream import zoo
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.drafters.draft_tokenizers import vocabularies
+from slipstream.models.config import DecoderConfig
+from slipstream.models.text import load_tokenizer
+from slipstream.targets.sources import as_target
+
+TEXT = "def add(first, second):\n    return first + second  # naïve ☃\n"
+
+
+def test_layers_that_do_nothing_change_no_logit(tmp_path: Path) -> None:
+    made = deeper(tmp_path / "deep", 2)
+    assert DecoderConfig.load(made).layers == DecoderConfig.load(zoo.target_dir()).layers + 2
+    ids = load_tokenizer(made).encode(TEXT)
+    one, two = (
+        as_target(path, executor="torch").run([Sequence(ids)], Draft.empty(1)).logits
+        for path in (zoo.target_dir(), made)
+    )
+    assert torch.equal(one, two)
+
+
+def test_other_tokenizers_share_what_they_should(tmp_path: Path) -> None:
+    ours = load_tokenizer(zoo.target_dir())
+    for path, share in ((renamed(tmp_path / "renamed"), 1.0), (cut(tmp_path / "cut"), SHARE)):
+        theirs, width = load_tokenizer(path), DecoderConfig.load(path).vocab_size
+        assert theirs.decode(theirs.encode(TEXT)) == TEXT
+        shared = vocabularies(ours, theirs, (len(ours), width), "string").shared
+        assert len(shared.ours) == round(share * len(ours)) == width
+        assert shared.to_theirs[0] == DecoderConfig.load(path).eos_ids[0] != 0
+        long = zoo.prompts("code")[0]["prompt"]
+        one, other = ours.encode(long), theirs.encode(long)
+        assert (len(other) > len(one)) == (share < 1)
+
+
+def test_a_renamed_draft_model_predicts_the_same(tmp_path: Path) -> None:
+    ours, path = load_tokenizer(zoo.draft_dir()), renamed(tmp_path / "renamed")
+    theirs = load_tokenizer(path)
+    shared = vocabularies(ours, theirs, (len(ours), len(theirs)), "string").shared
+    a = as_target(zoo.draft_dir(), executor="torch").run([Sequence(ours.encode(TEXT))], Draft.empty(1)).logits
+    b = as_target(path, executor="torch").run([Sequence(theirs.encode(TEXT))], Draft.empty(1)).logits
+    torch.testing.assert_close(a[:, shared.ours], b[:, shared.theirs])
