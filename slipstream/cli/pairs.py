@@ -255,6 +255,8 @@ def argument_for(candidate: Any) -> str:
 
 def show_rejected(found: Suggestions) -> None:
     """Print the rejected models, grouped by reason."""
+    from slipstream.lab.suggest import ANOTHER_VOCABULARY
+
     reasons: dict[str, list[str]] = {}
     for one in found.rejected:
         reasons.setdefault(one.rejected, []).append(one.name)
@@ -263,6 +265,8 @@ def show_rejected(found: Suggestions) -> None:
         console.print("Rejected:", style="bold")
     for reason, names in reasons.items():
         console.print(f"- {', '.join(names)}: {reason}.")
+    if any(reason.startswith(ANOTHER_VOCABULARY) for reason in reasons):
+        console.print("(--draft-tokenizer intersection or string takes another vocabulary: see check-pair.)")
 
 
 def show_alternatives(found: Suggestions) -> None:

@@ -48,7 +48,7 @@ def vocabularies(ours: Any, theirs: Any, width: tuple[int, int], method: str) ->
             raise PairError(
                 f"draft_tokenizer is {method!r}, but the tokenizer of {whose} is unknown",
                 why="draft tokens are translated by what tokens write",
-                fix="name folders that have a tokenizer, or use slipstream.drafters.draft_tokenizers.with_own_tokenizer",
+                fix="name folders that have one, or use slipstream.drafters.draft_tokenizers.with_own_tokenizer",
             )
     mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
     shared = SharedTokens(mine, other, width)

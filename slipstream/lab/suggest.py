@@ -24,6 +24,8 @@ from slipstream.models.pair_check import PADDING, PairReport, compare_facts
 from slipstream.zoo import checkpoint_of
 
 REGISTRY = "registry"
+ANOTHER_VOCABULARY = "another vocabulary"
+"""Beginning of the reason for which such a model is rejected."""
 
 _DEPTH = 3
 """How many levels below a folder of models checkpoints are searched for."""
@@ -199,7 +201,7 @@ def _judge(search: _Search, theirs: ModelFacts, label: str, place: str, known: s
     report = compare_facts(search.ours, theirs)
     problem, note = _vocabulary(report, search.name, known)
     if problem:
-        return Candidate(label, place, f"another vocabulary: {problem}")
+        return Candidate(label, place, f"{ANOTHER_VOCABULARY}: {problem}")
     if theirs.config.context < search.context:
         return Candidate(label, place, f"its context is {theirs.config.context} tokens, {search.context} are needed")
     rates, costs, devices = acceptance_rates(search.name, known, search.acceptance), report.costs, None

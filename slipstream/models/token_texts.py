@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -95,8 +96,9 @@ class TokenTexts:
         self.roles = {role: _role(tokenizer, role) for role in ROLES}
         self.unknown = None if unknown is None else backend.token_to_id(unknown)
         self.drops_space = spelling.prefix is not None or any(_drops_space(decoder) for decoder in decoders)
+        edited = _without_prefix(own)
         self._whole = _without_specials(own)
-        self._middle = _without_prefix(own)
+        self._middle = self._whole if edited == own else _without_specials(edited)
         word = next((data for data in self.id_of if data[:1] == b" " and data[1:].isalnum()), b"")
         if self.bytes_of(self.ids(word.decode())) != word:  # it tells words by their prefix, as T5's
             self._middle = self._whole
@@ -110,8 +112,8 @@ class TokenTexts:
     def _pieces(self, data: bytes, first: bool = False) -> tuple[int, ...]:
         """As `ids`, for bytes, which need not be UTF-8: bytes of incomplete characters get a token each, or none if
         the vocabulary has none."""
-        ids: list[int] = []
-        for stray, run in groupby(data.decode("utf-8", "surrogateescape"), lambda char: 0xDC80 <= ord(char) <= 0xDCFF):
+        text, ids = data.decode("utf-8", "surrogateescape"), list[int]()
+        for stray, run in groupby(text, lambda char: 0xDC80 <= ord(char) <= 0xDCFF):
             if stray:
                 ids += [found for char in run if (found := self.id_of.get(bytes([ord(char) - 0xDC00]))) is not None]
             else:
@@ -226,14 +228,15 @@ def _without_specials(own: Mapping[str, Any]) -> Tokenizer:
     return Tokenizer.from_str(json.dumps({**own, "post_processor": None, "padding": None, "truncation": None}))
 
 
-def _without_prefix(own: Mapping[str, Any]) -> Tokenizer:
-    """The same without the space that it puts before a text."""
-    edited = json.loads(json.dumps({name: own[name] for name in ("normalizer", "pre_tokenizer")}))
-    for part in _flat(edited["pre_tokenizer"]):
+def _without_prefix(own: dict[str, Any]) -> dict[str, Any]:
+    """The tokenizer's description without the space that it puts before a text; unchanged if it puts none."""
+    splits = deepcopy(own["pre_tokenizer"])
+    for part in _flat(splits):
         if part["type"] == "Metaspace":
             part["prepend_scheme"] = "never"
         elif part["type"] == "ByteLevel":
             part["add_prefix_space"] = False
-    normalizers = [part for part in _flat(edited["normalizer"]) if part["type"] != "Prepend"]
-    edited["normalizer"] = {"type": "Sequence", "normalizers": normalizers} if normalizers else None
-    return _without_specials({**own, **edited})
+    steps = list(_flat(own["normalizer"]))
+    kept = [part for part in steps if part["type"] != "Prepend"]
+    normalizer = own["normalizer"] if kept == steps else {"type": "Sequence", "normalizers": kept}
+    return {**own, "pre_tokenizer": splits, "normalizer": normalizer}

@@ -54,7 +54,8 @@ class Rereader:
             cached = cached and self.memory is not None
         else:
             cached = False
-        ids, kept = held.reading.ids, held.reading.update(tokens, same)
+        kept = held.reading.update(tokens, same)
+        ids = held.reading.ids
         begin = self._begin(len(ids))
         if begin != held.begin:
             self.model.release(held.own.id)

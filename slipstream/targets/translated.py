@@ -117,12 +117,10 @@ class TranslatedSteps:
     def _among_shared(self, sampling: StepSampling) -> StepSampling:
         """The same picks in the draft model's ids: noise of -inf for tokens that the target does not have."""
         model = self._translated
-        shared = model.both.shared
-        shape = (1, 1) if sampling.noise is None else sampling.noise.shape[:2]
-        noise = torch.full((*shape, shared.width[1]), float("-inf"), dtype=torch.float64, device=model.device)
-        own = 0.0 if sampling.noise is None else sampling.noise[..., model.ours]  # [K, B, S]
-        noise[..., model.theirs] = torch.as_tensor(own, dtype=torch.float64, device=model.device)
-        return StepSampling(sampling.inv_temperature, noise=noise)
+        own = torch.zeros(1, 1, 1, dtype=torch.float64) if sampling.noise is None else sampling.noise[..., model.ours]
+        noise = own.new_full((*own.shape[:2], model.both.shared.width[1]), float("-inf"))
+        noise[..., model.theirs] = own  # [K, B, S]
+        return StepSampling(sampling.inv_temperature, noise=noise.to(model.device))
 
     def _drawn(self, own: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
         """Step by step, each token drawn in float64 from the distribution over the target's ids."""

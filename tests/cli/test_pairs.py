@@ -76,6 +76,7 @@ def test_suggestions_for_a_known_target(cli, tmp_path):
     assert "Assumptions: the acceptance rate shown, at every position; batch 1; costs by a roofline of H100" in said
     assert "check-pair meta-llama/Llama-3.1-70B-Instruct meta-llama/Llama-3.2-1B-Instruct --measure" in said
     assert "another vocabulary: Qwen 2.5's, not Llama 3's" in said
+    assert "--draft-tokenizer intersection or string takes another vocabulary" in said
     seen = json.loads(cli("suggest-draft", "Llama-3.1-70B", "--models", tmp_path, "--json").out)
     assert {one["name"] for one in (*seen["fitting"], *seen["rejected"])} == {*MODELS} - {"Llama-3.1-70B"}
 
