@@ -90,7 +90,9 @@ class GgufTarget:
             for seq in seqs:
                 self.release(seq.id)
             raise
-        check_finite(logits, seqs, draft)
+        own = [draft.splits[b] + b for b in range(len(seqs))]
+        if not np.isfinite(logits.numpy()[own, 0]).all():  # numpy takes a tenth of the time of torch here
+            check_finite(logits, seqs, draft)
         return TargetOut(logits)
 
     def decode_steps(
