@@ -12,6 +12,9 @@ from slipstream.models.module_shape import UNBOUNDED, ModuleShape
 
 _EMBEDDING = "token_embd.weight"
 _ENDS = ("eos", "eot", "eom")
+ENDS = "slipstream.eos_ids"
+"""Key of the ids that end a text, as in "0 3" or "none", in files that `slipstream convert` wrote: the format has
+places for three, and llama.cpp adds tokens by their texts."""
 _UNUSED = 5
 """Value of `tokenizer.ggml.token_type` for rows of the embedding that are no tokens."""
 
@@ -51,7 +54,7 @@ def gguf_shape(header: GgufHeader) -> GgufShape:
         layers=layers,
         context=_whole(header, "context_length") or UNBOUNDED,
         position="learned" if learned else "rope",
-        eos_ids=tuple(dict.fromkeys(i for role in _ENDS if (i := token_id(header, role)) is not None)),
+        eos_ids=_ends(header),
         heads=heads,
         kv_heads=_whole(header, "attention.head_count_kv") or heads,
         head_dim=_whole(header, "attention.key_length") or (hidden // heads if heads else 0),
@@ -63,6 +66,13 @@ def gguf_shape(header: GgufHeader) -> GgufShape:
         else None,
         header=header,
     )
+
+
+def _ends(header: GgufHeader) -> tuple[int, ...]:
+    written = header.metadata.get(ENDS)
+    if isinstance(written, str):
+        return tuple(int(word) for word in written.split() if word.isdecimal())
+    return tuple(dict.fromkeys(i for role in _ENDS if (i := token_id(header, role)) is not None))
 
 
 def token_id(header: GgufHeader, role: str) -> int | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import UnsupportedModelError
+from slipstream.models.gguf_shape import ENDS
 from slipstream.models.gguf_tokenizer import WHOLE
 from slipstream.models.text import tokenizer_of
 
@@ -102,8 +103,7 @@ def add_words(writer: Any, words: Words, eos_ids: Seq[int]) -> None:
         first = next((i for i in ids if i != of.bos_token_id), ids[0])
         writer.add_add_space_prefix(words.texts[first].startswith("▁"))
     named = {"bos": of.bos_token_id, "pad": of.pad_token_id, "unk": of.unk_token_id}
-    ends = eos_ids or ([] if of.eos_token_id is None else [of.eos_token_id])
-    named |= dict(zip(("eos", "eot", "eom"), ends, strict=False))
+    named |= dict(zip(("eos", "eot", "eom"), eos_ids, strict=False))
     for role, i in named.items():
         if i is not None and i < len(words.texts):
             getattr(writer, f"add_{role}_token_id")(i)
@@ -113,6 +113,7 @@ def add_words(writer: Any, words: Words, eos_ids: Seq[int]) -> None:
     if template:
         writer.add_chat_template(template)
     writer.add_string(WHOLE, words.text)
+    writer.add_string(ENDS, " ".join(map(str, eos_ids)) or "none")
 
 
 def _parts(found: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
-from slipstream.models.gguf_header import GgufHeader, read_header
+from slipstream.models.gguf_header import CONTROL, USER_DEFINED, GgufHeader, read_header
+from slipstream.models.gguf_shape import gguf_shape, tokens_of_type
 
 _ERROR, _CONTINUED = 4, 5
 """Levels of llama.cpp's log (ggml.h)."""
@@ -103,11 +104,13 @@ class LlamaModel:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end a text for llama.cpp: those that the file names, and others that it knows by their texts."""
+        """Ids that end a text for llama.cpp: those that the file names, and special tokens that it knows by name.
+        Ordinary ones are left out: they are its defaults for files that name none."""
         if not self.header.has_tokenizer:
             return ()
-        ends = self.library.llama_vocab_is_eog
-        return tuple(token for token in range(self.vocab_size) if ends(self.vocab, token))
+        ends, named = self.library.llama_vocab_is_eog, gguf_shape(self.header).eos_ids
+        special = tokens_of_type(self.header, CONTROL) | tokens_of_type(self.header, USER_DEFINED) | set(named)
+        return tuple(token for token in sorted(special) if ends(self.vocab, token))
 
 
 def _not_loaded(header: GgufHeader) -> LoadError:

@@ -19,6 +19,7 @@ from slipstream.models.gguf_tokenizer import WHOLE, GgufTokenizer
 from slipstream.models.gguf_words import words_of
 from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.models.text import TextStream, decoder_keeping, decoder_of, load_tokenizer
+from slipstream.targets.sources import as_target
 from tests.checkpoints import TEXTS, Tiny, clone, make_model
 
 pytest.importorskip("gguf")
@@ -215,3 +216,26 @@ def test_a_damaged_tokenizer_in_a_file_is_an_error(tiny: Tiny, tmp_path: Path) -
     file.write_bytes(data[:at] + b"]" + data[at + 1 :])
     with pytest.raises(LoadError, match=r"tokenizer in a\.gguf cannot be read"):
         load_tokenizer(file)
+
+
+def test_texts_end_where_those_of_the_checkpoint_end(tiny: Tiny, tmp_path: Path) -> None:
+    """llama.cpp would also end them at <|end|>, by its text, and knows three ids at most."""
+    pytest.importorskip("llama_cpp")
+    source = clone(tiny.target, tmp_path / "m")
+    for ends in ([0], [0, 3, 7, 8, 9], []):
+        (source / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+        target = as_target(convert_to_gguf(source, tmp_path / "a.gguf", "f32").file, threads=1)
+        assert target.capabilities.eos_ids == as_target(source, executor="torch").capabilities.eos_ids == set(ends)
+
+
+def test_a_file_that_names_no_end_has_none_that_is_an_ordinary_token(tiny: Tiny, tmp_path: Path) -> None:
+    """llama.cpp's default is 11, whatever it is in this vocabulary."""
+    pytest.importorskip("llama_cpp")
+    source = clone(tiny.target, tmp_path / "m")
+    (source / "generation_config.json").write_text("{}")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("slipstream.models.gguf_words.ENDS", "another.key")
+        file = convert_to_gguf(source, tmp_path / "a.gguf", "f32").file
+    assert as_target(file, threads=1).capabilities.eos_ids == {0, 3}  # <|endoftext|> and <|end|>

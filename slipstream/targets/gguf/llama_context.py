@@ -38,8 +38,8 @@ _NO_ROOM = 1
 
 
 class LlamaContext:
-    """model: stays loaded as long as this. cells: tokens for which the cache has room, rounded up. kv_dtype: "float32"
-    or "float16". threads: of a pass.
+    """model: stays loaded as long as this. cells: tokens for which the cache has room, rounded up, at least ROWS.
+    kv_dtype: "float32" or "float16". threads: of a pass.
 
     Raises LoadError if there is no memory for the cache.
     """
@@ -47,7 +47,7 @@ class LlamaContext:
     def __init__(self, model: LlamaModel, cells: int, kv_dtype: str, threads: int):
         self.model, self._lib = model, model.library
         params = self._lib.llama_context_default_params()
-        params.n_ctx = cells
+        params.n_ctx = max(cells, ROWS)  # llama.cpp runs no pass of more rows than cells
         params.n_batch = params.n_ubatch = ROWS
         params.n_seq_max, params.kv_unified = IDS, True
         params.n_threads = params.n_threads_batch = threads

@@ -16,7 +16,7 @@ from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.executor import check_threads
 from slipstream.models.gguf_header import read_header
-from slipstream.models.gguf_shape import GgufShape, gguf_shape
+from slipstream.models.gguf_shape import ENDS, GgufShape, gguf_shape
 from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.settings import KV_DTYPES, LLAMACPP, MOST_DRAFT_TOKENS, one_of
 from slipstream.targets.gguf.gguf_target import GgufTarget
@@ -42,7 +42,8 @@ def from_file(source: str | Path, settings: Mapping[str, Any]) -> GgufTarget:
     kv_dtype = gguf_kv_dtype(shape, settings.get("kv_dtype"))
     threads = settings.get("threads") or available_cores()
     context = LlamaContext(model, gguf_cells(shape, settings.get("kv_tokens"), kv_dtype), kv_dtype, threads)
-    shape = replace(shape, eos_ids=model.eos_ids or shape.eos_ids)
+    if ENDS not in shape.header.metadata:
+        shape = replace(shape, eos_ids=model.eos_ids or shape.eos_ids)
     quantize = None if shape.header.file_type == "F32" else shape.header.file_type
     return GgufTarget(context, shape, Runtime(LLAMACPP, torch.float32, quantize, kv_dtype, threads, model.header.path))
 
