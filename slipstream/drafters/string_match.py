@@ -108,9 +108,10 @@ class StringDrafter:
         return first_maxima(logits)
 
     def _split(self, seq: Sequence, written: Seq[int]) -> list[int]:
-        """The target's tokens for what the draft model wrote after a text."""
-        ours, theirs = self.both.ours, self.both.theirs
-        texts = [theirs.text_of(id_) for id_ in written]
+        """The target's tokens for what the draft model wrote after a text, up to a special token, which is drafted if
+        the target has it."""
+        ours = self.both.ours
+        texts = [self.both.theirs.text_of(id_) for id_ in written]
         ends = next((n for n, text in enumerate(texts) if text is None), len(texts))
         word = ours.bytes_of(seq.tokens[self._reader.open_word(seq.id) :])
         data = b"".join(text for text in texts[:ends] if text is not None)
@@ -121,9 +122,8 @@ class StringDrafter:
         missing = next((n for n in range(len(text)) if not cut_at_end(begun + text[:n])), len(text))
         found = list(ours.pieces(text[:missing]))
         found += self._tokens(b"" if missing else last_text(word), text[missing:])
-        if text != data or ends == len(written) or written[ends] != theirs.roles["eos"] or ours.roles["eos"] is None:
-            return found
-        return [*found, ours.roles["eos"]] if ours.bytes_of(found) == data else found
+        special = self.both.shared.to_ours.get(written[ends]) if ends < len(written) else None
+        return found if special is None or ours.bytes_of(found) != data else [*found, special]
 
     def _tokens(self, word: bytes, text: bytes) -> list[int]:
         """The target's tokens for `text` after its last word, of which `word` is there already; those up to the first

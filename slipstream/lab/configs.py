@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.core.params import Strict
-from slipstream.drafters.registry import DRAFTERS
+from slipstream.drafters.registry import DRAFTERS, Needs
 from slipstream.errors import ParameterError
+from slipstream.settings import INTERSECTION, SAME, STRING
 
 PROGRAMS = ("vllm", "sglang", "llama-server", "transformers")
 
@@ -52,10 +53,13 @@ class Settings(Strict):
 def slipstream(choice: Choice) -> dict[str, Any]:
     """The mapping that `slipstream generate --config FILE` reads: option names and values."""
     made: dict[str, Any] = {"target": choice.target}
-    if choice.draft is not None and any(map(_reads_draft, choice.drafter.split("+"))):
+    names = choice.drafter.split("+")
+    if choice.draft is not None and any(map(_reads_draft, names)):
         made["draft"] = choice.draft
     made |= {"drafter": choice.drafter.replace("+", ","), "draft_tokens": choice.draft_tokens}
-    made |= {name: value for name, value in choice.engine.items() if value is not None}
+    loads_model = choice.draft is not None and any(map(_loads_model, names))
+    used = {name: value for name, value in choice.engine.items() if loads_model or not name.startswith("draft_")}
+    made |= {name: value for name, value in used.items() if value is not None}
     if choice.options:
         made["drafter_option"] = [f"{name}={value}" for name, value in choice.options.items()]
     return made
@@ -84,10 +88,16 @@ def vllm(choice: Choice) -> Settings:
     if not values:
         gone = "; 0.32 was the last version with Medusa heads" if choice.drafter == "medusa" else ""
         return _none(choice, "vLLM 0.33" + gone)
+    method = _own_tokenizer(choice)
+    if method == STRING:
+        return _none(choice, "vLLM 0.33 with draft_tokenizer='string'")
     if _reads_draft(choice.drafter):
         values["model"] = _draft(choice)
     values["num_speculative_tokens"] = choice.draft_tokens
     note = "needs Arctic Inference and the V1 runner" if choice.drafter == "suffix" else ""
+    if method == INTERSECTION:
+        values["use_heterogeneous_vocab"] = True
+        note = "needs the V1 runner, and drafts greedily"
     return Settings(values, f"--speculative-config {shlex.quote(json.dumps(values))}", note)
 
 
@@ -98,6 +108,8 @@ def sglang(choice: Choice) -> Settings:
     algorithm = {"model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "ngram": "NGRAM"}.get(choice.drafter)
     if algorithm is None:
         return _none(choice, "SGLang 0.5.23")
+    if _own_tokenizer(choice):
+        return _none(choice, "SGLang 0.5.23, which drafts with the target's tokenizer only")
     values: dict[str, Any] = {"speculative-algorithm": algorithm}
     note = ""
     if algorithm == "NGRAM":
@@ -116,6 +128,8 @@ def sglang(choice: Choice) -> Settings:
 def llama_server(choice: Choice) -> Settings:
     if choice.drafter == "none":
         return _off("leave --spec-type out")
+    if _own_tokenizer(choice):
+        return _none(choice, "llama-server, which drafts with the target's tokenizer only")
     values: dict[str, Any] = {}
     kinds = []
     for name in choice.drafter.split("+"):
@@ -150,6 +164,8 @@ def transformers(choice: Choice) -> Settings:
             "assistant_confidence_threshold": 0.0,
         }
         note = "assistant_model is the loaded model; threshold 0 keeps the length, the default 0.4 stops earlier"
+        if _own_tokenizer(choice):
+            note += "; pass the tokenizers, too: tokenizer, assistant_tokenizer"
     elif choice.drafter == "ngram":
         values = {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": choice.options.get("max_ngram", 5)}
         note = ""
@@ -164,6 +180,16 @@ def transformers(choice: Choice) -> Settings:
 
 def _reads_draft(name: str) -> bool:
     return name in DRAFTERS and DRAFTERS[name].reads_draft
+
+
+def _loads_model(name: str) -> bool:
+    return _reads_draft(name) and DRAFTERS[name].needs is not Needs.DRAFT_HEAD
+
+
+def _own_tokenizer(choice: Choice) -> str | None:
+    """How draft tokens of another tokenizer become the target's; None if there are none."""
+    method = choice.engine.get("draft_tokenizer") or SAME
+    return method if method != SAME and any(map(_loads_model, choice.drafter.split("+"))) else None
 
 
 def _draft(choice: Choice) -> str:

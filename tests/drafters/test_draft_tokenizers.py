@@ -211,8 +211,11 @@ def test_the_end_of_the_text_is_drafted(method: str) -> None:
     assert draft.ids[-1] == mine.roles["eos"]
 
 
-@pytest.mark.parametrize(("method", "rule"), [("intersection", "block"), ("string", "rejection")])
-def test_sampled_text_has_the_targets_distribution(method: str, rule: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "rule", "options"),
+    [("intersection", "block", {}), ("intersection", "rejection", {"tree": "sampled"}), ("string", "rejection", {})],
+)
+def test_sampled_text_has_the_targets_distribution(method: str, rule: str, options: dict[str, Any]) -> None:
     """Under penalties and filters, which name the target's tokens. G-test on the first three tokens; it would fail if
     one of these parameters were ignored (tests/targets/test_translated.py enumerates every rule without them)."""
 
@@ -222,8 +225,9 @@ def test_sampled_text_has_the_targets_distribution(method: str, rule: str) -> No
     params = SamplingParams(
         temperature=1.2, top_p=0.95, presence_penalty=0.5, logit_bias={1: 0.5}, bad_words=((2, 3),), max_tokens=4
     )
-    n, prompt, made = 2500, [0, 1, 2, 0, 3, 1, 2], target()
-    drafter = make_drafter("model", made, model=intersection()) if method == "intersection" else string_match(made)
+    n, prompt, made = 4000, [0, 1, 2, 0, 3, 1, 2], target()
+    shared = method == "intersection"
+    drafter = make_drafter("model", made, model=intersection(), **options) if shared else string_match(made)
     seqs = sample(LLM(made, drafter, draft_tokens=2, max_batch=n, rule=rule), prompt, params, n, seed=7)
     assert sum(seq.stats.accepted for seq in seqs) > 0.1 * n
     truth = joint_distribution(Oracle(target()), prompt, params)
@@ -366,3 +370,26 @@ def test_unknown_characters_do_not_stop_drafts() -> None:
     seq = Sequence(ours.encode("The ⛄ first"), SamplingParams(max_tokens=20))
     seq.kv_len = len(seq.tokens) - 1
     assert len(drafter.propose([seq], [3])) > 0
+
+
+def test_a_special_token_of_both_is_drafted_and_ends_the_draft() -> None:
+    """<|user|> in the middle of what the draft model writes."""
+    ours, theirs = byte_level(), byte_level(290, other=True)
+    mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
+    assert mine.special["<|user|>"] == 1 == other.special["<|user|>"]
+    written = [*other.ids(" name"), 1, *other.ids(" first")]
+    start = other.ids("The first")
+    target, model = toy(ours), Told(other, "", exactly=[*start, *written])
+    drafter = drafter_of(target, ours, model, theirs, "string")
+    seq = Sequence(mine.ids("The first"), SamplingParams(max_tokens=50))
+    seq.kv_len = len(seq.tokens) - 1
+    assert drafter.propose([seq], [9]).ids == [*mine.ids(" name"), 1]
+
+
+def test_a_text_longer_than_the_draft_models_context_is_drafted_on() -> None:
+    ours, theirs = byte_level(), sentencepiece()
+    target = toy(ours)
+    guard = Guard(drafter_of(target, ours, toy(theirs, seed=6, context=32), theirs, "string"), target)
+    done = LLM(target, guard, draft_tokens=3).generate([[40, 41]], SamplingParams(max_tokens=80))[0]
+    assert done.token_ids == Oracle(toy(ours)).greedy([40, 41], 80)
+    assert guard.faults == 0

@@ -10,6 +10,7 @@ import pytest
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
 from slipstream.lab.configs import PROGRAMS, Choice, llama_server, others, sglang, slipstream, transformers, vllm
+from slipstream.settings import DRAFT_TOKENIZERS
 
 MODEL = Choice("model", 4, "org/target", "org/draft")
 
@@ -97,3 +98,24 @@ def test_our_own_names_are_options_of_generate():
     assert made == {
         "target": "t", "draft": "d", "drafter": "suffix,model", "draft_tokens": 6, "drafter_option": ["min_match=3"]
     }  # fmt: skip
+
+
+def test_settings_of_a_draft_model_are_left_out_with_a_drafter_that_has_none():
+    """`slipstream generate` would refuse the file."""
+    engine = {"draft_quantize": "int8", "draft_tokenizer": "string", "threads": 2}
+    assert slipstream(Choice("suffix", 5, draft="some", engine=engine)) == {
+        "target": "embedded", "drafter": "suffix", "draft_tokens": 5, "threads": 2,
+    }  # fmt: skip
+    assert engine.items() <= slipstream(Choice("model", 5, draft="some", engine=engine)).items()
+    assert "draft_quantize" not in slipstream(Choice("eagle3", 5, draft="head", engine=engine))
+
+
+def test_another_tokenizer_has_a_counterpart_or_none():
+    foreign = {method: Choice("model", 4, draft="d", engine={"draft_tokenizer": method}) for method in DRAFT_TOKENIZERS}
+    same, intersection, string = (others(choice) for choice in foreign.values())
+    assert same == others(Choice("model", 4, draft="d"))
+    assert intersection["vllm"].values["use_heterogeneous_vocab"] is True
+    assert string["vllm"].values is None
+    for found in (intersection, string):
+        assert found["sglang"].values is found["llama-server"].values is None
+        assert "assistant_tokenizer" in found["transformers"].note
