@@ -14,7 +14,7 @@ from slipstream.models.token_texts import ROLES, TokenTexts
 log = logging.getLogger("slipstream")
 
 FEW = 0.1
-"""Below this share of either model's tokens a warning is logged."""
+"""Below this share of the target's tokens a warning is logged: the others cannot be drafted."""
 
 
 class SharedTokens:
@@ -72,5 +72,5 @@ class SharedTokens:
                 why="draft_tokenizer='intersection' drafts shared tokens only",
                 fix="set draft_tokenizer='string', which compares texts, or use another draft model",
             )
-        if min(self.shares) < FEW:
+        if self.shares[0] < FEW:
             log.warning("%s: few draft tokens will be accepted; draft_tokenizer='string' needs no shared tokens", self)

@@ -117,10 +117,13 @@ class TranslatedSteps:
     def _among_shared(self, sampling: StepSampling) -> StepSampling:
         """The same picks in the draft model's ids: noise of -inf for tokens that the target does not have."""
         model = self._translated
-        own = torch.zeros(1, 1, 1, dtype=torch.float64) if sampling.noise is None else sampling.noise[..., model.ours]
-        noise = own.new_full((*own.shape[:2], model.both.shared.width[1]), float("-inf"))
-        noise[..., model.theirs] = own  # [K, B, S]
-        return StepSampling(sampling.inv_temperature, noise=noise.to(model.device))
+        given = sampling.noise
+        if given is None:
+            given = torch.zeros(1, 1, model.vocab_size, dtype=torch.float64)
+        given = given.to(model.device)  # [K, B, V]
+        noise = given.new_full((*given.shape[:2], model.both.shared.width[1]), float("-inf"))  # [K, B, V']
+        noise[..., model.theirs] = given[..., model.ours]
+        return StepSampling(sampling.inv_temperature, noise=noise)
 
     def _drawn(self, own: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
         """Step by step, each token drawn in float64 from the distribution over the target's ids."""
