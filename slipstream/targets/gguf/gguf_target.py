@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling, best_steps_per_call
@@ -23,7 +24,7 @@ from slipstream.core.target import Capabilities, Runtime, TargetOut
 from slipstream.errors import TargetError
 from slipstream.targets.decoder import check_finite
 from slipstream.targets.gguf.cell_memory import CellMemory
-from slipstream.targets.gguf.llama_context import IDS, ROWS, LlamaContext, Row
+from slipstream.targets.gguf.llama_context import IDS, ROWS, LlamaContext, Logits, Row
 from slipstream.targets.gguf.tree_passes import Part, passes
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class GgufTarget:
         self.max_pending = ROWS
         self.steps_per_call = best_steps_per_call(sum(context.model.header.stored.values()))
         self._eos_ids = frozenset(shape.eos_ids)
+        self._rooms = np.empty(0, np.float32)
         self._held: dict[int, _Held] = {}
         self._free = list(range(IDS))[::-1]
         self._memory = CellMemory(context.cells, self._lengths)
@@ -91,41 +93,49 @@ class GgufTarget:
                 self.release(seq.id)
             raise
         own = [draft.splits[b] + b for b in range(len(seqs))]
-        if not np.isfinite(logits.numpy()[own, 0]).all():  # numpy takes a tenth of the time of torch here
-            check_finite(logits, seqs, draft)
-        return TargetOut(logits)
+        if not np.isfinite(logits[own, 0]).all():  # numpy takes a tenth of the time of torch here
+            check_finite(torch.from_numpy(logits), seqs, draft)
+        return TargetOut(torch.from_numpy(logits))
 
     def decode_steps(
         self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
     ) -> DecodedSteps:
         """See `core.target.MultiStep`. Tokens are drawn in float64."""
-        none = Draft.empty(len(seqs))
+        none, context = Draft.empty(len(seqs)), self.context_of_llama
         tokens = np.zeros((steps, len(seqs)), np.int64)  # [K, B]
-        logits = torch.empty(steps, len(seqs), self.vocab_size)  # [K, B, V]
+        logits = self._room(steps, len(seqs))
         probs: list[Tensor] = []
-        logits[0] = self.run(seqs, none).logits
+        logits[0] = self.run(seqs, none).logits.numpy()
         self.commit(seqs, [[]] * len(seqs))
         helds = [self._held[seq.id] for seq in seqs]
         try:
             for j in range(steps):
-                if j:
-                    rows = [(int(t), h.cells, (h.id,), True) for t, h in zip(tokens[j - 1], helds, strict=True)]
-                    for at in range(0, len(rows), ROWS):
-                        logits[j, at : at + ROWS] = self.context_of_llama.decode(rows[at : at + ROWS])
-                    for held in helds:
-                        held.cells += 1
-                        held.length += 1
+                if j == 1:
+                    rows = [(int(t), h.cells, (h.id,), True) for t, h in zip(tokens[0], helds, strict=True)]
+                    logits[j] = context.decode(rows)
+                elif j:
+                    logits[j] = context.decode_next(tokens[j - 1])
                 tokens[j], drawn = _picked(logits[j], sampling, j)
                 if drawn is not None:
                     probs.append(drawn)
-            if not bool(logits[..., 0].isfinite().all()):
+            if not np.isfinite(logits[..., 0]).all():
                 for row in logits:
-                    check_finite(row, seqs, none)
+                    check_finite(torch.from_numpy(row), seqs, none)
         except BaseException:
             for seq in seqs:
                 self.release(seq.id)
             raise
-        return DecodedSteps(torch.from_numpy(tokens), logits, torch.stack(probs) if probs else None)
+        for held in helds:
+            held.cells += steps - 1
+            held.length += steps - 1
+        return DecodedSteps(torch.from_numpy(tokens), torch.from_numpy(logits), torch.stack(probs) if probs else None)
+
+    def _room(self, steps: int, batch: int) -> Logits:
+        """Memory for logits [K, B, V], the same in each call: fresh memory would cost more than to fill it."""
+        size = steps * batch * self.vocab_size
+        if len(self._rooms) < size:
+            self._rooms = np.empty(size, np.float32)
+        return self._rooms[:size].reshape(steps, batch, self.vocab_size)
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         for seq, nodes in zip(seqs, path, strict=True):
@@ -163,7 +173,7 @@ class GgufTarget:
 
     # --- parts -------------------------------------------------------------------------------------------------
 
-    def _run(self, seqs: Seq[Sequence], draft: Draft) -> Tensor:
+    def _run(self, seqs: Seq[Sequence], draft: Draft) -> Logits:
         helds = [self._rolled_back(seq) for seq in seqs]
         counts = [draft.splits[b + 1] - draft.splits[b] for b in range(len(seqs))]
         tails = []  # pending tokens that run together with the nodes
@@ -178,7 +188,7 @@ class GgufTarget:
         parts = passes(draft, tails, len(self._free), ROWS)
         if len(parts) == 1:
             return self._pass(parts[0], seqs, draft)[0]
-        logits = torch.empty(len(seqs) + len(draft), self.vocab_size)
+        logits = np.empty((len(seqs) + len(draft), self.vocab_size), np.float32)
         for each in parts:
             found, rows = self._pass(each, seqs, draft)
             logits[rows] = found
@@ -189,7 +199,7 @@ class GgufTarget:
                 del held.branches[1:]
         return logits
 
-    def _pass(self, parts: Seq[Part], seqs: Seq[Sequence], draft: Draft) -> tuple[Tensor, list[int]]:
+    def _pass(self, parts: Seq[Part], seqs: Seq[Sequence], draft: Draft) -> tuple[Logits, list[int]]:
         """Logits [R, V] of the last pending tokens and the nodes of these parts, and which packed rows they are."""
         rows: list[Row] = []
         packed: list[int] = []
@@ -276,12 +286,12 @@ def _common(branch: Seq[int], path: Seq[int]) -> int:
     return count
 
 
-def _picked(logits: Tensor, sampling: StepSampling, j: int) -> tuple[np.ndarray, Tensor | None]:
+def _picked(logits: Logits, sampling: StepSampling, j: int) -> tuple[NDArray[np.int64], Tensor | None]:
     """Tokens [B] of step j from logits [B, V], and the distributions [B, V] that they were drawn from, if they were."""
     known = logits[:, : sampling.vocab]
     if sampling.kind == "maximum":
-        return known.numpy().argmax(-1), None  # the first of equal ones
-    scores = known.double()
+        return known.argmax(-1), None  # the first of equal ones
+    scores = torch.from_numpy(known).double()
     if sampling.inv_temperature is not None:
         scores = scores * sampling.inv_temperature[:, None]
     if sampling.uniforms is None:

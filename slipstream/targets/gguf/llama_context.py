@@ -18,8 +18,7 @@ import weakref
 from collections.abc import Sequence as Seq
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from slipstream.errors import LoadError, TargetError, UnsupportedModelError
 from slipstream.models.llamacpp_library import LlamaModel, faults
@@ -32,6 +31,8 @@ IDS = 256
 
 Row = tuple[int, int, tuple[int, ...], bool]
 """(token, position, sequence ids, whether its logits are wanted)."""
+
+Logits = NDArray[np.float32]
 
 _TYPES = {"float32": 0, "float16": 1}
 _NO_ROOM = 1
@@ -80,7 +81,7 @@ class LlamaContext:
         self._single, self._several = np.arange(IDS, dtype=np.int32), np.zeros(ROWS * IDS, np.int32)
         self._sets = np.zeros(ROWS, np.uint64)  # for each row, the address of its ids
         self._single_at, self._several_at = self._single.ctypes.data, self._several.ctypes.data
-        self._views: dict[tuple[int, int], Tensor] = {}  # of logits, by address and rows
+        self._views: dict[tuple[int, int], Logits] = {}  # of logits, by address and rows
         self._batch = self._lib.llama_batch(
             0,
             _pointer(self._token, ctypes.c_int32),
@@ -91,7 +92,7 @@ class LlamaContext:
             _pointer(self._wanted, ctypes.c_int8),
         )
 
-    def decode(self, rows: Seq[Row]) -> Tensor:
+    def decode(self, rows: Seq[Row]) -> Logits:
         """Run rows, at most ROWS, in an order in which every row follows those that it sees. Their keys and values stay
         in the cache. Logits [R, V] of the R wanted rows, valid until the next pass.
 
@@ -111,22 +112,33 @@ class LlamaContext:
         self._counts[:n] = [len(ids) for ids in sets]
         self._sets[:n] = addresses
         self._batch.n_tokens = n
+        return self._decoded(n, sum(wanted))
+
+    def decode_next(self, tokens: NDArray[np.int64]) -> Logits:
+        """Run the rows of the last pass again, each with the token [R] and the position that follow: for passes of one
+        wanted row for each sequence. Returns and raises as `decode`."""
+        n = len(tokens)
+        self._token[:n] = tokens
+        self._position[:n] += 1
+        return self._decoded(n, n)
+
+    def _decoded(self, rows: int, wanted: int) -> Logits:
         code = self._lib.llama_decode(self._handle, self._batch)
         if code:
-            raise self._failed(code, n)
-        return self._logits(sum(wanted))
+            raise self._failed(code, rows)
+        return self._logits(wanted)
 
-    def _logits(self, count: int) -> Tensor:
+    def _logits(self, count: int) -> Logits:
         width = self.model.vocab_size
         if not count:
-            return torch.empty(0, width)
+            return np.empty((0, width), np.float32)
         where = ctypes.addressof(self._lib.llama_get_logits(self._handle).contents), count
         view = self._views.get(where)
         if view is None:
             if len(self._views) > ROWS:  # llama.cpp moves its buffer when it grows
                 self._views.clear()
             found = (ctypes.c_float * (count * width)).from_address(where[0])
-            view = self._views[where] = torch.frombuffer(found, dtype=torch.float32).view(count, width)
+            view = self._views[where] = np.ctypeslib.as_array(found).reshape(count, width)
         return view
 
     def _failed(self, code: int, rows: int) -> TargetError:
