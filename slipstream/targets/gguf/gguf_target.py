@@ -25,7 +25,7 @@ from slipstream.errors import TargetError
 from slipstream.targets.decoder import check_finite
 from slipstream.targets.gguf.cell_memory import CellMemory
 from slipstream.targets.gguf.llama_context import IDS, ROWS, LlamaContext, Logits, Row
-from slipstream.targets.gguf.tree_passes import Part, passes
+from slipstream.targets.gguf.tree_passes import Part, leaf_paths, passes
 
 if TYPE_CHECKING:
     from slipstream.models.gguf_shape import GgufShape
@@ -59,7 +59,7 @@ class GgufTarget:
         self._eos_ids = frozenset(shape.eos_ids)
         self._rooms = np.empty(0, np.float32)
         self._held: dict[int, _Held] = {}
-        self._free = list(range(IDS))[::-1]
+        self._free = list(range(context.ids))[::-1]
         self._memory = CellMemory(context.cells, self._lengths)
 
     @property
@@ -101,13 +101,13 @@ class GgufTarget:
         self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
     ) -> DecodedSteps:
         """See `core.target.MultiStep`. Tokens are drawn in float64."""
-        none, context = Draft.empty(len(seqs)), self.context_of_llama
+        none = Draft.empty(len(seqs))
         tokens = np.zeros((steps, len(seqs)), np.int64)  # [K, B]
         logits = self._room(steps, len(seqs))
         probs: list[Tensor] = []
         logits[0] = self.run(seqs, none).logits.numpy()
         self.commit(seqs, [[]] * len(seqs))
-        helds = [self._held[seq.id] for seq in seqs]
+        helds, context = [self._held[seq.id] for seq in seqs], self.context_of_llama
         try:
             for j in range(steps):
                 if j == 1:
@@ -162,8 +162,8 @@ class GgufTarget:
             )
         child = self._begun(child_id)
         self.context_of_llama.fork(parent.id, child.id)
-        child.length, child.cells = length, parent.cells
-        self._cut(child, length)
+        child.length, child.cells = min(length, parent.length), parent.cells  # 0 if the cache was widened
+        self._cut(child, child.length)
 
     def release(self, seq_id: int) -> None:
         held = self._held.pop(seq_id, None)
@@ -175,6 +175,8 @@ class GgufTarget:
 
     def _run(self, seqs: Seq[Sequence], draft: Draft) -> Logits:
         helds = [self._rolled_back(seq) for seq in seqs]
+        if not draft.is_chain and len(self._free) < sum(len(leaf_paths(draft, b)) - 1 for b in range(len(seqs))):
+            self._widen()
         counts = [draft.splits[b + 1] - draft.splits[b] for b in range(len(seqs))]
         tails = []  # pending tokens that run together with the nodes
         early: list[Row] = []
@@ -231,6 +233,8 @@ class GgufTarget:
     def _begun(self, seq_id: int) -> _Held:
         """A sequence that holds nothing yet."""
         if not self._free:
+            self._widen()
+        if not self._free:
             raise TargetError(
                 f"{len(self._held)} sequences are held already, llama.cpp has {IDS} sequence ids",
                 why="each sequence needs one",
@@ -252,6 +256,14 @@ class GgufTarget:
         held.length = min(held.length, seq.kv_len)
         self._cut(held, held.length)
         return held
+
+    def _widen(self) -> None:
+        """Have all ids of llama.cpp. That empties its cache: the texts that it holds are read again."""
+        if self.context_of_llama.ids < IDS:
+            self.context_of_llama = self.context_of_llama.widened()
+            self._free = list(range(IDS))[::-1]
+            for held in self._held.values():
+                held.id, held.length, held.cells, held.branches = self._free.pop(), 0, 0, []
 
     def _cut(self, held: _Held, length: int) -> None:
         if held.cells > length:

@@ -26,8 +26,9 @@ from slipstream.models.llamacpp_library import LlamaModel, faults
 ROWS = 512
 """Most rows of a pass."""
 
-IDS = 256
-"""Sequence ids of llama.cpp (LLAMA_MAX_SEQ)."""
+IDS, FEW_IDS = 256, 64
+"""Most sequence ids that llama.cpp has (LLAMA_MAX_SEQ), and those that a context begins with: with 256, a pass over one
+row of a small model takes 3 % longer (measured)."""
 
 Row = tuple[int, int, tuple[int, ...], bool]
 """(token, position, sequence ids, whether its logits are wanted)."""
@@ -40,17 +41,18 @@ _NO_ROOM = 1
 
 class LlamaContext:
     """model: stays loaded as long as this. cells: tokens for which the cache has room, rounded up, at least ROWS.
-    kv_dtype: "float32" or "float16". threads: of a pass.
+    kv_dtype: "float32" or "float16". threads: of a pass. ids: sequence ids, 0..ids-1.
 
     Raises LoadError if there is no memory for the cache.
     """
 
-    def __init__(self, model: LlamaModel, cells: int, kv_dtype: str, threads: int):
-        self.model, self._lib = model, model.library
+    def __init__(self, model: LlamaModel, cells: int, kv_dtype: str, threads: int, ids: int = FEW_IDS):
+        self.model, self.ids, self._lib = model, ids, model.library
+        self._asked = cells, kv_dtype, threads
         params = self._lib.llama_context_default_params()
         params.n_ctx = max(cells, ROWS)  # llama.cpp runs no pass of more rows than cells
         params.n_batch = params.n_ubatch = ROWS
-        params.n_seq_max, params.kv_unified = IDS, True
+        params.n_seq_max, params.kv_unified = ids, True
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = _TYPES[kv_dtype]
         # With float32 keys, flash attention would still compute in float16.
@@ -78,7 +80,7 @@ class LlamaContext:
         self.cells = int(self._lib.llama_n_ctx(handle))
         self._token, self._position = np.zeros(ROWS, np.int32), np.zeros(ROWS, np.int32)
         self._counts, self._wanted = np.zeros(ROWS, np.int32), np.zeros(ROWS, np.int8)
-        self._single, self._several = np.arange(IDS, dtype=np.int32), np.zeros(ROWS * IDS, np.int32)
+        self._single, self._several = np.arange(ids, dtype=np.int32), np.zeros(ROWS * ids, np.int32)
         self._sets = np.zeros(ROWS, np.uint64)  # for each row, the address of its ids
         self._single_at, self._several_at = self._single.ctypes.data, self._several.ctypes.data
         self._views: dict[tuple[int, int], Logits] = {}  # of logits, by address and rows
@@ -91,6 +93,11 @@ class LlamaContext:
             ctypes.cast(self._sets.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
             _pointer(self._wanted, ctypes.c_int8),
         )
+
+    def widened(self) -> LlamaContext:
+        """An empty cache of the same size with all IDS; this one is gone."""
+        self._free()
+        return LlamaContext(self.model, *self._asked, ids=IDS)
 
     def decode(self, rows: Seq[Row]) -> Logits:
         """Run rows, at most ROWS, in an order in which every row follows those that it sees. Their keys and values stay

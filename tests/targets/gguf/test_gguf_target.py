@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from slipstream.core.target import Target
 from slipstream.errors import TargetError
 from slipstream.targets.gguf import gguf_target as module
 from slipstream.targets.gguf.gguf_target import GgufTarget
+from slipstream.targets.gguf.llama_context import FEW_IDS
+from slipstream.targets.gguf.load_gguf import from_file
 from tests.targets.conformance import CHAIN, TREE, Case, Conformance
 from tests.targets.gguf.conftest import FAMILIES
 from tests.targets.reference import Reference
@@ -200,3 +203,37 @@ def test_several_steps_in_one_call_are_single_steps(llama: Case, kind: str) -> N
         picked = sampling.pick(logits[j].double(), j)
         assert tokens[j].tolist() == picked.tolist()
     llama.run(seqs, llama.forest([CHAIN, [], TREE]))
+
+
+def test_a_context_gets_more_ids_when_they_are_needed(gguf_file: Callable[..., Path], reference: Ref) -> None:
+    """By a tree with many branches, by many sequences, and by a fork; what was read before is read again."""
+    for reason in ("tree", "sequences", "fork"):
+        target = from_file(gguf_file("llama"), {"threads": 1})
+        case = Case(target, reference("llama", torch.float32), CLOSE)
+        seqs = [case.prefilled(7), case.prefilled(4)]
+        assert target.context_of_llama.ids == FEW_IDS
+        wide = case.forest([[-1] * FEW_IDS, CHAIN])
+        if reason == "sequences":
+            seqs += [case.sequence(2) for _ in range(FEW_IDS)]
+            wide = case.forest([TREE, CHAIN] + [[]] * FEW_IDS)
+        if reason == "fork":
+            others = [case.sequence(1) for _ in range(FEW_IDS - 2)]
+            case.run(others, Draft.empty(len(others)))
+            child = Sequence([*seqs[0].tokens[:5], 9])
+            target.fork(seqs[0].id, child.id, 5)
+            child.kv_len = 5
+            seqs[0] = child
+        case.run(seqs, wide)
+        case.keep(seqs, wide, [[0], [0, 1], *[[]] * (len(seqs) - 2)])
+        case.run(seqs, case.forest([TREE, CHAIN] + [[]] * (len(seqs) - 2)))
+        assert target.context_of_llama.ids == module.IDS
+        assert len(target._held) + len(target._free) <= module.IDS
+
+
+def test_steps_in_one_call_may_need_more_ids(gguf_file: Callable[..., Path], reference: Ref) -> None:
+    target = from_file(gguf_file("llama"), {"threads": 1})
+    case = Case(target, reference("llama", torch.float32), CLOSE)
+    seqs = [case.sequence(3) for _ in range(FEW_IDS + 1)]
+    made = target.decode_steps(seqs, 3)
+    for b in (0, FEW_IDS):
+        case.same(made.logits[:, b], case.oracle(seqs[b].tokens + made.tokens[:-1, b].tolist())[-3:])
