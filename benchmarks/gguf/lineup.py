@@ -7,8 +7,8 @@ from typing import Any
 
 KINDS = ("F32", "Q8_0", "Q4_K_M")
 LENGTHS = (2, 4, 8, 16)
-"""Draft lengths of llama-cpp-python's lookup; the fastest on prompts that are not measured is taken. Slipstream chooses
-its own in each step."""
+"""Draft lengths of the lookups: of each the fastest on prompts that are not measured is taken."""
+SUFFIX = {"drafter": "suffix"}
 RANDOM = {"temperature": 1.0}
 """Random text: sampled at temperature 1 after random ids, so that no draft is right for long."""
 
@@ -46,7 +46,10 @@ def sides(kinds: tuple[str, ...]) -> dict[str, Side]:
             f"{kind} plain": Side(f"{kind}, Slipstream plain", "slipstream", kind),
             f"{kind} bindings": Side(f"{kind}, llama-cpp-python plain", "bindings", kind),
             f"{kind} lookup": Side(
-                f"{kind}, Slipstream with the suffix tree", "slipstream", kind, arguments={"drafter": "suffix"}
+                f"{kind}, Slipstream with the suffix tree", "slipstream", kind, lengths=LENGTHS, arguments=SUFFIX
+            ),
+            f"{kind} auto": Side(
+                f"{kind}, Slipstream with the suffix tree, chosen lengths", "slipstream", kind, arguments=SUFFIX
             ),
             f"{kind} bindings lookup": Side(
                 f"{kind}, llama-cpp-python with prompt lookup", "bindings", f"{kind} lookup", lengths=LENGTHS
@@ -56,7 +59,7 @@ def sides(kinds: tuple[str, ...]) -> dict[str, Side]:
             ),
             f"{kind} control": Side(
                 f"{kind}, random text, Slipstream with the suffix tree", "slipstream", kind, "random",
-                arguments=RANDOM | {"drafter": "suffix"},
+                arguments=RANDOM | SUFFIX,
             ),
         }  # fmt: skip
     return found
