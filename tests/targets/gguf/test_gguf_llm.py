@@ -194,6 +194,7 @@ def test_what_a_measurement_notes_of_a_gguf_model(llm: LLM) -> None:
         ({"dtype": "bfloat16"}, "leave it out"),
         ({"executor": "native"}, "leave it out"),
         ({"device": "cuda"}, "leave it out"),
+        ({"device": "nonesuch"}, "leave it out"),
         ({"kv_dtype": "int4"}, "float32"),
         ({"kv_tokens": 3}, ""),
         ({"threads": 0}, ""),
