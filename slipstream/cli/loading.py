@@ -60,6 +60,7 @@ def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[Any, 
         "kv_dtype": models.kv_dtype,
         "kv_tokens": models.kv_tokens,
         "threads": models.threads,
+        "trust_remote_code": models.trust_remote_code,
         "draft_options": options | own,
     }
 

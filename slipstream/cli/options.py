@@ -125,6 +125,12 @@ class ModelOptions:
     ] = None
     device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1, ...", rich_help_panel=_MODELS)] = None
     threads: Annotated[int | None, typer.Option(help="Number of CPU threads.", rich_help_panel=_MODELS)] = None
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Run Python code of the target's checkpoint.", rich_help_panel=_MODELS
+        ),
+    ] = False
     quantize: Annotated[
         str | None,
         typer.Option(

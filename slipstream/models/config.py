@@ -123,7 +123,7 @@ class DecoderConfig:
         if config.get("quantization_config"):
             method = _object(config, "quantization_config").get("quant_method")
             raise UnsupportedModelError(
-                f"the checkpoint is quantised ({method!r})",
+                f"the checkpoint is quantised ({getattr(method, 'value', method)})",
                 why="the decoder target reads plain floating-point weights",
                 fix="use the unquantised checkpoint and quantize='int8'",
             )

@@ -78,7 +78,7 @@ def _check_code(config: Mapping[str, Any], source: str | Path, trust_remote_code
             fix="install a newer transformers, or use another model",
         )
     allow = (
-        f"read it; if you trust it, pass trust_remote_code=True: LLM({str(source)!r}, trust_remote_code=True)"
+        f"read it; if you trust it: LLM({str(source)!r}, trust_remote_code=True), or --trust-remote-code"
         if role == "target"
         else "read it; if you trust it, load the draft model yourself and pass it: trust_remote_code of the target "
         "does not hold for its draft"
@@ -121,9 +121,11 @@ def _loaded(source: str | Path, dtype: torch.dtype, trust_remote_code: bool) -> 
 
 
 def _check_weights(module: torch.nn.Module, folder: Path) -> None:
-    """Raise CheckpointError for weights that are not finite."""
+    """Raise CheckpointError for weights that are not finite. Quantised ones, which are tensors of other classes, are
+    what their library made of the file."""
     for name, parameter in module.named_parameters():
-        if parameter.is_floating_point() and parameter.numel() and parameter.itemsize > 1:
+        plain = type(parameter) is torch.nn.Parameter and type(parameter.data) is torch.Tensor
+        if plain and parameter.is_floating_point() and parameter.numel() and parameter.itemsize > 1:
             low, high = parameter.detach().aminmax()  # one pass, no copy; NaN propagates
             if not (torch.isfinite(low) and torch.isfinite(high)):
                 raise CheckpointError(

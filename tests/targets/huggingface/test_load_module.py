@@ -11,8 +11,12 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from slipstream import LLM, SamplingParams
+from slipstream.cli.main import main
 from slipstream.errors import CheckpointError, LoadError, PairError, ParameterError, UnsupportedModelError
 from slipstream.models.facts import facts
 from slipstream.models.pair_check import require_pair
@@ -191,7 +195,9 @@ CODE = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "mo
 def test_code_of_a_checkpoint_is_refused_and_the_flag_is_named(folder: Path, tmp_path: Path) -> None:
     own = damaged(folder, tmp_path, model_type="own", auto_map=CODE)
     (tmp_path / "configuration_own.py").write_text("raise SystemExit('the code was run')\n")
-    with pytest.raises(UnsupportedModelError, match=r"brings its own Python code.*trust_remote_code=True"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"brings its own Python code.*trust_remote_code=True.*--trust-remote-code"
+    ):
         LLM(own)
 
 
@@ -204,7 +210,7 @@ def test_code_of_a_draft_is_refused_even_where_the_targets_is_trusted(folder: Pa
         LLM(random_model("gpt-neox"), own, trust_remote_code=True)
 
 
-def test_code_that_is_trusted_runs(tmp_path: Path) -> None:
+def test_code_that_is_trusted_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known, own = tmp_path / "known", tmp_path / "own"
     random_model("stablelm", torch.float32).save_pretrained(known)
     own.mkdir()
@@ -220,6 +226,15 @@ def test_code_that_is_trusted_runs(tmp_path: Path) -> None:
     done = LLM(own, dtype="float64", trust_remote_code=True).generate(PROMPTS, SHORT)
     wanted = LLM(known, dtype="float64").generate(PROMPTS, SHORT)
     assert [c.token_ids for c in done] == [c.token_ids for c in wanted]
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB)}, "w0"))
+    words.pre_tokenizer = Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(own)
+    command = ["generate", "w5 w9", "-n", "4", "-m", str(own), "--drafter", "ngram", "-q"]
+    for more, code in (([], 2), (["--trust-remote-code"], 0)):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, *more])
+        assert ended.value.code == code
+        assert ("--trust-remote-code" in capsys.readouterr().err) == bool(code)
 
 
 def test_an_unknown_architecture_is_refused(folder: Path, tmp_path: Path) -> None:
