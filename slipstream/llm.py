@@ -25,7 +25,7 @@ from slipstream.core.rules import Rule, rule_named
 from slipstream.core.sequence import Sequence, TokenLogprob
 from slipstream.core.stats import SpecStats
 from slipstream.core.stop import completed_at
-from slipstream.core.target import Target
+from slipstream.core.target import Target, begun
 from slipstream.core.turns import Turns
 from slipstream.drafters.choice import DrafterFactory
 from slipstream.drafters.guard import Guard
@@ -172,7 +172,9 @@ class LLM:
             target if path is None else path, trust_remote_code=trust_remote_code, **self._load
         )
         self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
-        self.checks = RequestChecks(self.tokenizer, self.target.vocab_size, self.target.context)
+        self.checks = RequestChecks(
+            self.tokenizer, self.target.vocab_size, self.target.context, self.target.capabilities.encoder
+        )
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
         self._grammars = Grammars(self.tokenizer, self.target.vocab_size)
         self._weightless: dict[str, Drafter] = {}  # by name, made when a request first wants one
@@ -272,8 +274,10 @@ class LLM:
                 fix="write LLM(target) without a draft, or llm.use(None) before",
             )
         stop_ids = self._stop_ids(params.ignore_eos, params.stop_token_ids)
+        more = {"params": SamplingParams(max_tokens=params.max_tokens), "context": self.target.context}
         searches = [
-            Search(self.checks.prompt(prompt), params, stop_ids, self.target.context) for prompt in _as_list(prompts)
+            Search(begun(self.target, self.checks.prompt(prompt), **more), params, stop_ids)
+            for prompt in _as_list(prompts)
         ]
         for _ in BeamSearch(self.target, self.max_batch, self._lock).run(searches):
             pass
@@ -318,9 +322,10 @@ class LLM:
         ids = self.checks.prompt(prompt)
         stop_ids = self._stop_ids(params.ignore_eos, params.stop_token_ids)
         form = params.structured
-        return Sequence(
+        return begun(
+            self.target,
             ids,
-            params,
+            params=params,
             stop_ids=stop_ids,
             context=self.target.context,
             decode=self._decode,
@@ -413,7 +418,7 @@ class LLM:
             drafted=list(seq.drafted),
             logprobs=seq.logprobs if seq.params.logprobs is not None else None,
             stats=seq.stats,
-            prompt_token_ids=seq.tokens[: seq.prompt],
+            prompt_token_ids=seq.asked,
             lossless=seq.lossless,
         )
 

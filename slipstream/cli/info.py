@@ -68,7 +68,7 @@ def show_matrix(as_json: bool, markdown: bool) -> None:
             console.print(f"{kind.name}: {kind.note}; a batch is {support.batch(kind)}. {own}", highlight=False)
         for name, what in support.DRAFT_TOKENIZERS.items():
             console.print(f"draft_tokenizer {name}: {what}.", highlight=False)
-        console.print("Every rule works with each. Other causal models of transformers are tried when they are loaded.")
+        console.print("Every rule works with each. Other models of transformers are tried when they are loaded.")
 
 
 def describe(model: str) -> dict[str, Any]:
@@ -109,6 +109,7 @@ def describe(model: str) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "tokens": None if seen.tokenizer is None else len(seen.tokenizer.tokens),
         "context": config.context,
+        "source_context": seen.source_context,
         "kv_bytes_per_token": seen.kv_bytes(dtype.itemsize),
         "tied_head": config.tie_embeddings,
         "sliding_window": windows,
@@ -169,7 +170,8 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("experts", f"{experts['per_token']} of {experts['count']} per token" if experts else "none: dense"),
         ("positions", positions(found)),
-        ("context", f"{found['context']} tokens, {render.size(found['kv_bytes_per_token'])} of KV each"),
+        ("context", f"{bound(found['context'])}, {render.size(found['kv_bytes_per_token'])} of KV each"),
+        *([] if found["source_context"] is None else [("source", f"{bound(found['source_context'])}, read once")]),
         ("vocabulary", vocabulary(found)),
         ("special", special or "unknown"),
         ("lm_head", "tied to the embedding" if found["tied_head"] else "not tied"),
@@ -177,6 +179,13 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("executor", f"{found['executor']} on {found['device']}" + not_native(found["not_native"])),
         *native_rows(found["native"]),
     ]
+
+
+def bound(tokens: int) -> str:
+    """A context, or that it has no end."""
+    from slipstream.models.module_shape import UNBOUNDED
+
+    return "no bound" if tokens == UNBOUNDED else f"{tokens} tokens"
 
 
 def not_native(reason: str | None) -> str:

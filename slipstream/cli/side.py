@@ -34,7 +34,7 @@ class Column:
 
 def side_by_side(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     """Decode one after the other, so that they do not compete for the CPU, and stream all three texts."""
-    request = llm.sequence(prompt, params).tokens  # checks the prompt before anything is drawn
+    request = llm.sequence(prompt, params).asked  # checks the prompt before anything is drawn
     columns = [Column("plain", llm), Column("drafter alone", drafter_alone(llm)), Column("speculative", llm)]
     drafter = llm.drafter
     with Interrupt() as interrupt, canvas(columns) as draw:

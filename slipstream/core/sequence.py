@@ -40,6 +40,7 @@ class Sequence:
 
     tokens    prompt and output so far.
     prompt    number of prompt tokens.
+    source    what an encoder-decoder reads with its encoder, once; `tokens` then begins with the target's start tokens.
     kv_len    how many leading tokens have their KV in the target's cache.
     stop_ids  ids that end the sequence (EOS of the model, unless ignored, and those of the request).
     context   most tokens the target can hold.
@@ -67,6 +68,7 @@ class Sequence:
     decode: Callable[[Seq[int]], str] | None = None
     constraint: Constraint | None = None
     prediction: Seq[int] = ()
+    source: Seq[int] = ()
     coupled: bool = False
     lossless: bool = True
     rule: Rule | None = None
@@ -110,6 +112,17 @@ class Sequence:
     @property
     def output(self) -> list[int]:
         return self.tokens[self.prompt :]
+
+    @property
+    def asked(self) -> list[int]:
+        """The ids of the request: its source, or its prompt."""
+        return list(self.source) or self.tokens[: self.prompt]
+
+    @property
+    def readable(self) -> list[int]:
+        """What lookup drafters copy from, not to be changed: the tokens, after the source if there is one. The source
+        stands behind the start tokens, so that a text which begins as it does is found from its first token on."""
+        return [*self.tokens[: self.prompt], *self.source, *self.tokens] if self.source else self.tokens
 
     @property
     def limit(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 
 import torch
@@ -148,10 +149,11 @@ def record(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) 
 
 
 def logprobs(logits: torch.Tensor, run: Seq[int], top: int) -> list[TokenLogprob]:
-    """Log-probabilities of `run` under the target's own logits [len(run), V], with the `top` most likely tokens."""
+    """Log-probabilities of `run` under the target's own logits [len(run), V], with the `top` most likely tokens; those
+    that it never emits are left out."""
     logs = torch.log_softmax(logits.double(), -1)
     best = logs.topk(min(top, logs.shape[-1]), -1)
     return [
-        TokenLogprob(token, float(row[token]), tuple(zip(ids, values, strict=True)))
+        TokenLogprob(token, float(row[token]), tuple((i, v) for i, v in zip(ids, values, strict=True) if v > -math.inf))
         for token, row, ids, values in zip(run, logs, best.indices.tolist(), best.values.tolist(), strict=True)
     ]

@@ -240,6 +240,19 @@ class Runtime:
     source: Path | None = None
 
 
+@dataclass(frozen=True)
+class Encoder:
+    """What an encoder-decoder declares: each of its texts answers a source (`Sequence.source`), which its encoder reads
+    once.
+
+    context  most tokens of a source.
+    start    ids that every text begins with, before its output.
+    """
+
+    context: int
+    start: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Capabilities:
     """What a target can do beyond `Target`. None: it cannot.
@@ -254,6 +267,7 @@ class Capabilities:
     fork           beginning a sequence with what was computed for another.
     torch_threads  most threads that torch should use beside it (see `core.torch_threads`); None: as many as it likes.
     experts        (experts per token, experts) of a mixture of experts; None for a dense model.
+    encoder        what reads the source of each text; None: texts continue their prompts.
     """
 
     eos_ids: frozenset[int] = frozenset()
@@ -266,6 +280,16 @@ class Capabilities:
     fork: Fork | None = None
     torch_threads: int | None = None
     experts: tuple[int, int] | None = None
+    encoder: Encoder | None = None
+
+
+def begun(target: Target, prompt: Seq[int], **more: Any) -> Sequence:
+    """A text that continues a prompt, or that answers it as its source if the target has an encoder. more: fields of
+    `Sequence`."""
+    encoder = target.capabilities.encoder
+    if encoder is None:
+        return Sequence(list(prompt), **more)
+    return Sequence(list(encoder.start), source=tuple(prompt), **more)
 
 
 HEAD_HOST = "hidden states and weights for a draft head"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
-from slipstream.errors import ParameterError
+from slipstream.errors import PairError, ParameterError
 from slipstream.settings import SAME, one_of
 from slipstream.zoo import EMBEDDED, checkpoint_of
 
@@ -202,6 +202,12 @@ class DrafterFactory:
         from slipstream.models.text import tokenizer_of
         from slipstream.targets.sources import as_target
 
+        if self.target.capabilities.encoder is not None:
+            raise PairError(
+                f"draft_tokenizer={self.draft_tokenizer!r} was asked of an encoder-decoder",
+                why="its draft model reads the ids of the source, which are the target's",
+                fix="use a draft model with the target's tokenizer",
+            )
         theirs = None if path is None else tokenizer_of(path)
         if self.tokenizer is None or theirs is None:  # before weights are read
             vocabularies(self.tokenizer, theirs, (0, 0), self.draft_tokenizer)

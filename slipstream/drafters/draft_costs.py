@@ -9,9 +9,9 @@ from slipstream.core.cost_curve import CostCurve
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
-from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import Target
+from slipstream.targets.target_costs import made_up_text
 
 
 def measure_draft_costs(
@@ -41,7 +41,7 @@ def measure_draft_costs(
     passes = max(2, min(repeats + 1, (target.context - 3) // pass_tokens))
     past = max(1, min(past, target.context - passes * pass_tokens - 2))
     params = SamplingParams(temperature=temperature, max_tokens=passes * pass_tokens + 2, seed=0)
-    seq = Sequence([i % target.vocab_size for i in range(past)], params)
+    seq = made_up_text(target, past, params)
     times: dict[int, list[float]] = {n: [] for n in lengths}
 
     def timed_step(draft_tokens: int) -> tuple[dict[str, float], int]:

@@ -214,19 +214,19 @@ class LookaheadDrafter:
     def _state(self, seq: Sequence) -> _State:
         """The state of a sequence, with its pool up to date. Created when it is first needed: a sequence for which
         speculation is off costs nothing."""
-        config, state = self.config, self._states.get(seq.id)
+        config, state, text = self.config, self._states.get(seq.id), seq.readable
         if state is None:
             state = _State(Pool(config.pool, config.guesses), BackOff(config.row_cost), [[]])
-            state.indexed = max(0, len(seq.tokens) - config.pool)
+            state.indexed = max(0, len(text) - config.pool)
             self._fill(state, seq)
             self._states[seq.id] = state
         elif state.gained:
             self._shift(state, seq, [])
         if config.from_text:
-            recent = seq.tokens[max(0, state.indexed - config.ngram + 1) :]
+            recent = text[max(0, state.indexed - config.ngram + 1) :]
             for i in range(len(recent) - config.ngram + 1):
                 state.pool.add(recent[i : i + config.ngram])
-            state.indexed = len(seq.tokens)
+            state.indexed = len(text)
         return state
 
     def _add_ngrams(self, state: _State, last: int, depth: int, tokens: list[int], parents: list[int]) -> None:
@@ -269,8 +269,8 @@ class LookaheadDrafter:
         """Draw the missing cells from the text."""
         missing = sum(self.config.window - len(level) for level in state.levels)
         if missing:
-            text = seq.tokens
-            drawn = iter((seq.random.uniforms(DRAFT, len(text), missing) * len(text)).astype(int).tolist())
+            text = seq.readable
+            drawn = iter((seq.random.uniforms(DRAFT, len(seq.tokens), missing) * len(text)).astype(int).tolist())
             for level in state.levels:
                 level += [text[next(drawn)] for _ in range(self.config.window - len(level))]
 

@@ -114,6 +114,7 @@ class MatchDrafter(LookupDrafter[MatchState], Generic[C]):
         if state is None:
             state = MatchState(seq, self._index(seq), match_stats=MatchLengthStats(self.config.row_cost, RECORDS))
             self._states[seq.id] = state
-        state.index.extend(seq.tokens[state.indexed :])
-        state.indexed = len(seq.tokens)
+        text = seq.readable
+        state.index.extend(text[state.indexed :])
+        state.indexed = len(text)
         return state

@@ -20,13 +20,14 @@ from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Target, TargetOut
+from slipstream.core.target import Encoder, Target, TargetOut
 from slipstream.drafters.chains import Chains
 from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.model_tree import Ran, accepted_path, grow
 from slipstream.drafters.string_match import StringDrafter, Writer
-from slipstream.errors import ParameterError, did_you_mean
+from slipstream.errors import PairError, ParameterError, did_you_mean
+from slipstream.models.pair_check import require_kind
 
 log = logging.getLogger("slipstream")
 
@@ -111,12 +112,13 @@ class ModelDrafter:
         self.config = config or ModelDraftConfig()
         self.context, self.device, self.width = model.context, model.device, model.vocab_size
         self._multi_step, self._memory = model.capabilities.multi_step, model.capabilities.memory
+        self._encoder = model.capabilities.encoder
         self.multi_step = self._multi_step is not None
         self._chains = Chains(self, vocab_size, self.config.length)
         self._shadows: dict[int, Shadow] = {}
         self._ran: dict[int, Ran] = {}  # nodes of each sequence's tree that the model has run
         self.chains_only = self.config.tree is None
-        self._warned = False
+        self._warned: set[str] = set()
         window = self.config.window
         if window is not None and window >= self.context:
             raise ParameterError(
@@ -137,13 +139,21 @@ class ModelDrafter:
         return draft
 
     def _begun(self, seq: Sequence, most: int) -> int:
-        """How deep this sequence can be drafted, at most `most`. Creates its shadow, or a new one if it is outdated."""
+        """How deep this sequence can be drafted, at most `most`; 0 if its source is too long for the draft model's
+        encoder. Creates its shadow, or a new one if it is outdated."""
+        if self._encoder is not None and len(seq.source) > self._encoder.context:
+            self._warn(
+                "the draft model's encoder reads at most %d tokens, a source has %d: decoding goes on without drafting",
+                self._encoder.context,
+                len(seq.source),
+            )
+            return 0
         shadow, window = self._shadows.get(seq.id), self.config.window
         outdated = shadow is not None and window is not None and (self.room(seq) < 1 or shadow.unread(seq) > window)
         if shadow is None or outdated:
             self.release(seq.id)
             begin = 0 if window is None else max(0, len(seq.tokens) - window)
-            held = Sequence(seq.tokens[begin:], seq.params, context=self.context)
+            held = Sequence(seq.tokens[begin:], seq.params, context=self.context, source=seq.source)
             if seq.prefix_cache and self._memory is not None:
                 held.kv_len = self._memory.begin(held.id, held.tokens, len(held.tokens) - 1)
             self._shadows[seq.id] = Shadow(begin, held)
@@ -268,9 +278,8 @@ class ModelDrafter:
     def _within_context(self, seq: Sequence, depth: int) -> int:
         """Greatest depth within the draft model's context: positions beyond it were never trained."""
         room = self.room(seq)
-        if room < depth and self.config.window is None and not self._warned:
-            self._warned = True
-            log.warning(
+        if room < depth and self.config.window is None:
+            self._warn(
                 "the draft model's context of %d tokens is full at a sequence of %d tokens: decoding continues without "
                 "drafting (set the option window to restart the draft model on the end of the text)",
                 self.context,
@@ -278,9 +287,16 @@ class ModelDrafter:
             )
         return max(0, min(depth, room))
 
+    def _warn(self, message: str, *values: int) -> None:
+        """Once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning(message, *values)
+
 
 def make(target: Target, *, model: Target | Writer, **options: Any) -> ModelDrafter | StringDrafter:
-    """See `registry`; options as in `ModelDraftConfig`. A `Writer` takes none."""
+    """See `registry`; options as in `ModelDraftConfig`. A `Writer` takes none. Raises PairError where only one
+    of the two reads sources, or where their texts begin with different tokens."""
     if isinstance(model, Writer):
         if options:
             raise ParameterError(
@@ -290,8 +306,19 @@ def make(target: Target, *, model: Target | Writer, **options: Any) -> ModelDraf
             )
         return StringDrafter(model, target.device)
     config = ModelDraftConfig(**options)
+    _check_kinds(target.capabilities.encoder, model.capabilities.encoder)
     if config.costs == "measured":
         from slipstream.targets.target_costs import measure_costs
 
         config = replace(config, costs=measure_costs(target))
     return ModelDrafter(model, target.vocab_size, config)
+
+
+def _check_kinds(ours: Encoder | None, theirs: Encoder | None) -> None:
+    require_kind(ours is not None, theirs is not None)
+    if ours is not None and theirs is not None and ours.start != theirs.start:
+        raise PairError(
+            f"texts of the target begin with the ids {ours.start}, those of the draft model with {theirs.start}",
+            why="a draft model that reads another beginning than it was trained on is seldom right",
+            fix="use a draft model of the target's family, or set decoder_start_token_id in its generation_config",
+        )

@@ -210,14 +210,14 @@ class NgramDrafter(LookupDrafter[_State]):
         splits = [0]
         for seq, depth in zip(seqs, budget, strict=True):
             if depth > 0:
-                self._grow(self._state(seq), seq.tokens, min(depth, self.config.max_draft), tokens, parents)
+                self._grow(self._state(seq), seq.readable, min(depth, self.config.max_draft), tokens, parents)
             splits.append(len(tokens))
         return self._remembered(seqs, Draft.of(tokens, parents, splits, device=self.device))
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
         """See `hybrid.Lookup`."""
-        state = self._states[seq.id]
-        found = state.store.followers(seq.tokens, drafted, 1)
+        state, text = self._states[seq.id], seq.readable
+        found = state.store.followers(text, drafted, 1)
         if not found:
             return [], 0
         token, position, match = found[0]
@@ -225,7 +225,7 @@ class NgramDrafter(LookupDrafter[_State]):
         if not depth:
             return [], match
         path = [*drafted, token]
-        state.store.extend(seq.tokens, path, position, len(drafted) + depth)
+        state.store.extend(text, path, position, len(drafted) + depth)
         return path[len(drafted) :], match
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
@@ -242,7 +242,7 @@ class NgramDrafter(LookupDrafter[_State]):
                 NgramStore(self.config), match_stats=MatchLengthStats(self.config.row_cost, self.config.max_ngram)
             )
             self._states[seq.id] = state
-        state.store.index(seq.tokens)
+        state.store.index(seq.readable)
         return state
 
     def _grow(self, state: _State, text: Seq[int], depth: int, tokens: list[int], parents: list[int]) -> None:
@@ -276,7 +276,7 @@ class NgramDrafter(LookupDrafter[_State]):
         rows = [draft.splits[b] + b + 1 + node for b in range(len(seqs)) for node in (-1, *verdict.path[b])]
         likely = iter(out.logits[rows].topk(min(self.config.fillers, out.logits.shape[-1])).indices.tolist())
         for b, seq in enumerate(seqs):
-            store, text = self._state(seq).store, seq.tokens
+            store, text = self._state(seq).store, seq.readable
             for end in range(len(text) - len(verdict.path[b]) - 1, len(text)):
                 tops = next(likely)
                 for k in range(self.config.min_ngram, min(self.config.max_ngram, end) + 1):

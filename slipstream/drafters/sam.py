@@ -221,15 +221,15 @@ class SamDrafter(MatchDrafter[SamConfig]):
         """From the request's own text, or from the corpus if its match is longer; with `ahead`, from the text alone."""
         config, history = self.config, state.index
         match, place = history.longest(ahead)
-        text, reader = state.seq.tokens, None if ahead else history.corpus
+        reader, fixed = None if ahead else history.corpus, None
         if self.corpus and reader and reader.match > match + config.bias:
-            match, place, text = reader.match, reader.place, self.corpus.text
+            match, place, fixed = reader.match, reader.place, self.corpus.text
         if match < config.min_match:
             return Continuation(match if ahead else 0)
         depth = min(depth, max(1, int(config.spec_factor * match)), state.match_stats.depth(match))
-        if text is state.seq.tokens:
-            return Continuation.chain(match, copied(text, ahead, place, depth))
-        found = text[place : place + depth]
+        if fixed is None:
+            return Continuation.chain(match, copied(state.seq.readable, ahead, place, depth))
+        found = fixed[place : place + depth]
         return Continuation.chain(match, found[: found.index(END)] if END in found else found)
 
 

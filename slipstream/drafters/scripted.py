@@ -52,8 +52,8 @@ def replay(rate: float) -> Script:
 
 
 class ScriptedDrafter:
-    """continuations  prompt -> the tokens that follow it. Nothing is drafted for an unknown prompt, or after the end of
-                   a continuation.
+    """continuations  prompt or source -> the tokens that follow it. Nothing is drafted for an unknown prompt, or
+                   after the end of a continuation.
     script         which draft tokens are correct; a wrong one is the correct token plus one, modulo `vocab_size`.
 
     The acceptance rate is as intended if the text follows the continuation (greedy, or recorded with the same seed and
@@ -78,7 +78,7 @@ class ScriptedDrafter:
 
     def _row(self, seq: Sequence, depth: int) -> list[int]:
         end, done = len(seq.tokens), len(seq.tokens) - seq.prompt
-        known = self.continuations.get(tuple(seq.tokens[: seq.prompt]), ())[done : done + depth]
+        known = self.continuations.get(tuple(seq.asked), ())[done : done + depth]
         return [
             token if self.script(seq, end + place, place) else (token + 1) % self.vocab_size
             for place, token in enumerate(known)

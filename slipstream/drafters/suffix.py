@@ -167,13 +167,13 @@ class SuffixDrafter(MatchDrafter[SuffixConfig]):
         state = self._states.get(seq_id)
         super().release(seq_id)
         if state is not None and self.config.across and state.seq.finish:
-            self.past.extend(state.seq.tokens if self.config.past_prompts else state.seq.output)
+            self.past.extend(state.seq.readable if self.config.past_prompts else state.seq.output)
             self.past.young.close()
 
     def _best(self, state: MatchState, depth: int, ahead: Seq[int] = ()) -> Continuation:
         """From the request's own store, or from that of all requests if its score is higher."""
         config, best = self.config, Continuation()
-        tail = [*state.seq.tokens[-config.max_depth :], *ahead][-config.max_depth :]
+        tail = [*state.seq.readable[-config.max_depth :], *ahead][-config.max_depth :]
         for store in (state.index, self.past) if config.across else (state.index,):
             own = store is state.index and not ahead
             tree, match, where = store.longest(tail, own)

@@ -21,18 +21,18 @@ from slipstream.errors import ParameterError, TargetError
 
 
 class Search:
-    """One prompt and its beams.
+    """One prompt and its beams. first: a text that has not begun.
 
     seqs    one for each running text, in the same order.
     held    ids of sequences that may hold KV.
     """
 
-    def __init__(self, prompt: Seq[int], params: BeamParams, stop_ids: frozenset[int], context: int):
-        most = min(params.max_tokens, context - len(prompt))
+    def __init__(self, first: Sequence, params: BeamParams, stop_ids: frozenset[int]):
+        most = min(params.max_tokens, first.context - first.prompt)
         self.beams = Beams(params, stop_ids, most)
-        self.seqs = [Sequence(list(prompt), context=context)]
-        self.held = {self.seqs[0].id}
-        self._prompt, self._most = len(prompt), most
+        self.seqs = [first]
+        self.held = {first.id}
+        self._prompt, self._most = first.prompt, most
 
     def blocks(self, memory: Memory) -> int:
         """Most blocks that it can hold at a time: those that the prompt fills, which all beams share, and the rest of
@@ -121,7 +121,7 @@ class BeamSearch:
 
     def _forked(self, search: Search, seq: Sequence) -> Sequence:
         """Another sequence with the same tokens, all of which have KV."""
-        child = Sequence(seq.tokens, context=seq.context)
+        child = Sequence(seq.tokens, context=seq.context, source=seq.source)
         search.held.add(child.id)  # first: an interrupt must not leave blocks that nobody frees
         self._fork(seq.id, child.id, len(seq.tokens))
         return child

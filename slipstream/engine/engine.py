@@ -126,9 +126,11 @@ class Engine:
         would decide on such a draft with the numbers that made it, and the text would not have the target's
         distribution. So each request for such a drafter draws other numbers. Under `coupled` drafts do not matter.
 
-        Raises TargetError if the whole KV cache is too small for the request, RuleError if its rule cannot verify it.
+        Raises TargetError if the whole KV cache is too small for the request, or if it has a source and the target no
+        encoder, or the other way round; RuleError if its rule cannot verify it.
         """
         self._check_fits(seq)
+        self._check_source(seq)
         check_params(rule or self.rule, seq.params)
         seq.rule = rule or self.rule
         seq.coupled, seq.lossless = seq.rule.name == "coupled", seq.rule.lossless
@@ -237,7 +239,9 @@ class Engine:
         drafters = [self._requests[seq.id].drafter for seq in seqs]
         if self.lengths is None or prompts or self.drafter not in drafters:
             return None
-        known = all(seq.unread == 1 for seq in seqs) and all(one in (self.drafter, NO_DRAFTER) for one in drafters)
+        # The first step of a text that answers a source reads that, too.
+        known = all(seq.unread == 1 and seq.kv_len > 0 for seq in seqs)
+        known = known and all(one in (self.drafter, NO_DRAFTER) for one in drafters)
         behind = any(n and not self._requests[seq.id].followed for seq, n in zip(seqs, lengths, strict=True))
         return Timed(seqs, lengths, behind) if known else None
 
@@ -388,6 +392,17 @@ class Engine:
                 f"a request may grow to {seq.limit} tokens, the KV cache holds {slots}",
                 why="its size was fixed when the model was loaded",
                 fix=f"ask for at most {max(0, slots - seq.prompt)} tokens, or make the cache larger",
+            )
+
+    def _check_source(self, seq: Sequence) -> None:
+        encoder = self.target.capabilities.encoder
+        if bool(seq.source) != (encoder is not None):
+            raise TargetError(
+                "a request without a source came to an encoder-decoder"
+                if encoder
+                else "a request with a source came to a target without an encoder",
+                why="an encoder-decoder answers a source, a decoder continues a prompt",
+                fix="make sequences by LLM.sequence or core.target.begun",
             )
 
     def _keep(self, seq: Sequence) -> None:

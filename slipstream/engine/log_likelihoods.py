@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 import torch
 
 from slipstream.core.draft import Draft
+from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Target
+from slipstream.core.target import Target, begun
 from slipstream.core.torch_threads import host_threads
 from slipstream.errors import TargetError
 
@@ -76,7 +77,8 @@ def _batch(target: Target, texts: Seq[Scored]) -> list[tuple[Sequence, Scored]]:
     batch: list[tuple[Sequence, Scored]] = []
     for text in texts:
         room -= len(text.continuation)
-        batch.append((Sequence(text.context), text))
+        unended = SamplingParams(max_tokens=len(text.continuation) + 1)  # some models end a text at its limit by force
+        batch.append((begun(target, text.context, params=unended), text))
         writes = ((seq.id, 0, one.slots) for seq, one in batch)
         if len(batch) > 1 and (room < 0 or (memory is not None and memory.missing(writes))):
             return batch[:-1]

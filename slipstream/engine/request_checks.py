@@ -12,6 +12,7 @@ from torch import Tensor
 
 from slipstream.core.beam_params import BeamParams
 from slipstream.core.params import SamplingParams
+from slipstream.core.target import Encoder
 from slipstream.engine.log_likelihoods import Scored
 from slipstream.errors import ParameterError, PromptError
 
@@ -25,19 +26,25 @@ class RequestChecks:
     tokenizer   None: prompts are token ids.
     vocab_size  width V of the target's logits.
     context     most tokens that a sequence may hold.
+    encoder     of an encoder-decoder, to which prompts are sources.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, context: int):
-        self.tokenizer, self.vocab_size, self.context = tokenizer, vocab_size, context
+    def __init__(self, tokenizer: Any, vocab_size: int, context: int, encoder: Encoder | None = None):
+        self.tokenizer, self.vocab_size, self.context, self.encoder = tokenizer, vocab_size, context, encoder
 
     def prompt(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt: at least one, none outside the vocabulary, fewer than the context holds."""
         ids = self._prompt_ids(prompt)
-        if len(ids) >= self.context:
+        if len(ids) > self.longest and self.encoder is not None:
+            raise PromptError(
+                f"the source has {len(ids)} tokens, the context of the target's encoder holds {self.longest}",
+                fix=f"shorten it to {self.longest} tokens",
+            )
+        if len(ids) > self.longest:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens, the target's context holds {self.context}",
                 why="at least one position must be left for the answer",
-                fix=f"shorten it to {self.context - 1} tokens",
+                fix=f"shorten it to {self.longest} tokens",
             )
         return ids
 
@@ -53,8 +60,17 @@ class RequestChecks:
         else:
             ids = _token_ids(prompt)
         if not ids:
-            raise PromptError("the prompt is empty", why="a causal model needs at least one token to continue")
+            raise PromptError("the prompt is empty", why="a model needs at least one token to continue or to answer")
         return self._within(ids, "prompt")
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a prompt."""
+        return self.context - 1 if self.encoder is None else self.encoder.context
+
+    def room(self, prompt: int) -> int:
+        """Most tokens of an output, after a prompt of so many."""
+        return self.context - (prompt if self.encoder is None else len(self.encoder.start))
 
     def prediction(self, text: Prompt, name: str = "prediction") -> list[int]:
         """The token ids of what an output is expected to be; it may be longer than the context."""
@@ -67,8 +83,9 @@ class RequestChecks:
 
     def pair(self, context: Prompt, continuation: Prompt) -> Scored:
         """A text that is given, to be scored; no longer than the context, its last token, which is not run, apart."""
-        text = Scored(self._prompt_ids(context), self.prediction(continuation, "continuation"))
-        if text.slots > self.context:
+        ids = self._prompt_ids(context) if self.encoder is None else self.prompt(context)
+        text = Scored(ids, self.prediction(continuation, "continuation"))
+        if len(text.continuation) - 1 > self.room(len(ids)):
             raise PromptError(
                 f"context and continuation have {text.slots + 1} tokens, the target's context holds {self.context}",
                 why="every token but the last one is run",

@@ -186,6 +186,12 @@ def _refuse(model: Any, input_ids: Tensor, config: Any, given: Mapping[str, Any]
     def no(what: str, why: str, fix: str) -> ParameterError:
         return ParameterError(f"{what} was asked of custom_generate", why=why, fix=fix)
 
+    if model.config.is_encoder_decoder:
+        raise no(
+            f"a {type(model).__name__}",
+            "transformers has encoded the source already, and does not hand over its tokens, which drafters read",
+            "LLM(model, draft=...).generate(sources)",
+        )
     if _streamer_of_caller() is not None:
         raise no(
             "streamer", "transformers does not hand its streamer over", "write custom_generate(..., streamer=streamer)"

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.draft import Draft
-from slipstream.core.sequence import Sequence
-from slipstream.core.target import Target
+from slipstream.core.target import Target, begun
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,8 @@ def divergence(
         return None
     shared = (i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b)
     position = next(shared, min(len(plain), len(other)))
-    before = [*prompt, *plain[:position]]
     alone, among, prefilled = (
-        scores(_logits(target, before, n), plain[:position]) for n in (0, rows - 1, None)
+        scores(_logits(target, prompt, plain[:position], n), plain[:position]) for n in (0, rows - 1, None)
     )  # [V] each
     noise = max(distance(alone, row) for row in (among, prefilled))
     taken = alone[other[position]] if position < min(len(plain), len(other)) else alone.topk(2).values[1]
@@ -82,17 +80,19 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float(torch.where(a == b, 0.0, (a - b).abs()).max())
 
 
-def _logits(target: Target, tokens: Seq[int], extra: int | None) -> Any:
-    """Logits [V] after `tokens`. The last token is run in one pass with `extra` draft tokens; None: with the whole
+def _logits(target: Target, prompt: Seq[int], output: Seq[int], extra: int | None) -> Any:
+    """Logits [V] after an output. Its last token is run in one pass with `extra` draft tokens; None: with the whole
     prompt."""
-    seq = Sequence(list(tokens), context=target.context)
+    seq = begun(target, prompt, context=target.context)
+    seq.tokens += output
+    tokens = list(seq.tokens)
     try:
         if extra is not None and len(tokens) > 1:
-            seq.tokens = list(tokens[:-1])
+            seq.tokens = tokens[:-1]
             target.run([seq], Draft.empty(1, target.device))
             target.commit([seq], [[]])
             seq.kv_len = len(seq.tokens)
-            seq.tokens = list(tokens)
+            seq.tokens = tokens
         room = max(0, min(extra or 0, target.context - len(tokens)))
         out = target.run([seq], Draft.chains([[int(tokens[-1])] * room], device=target.device))
         return out.logits[0].to(torch.float64).clone()

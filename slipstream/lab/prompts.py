@@ -135,22 +135,21 @@ def load(
     prompts, long = [], 0
     for entry in chosen:
         ids = encode(llm, entry, template)
-        if len(ids) >= llm.target.context:
+        if len(ids) > llm.checks.longest:
             if not is_built_in(source):
                 long += 1
                 continue
-            ids = ids[-max(1, llm.target.context // 2) :]
+            ids = ids[-max(1, (llm.checks.longest + 1) // 2) :]
         prompts.append(Prompt(ids, entry.category, entry.name))
         if entry.later and turns > 1:
             follow = later_turns(llm, entry, template, turns, tokens)
             long += min(len(entry.later), turns - 1) - len(follow)
             prompts += follow
     if long:
-        warnings.append(
-            f"{counted(long, 'prompt')} left out: too long for the context of {counted(llm.target.context, 'token')}"
-        )
+        context = counted(llm.checks.longest + 1, "token")
+        warnings.append(f"{counted(long, 'prompt')} left out: too long for the context of {context}")
     if not prompts:
-        raise PromptError(f"no prompt of {source} fits into the target's context of {llm.target.context} tokens")
+        raise PromptError(f"no prompt of {source} fits into the target's context of {llm.checks.longest + 1} tokens")
     name = source if is_built_in(source) else Path(source).name
     made = PromptSet(name, prompts, _digest(chosen, turns), warnings)
     if warn_random:
@@ -265,7 +264,7 @@ def later_turns(llm: LLM, entry: Entry, template: str, turns: int, tokens: int) 
             before = llm.generate([_conversation(llm, said, chat)], SamplingParams(max_tokens=tokens))[0]
             said += [before.text, question]
             ids = _conversation(llm, said, chat)
-            if len(ids) >= llm.target.context:
+            if len(ids) > llm.checks.longest:
                 break
             found.append(Prompt(ids, entry.category, f"{entry.name}, turn {turn}"))
     finally:
@@ -285,11 +284,14 @@ def built_in(llm: LLM, kind: str, count: int) -> list[list[int]]:
     """Token ids of the first prompts of a kind: text to continue, or requests ("edit"). Long prompts keep only
     their end, so that half of the context is free for the answer."""
     ids = [encode(llm, entry, "auto") for entry in entries(kind)[:count]]
-    return [row[-max(1, llm.target.context // 2) :] for row in ids]
+    return [row[-max(1, (llm.checks.longest + 1) // 2) :] for row in ids]
 
 
 def surprises(llm: LLM, made: PromptSet) -> list[str]:
-    """A warning if prompts look like random tokens to the target, because acceptance rates on them are meaningless."""
+    """A warning if prompts look like random tokens to the target, because acceptance rates on them are meaningless. An
+    encoder-decoder gives no probability to its sources."""
+    if llm.target.capabilities.encoder is not None:
+        return []
     uniform = math.log(llm.target.vocab_size)
     long = [prompt.ids for prompt in made.prompts if len(prompt.ids) >= 4]
     levels = [surprise(llm, ids) for ids in long]

@@ -109,7 +109,7 @@ def page() -> str:
         "# What works with what",
         "",
         "Made by `slipstream info --matrix --markdown` from what the code declares; a test compares this page with it.",
-        "Every other causal model of transformers is tried when it is loaded",
+        "Every other causal model and encoder-decoder of transformers is tried when it is loaded",
         "([model families](model-families.md#every-other-model)).",
         "",
         "| kind of target | " + " | ".join(names) + " |",
@@ -129,7 +129,8 @@ def page() -> str:
     lines += [
         "",
         f"Every rule works with every cell: {said}. So does every batch size,",
-        "and a draft model of any kind for a target of any kind. A draft model's quantisation is chosen apart from the",
+        "and a draft model of any kind for a target of any kind; only encoder-decoders draft for encoder-decoders, and",
+        "for nothing else. A draft model's quantisation is chosen apart from the",
         "target's (`draft_quantize`), and so is its tokenizer (`draft_tokenizer`): "
         + ", ".join(f"`{name}` ({what})" for name, what in DRAFT_TOKENIZERS.items())
         + ". Beam search drafts nothing ([why](commands.md#beam-search)).",

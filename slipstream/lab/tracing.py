@@ -261,10 +261,10 @@ def trace(
     show = llm.tokenizer.decode if llm.tokenizer is not None else str
 
     def collect() -> dict[str, Any]:
-        text = [show([token]) for token in seq.tokens[: seq.prompt]]
+        text = [show([token]) for token in seq.asked]
         used = sorted({i for t in recorder.tokens for i in (t.token, *(g.token for g in t.rejected), *dict(t.top))})
         return {
-            "prompt": {"name": name, "text": "".join(text), "tokens": seq.prompt},
+            "prompt": {"name": name, "text": "".join(text), "tokens": len(text)},
             "tokens": [asdict(token) for token in recorder.tokens],
             "pieces": pieces(llm, seq),
             "vocabulary": {token: show([token]) for token in used},

@@ -57,6 +57,11 @@ class ModelFacts:
     tokenizer: TokenMap | None
     chat_template: bool
 
+    @property
+    def source_context(self) -> int | None:
+        """Most tokens that its encoder reads; None for a decoder."""
+        return self.config.source_context if isinstance(self.config, ModuleShape) else None
+
     @cached_property
     def parameters(self) -> int:
         """Number of weights; a tied head is counted once."""
@@ -73,11 +78,13 @@ class ModelFacts:
     @cached_property
     def step_parameters(self) -> int:
         """Number of weights that one decode step reads: the active ones without an untied input embedding, of which a
-        step reads one row."""
+        step reads one row, and without an encoder, which runs once."""
+        shapes = self.config.shapes()
         looked_up = ["embed_positions.weight"]
         if not self.config.tie_embeddings:
             looked_up.append("embed_tokens.weight")
-        shapes = self.config.shapes()
+        if self.source_context is not None:
+            looked_up += [name for name in shapes if "encoder." in name]
         return self.active_parameters - sum(math.prod(shapes[name]) for name in looked_up if name in shapes)
 
     @cached_property

@@ -28,6 +28,8 @@ class ModuleShape:
     """Implements `ModelShape` for a transformers model; fields as in `DecoderConfig`.
 
     position  "rope", "learned", or "none" where the context has no bound.
+    layers, context  of an encoder-decoder: of its decoder.
+    source_context   most tokens that its encoder reads; None: it has no encoder.
     heads, kv_heads, head_dim  0 for a model without attention.
     config    of transformers.
     """
@@ -46,16 +48,18 @@ class ModuleShape:
     tie_embeddings: bool = False
     rope_parameters: Mapping[str, Any] = field(default_factory=dict)
     experts: Experts | None = None
+    source_context: int | None = None
     config: Any = field(default=None, repr=False, compare=False)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every weight, a tied head counted once; the input embedding is "embed_tokens.weight". The
         model is made without memory for its weights."""
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+        auto: Any = AutoModelForCausalLM if self.source_context is None else AutoModelForSeq2SeqLM
         with torch.device("meta"):
-            module = AutoModelForCausalLM.from_config(self.config)
+            module = auto.from_config(self.config)
         embedding = module.get_input_embeddings()
         own = None if embedding is None else getattr(embedding, "weight", None)
         return {
@@ -71,7 +75,10 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
     vocab_size  width of its logits; None: what the configuration says.
     """
     text = config.get_text_config(decoder=True)
-    context = _first(text, _CONTEXT_KEYS) or UNBOUNDED
+    context = _bound(text, ("max_decoder_position_embeddings", *_CONTEXT_KEYS))
+    layers = text.num_hidden_layers
+    if config.is_encoder_decoder:
+        layers = _first(text, ("num_decoder_layers",)) or layers
     rope = getattr(text, "rope_parameters", None) or {}
     vocab = vocab_size or text.vocab_size
     heads = _first(text, ("num_attention_heads",)) or 0
@@ -79,7 +86,7 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
         model_type=config.model_type,
         vocab_size=vocab,
         hidden_size=text.hidden_size,
-        layers=text.num_hidden_layers,
+        layers=layers,
         context=min(context, _unscaled(rope, context)),
         position="none" if context == UNBOUNDED else "rope" if rope else "learned",
         eos_ids=_eos(text, generation, vocab),
@@ -90,6 +97,7 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
         tie_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
         rope_parameters=rope,
         experts=_experts(text),
+        source_context=_source_context(config),
         config=config,
     )
 
@@ -97,10 +105,16 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
 def shape_in(folder: Path) -> ModuleShape:
     """The shape of the model in a folder, of which only the small files are read. Code in it is not run.
 
-    Raises UnsupportedModelError for an architecture that the installed transformers does not have or that is not a
-    causal language model, ConfigError for a configuration that it refuses.
+    Raises UnsupportedModelError for an architecture that the installed transformers does not have or that is neither a
+    causal language model nor an encoder-decoder of texts, ConfigError for a configuration that it refuses.
     """
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConfig
+    from transformers import (
+        CONFIG_MAPPING,
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        AutoConfig,
+        GenerationConfig,
+    )
 
     kind = read_json(folder / "config.json").get("model_type")
     if kind not in CONFIG_MAPPING:
@@ -112,11 +126,12 @@ def shape_in(folder: Path) -> ModuleShape:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
         raise _unreadable(folder, fault) from fault
-    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    known = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if config.is_encoder_decoder else MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in known:
         raise UnsupportedModelError(
-            f"the architecture {kind!r} is not that of a causal language model",
-            why="each token must depend on the text before it only",
-            fix="use a decoder-only model",
+            f"the architecture {kind!r} is not that of a causal language model, nor of an encoder-decoder of texts",
+            why="each token must depend on the text before it, and on a source at most",
+            fix="use a language model",
         )
     try:
         generation = None
@@ -139,6 +154,20 @@ def _eos(text: Any, generation: Any, vocab: int) -> tuple[int, ...]:
     eos = getattr(text, "eos_token_id", None) if generation is None else eos
     ids = eos if isinstance(eos, (list, tuple)) else () if eos is None else (eos,)
     return tuple(dict.fromkeys(i for i in ids if isinstance(i, int) and 0 <= i < vocab))
+
+
+def _source_context(config: Any) -> int | None:
+    if not config.is_encoder_decoder:
+        return None
+    own = (getattr(config, "encoder", None) or config).get_text_config()
+    return _bound(own, ("max_encoder_position_embeddings", *_CONTEXT_KEYS))
+
+
+def _bound(text: Any, keys: tuple[str, ...]) -> int:
+    """Most tokens of a text. T5's `n_positions` is how long its training texts were: its positions are distances."""
+    if hasattr(text, "relative_attention_num_buckets"):
+        return UNBOUNDED
+    return _first(text, keys) or UNBOUNDED
 
 
 def _unscaled(rope: Any, context: int) -> int:

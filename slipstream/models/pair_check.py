@@ -121,9 +121,27 @@ def compare_facts(ours: ModelFacts, theirs: ModelFacts) -> PairReport:
     )
 
 
+def require_kind(target: bool, draft: bool) -> None:
+    """Raise PairError if only one of a target and its draft model is an encoder-decoder."""
+    if target != draft:
+        raise PairError(
+            _other_kind(target),
+            why="a decoder continues a prompt, an encoder-decoder answers a source: neither knows what the other reads",
+            fix=f"use a draft model that is {_KIND[target]}, too, or the drafter 'ngram', which needs none",
+        )
+
+
+_KIND = {True: "an encoder-decoder", False: "a decoder"}
+
+
+def _other_kind(target: bool) -> str:
+    return f"the target is {_KIND[target]}, the draft model is {_KIND[not target]}"
+
+
 def require_pair(target: str | Path, draft: str | Path) -> None:
-    """Raise PairError unless both checkpoints map the same ids to the same tokens."""
+    """Raise PairError unless both checkpoints are of one kind and map the same ids to the same tokens."""
     report = compare(target, draft)
+    require_kind(report.target.source_context is not None, report.draft.source_context is not None)
     if report.problem:
         raise PairError(
             report.problem,
@@ -150,6 +168,8 @@ def _both_special(token: int, ours: TokenMap | None, theirs: TokenMap | None) ->
 
 def _problem(ours: ModelFacts, theirs: ModelFacts, plain: int, common: int, shown: tuple[Difference, ...]) -> str:
     names = f"target {ours.source!r} and draft {theirs.source!r}"
+    if (ours.source_context is None) != (theirs.source_context is None):
+        return _other_kind(ours.source_context is not None)
     if plain:
         listed = "; ".join(map(str, shown))
         return (

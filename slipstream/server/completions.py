@@ -87,10 +87,12 @@ def completions(service: Service) -> APIRouter:
                 400, f"{len(prompts)} prompts times n={n} are more than {service.limits.choices} choices", "n"
             )
         echo = flag(given, "echo")
+        if echo and service.facts.encoder is not None:
+            raise ApiError(400, "echo: an encoder-decoder answers its prompt, which is no part of the text", "echo")
         nothing = any(type(given.get(name)) is int and given[name] == 0 for name in LENGTHS)
         if nothing:  # the specification allows it
             given = {name: value for name, value in given.items() if name not in LENGTHS}
-        room = service.facts.context - max(map(len, prompts))
+        room = service.checks.room(max(map(len, prompts)))
         params = service.checked(sampling_params(given, COMPLETIONS, room))
         scored = echo and params.logprobs is not None
         generation = await generation_of(service, prompts, params, n, given, scored=scored)

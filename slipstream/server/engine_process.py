@@ -191,4 +191,5 @@ def facts_of(llm: Any) -> ModelFacts:
         "" if runtime is None else runtime.backend,
         "" if runtime is None else str(runtime.dtype).removeprefix("torch."),
         llm.request_drafters,
+        llm.target.capabilities.encoder,
     )

@@ -67,7 +67,8 @@ FIELDS = (
     Field("n", "Answers to each prompt; with a seed, the j-th has the seed plus j.", _INTEGER, unset=(1,)),
     Field(
         "echo",
-        "Put the prompt before the text, and its logprobs if they are asked for.",
+        "Put the prompt before the text, and its logprobs if they are asked for. Refused for encoder-decoders, whose "
+        "prompt is a source.",
         _BOOLEAN,
         where=(COMPLETIONS,),
         unset=(False,),

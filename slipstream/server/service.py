@@ -10,6 +10,7 @@ from time import time
 from typing import Any
 
 from slipstream.core.params import SamplingParams
+from slipstream.core.target import Encoder
 from slipstream.engine.request_checks import RequestChecks
 from slipstream.engine.streams import Streams
 from slipstream.errors import PromptError, RequestError
@@ -28,6 +29,7 @@ class ModelFacts:
     drafter, rule        their names.
     drafters             those that a request may name, with the most draft tokens a step of each.
     backend, dtype       what runs it; empty for a target that does not say.
+    encoder              as of `Capabilities`.
     """
 
     vocab_size: int
@@ -39,6 +41,7 @@ class ModelFacts:
     backend: str = ""
     dtype: str = ""
     drafters: dict[str, int] = field(default_factory=dict)
+    encoder: Encoder | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Service:
         self.name, self.facts, self.tokenizer, self.streams = name, facts, tokenizer, streams
         self.limits, self.keys = limits or Limits(), keys
         self.replies = replies or ReplyFormat.of(tokenizer)
-        self.checks = RequestChecks(tokenizer, facts.vocab_size, facts.context)
+        self.checks = RequestChecks(tokenizer, facts.vocab_size, facts.context, facts.encoder)
         self.tracing = tracing
         self.started = self.now()
         self.draining = False

@@ -10,7 +10,7 @@ import torch
 
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.draft import Draft
-from slipstream.core.params import check_integer
+from slipstream.core.params import SamplingParams, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.core.torch_threads import host_threads
@@ -41,7 +41,7 @@ def measure_costs(
     check_integer("repeats", repeats, 1)
     rows = [n for n in rows if n == 1 or n + 1 <= target.context]
     past = max(1, min(past, target.context - max(rows)))
-    seq = Sequence([i % target.vocab_size for i in range(past + 1)])
+    seq = made_up_text(target, past + 1)
     try:
         target.run([seq], Draft.empty(1, target.device))
         target.commit([seq], [[]])
@@ -56,6 +56,15 @@ def measure_costs(
         return CostCurve.monotone(rows, [statistics.median(times[n]) for n in rows])
     finally:
         target.release(seq.id)
+
+
+def made_up_text(target: Target, length: int, params: SamplingParams | None = None) -> Sequence:
+    """A text that means nothing, of so many tokens; with a source as long if the target has an encoder."""
+    ids, encoder = [i % target.vocab_size for i in range(length)], target.capabilities.encoder
+    params = params or SamplingParams()
+    if encoder is None:
+        return Sequence(ids, params)
+    return Sequence([*encoder.start, *ids][:length], params, source=ids[: encoder.context])
 
 
 def _plain(target: Target, seq: Sequence) -> float:

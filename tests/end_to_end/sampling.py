@@ -74,6 +74,7 @@ def sample(llm: LLM, prompt: Seq[int], params: SamplingParams, n: int, seed: int
                 one.context,
                 one.decode,
                 constraint_of(params, llm.target.vocab_size, one.stop_ids),
+                source=one.source,
                 stream=Stream(seed + i),
             )
             for i in range(n)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from slipstream import LLM, BeamParams, SamplingParams
+from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.engine.beam_search import BeamSearch, Search
 from slipstream.errors import ParameterError, PromptError, TargetError
@@ -124,7 +125,7 @@ def test_a_model_with_states_finds_what_a_forward_of_each_whole_text_finds() -> 
     """Its own beam search reorders a cache that depends on the version of transformers."""
     name, prompt = "lfm2", PROMPTS[0]
     params = BeamParams(beams=3, n=3, max_tokens=5, ignore_eos=True, stop_token_ids=[frequent(name)])
-    search = Search(prompt, params, frozenset({frequent(name)}), 128)
+    search = Search(Sequence(prompt, context=128), params, frozenset({frequent(name)}))
     while not search.beams.done:
         texts = [[*prompt, *one.output] for one in search.beams.running]
         with torch.no_grad():
@@ -146,7 +147,7 @@ def test_each_prompt_is_searched_as_if_it_were_alone() -> None:
 
 
 def searched(toy: PagedToy, prompts: list[list[int]], params: BeamParams, most: int = 8) -> tuple[Any, list[Search]]:
-    searches = [Search(prompt, params, toy.eos_ids, toy.context) for prompt in prompts]
+    searches = [Search(Sequence(prompt, context=toy.context), params, toy.eos_ids) for prompt in prompts]
     return BeamSearch(toy, most).run(searches), searches
 
 

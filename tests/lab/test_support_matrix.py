@@ -26,6 +26,7 @@ from slipstream.targets.sources import as_target
 from tests.checkpoints import random_llama
 from tests.heads.tiny_heads import config, head, tiny_heads
 from tests.targets.huggingface.architectures import VOCAB, random_model
+from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 
 MODELS: dict[str, Callable[[], Any]] = {
     "own": lambda: random_llama(vocab_size=VOCAB, hidden_size=32, eos_token_id=None).double(),
@@ -33,6 +34,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "one each": lambda: random_model("bloom"),
     "states": lambda: random_model("lfm2"),
     "one by one": lambda: random_model("jamba"),
+    "encoder-decoder": lambda: random_encoder_decoder("t5"),
     "gguf": lambda: random_gguf(),
 }
 PROMPTS = [[5, 9, 33], [7, 8, 7, 8, 7, 8], [1]]
@@ -75,7 +77,7 @@ def drafter(name: str, of: Target, kind: str) -> Any:
         made = config(1 if name == "eagle" else 3, VOCAB, width=32, target=32, draft_vocab=VOCAB)
         return EagleDrafter(TorchEagle(head(made, 3)), VOCAB, EagleDraftConfig())
     if spec.needs in (Needs.DRAFT_MODEL, Needs.MEMBERS):
-        return make_drafter(name, of, model=target("packed"))
+        return make_drafter(name, of, model=target("packed" if of.capabilities.encoder is None else kind))
     if spec.needs is Needs.RECORDING:
         texts = {tuple(p): text for p, text in zip(PROMPTS, plain(kind), strict=True)}
         return make_drafter(name, of, continuations=texts)

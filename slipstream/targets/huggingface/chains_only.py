@@ -129,18 +129,22 @@ class ChainsOnly:
         held = self._rolled_back(seq)
         try:
             if seq.kv_len - len(held.tokens) > _LAG:
-                self._forward(held, text[len(held.tokens) : seq.kv_len], 1, ())
+                self._forward(seq, held, text[len(held.tokens) : seq.kv_len], 1, ())
             held.mark()
             read = seq.kv_len - len(held.tokens)  # tokens that were accepted, and are read again
             pieces: list[dict[int, Tensor]] = []
             while len(text) - len(held.tokens) > max(self.chunk, len(chain) + 1):
                 most = min(self.chunk, len(text) - len(held.tokens) - len(chain) - 1)
-                pieces.append(self._forward(held, text[len(held.tokens) : len(held.tokens) + most], 1, taps)[1])
-            logits, last = self._forward(held, text[len(held.tokens) :], len(chain) + 1, taps)
+                pieces.append(self._forward(seq, held, text[len(held.tokens) : len(held.tokens) + most], 1, taps)[1])
+            logits, last = self._forward(seq, held, text[len(held.tokens) :], len(chain) + 1, taps)
         except BaseException:
-            del self._held[seq.id]  # some layers may have read the tokens, and others not
+            self._drop(seq.id)
             raise
         return logits, {tap: torch.cat([p[tap] for p in (*pieces, last)])[read:] for tap in taps}
+
+    def _drop(self, seq_id: int) -> None:
+        """Forget the cache of a sequence after a fault: some layers may have read the tokens, and others not."""
+        del self._held[seq_id]
 
     def _rolled_back(self, seq: Sequence) -> RollbackCache:
         """The cache of a sequence, with nothing but tokens of it that were accepted."""
@@ -149,32 +153,37 @@ class ChainsOnly:
             length = min(len(held.tokens), seq.kv_len)
             if held.tokens[:length] == seq.tokens[:length] and held.roll_back(length):
                 return held
-        held = self._held[seq.id] = RollbackCache(self.parts.config)
+        held = self._held[seq.id] = RollbackCache(self.parts.cache_config)
         return held
 
     def _forward(
-        self, held: RollbackCache, tokens: Seq[int], keep: int, taps: Seq[int]
+        self, seq: Sequence, held: RollbackCache, tokens: Seq[int], keep: int, taps: Seq[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Read tokens; logits [keep, V] after the last ones."""
         if self.one_by_one and held.tokens and len(tokens) > 1:
-            each = [self._next(held, token, taps) for token in tokens]
+            each = [self._next(seq, held, token, taps) for token in tokens]
             states = {tap: torch.cat([seen[tap] for _, seen in each]) for tap in taps}
             return torch.cat([logits for logits, _ in each[-keep:]]), states
-        start = len(held.tokens)
         ids = torch.tensor([list(tokens)], device=self.device)  # [1, n]
         check_ids(ids[0], self.vocab_size)
-        given: dict[str, Any] = {"use_cache": True, self._cache_name: held.cache}
-        if "position_ids" in self._takes:
-            given["position_ids"] = torch.arange(start, start + len(tokens), device=self.device)[None]
+        given = self._inputs(seq, held, ids)
         if "logits_to_keep" in self._takes:
             given["logits_to_keep"] = keep
         with self.parts.hidden_states(taps) as seen:
-            out = self.parts.module(input_ids=ids, **given)
+            out = self.parts.module(use_cache=True, **given)
         held.tokens += tokens
         logits: Tensor = out.logits[0, -keep:].to(self.device)  # [keep, V]
         states = {tap: seen[tap].to(self.device) for tap in taps}
         return (logits if logits.dtype == torch.float64 else logits.float()), states
 
-    def _next(self, held: RollbackCache, token: int, taps: Seq[int]) -> tuple[Tensor, dict[int, Tensor]]:
+    def _inputs(self, seq: Sequence, held: RollbackCache, ids: Tensor) -> dict[str, Any]:
+        """What the model is called with to read ids [1, n]."""
+        given: dict[str, Any] = {"input_ids": ids, self._cache_name: held.cache}
+        if "position_ids" in self._takes:
+            start = len(held.tokens)
+            given["position_ids"] = torch.arange(start, start + ids.shape[1], device=self.device)[None]
+        return given
+
+    def _next(self, seq: Sequence, held: RollbackCache, token: int, taps: Seq[int]) -> tuple[Tensor, dict[int, Tensor]]:
         held.mark()
-        return self._forward(held, [token], 1, taps)
+        return self._forward(seq, held, [token], 1, taps)

@@ -29,6 +29,14 @@ PACKED = Kind("packed", "transformers, rows of several sequences over our own KV
 ONE_EACH = Kind("one each", "transformers, one cache for each sequence", False, False, False)
 STATES = Kind("states", "the same; recurrent states are copied", False, False, False)
 ONE_BY_ONE = Kind("one by one", "the same; one token at a time: exact, but not faster", False, False, False, pays=False)
+ENCODER_DECODER = Kind(
+    "encoder-decoder",
+    "transformers, a source that is encoded once and a cache for each text",
+    trees=False,
+    early_exit=False,
+    one_forward=False,
+    heads=False,
+)
 GGUF = Kind(
     "gguf",
     "llama.cpp, a sequence id for each branch of a tree",
@@ -39,7 +47,7 @@ GGUF = Kind(
     models="GGUF files of causal models with a KV cache",
 )
 
-KINDS = (OWN, PACKED, ONE_EACH, STATES, ONE_BY_ONE, GGUF)
+KINDS = (OWN, PACKED, ONE_EACH, STATES, ONE_BY_ONE, ENCODER_DECODER, GGUF)
 
 ARCHITECTURES: dict[str, Kind] = {
     **dict.fromkeys(
@@ -53,5 +61,6 @@ ARCHITECTURES: dict[str, Kind] = {
     **dict.fromkeys(("bloom", "falcon (alibi)", "gpt_neo", "mpt"), ONE_EACH),
     **dict.fromkeys(("bamba", "lfm2", "mamba2", "qwen3_next"), STATES),
     **dict.fromkeys(("jamba", "mamba"), ONE_BY_ONE),
+    **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5"), ENCODER_DECODER),
 }  # fmt: skip
 """`model_type` of transformers 5.23 -> how it takes part. Others are tried when they are loaded, too."""

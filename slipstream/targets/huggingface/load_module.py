@@ -92,10 +92,12 @@ def _check_code(config: Mapping[str, Any], source: str | Path, trust_remote_code
 
 def _loaded(source: str | Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     """The model on the CPU, every weight of it from the checkpoint."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(str(source), trust_remote_code=trust_remote_code)
+        auto: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        loaded: Any = auto.from_pretrained(
             str(source),
             dtype=dtype,
             trust_remote_code=trust_remote_code,

@@ -18,7 +18,7 @@ from slipstream.errors import TargetError
 
 
 class ModuleParts:
-    """module: a causal language model of transformers.
+    """module: a causal language model or an encoder-decoder of transformers.
 
     decoder  the part without the output head.
     layers   its layers in order; empty where they were not found.
@@ -36,6 +36,11 @@ class ModuleParts:
             if isinstance(part, nn.ModuleList) and len(part) == self.config.num_hidden_layers:
                 return list(part)
         return []
+
+    @property
+    def cache_config(self) -> Any:
+        """What transformers makes the decoder's cache from."""
+        return self.decoder.config if self.module.config.is_encoder_decoder else self.config
 
     @property
     def returns_tuples(self) -> bool:

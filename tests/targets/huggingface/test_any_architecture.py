@@ -93,7 +93,8 @@ class WrongSiblings:
 
 def test_every_entry_of_the_table_has_a_model_here() -> None:
     known = {model(name).config.model_type for name in ARCHITECTURES}
-    assert {name.removesuffix(" (alibi)") for name in kinds.ARCHITECTURES} == known
+    causal = {name for name, kind in kinds.ARCHITECTURES.items() if kind is not kinds.ENCODER_DECODER}
+    assert {name.removesuffix(" (alibi)") for name in causal} == known
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

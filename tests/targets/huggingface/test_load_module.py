@@ -290,10 +290,10 @@ def test_a_model_in_training_mode_is_refused() -> None:
         LLM(random_model("gpt-neox").train())
 
 
-def test_an_encoder_decoder_is_refused() -> None:
+def test_an_encoder_without_a_decoder_is_refused() -> None:
     config = transformers.T5Config(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
-    with pytest.raises(UnsupportedModelError, match="not a causal language model"):
-        LLM(transformers.T5ForConditionalGeneration(config).eval())
+    with pytest.raises(UnsupportedModelError, match="not a causal language model or an encoder-decoder"):
+        LLM(transformers.T5EncoderModel(config).eval())
 
 
 def test_a_model_that_keeps_its_state_inside_is_refused() -> None:

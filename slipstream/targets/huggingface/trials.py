@@ -1,0 +1,120 @@
+"""Trials: a few tokens are run as the engine would run them, and compared with the model's own forward, which has no
+cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.errors import SlipstreamError
+from slipstream.targets.decoder import Decoder
+from slipstream.targets.huggingface.chains_only import ChainsOnly
+from slipstream.targets.huggingface.module_parts import ModuleParts
+from slipstream.targets.huggingface.packed_module import PackedModule
+
+_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""Largest difference that rounding explains, relative to the largest logit; transformers computes norms and softmax in
+float32 at least."""
+_ROUGH = 0.05
+"""The same for 16 bits and quantised weights, for the median row: there experts may be picked differently."""
+
+NOT_ROLLED_BACK = "several tokens in one forward, after others that were rejected, must give what one at a time gives"
+WITHOUT_SPECULATION = "use another model; transformers itself runs this one, without speculation"
+"""Why and how to go on, in errors after a trial that failed."""
+
+
+def ids_of(parts: ModuleParts) -> int:
+    """How many token ids it knows."""
+    return int(parts.config.vocab_size)
+
+
+def own_logits(module: Any, parts: ModuleParts, text: Seq[int]) -> Tensor:
+    """Logits [n, V] of the model's own forward."""
+    with torch.inference_mode():
+        out: Tensor = module(input_ids=torch.tensor([list(text)], device=parts.device), use_cache=False).logits
+    return out[0].to(parts.device).double()
+
+
+def fault_of(trial: Callable[..., None], *given: Any) -> str | None:
+    """Why a trial failed; None if it did not."""
+    try:
+        trial(*given)
+    except Exception as fault:  # a model's own code may raise anything
+        return fault.what if isinstance(fault, SlipstreamError) else f"{type(fault).__name__}: {fault}"
+    return None
+
+
+class _Differs(SlipstreamError):
+    """A trial gave other logits than the model's own forward."""
+
+
+def same(found: Tensor, wanted: Tensor, dtype: torch.dtype, what: str) -> None:
+    """Raise unless [n, d] equals what is wanted, in float64, as far as rounding in `dtype` allows."""
+    errors = (found.double() - wanted).abs().amax(-1) / wanted.abs().max().clamp(min=1e-9)  # [n]
+    limit = _TOLERANCE.get(dtype, _ROUGH)
+    error = float(errors.max() if dtype in _TOLERANCE else errors.median())
+    if not error <= limit:
+        raise _Differs(f"{what} gave logits that differ by {error:.1e} of the largest, allowed are {limit:.0e}")
+
+
+def check_packed(packed: PackedModule, texts: Seq[Seq[int]], truth: Seq[Tensor]) -> None:
+    """Two sequences in one pass, a tree whose later branch is kept, and layers apart."""
+    target, (a, b) = Decoder(packed), texts
+    dtype = packed.runtime.dtype
+    seqs = [Sequence(list(a[:4])), Sequence(list(b[:2]))]
+    try:
+        out = target.run(seqs, Draft.empty(2, target.device))
+        same(out.logits, torch.stack([truth[0][3], truth[1][1]]), dtype, "a packed pass")
+        target.commit(seqs, [[], []])
+        for seq, text in zip(seqs, texts, strict=True):
+            seq.kv_len = len(seq.tokens)
+            seq.tokens.append(text[seq.kv_len])
+        other = (a[5] + 1) % packed.config.vocab_size
+        draft = Draft.trees([([other, a[5], a[6]], [-1, -1, 1]), (b[3:], [-1, 0])], target.device)
+        taps = (0, 1, packed.config.layers, -1)
+        out = target.run(seqs, draft, taps)
+        rows = [0, 2, 3, 4, 5, 6]
+        wanted = torch.cat((truth[0][4:7], truth[1][2:5]))
+        same(out.logits[rows], wanted, dtype, "a packed tree")
+        target.commit(seqs, [[1], [0]])
+        seqs[0].tokens += [a[5], a[6]]
+        seqs[1].tokens += [b[3], b[4]]
+        for seq in seqs:
+            seq.kv_len = len(seq.tokens) - 1
+        whole = target.run(seqs, Draft.empty(2, target.device)).logits.clone()
+        same(whole, torch.stack([truth[0][6], truth[1][4]]), dtype, "a packed pass after a rollback")
+        packed.slices = fault_of(_check_slices, packed, target, seqs, whole) is None
+    finally:
+        for seq in seqs:
+            target.release(seq.id)
+
+
+def _check_slices(packed: PackedModule, target: Decoder, seqs: Seq[Sequence], whole: Tensor) -> None:
+    layers, none = packed.config.layers, Draft.empty(len(seqs), target.device)
+    packed.slices, packed.tuples = True, packed.parts.returns_tuples
+    half = target.run(seqs, none, layers=(0, 1)).hidden[1].clone()
+    if layers > 1:
+        rest = target.run(seqs, none, layers=(1, layers), hidden=half).logits
+        same(rest, whole.double(), packed.runtime.dtype, "layers apart")
+
+
+def check_chains(target: ChainsOnly, text: Seq[int], truth: Tensor, source: Seq[int] = ()) -> None:
+    """Chains of which none, one and all tokens are accepted. truth [n, V]: logits after each token of the text."""
+    dtype = target.capabilities.runtime.dtype  # type: ignore[union-attr]
+    seq = Sequence(list(text[:2]), source=source)
+    try:
+        for kept, run in ((0, 0), (0, 2), (1, 2), (0, 1)):
+            end = len(seq.tokens)
+            right = list(text[end : end + kept])
+            chain = right + [(x + 1) % target.vocab_size for x in text[end + kept : end + run]]
+            out = target.run([seq], Draft.chains([chain], device=target.device))
+            same(out.logits[: kept + 1], truth[end - 1 : end + kept], dtype, "a chain after a rollback")
+            seq.kv_len = end + kept
+            seq.tokens += [*right, text[end + kept]]
+    finally:
+        target.release(seq.id)

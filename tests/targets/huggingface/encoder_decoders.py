@@ -1,0 +1,76 @@
+"""Tiny random encoder-decoders of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+VOCAB = 60
+
+_T5: dict[str, Any] = {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2}
+_T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
+_BART: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": 64,
+}
+
+
+def _config(kind: str, **shape: Any) -> Any:
+    import transformers
+
+    return getattr(transformers, f"{kind}Config")(**shape)
+
+
+ENCODER_DECODERS: dict[str, Callable[[], Any]] = {
+    "t5": lambda: _config("T5", **_T5, decoder_start_token_id=0),
+    "mt5": lambda: _config(
+        "MT5",
+        **_T5 | {"num_layers": 3, "num_decoder_layers": 2},
+        feed_forward_proj="gated-gelu",
+        decoder_start_token_id=0,
+    ),
+    "bart": lambda: _config("Bart", **_BART | {"decoder_layers": 1}, scale_embedding=True),
+    "marian": lambda: _config("Marian", **_BART, pad_token_id=59, decoder_start_token_id=59, scale_embedding=True),
+    "pegasus": lambda: _config("Pegasus", **_BART, decoder_start_token_id=0),
+    "mbart": lambda: _config("MBart", **_BART, decoder_start_token_id=2),
+    "m2m-100": lambda: _config("M2M100", **_BART),
+}
+"""Relative positions, learned ones and sinusoids; shared and scaled embeddings; decoders of another depth."""
+
+
+_SEEDS = {"t5": 3, "mt5": 1, "bart": 2, "marian": 5, "pegasus": 5, "mbart": 3, "m2m-100": 1}
+"""With these, texts have many different tokens."""
+
+
+def random_encoder_decoder(name: str, dtype: torch.dtype = torch.float64, noise: float = 0.0) -> Any:
+    """The tiny model of an architecture, with large weights. noise: disturbs them, so that a draft model mostly agrees
+    with one without. Its generation configuration is what transformers makes of the configuration, but without an end
+    token."""
+    import transformers
+
+    model = transformers.AutoModelForSeq2SeqLM.from_config(ENCODER_DECODERS[name](), dtype=torch.float32)
+    generator = torch.Generator().manual_seed(100 * _SEEDS[name] + sorted(ENCODER_DECODERS).index(name))
+    disturbing = torch.Generator().manual_seed(0)
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach().clone())  # a tied one repeats the last token
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if parameter.requires_grad:  # sinusoids are not
+                drawn = torch.randn(parameter.shape, generator=generator)
+                scale = 0.2 if parameter.ndim == 1 else 0.8 if parameter is embedding else 0.3
+                if "encoder_attn.out_proj" in key or "EncDecAttention.o" in key:
+                    scale = 0.1  # or the source alone decides
+                parameter.copy_(scale * drawn + (parameter.ndim == 1 and not key.endswith("bias")))
+                if noise:
+                    parameter.add_(noise * scale * torch.randn(parameter.shape, generator=disturbing))
+    model.generation_config.eos_token_id = None
+    return model.to(dtype).eval()

@@ -1,0 +1,471 @@
+"""Encoder-decoders against transformers' own models, in float64."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream import LLM, BeamParams, SamplingParams
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import begun
+from slipstream.core.warp import warp
+from slipstream.drafters.model import ModelDrafter
+from slipstream.errors import PairError, ParameterError, PromptError, TargetError, UnsupportedModelError
+from slipstream.targets.huggingface import kinds
+from slipstream.targets.huggingface.encoder_decoder import EncoderDecoder
+from slipstream.targets.huggingface.huggingface_target import of_module
+from slipstream.targets.huggingface.rollback import states
+from tests.checkpoints import random_llama
+from tests.end_to_end.sampling import sample
+from tests.significance import assert_distribution, beginnings, needed
+from tests.targets.huggingface.encoder_decoders import ENCODER_DECODERS, VOCAB, random_encoder_decoder
+from tests.targets.reference import Wide
+
+SOURCES = [[5, 9, 33], [7], [10, 20, 30, 40, 50, 11, 21, 31], [58, 57, 12, 17, 17], [11, 11, 40, 3]]
+TOKENS = 12
+CLOSE = 1e-9
+"""Of the largest value, with everything in float64 (see `Wide`)."""
+
+
+@functools.cache
+def model(name: str) -> Any:
+    return random_encoder_decoder(name)
+
+
+@functools.cache
+def target(name: str) -> EncoderDecoder:
+    made = of_module(model(name))
+    assert isinstance(made, EncoderDecoder)
+    return made
+
+
+def generated(own: Any, sources: Seq[Seq[int]] = SOURCES, tokens: int = TOKENS, **more: Any) -> list[list[int]]:
+    """What transformers generates greedily for each source, alone."""
+    outputs = []
+    for source in sources:
+        ids = torch.tensor([list(source)])
+        out = own.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=tokens, **more
+        )
+        outputs.append(out[0, 1:].tolist())
+    return outputs
+
+
+@functools.cache
+def texts(name: str) -> list[list[int]]:
+    return generated(model(name))
+
+
+def logits(name: str, source: Seq[int], text: Seq[int]) -> torch.Tensor:
+    """[n, V] of the model's own forward, without a cache."""
+    with torch.no_grad():
+        ids, out = torch.tensor([list(source)]), torch.tensor([list(text)])
+        return model(name)(input_ids=ids, decoder_input_ids=out, use_cache=False).logits[0]
+
+
+def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert found.shape == wanted.shape
+    assert float((found - wanted).abs().max() / wanted.abs().max()) < CLOSE
+
+
+@contextmanager
+def encodings(own: Any) -> Iterator[list[int]]:
+    """How many sources each pass of the encoder reads."""
+    counted: list[int] = []
+    hook = own.get_encoder().register_forward_pre_hook(
+        lambda _, __, given: counted.append(len(given["input_ids"])), with_kwargs=True
+    )
+    try:
+        yield counted
+    finally:
+        hook.remove()
+
+
+def test_every_entry_of_the_table_has_a_model_here() -> None:
+    known = {model(name).config.model_type for name in ENCODER_DECODERS}
+    assert {name for name, kind in kinds.ARCHITECTURES.items() if kind is kinds.ENCODER_DECODER} == known
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_what_it_declares_is_what_the_table_says(name: str) -> None:
+    can, kind = target(name).capabilities, kinds.ENCODER_DECODER
+    assert can.encoder is not None
+    assert can.encoder.start == (model(name).generation_config.decoder_start_token_id,)
+    assert (can.trees, can.early_exit is not None, can.head_host is not None) == (
+        kind.trees,
+        kind.early_exit,
+        kind.heads,
+    )
+    assert can.memory is None
+    assert target(name).together
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_greedy_text_is_that_of_transformers(name: str, batch: int) -> None:
+    """Plainly, and with drafts of which about two thirds are right. Each source is encoded once."""
+    sources, wanted = SOURCES[:batch], texts(name)[:batch]
+    llm = LLM(target(name), draft_tokens=4, max_batch=batch)
+    recorded = {tuple(s): text for s, text in zip(sources, wanted, strict=True)}
+    for drafter, options in ((None, {}), ("replay", {"continuations": recorded, "rate": 0.7})):
+        llm.use(drafter, **options)
+        with encodings(model(name)) as counted:
+            done = llm.generate(sources, SamplingParams(max_tokens=TOKENS))
+        assert [c.token_ids for c in done] == wanted
+        assert [c.prompt_token_ids for c in done] == sources
+        assert counted == [batch]
+    assert all(c.stats.accepted for c in done)
+    assert batch == 1 or any(c.stats.proposed > c.stats.accepted for c in done)
+    assert not target(name)._sources
+    assert not target(name)._held
+
+
+def test_texts_of_these_models_differ_between_sources_and_do_not_stand_still() -> None:
+    """Or the tests of this file would say little."""
+    for name in ENCODER_DECODERS:
+        assert len({tuple(text) for text in texts(name)}) >= 4
+        assert sum(len(set(text)) for text in texts(name)) >= 12
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_after_rollbacks_of_differing_depth_the_caches_are_those_of_a_fresh_prefill(name: str) -> None:
+    of, source = target(name), SOURCES[2]
+    of.rules, rules = None, of.rules  # raw logits
+    pad = model(name).config.pad_token_id
+    ids = [token for token in range(VOCAB) if token != pad]
+    try:
+        with Wide(True):
+            seq = begun(of, source)
+            for kept in (0, 3, 1, 0, 4, 2, 0, 0, 4):
+                draft = Draft.chains([[ids[(7 * len(seq.tokens) + 13 * i) % len(ids)] for i in range(4)]])
+                out = of.run([seq], draft)
+                same(out.logits, logits(name, source, [*seq.tokens, *draft.ids])[len(seq.tokens) - 1 :])
+                of.commit([seq], [list(range(kept))])
+                seq.kv_len = len(seq.tokens) + kept
+                seq.tokens += [*draft.ids[:kept], ids[(len(seq.tokens) * 5 + 3) % len(ids)]]
+            of.run([seq], Draft.empty(1))
+            fresh = Sequence(list(seq.tokens), source=source)
+            of.run([fresh], Draft.empty(1))
+            for of_text in (lambda one: of.held(one.id), lambda one: of.source(one.id).cross):
+                found, wanted = states(of_text(seq)), states(of_text(fresh))
+                assert len(found) == len(wanted) > 0
+                for a, b in zip(found, wanted, strict=True):
+                    same(a, b)
+    finally:
+        of.rules = rules
+        of.release(seq.id)
+        of.release(fresh.id)
+
+
+@pytest.mark.parametrize("name", ["t5", "m2m-100"])
+def test_a_padding_token_in_a_draft_is_read_as_in_plain_decoding(name: str) -> None:
+    """M2M100 numbers the positions after one otherwise if it reads several tokens at once."""
+    of, pad = target(name), model(name).config.pad_token_id
+    chain = [9, pad, 30, pad, 12]
+    one, alone = begun(of, SOURCES[0]), begun(of, SOURCES[0])
+    together = of.run([one], Draft.chains([chain])).logits.clone()
+    apart = []
+    for token in [None, *chain]:
+        if token is not None:
+            alone.kv_len = len(alone.tokens)
+            alone.tokens.append(token)
+        apart.append(of.run([alone], Draft.empty(1)).logits[0].clone())
+    same(together, torch.stack(apart))
+    for seq in (one, alone):
+        of.release(seq.id)
+
+
+@pytest.mark.parametrize(("name", "temperature"), [("t5", 0.05), ("bart", 0.3)])
+def test_sampled_texts_have_the_distribution_of_the_model(name: str, temperature: float) -> None:
+    """With a draft model. A G-test at a p-value of 1e-6 (`tests.significance.LEVEL`) on the first three tokens; twice
+    the temperature would fail."""
+    params, n = SamplingParams(temperature=temperature, top_k=3, max_tokens=4), 120
+    own, draft = target(name), of_module(random_encoder_decoder(name, noise=0.1))
+
+    def distribution(p: SamplingParams) -> dict[tuple[int, ...], float]:
+        found: dict[tuple[int, ...], float] = {(): 1.0}
+        for _ in range(3):
+            longer: dict[tuple[int, ...], float] = {}
+            for text, mass in found.items():
+                start = model(name).generation_config.decoder_start_token_id
+                row = warp(logits(name, SOURCES[2], [start, *text])[-1:], p)[0]
+                longer |= {(*text, t): mass * q for t, q in enumerate(row.tolist()) if q}
+            found = longer
+        return found
+
+    probs = distribution(params)
+    assert needed(probs, distribution(replace(params, temperature=2 * temperature))) < n
+    llm = LLM(own, draft, draft_tokens=2, max_batch=50)
+    done = sample(llm, SOURCES[2], params, n, seed=11)
+    assert_distribution(beginnings((seq.output for seq in done), 3), probs)
+    accepted, proposed = sum(s.stats.accepted for s in done), sum(s.stats.proposed for s in done)
+    assert 0 < accepted < proposed
+    assert sum(s.stats.drafter_faults for s in done) == 0
+
+
+# --- batches --------------------------------------------------------------------------------------------------------
+
+
+def test_sources_that_are_encoded_together_are_those_of_similar_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.targets.huggingface.encoder_decoder.MOST_ENCODED", 10)
+    with encodings(model("bart")) as counted:
+        done = LLM(target("bart")).generate(SOURCES, SamplingParams(max_tokens=TOKENS))
+    assert counted == [2, 2, 1]  # lengths 1 and 3, 4 and 5, 8
+    assert [c.token_ids for c in done] == texts("bart")
+
+
+def test_where_padding_changes_what_the_encoder_makes_each_source_is_encoded_alone() -> None:
+    class Crowded(torch.nn.Module):
+        """An encoder in which the sources of a batch influence each other."""
+
+        def __init__(self, inner: Any):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, **given: Any) -> Any:
+            out = self.inner(**given)
+            out.last_hidden_state = out.last_hidden_state * (1 + 0.1 * (len(out.last_hidden_state) - 1))
+            return out
+
+    own = random_encoder_decoder("t5")
+    own.get_encoder = lambda: crowded  # type: ignore[method-assign]
+    crowded = Crowded(own.encoder)
+    made = of_module(own)
+    assert isinstance(made, EncoderDecoder)
+    assert not made.together
+    assert [c.token_ids for c in LLM(made).generate(SOURCES, SamplingParams(max_tokens=TOKENS))] == texts("t5")
+
+
+def test_requests_join_and_leave_between_steps_and_what_is_kept_of_them_goes_with_them() -> None:
+    of = target("marian")
+    llm = LLM(of, "ngram", draft_tokens=3, max_batch=3)
+    engine = llm.engine()
+    lengths = [3, 9, 5, 12, 7]
+    seqs = [llm.sequence(s, SamplingParams(max_tokens=n)) for s, n in zip(SOURCES, lengths, strict=True)]
+    with encodings(model("marian")) as counted:
+        for seq in seqs:
+            engine.add(seq)
+        engine.step()
+        engine.step()
+        engine.abort(seqs[1])
+        assert seqs[1].id not in of._sources
+        while engine.unfinished:
+            engine.step()
+    assert sum(counted) == 5
+    assert not of._sources
+    assert not of._held
+    for seq, n, source in zip(seqs, lengths, SOURCES, strict=True):
+        if seq is not seqs[1]:
+            assert seq.output == generated(model("marian"), [source], n)[0]
+
+
+def test_the_first_step_does_not_teach_what_a_plain_step_costs() -> None:
+    """It reads the source, too."""
+    llm = LLM(target("t5"), "ngram", max_batch=2)
+    learned = []
+    llm.lengths.learn = lambda step: learned.append(step)  # type: ignore[method-assign, union-attr]
+    llm.generate(SOURCES[:1], SamplingParams(max_tokens=3))
+    assert sum(1 for _ in learned) < 3
+
+
+def test_a_fault_of_one_source_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = target("bart")
+    own = of.encoded
+
+    def broken(sources: Seq[Seq[int]]) -> list[torch.Tensor]:
+        if any(list(source) == SOURCES[3] for source in sources):
+            raise RuntimeError("out of memory")
+        return own(sources)
+
+    monkeypatch.setattr(of, "encoded", broken)
+    llm = LLM(of, max_batch=5)
+    engine = llm.engine()
+    seqs = [llm.sequence(s, SamplingParams(max_tokens=TOKENS)) for s in SOURCES]
+    for seq in seqs:
+        engine.add(seq)
+    while engine.unfinished:
+        engine.step()
+    assert [seq.finish == "error" for seq in seqs] == [False, False, False, True, False]
+    assert [seq.output for seq in seqs[:3]] == texts("bart")[:3]
+    assert not of._sources
+    assert not of._held
+
+
+def test_a_fault_within_a_pass_leaves_no_half_filled_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, own = target("t5"), model("t5")
+    seq = begun(of, SOURCES[0])
+    layer = own.decoder.block[1].layer[1]
+    hook = layer.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        of.run([seq], Draft.empty(1))
+    hook.remove()
+    same(of.run([seq], Draft.empty(1)).logits, logits("t5", SOURCES[0], seq.tokens))
+    of.release(seq.id)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_beams_are_those_of_transformers_and_share_what_was_encoded(name: str) -> None:
+    """BART's last token is forced."""
+    llm = LLM(target(name))
+    params = BeamParams(beams=3, n=3, max_tokens=6)
+    with encodings(model(name)) as counted:
+        found = llm.beam_search(SOURCES[:2], params)
+    assert counted == [2]
+    assert not target(name)._sources
+    for source, beams in zip(SOURCES, found, strict=False):
+        ids = torch.tensor([source])
+        wanted = model(name).generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=3, num_return_sequences=3,
+            max_new_tokens=6,
+        )  # fmt: skip
+        assert [beam.token_ids for beam in beams] == [row[1:].tolist() for row in wanted]
+
+
+def test_likelihoods_are_those_of_a_direct_forward() -> None:
+    texts = [(SOURCES[0], [9, 8, 7, 30]), (SOURCES[2], [40]), (SOURCES[1], [12] * 10)]
+    for scored, (source, text) in zip(LLM(target("t5")).log_likelihoods(texts), texts, strict=True):
+        logs = torch.log_softmax(logits("t5", source, [0, *text[:-1]]), -1)
+        wanted = logs.gather(1, torch.tensor(text)[:, None])[:, 0]
+        same(torch.tensor(scored.logprobs, dtype=torch.float64), wanted)
+
+
+# --- drafters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 4, 7])
+@pytest.mark.parametrize("name", ["mt5", "bart", "m2m-100"])
+def test_a_model_that_drafts_for_itself_is_always_right(name: str, length: int) -> None:
+    """So its caches never miss or keep a token; it encodes each source once, too."""
+    own = random_encoder_decoder(name)
+    own.generation_config.forced_eos_token_id = None  # a draft model does not know where the text ends
+    wanted = generated(own, tokens=9)
+    with encodings(own) as counted:
+        llm = LLM(of_module(own), of_module(own), draft_tokens=length, max_batch=5)
+        before = sum(counted)
+        done = llm.generate(SOURCES, SamplingParams(max_tokens=9))
+    assert [c.token_ids for c in done] == wanted
+    assert sum(counted) - before == 10
+    for one in done:
+        assert one.stats.accepted == one.stats.proposed > 0
+    drafter = llm.drafter
+    assert isinstance(drafter, ModelDrafter)
+    assert isinstance(drafter.model, EncoderDecoder)
+    assert not drafter.model._sources
+
+
+@pytest.mark.parametrize("drafter", ["medusa", "eagle3", "layerskip"])
+def test_drafters_that_need_hidden_states_are_refused_by_name(drafter: str) -> None:
+    with pytest.raises((PairError, ParameterError), match=drafter):
+        LLM(target("t5"), drafter)
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "sam"])
+def test_lookups_copy_from_the_source(drafter: str) -> None:
+    """A text that repeats its source is drafted from its first token on."""
+    source = [20, 31, 42, 53, 14, 25, 36, 47, 58, 9]
+    llm = LLM(target("t5"), drafter, draft_tokens=4)
+    seq = llm.sequence(source, SamplingParams(max_tokens=30))
+    seq.kv_len = len(seq.tokens)
+    seq.tokens.append(source[0])
+    assert llm.drafter.propose([seq], [4]).ids[:3] == source[1:4]
+    seq.tokens += [source[1], 7, 8, source[5], source[6]]
+    assert llm.drafter.propose([seq], [4]).ids[:3] == source[7:10]
+
+
+def test_a_decoder_does_not_draft_for_an_encoder_decoder_nor_the_other_way_round() -> None:
+    llama = random_llama(vocab_size=VOCAB).double()
+    with pytest.raises(PairError, match="the target is an encoder-decoder, the draft model is a decoder"):
+        LLM(target("t5"), llama)
+    with pytest.raises(PairError, match="the target is a decoder, the draft model is an encoder-decoder"):
+        LLM(llama, model("t5"))
+
+
+def test_a_draft_model_whose_texts_begin_otherwise_is_refused() -> None:
+    with pytest.raises(PairError, match=r"begin with the ids \(0,\), those of the draft model with \(2,\)"):
+        LLM(target("t5"), target("mbart"))
+
+
+@pytest.mark.parametrize("way", ["string", "intersection"])
+def test_a_draft_model_with_another_tokenizer_is_refused(way: str) -> None:
+    with pytest.raises(PairError, match=f"draft_tokenizer='{way}' was asked of an encoder-decoder"):
+        LLM(target("t5"), "path/to/other", draft_tokenizer=way)
+
+
+def test_a_source_that_is_too_long_for_the_draft_model_is_decoded_without_it(caplog: pytest.LogCaptureFixture) -> None:
+    draft = of_module(random_encoder_decoder("pegasus"))
+    long = [[(3 * i + 5) % VOCAB for i in range(70)], SOURCES[0]]
+    own = of_module(random_encoder_decoder("t5"))  # its sources have no bound
+    done = LLM(own, draft, draft_tokens=3).generate(long, SamplingParams(max_tokens=6))
+    assert [c.token_ids for c in done] == generated(model("t5"), long, 6)
+    assert done[0].stats.proposed == 0 < done[1].stats.proposed
+    assert all(c.stats.drafter_faults == 0 for c in done)
+    assert sum("a source has 70" in r.getMessage() for r in caplog.records) == 1
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_that_is_too_long_or_empty_is_refused() -> None:
+    llm = LLM(target("bart"))
+    with pytest.raises(PromptError, match="the source has 65 tokens, the context of the target's encoder holds 64"):
+        llm.generate([[5] * 65])
+    with pytest.raises(PromptError, match="empty"):
+        llm.generate([[]])
+    assert len(llm.generate([[5] * 64], SamplingParams(max_tokens=100))[0].token_ids) == 63  # the decoder's context
+
+
+def test_a_request_of_the_other_kind_is_refused_before_it_runs() -> None:
+    engine = LLM(target("t5")).engine()
+    with pytest.raises(TargetError, match="without a source came to an encoder-decoder"):
+        engine.add(Sequence([0]))
+    other = LLM(random_llama(vocab_size=VOCAB)).engine()
+    with pytest.raises(TargetError, match="with a source came to a target without an encoder"):
+        other.add(Sequence([0], source=[5]))
+    with pytest.raises(TargetError, match="has no source"):
+        target("t5").run([Sequence([0])], Draft.empty(1))
+
+
+def test_the_prefix_cache_is_off_so_that_texts_of_different_sources_share_nothing() -> None:
+    llm = LLM(target("mbart"))
+    engine = llm.engine()
+    for _ in range(2):
+        seqs = [llm.sequence(s, SamplingParams(max_tokens=TOKENS)) for s in SOURCES]
+        for seq in seqs:
+            engine.add(seq)
+        while engine.unfinished:
+            engine.step()
+        assert [seq.output for seq in seqs] == texts("mbart")
+    assert engine.stats.prefix_hits == 0
+
+
+def test_a_fixed_kv_cache_and_custom_generate_are_refused_by_name() -> None:
+    import slipstream
+
+    with pytest.raises(ParameterError, match="leave kv_tokens out"):
+        LLM(model("t5"), kv_tokens=100)
+    with pytest.raises(ParameterError, match="a T5ForConditionalGeneration was asked of custom_generate"):
+        model("t5").generate(torch.tensor([SOURCES[0]]), custom_generate=slipstream.custom_generate(), max_new_tokens=3)
+
+
+def test_a_model_that_does_not_say_how_texts_begin_is_refused() -> None:
+    own = random_encoder_decoder("t5")
+    own.config.decoder_start_token_id = own.generation_config.decoder_start_token_id = None
+    with pytest.raises(UnsupportedModelError, match="decoder_start_token_id"):
+        LLM(own)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    own = random_encoder_decoder("pegasus")
+    ids = torch.tensor([SOURCES[2]])
+    with torch.no_grad():
+        wanted = own(input_ids=ids, decoder_input_ids=ids).logits
+        LLM(own).generate([SOURCES[0]], SamplingParams(max_tokens=3))
+        assert torch.equal(own(input_ids=ids, decoder_input_ids=ids).logits, wanted)
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in own.modules())
