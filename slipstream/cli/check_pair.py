@@ -73,7 +73,8 @@ def show(report: PairReport, runs: list[Run]) -> None:
     console.print(sides(report))
     if not report.fits:
         console.print(f"The models are not compatible: {report.problem}.", style="bold")
-        console.print(f"- {with_own_tokenizer(report)}.", highlight=False)
+        if report.target.source_context is report.draft.source_context is None:
+            console.print(f"- {with_own_tokenizer(report)}.", highlight=False)
         return
     agree = f"all {report.common} common token ids agree" if report.compared else "only vocabulary sizes were compared"
     if report.differing:
@@ -99,11 +100,14 @@ def with_own_tokenizer(report: PairReport) -> str:
 
 
 def sides(report: PairReport) -> Any:
+    from slipstream.models.module_shape import UNBOUNDED
+
     table = render.table("", "parameters", "stored", "vocabulary", "tokens", "context")
     for name, side in (("target", report.target), ("draft", report.draft)):
         tokens = "none" if side.tokenizer is None else str(len(side.tokenizer.tokens))
+        context = "no bound" if side.config.context == UNBOUNDED else str(side.config.context)
         stored = "unknown" if side.stored is None else render.size(sum(side.stored.values()))
-        sizes = render.count(side.parameters), stored, str(side.config.vocab_size), tokens, str(side.config.context)
+        sizes = render.count(side.parameters), stored, str(side.config.vocab_size), tokens, context
         table.add_row(f"{name} ({side.config.model_type})", *sizes)
     return table
 

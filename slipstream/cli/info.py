@@ -170,8 +170,8 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("experts", f"{experts['per_token']} of {experts['count']} per token" if experts else "none: dense"),
         ("positions", positions(found)),
-        ("context", f"{bound(found['context'])}, {render.size(found['kv_bytes_per_token'])} of KV each"),
-        *([] if found["source_context"] is None else [("source", f"{bound(found['source_context'])}, read once")]),
+        ("context", f"{tokens(found['context'])}, {render.size(found['kv_bytes_per_token'])} of KV each"),
+        *([] if found["source_context"] is None else [("source", f"{tokens(found['source_context'])}, read once")]),
         ("vocabulary", vocabulary(found)),
         ("special", special or "unknown"),
         ("lm_head", "tied to the embedding" if found["tied_head"] else "not tied"),
@@ -181,11 +181,11 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def bound(tokens: int) -> str:
+def tokens(context: int) -> str:
     """A context, or that it has no end."""
     from slipstream.models.module_shape import UNBOUNDED
 
-    return "no bound" if tokens == UNBOUNDED else f"{tokens} tokens"
+    return "no bound" if context == UNBOUNDED else f"{context} tokens"
 
 
 def not_native(reason: str | None) -> str:

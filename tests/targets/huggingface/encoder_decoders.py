@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from tests.checkpoints import make_tokenizer
 
 VOCAB = 60
 
@@ -74,3 +78,21 @@ def random_encoder_decoder(name: str, dtype: torch.dtype = torch.float64, noise:
                     parameter.add_(noise * scale * torch.randn(parameter.shape, generator=disturbing))
     model.generation_config.eos_token_id = None
     return model.to(dtype).eval()
+
+
+def make_encoder_decoder(folder: Path, layers: int = 2) -> Any:
+    """A random T5 in `folder`, with a byte-level tokenizer that has no chat template."""
+    import transformers
+
+    shape = _T5 | {"vocab_size": 320, "num_layers": layers}
+    config = transformers.T5Config(**shape, decoder_start_token_id=0, eos_token_id=2)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    generator = torch.Generator().manual_seed(layers)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator) + (parameter.ndim == 1))
+    model.save_pretrained(folder)
+    make_tokenizer(folder)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "chat_template"}))
+    return model
