@@ -119,6 +119,12 @@ class ModelDrafter:
         self._ran: dict[int, Ran] = {}  # nodes of each sequence's tree that the model has run
         self.chains_only = self.config.tree is None
         self._warned: set[str] = set()
+        if self.config.tree is not None and not model.capabilities.trees:
+            raise ParameterError(
+                f"tree is {self.config.tree!r}, the draft model runs chains only",
+                why="every draft would fail",
+                fix="leave it out",
+            )
         window = self.config.window
         if window is not None and window >= self.context:
             raise ParameterError(

@@ -69,6 +69,7 @@ class EncoderDecoder(ChainsOnly):
         self.rules: OutputRules | None = None
         self._reads: Any = parts.module.get_encoder()
         self._pad = pad
+        self._output_type: Any = BaseModelOutput  # of the encoder; mixtures of experts have one of their own
         self._sources: dict[int, Source] = {}
 
     @property
@@ -122,6 +123,9 @@ class EncoderDecoder(ChainsOnly):
         rules = [[] if self.rules is None else self.rules.of(seq) for seq in seqs]
         for group in self._groups([len(seq.source) for seq in seqs]):
             each = self.encoded([seqs[b].source for b in group])
+            if len(group) > 1 and not all(bool(hidden.isfinite().all()) for hidden in each):
+                # Padding that sees nothing in its window is NaN in some models, which spreads to what is beside it.
+                each = [self.encoded([seqs[b].source])[0] for b in group]
             for b, hidden in zip(group, each, strict=True):
                 self._sources[seqs[b].id] = Source(hidden, DynamicCache(), rules[b])
 
@@ -143,14 +147,16 @@ class EncoderDecoder(ChainsOnly):
         ids = [[*source, *[pad] * (longest - len(source))] for source in sources]
         seen = [[1] * len(source) + [0] * (longest - len(source)) for source in sources]
         given = torch.tensor(ids, device=self.device), torch.tensor(seen, device=self.device)  # [B, S] each
-        hidden: Tensor = self._reads(input_ids=given[0], attention_mask=given[1]).last_hidden_state
+        out = self._reads(input_ids=given[0], attention_mask=given[1])
+        hidden: Tensor = out.last_hidden_state
+        self._output_type = type(out)
         return [hidden[b : b + 1, : len(source)].contiguous() for b, source in enumerate(sources)]
 
     def _inputs(self, seq: Sequence, held: RollbackCache, ids: Tensor) -> dict[str, Any]:
         source = self._sources[seq.id]
         return {
             "decoder_input_ids": ids,
-            "encoder_outputs": BaseModelOutput(last_hidden_state=source.hidden),  # type: ignore[arg-type]
+            "encoder_outputs": self._output_type(last_hidden_state=source.hidden),
             self._cache_name: EncoderDecoderCache(held.cache, source.cross),
         }
 

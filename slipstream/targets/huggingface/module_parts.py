@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from slipstream.errors import TargetError
 
@@ -40,7 +41,8 @@ class ModuleParts:
     @property
     def cache_config(self) -> Any:
         """What transformers makes the decoder's cache from."""
-        return self.decoder.config if self.module.config.is_encoder_decoder else self.config
+        own = self.module.config.is_encoder_decoder and isinstance(self.decoder, PreTrainedModel)
+        return self.decoder.config if own else self.config
 
     @property
     def returns_tuples(self) -> bool:

@@ -221,25 +221,32 @@ def test_sources_that_are_encoded_together_are_those_of_similar_length(monkeypat
     assert [c.token_ids for c in done] == texts("bart")
 
 
-def test_where_padding_changes_what_the_encoder_makes_each_source_is_encoded_alone() -> None:
-    class Crowded(torch.nn.Module):
-        """An encoder in which the sources of a batch influence each other."""
+class Crowded(torch.nn.Module):
+    """An encoder that makes something else of sources where others are beside them. nan: with at least so much padding,
+    as T5Gemma in float64 where padding sees nothing in its window; 0: always, a little."""
 
-        def __init__(self, inner: Any):
-            super().__init__()
-            self.inner = inner
+    def __init__(self, inner: Any, nan: int):
+        super().__init__()
+        self.inner, self.nan = inner, nan
 
-        def forward(self, **given: Any) -> Any:
-            out = self.inner(**given)
-            out.last_hidden_state = out.last_hidden_state * (1 + 0.1 * (len(out.last_hidden_state) - 1))
-            return out
+    def forward(self, **given: Any) -> Any:
+        out = self.inner(**given)
+        padded = (given["attention_mask"] == 0).sum(1)  # [B]
+        if self.nan:
+            out.last_hidden_state = out.last_hidden_state.masked_fill((padded >= self.nan)[:, None, None], torch.nan)
+        elif len(padded) > 1:
+            out.last_hidden_state = out.last_hidden_state * 1.1
+        return out
 
+
+@pytest.mark.parametrize(("nan", "together"), [(0, False), (4, True)])
+def test_where_padding_changes_what_the_encoder_makes_each_source_is_encoded_alone(nan: int, together: bool) -> None:
     own = random_encoder_decoder("t5")
-    own.get_encoder = lambda: crowded  # type: ignore[method-assign]
-    crowded = Crowded(own.encoder)
+    crowded = Crowded(own.encoder, nan)
+    own.get_encoder = lambda: crowded
     made = of_module(own)
     assert isinstance(made, EncoderDecoder)
-    assert not made.together
+    assert made.together == together
     assert [c.token_ids for c in LLM(made).generate(SOURCES, SamplingParams(max_tokens=TOKENS))] == texts("t5")
 
 
@@ -396,6 +403,18 @@ def test_a_draft_model_whose_texts_begin_otherwise_is_refused() -> None:
 def test_a_draft_model_with_another_tokenizer_is_refused(way: str) -> None:
     with pytest.raises(PairError, match=f"draft_tokenizer='{way}' was asked of an encoder-decoder"):
         LLM(target("t5"), "path/to/other", draft_tokenizer=way)
+
+
+def test_a_tree_of_a_draft_model_that_runs_chains_only_is_refused() -> None:
+    with pytest.raises(ParameterError, match="tree is 'topk', the draft model runs chains only"):
+        LLM(target("t5"), target("t5"), draft_options={"tree": "topk"})
+
+
+def test_a_draft_model_that_begins_in_the_middle_of_a_text_reads_the_source_again() -> None:
+    llm = LLM(target("pegasus"), of_module(model("pegasus")), draft_tokens=3, draft_options={"window": 4})
+    done = llm.generate(SOURCES, SamplingParams(max_tokens=TOKENS))
+    assert [c.token_ids for c in done] == texts("pegasus")
+    assert all(c.stats.drafter_faults == 0 < c.stats.proposed for c in done)
 
 
 def test_a_source_that_is_too_long_for_the_draft_model_is_decoded_without_it(caplog: pytest.LogCaptureFixture) -> None:
