@@ -25,6 +25,7 @@ from slipstream.targets.huggingface.rollback import states
 from tests.checkpoints import random_llama
 from tests.end_to_end.sampling import sample
 from tests.significance import assert_distribution, beginnings, needed
+from tests.targets.conformance import Case, Conformance
 from tests.targets.huggingface.encoder_decoders import ENCODER_DECODERS, VOCAB, random_encoder_decoder
 from tests.targets.reference import Wide
 
@@ -162,6 +163,38 @@ def test_after_rollbacks_of_differing_depth_the_caches_are_those_of_a_fresh_pref
         of.rules = rules
         of.release(seq.id)
         of.release(fresh.id)
+
+
+class SourceCase(Case):
+    """Every sequence answers the same source."""
+
+    def sequence(self, n: int) -> Sequence:
+        seq = Sequence(self.ids(n), source=SOURCES[2])
+        self.born.append(seq)
+        return seq
+
+
+@pytest.mark.parametrize("case", ["mt5", "bart"], indirect=True)
+class TestConformance(Conformance):
+    """What every target promises; trees are cut to chains before they come here."""
+
+    @pytest.fixture
+    def case(self, request: pytest.FixtureRequest) -> Iterator[SourceCase]:
+        name, of = request.param, target(request.param)
+        rules, of.rules = of.rules, None  # raw logits
+        with Wide(True):
+            made = SourceCase(of, lambda ids: logits(name, SOURCES[2], ids), CLOSE)
+            yield made
+            made.close()
+        of.rules = rules
+
+    test_every_branch_of_a_tree_equals_its_own_chain = None
+    test_draft_directly_after_a_prompt = None
+    test_running_again_without_commit_changes_nothing = None
+    test_commit_of_a_branch_that_is_not_the_first = None
+    test_ragged_batches_equal_each_sequence_alone = None
+    test_sequences_join_and_leave_between_steps = None
+    test_a_fork_goes_on_by_itself = None
 
 
 @pytest.mark.parametrize("name", ["t5", "m2m-100"])
