@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.draft import Draft
+from slipstream.core.params import SamplingParams
 from slipstream.core.target import Target, begun
 
 
@@ -83,7 +84,8 @@ def distance(a: Tensor, b: Tensor) -> float:
 def _logits(target: Target, prompt: Seq[int], output: Seq[int], extra: int | None) -> Any:
     """Logits [V] after an output. Its last token is run in one pass with `extra` draft tokens; None: with the whole
     prompt."""
-    seq = begun(target, prompt, context=target.context)
+    unended = SamplingParams(max_tokens=target.context)  # some models end a text at its limit by force
+    seq = begun(target, prompt, context=target.context, params=unended)
     seq.tokens += output
     tokens = list(seq.tokens)
     try:

@@ -59,12 +59,6 @@ def verify(
     checks that were done."""
     if llm.drafter.name == "none" or not llm.most_draft_tokens:
         raise ParameterError("there is no drafter to check", fix="name one: --drafter ngram, with --draft-tokens > 0")
-    if llm.target.capabilities.encoder is not None:
-        raise ParameterError(
-            "verify was asked about an encoder-decoder",
-            why="its reference scores texts that continue a prompt",
-            fix="compare greedy texts with those of model.generate, which are the same",
-        )
     settings = {
         "drafter": label or llm.drafter.name,
         "draft_tokens": llm.most_draft_tokens,

@@ -149,7 +149,7 @@ class Checks:
         found = []
         for prompt, text in zip(self.ids, self.plain, strict=True):
             maximised = scores(self.llm, prompt, greedy)
-            found.append(control(self.llm.target, prompt, text, min(rows, max(1, len(text))), maximised))
+            found.append(control(self.llm.target, prompt, text, min(rows, max(1, len(text))), maximised, greedy))
             self.advance()
         self.noise = replace(found[0], rows=rows)
         for each in found[1:]:

@@ -82,6 +82,7 @@ class Cells:
 def cells(llm: LLM, prompt: Seq[int], params: SamplingParams, n: int, length: int = 3, noise: float = 0.0) -> Cells:
     """The cells for n samples. noise: largest change of a logit by rounding; a token that a filter drops by less than
     that counts as possible."""
+    params = replace(params, max_tokens=length + 1)  # the limit is behind the tested tokens, as in `sample`
     stop_ids = llm.sequence(list(prompt), params).stop_ids
     made, rare = Cells(length), 0.0
     queue: list[tuple[float, Prefix]] = [(-1.0, ())]
@@ -120,9 +121,10 @@ def probs_after(
     llm: LLM, prompt: Seq[int], output: Prefix, params: SamplingParams, stop_ids: frozenset[int], noise: float
 ) -> tuple[np.ndarray, frozenset[int]]:
     """(float64 [V], the target's distribution from one pass without drafts; the ids that cannot follow)."""
-    [logits] = logits_of(llm.target, [*prompt, *output], [0])
-    p = distribution(logits, params, prompt, output, stop_ids)
-    never = impossible(p, logits, params, prompt, output, stop_ids, noise)
+    *_, logits = logits_of(llm.target, prompt, [*output, 0], params)
+    before = llm.sequence(list(prompt), params).tokens
+    p = distribution(logits, params, before, output, stop_ids)
+    never = impossible(p, logits, params, before, output, stop_ids, noise)
     return p, frozenset(np.flatnonzero(never).tolist())
 
 

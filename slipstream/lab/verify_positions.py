@@ -171,8 +171,8 @@ class Positions:
             self._text(seq, witness.seen[seq.id])
 
     def _text(self, seq: Sequence, proposals: Seq[Proposal]) -> None:
-        prompt, text = seq.tokens[: seq.prompt], seq.output
-        for t, logits in enumerate(logits_of(self.llm.target, prompt, text)):
+        text = seq.output
+        for t, logits in enumerate(logits_of(self.llm.target, seq.asked, text, seq.params)):
             self._token(seq, logits, text[:t], text[t], proposals[t])
 
     def _token(self, seq: Sequence, logits: np.ndarray, output: Seq[int], token: int, proposal: Proposal) -> None:

@@ -14,16 +14,18 @@ import numpy as np
 
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
-from slipstream.core.sequence import Sequence
-from slipstream.core.target import Target
+from slipstream.core.target import Target, begun
 
 ROWS = 16
 """Tokens of a text that one pass of the target scores."""
 
 
-def logits_of(target: Target, prompt: Seq[int], text: Seq[int]) -> Iterator[np.ndarray]:
-    """The target's logits, float64 [V], before each token of `text`, from passes over the text alone."""
-    seq, at = Sequence(list(prompt), context=target.context), 0
+def logits_of(
+    target: Target, prompt: Seq[int], text: Seq[int], params: SamplingParams | None = None
+) -> Iterator[np.ndarray]:
+    """The target's logits, float64 [V], before each token of `text`, from passes over the text alone. params: of the
+    request, because some encoder-decoders end a text at its limit by force."""
+    seq, at = begun(target, prompt, context=target.context, params=params or SamplingParams()), 0
     try:
         while at < len(text):
             following = list(text[at : min(at + ROWS, len(text)) - 1])

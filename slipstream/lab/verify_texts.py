@@ -19,9 +19,8 @@ from torch import Tensor
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams, Strict
 from slipstream.core.random import Stream
-from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
-from slipstream.core.target import Target
+from slipstream.core.target import Target, begun
 from slipstream.lab.identity import Divergence, Scores, distance, divergence
 from slipstream.lab.verify_reference import distribution, edited
 
@@ -81,16 +80,18 @@ def control(
     text: Seq[int],
     rows: int,
     scores: Scores = lambda logits, output: logits,
+    params: SamplingParams | None = None,
 ) -> Control:
     """Scores `text`, the plain greedy text after `prompt`, twice: with one row per pass and with `rows` rows per pass.
-    scores: what the text maximises, if not the logits."""
-    alone, among = (Sequence(list(prompt), context=target.context) for _ in range(2))
+    scores: what the text maximises, if not the logits; params: with which it was decoded."""
+    more = {"context": target.context, "params": params or SamplingParams()}
+    alone, among = (begun(target, prompt, **more) for _ in range(2))
     noise, scale, flips, dtype, at, behind = 0.0, 0.0, 0, torch.float64, 0, 0.0
     try:
         for seq in (alone, among):  # the prompt, in one pass for both
             first = target.run([seq], Draft.empty(1, target.device)).logits[0].double().clone()
             target.commit([seq], [[]])
-            seq.kv_len = len(prompt)
+            seq.kv_len = len(seq.tokens)
         if text:
             behind = short_of_best(scores(first, []), text[0])
         while at + rows <= len(text):
@@ -112,7 +113,8 @@ def control(
                 if i < len(text):
                     behind = max(behind, short_of_best(scores(a, text[:i]), text[i]))
                 noise, flips = max(noise, distance(a, b)), flips + int(a.argmax() != b.argmax())
-                scale += float(a[torch.isfinite(a)].std())
+                finite = a[torch.isfinite(a)]
+                scale += float(finite.std()) if len(finite) > 1 else 0.0
             at += rows
     finally:
         for seq in (alone, among):
@@ -202,15 +204,16 @@ def compared(
 
 def scores(llm: LLM, prompt: Seq[int], params: SamplingParams) -> Scores:
     """The scores whose argmax plain decoding emits; above temperature 0 those of rule `coupled`."""
-    stop_ids = llm.sequence(list(prompt), params).stop_ids
+    seq = llm.sequence(list(prompt), params)
+    before, stop_ids = seq.tokens, seq.stop_ids
 
     def score(logits: Tensor, output: Seq[int]) -> Tensor:
         raw = logits.double().cpu().numpy()  # [V]
         if params.greedy:
-            return torch.from_numpy(edited(raw, params, prompt, output, stop_ids))
+            return torch.from_numpy(edited(raw, params, before, output, stop_ids))
         with np.errstate(divide="ignore"):
-            logs = np.log(distribution(raw, params, prompt, output, stop_ids))
-        return torch.from_numpy(logs + Stream(params.seed).gumbel(len(prompt) + len(output), len(logs)))
+            logs = np.log(distribution(raw, params, before, output, stop_ids))
+        return torch.from_numpy(logs + Stream(params.seed).gumbel(len(before) + len(output), len(logs)))
 
     return score
 

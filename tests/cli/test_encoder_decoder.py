@@ -56,6 +56,5 @@ def test_pairs_of_two_kinds_are_refused_before_weights_are_read(cli, folders):
         weights.write_bytes(kept)
 
 
-def test_what_needs_a_continued_prompt_is_refused_by_name(cli, folders):
-    assert "verify was asked about an encoder-decoder" in cli("verify", "-m", folders[0], "--drafter", "ngram").said
+def test_a_chat_without_a_template_is_refused_by_name(cli, folders):
     assert "no chat template" in cli("generate", "--chat", "x", "-m", folders[0]).said

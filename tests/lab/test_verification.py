@@ -26,7 +26,9 @@ from slipstream.lab.verify_checks import Checks, VerifyConfig
 from slipstream.lab.verify_distribution import Cells, cells, distribution_test, noncentral_sf, sample, shift_seen
 from slipstream.lab.verify_texts import Control, control
 from slipstream.llm import LLM
+from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.toy import ToyTarget
+from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 
 PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two")], "0")
 SMALL = VerifyConfig(params=SamplingParams(max_tokens=24), samples=1000, batch=1000, distribution_prompts=1)
@@ -48,6 +50,27 @@ def test_lossless_rules_pass(rule):
     assert 0 < data["distribution"][0]["smallest_bias"] < 0.2
     assert result.complete
     assert not result.warnings
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_an_encoder_decoder_passes_and_a_fault_in_what_it_reads_is_found(planted, monkeypatch):
+    """BART ends each text at its limit by force. The fault: with drafts, every text answers the first source."""
+    target = of_module(random_encoder_decoder("bart"))
+    prompts = PromptSet("made up", [Prompt([5, 9, 33], "a", "one"), Prompt([10, 20, 30, 40], "b", "two")], "0")
+    config = VerifyConfig(params=SamplingParams(max_tokens=16), checks=("greedy", "coupled"))
+    if planted:
+        run = target.run
+
+        def confused(seqs, draft, taps=()):
+            for seq in seqs if len(draft) else ():
+                target._sources[seq.id] = next(iter(target._sources.values()))
+            return run(seqs, draft, taps)
+
+        monkeypatch.setattr(target, "run", confused)
+    draft = of_module(random_encoder_decoder("bart", noise=0.1))
+    data = verify(LLM(target, draft, draft_tokens=3), prompts, config).data
+    assert data["control"]["verdict"] in ("identical", "rounding")
+    assert data["verdict"] == ("BUG" if planted else "ok")
 
 
 class SkewedDrafter(RandomDrafter):
