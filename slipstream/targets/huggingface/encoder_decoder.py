@@ -7,7 +7,6 @@ with the model's start token; its own keys and values are cropped after a reject
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,8 +30,6 @@ from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.output_rules import OutputRules, ruled
 from slipstream.targets.huggingface.rollback import RollbackCache
 from slipstream.targets.huggingface.trials import NOT_ROLLED_BACK, WITHOUT_SPECULATION, check_chains, fault_of, same
-
-log = logging.getLogger("slipstream")
 
 MOST_ENCODED = 8192
 """Most tokens, padding included, of sources that are encoded together."""

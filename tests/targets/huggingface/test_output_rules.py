@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from slipstream import LLM, BeamParams, SamplingParams
+from slipstream.core.draft import Draft
+from slipstream.core.target import begun
 from slipstream.errors import TargetError, UnsupportedModelError
 from slipstream.targets.huggingface.huggingface_target import of_module
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
@@ -85,6 +87,17 @@ def test_a_text_that_may_not_end_yet_is_not_ended_by_force(own: Any) -> None:
     [ended] = llm.generate([SOURCES[0]], SamplingParams(max_tokens=6, min_tokens=5))
     assert ended.token_ids[-1] == 2
     assert ended.finish_reason == "stop"
+
+
+def test_a_text_that_must_have_a_form_is_not_ended_by_force_and_cannot_begin_by_force(own: Any) -> None:
+    own.generation_config.forced_eos_token_id = 2
+    of, seq = of_module(own), begun(of_module(own), SOURCES[0], params=SamplingParams(max_tokens=1))
+    seq.constraint = cast(Any, object())  # the target asks no more than whether there is one
+    assert torch.isfinite(of.run([seq], Draft.empty(1)).logits).all()
+    of.release(seq.id)
+    own.generation_config.forced_bos_token_id = 44
+    with pytest.raises(TargetError, match=r"forces the first token \(44\), the request asks for a structured output"):
+        of.run([seq], Draft.empty(1))
 
 
 @pytest.mark.parametrize(
