@@ -78,6 +78,12 @@ class SlipstreamLM(TemplateLM):
             most = _batch_size(batch_size, max_batch_size)
             self.llm = LLM(target, draft, max_batch=most, device=device, **options)
         self.tokenizer = self.llm.tokenizer
+        if self.llm.target.capabilities.encoder is not None:
+            raise ParameterError(
+                "the harness was given an encoder-decoder",
+                why="it cuts a text into context and continuation, whose tokens would be another source",
+                fix="score pairs by LLM.log_likelihoods, or use the harness's own class 'hf'",
+            )
         if self.tokenizer is None:
             raise ParameterError("the target brings no tokenizer", why="tasks are text", fix="give tokenizer=...")
         for name, value in (("max_length", max_length), ("max_gen_toks", max_gen_toks)):

@@ -13,6 +13,7 @@ import torch
 from slipstream import LLM, SamplingParams
 from slipstream.errors import ParameterError, PromptError
 from tests.checkpoints import CONTEXT, Tiny
+from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 
 lm_eval = pytest.importorskip("lm_eval")
 
@@ -252,3 +253,8 @@ def test_wrong_settings_are_refused(tiny: Tiny) -> None:
             SlipstreamLM(llm, **given)  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="batch_size is 'many'"):
         SlipstreamLM(str(tiny.target), batch_size="many")
+
+
+def test_an_encoder_decoder_is_refused_by_name() -> None:
+    with pytest.raises(ParameterError, match="the harness was given an encoder-decoder"):
+        SlipstreamLM(LLM(random_encoder_decoder("t5")))
