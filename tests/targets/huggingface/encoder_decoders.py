@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import torch
 from tests.checkpoints import make_tokenizer
 
 VOCAB = 60
+SOURCES = [[5, 9, 33], [7], [10, 20, 30, 40, 50, 11, 21, 31], [58, 57, 12, 17, 17], [11, 11, 40, 3]]
+TOKENS = 12
 
 _T5: dict[str, Any] = {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2}
 _T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
@@ -96,3 +98,15 @@ def make_encoder_decoder(folder: Path, layers: int = 2) -> Any:
     settings = folder / "tokenizer_config.json"
     settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "chat_template"}))
     return model
+
+
+def generated(own: Any, sources: Seq[Seq[int]] = SOURCES, tokens: int = TOKENS, **more: Any) -> list[list[int]]:
+    """What transformers generates greedily for each source, alone."""
+    outputs = []
+    for source in sources:
+        ids = torch.tensor([list(source)])
+        out = own.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=tokens, **more
+        )
+        outputs.append(out[0, 1:].tolist())
+    return outputs

@@ -26,11 +26,16 @@ from tests.checkpoints import random_llama
 from tests.end_to_end.sampling import sample
 from tests.significance import assert_distribution, beginnings, needed
 from tests.targets.conformance import Case, Conformance
-from tests.targets.huggingface.encoder_decoders import ENCODER_DECODERS, VOCAB, random_encoder_decoder
+from tests.targets.huggingface.encoder_decoders import (
+    ENCODER_DECODERS,
+    SOURCES,
+    TOKENS,
+    VOCAB,
+    generated,
+    random_encoder_decoder,
+)
 from tests.targets.reference import Wide
 
-SOURCES = [[5, 9, 33], [7], [10, 20, 30, 40, 50, 11, 21, 31], [58, 57, 12, 17, 17], [11, 11, 40, 3]]
-TOKENS = 12
 CLOSE = 1e-9
 """Of the largest value, with everything in float64 (see `Wide`)."""
 
@@ -45,18 +50,6 @@ def target(name: str) -> EncoderDecoder:
     made = of_module(model(name))
     assert isinstance(made, EncoderDecoder)
     return made
-
-
-def generated(own: Any, sources: Seq[Seq[int]] = SOURCES, tokens: int = TOKENS, **more: Any) -> list[list[int]]:
-    """What transformers generates greedily for each source, alone."""
-    outputs = []
-    for source in sources:
-        ids = torch.tensor([list(source)])
-        out = own.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=tokens, **more
-        )
-        outputs.append(out[0, 1:].tolist())
-    return outputs
 
 
 @functools.cache

@@ -13,8 +13,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.target import begun
 from slipstream.errors import TargetError, UnsupportedModelError
 from slipstream.targets.huggingface.huggingface_target import of_module
-from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
-from tests.targets.huggingface.test_encoder_decoder import SOURCES, TOKENS, generated
+from tests.targets.huggingface.encoder_decoders import SOURCES, TOKENS, generated, random_encoder_decoder
 
 
 @pytest.fixture
