@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from slipstream.core.common_beginning import common_beginning
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
@@ -223,11 +224,7 @@ class ModelDrafter:
                 held, new = shadow.held, seq.tokens[-len(verdict.path[b]) - 1 :]
                 known = len(seq.tokens) - len(new) - shadow.begin
                 shadow.catch_up(seq.tokens[: -len(new)])
-                right = 0
-                for mine, true in zip(held.tokens[known:], new, strict=False):
-                    if mine != true:
-                        break
-                    right += 1
+                right = common_beginning(held.tokens[known:], new)
                 # The last token stays pending, even if the target emitted the same token as a draft that was not used.
                 held.kv_len = min(held.kv_len, known + right, known + len(new) - 1)
                 held.tokens[known:] = new

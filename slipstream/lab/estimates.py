@@ -29,6 +29,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from slipstream.core.common_beginning import common_beginning
+
 Array = NDArray[np.float64]
 
 FEWEST_PROMPTS, FEWEST_PASSES = 4, 3
@@ -137,6 +139,5 @@ def agreement(ours: list[list[int]], theirs: list[list[int]]) -> dict[str, Any]:
     divergences = []
     for prompt, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if a != b:
-            first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-            divergences.append({"prompt": prompt, "token": first})
+            divergences.append({"prompt": prompt, "token": common_beginning(a, b)})
     return {"identical": 1 - len(divergences) / len(ours), "divergences": divergences}

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.core.common_beginning import common_beginning
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.target import Target, begun
@@ -65,8 +66,7 @@ def divergence(
     """
     if list(plain) == list(other):
         return None
-    shared = (i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b)
-    position = next(shared, min(len(plain), len(other)))
+    position = common_beginning(plain, other)
     alone, among, prefilled = (
         scores(_logits(target, prompt, plain[:position], n), plain[:position]) for n in (0, rows - 1, None)
     )  # [V] each

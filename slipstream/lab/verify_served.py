@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.core.common_beginning import common_beginning
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.lab.endpoint import Answer, Endpoint
 from slipstream.lab.provenance import conditions, text_digest
@@ -138,8 +139,7 @@ def noise_between(a: Answer, b: Answer) -> float:
 
 def shared(a: Answer, b: Answer) -> int:
     """Number of tokens with which both begin."""
-    pairs = enumerate(zip(a.tokens, b.tokens, strict=False))
-    return next((i for i, (x, y) in pairs if x != y), min(len(a.tokens), len(b.tokens)))
+    return common_beginning(a.tokens, b.tokens)
 
 
 def judged(fast: Answer, plain: Answer, noise: float) -> dict[str, Any]:

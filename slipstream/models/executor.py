@@ -218,11 +218,16 @@ def check_ids(ids: Tensor, count: int, what: str = "token id") -> None:
     """Raise TargetError unless all of `ids` [M] are rows of a table of `count` rows. Kernels of embeddings do not check
     this themselves: on CUDA one id outside stops the process. There the check waits for the ids."""
     if len(ids) and bool(((ids < 0) | (ids >= count)).any()):
-        raise TargetError(
-            f"a {what} is outside the model's embedding of {count} rows",
-            why="target and draft have different vocabularies, or the prompt has an id that the model lacks",
-            fix="check the pair with `slipstream check-pair`",
-        )
+        raise unknown_ids(f"a {what} is outside the model's embedding of {count} rows")
+
+
+def unknown_ids(what: str) -> TargetError:
+    """The error for ids that a model does not have."""
+    return TargetError(
+        what,
+        why="target and draft have different vocabularies, or the prompt has an id that the model lacks",
+        fix="check the pair with `slipstream check-pair`",
+    )
 
 
 def check_slice(config: ModelShape, first: int, last: int, taps: Seq[int]) -> None:

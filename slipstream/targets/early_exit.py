@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slipstream.core.common_beginning import common_beginning
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.models.executor import Batch, DecodedSteps, Executor, Output
@@ -75,7 +76,7 @@ class EarlyExitCache:
         early = self._rows.get(seq.id)
         if early is None or early.exit != exit or early.past != seq.kv_len:
             return 0
-        return _common(early.tokens, text[:-1])
+        return common_beginning(early.tokens, text[:-1])
 
     def keep(self, seqs: Seq[Sequence], batch: Batch, made: DecodedSteps, exit: int) -> None:
         """Keep the rows of a `decode_steps` call with `exit`: the pending tokens and every new one."""
@@ -122,22 +123,12 @@ class EarlyExitCache:
         return self.executor.forward(batch, taps, (exit, layers), hidden)
 
 
-def _common(a: Seq[int], b: Seq[int]) -> int:
-    """Length of the common beginning."""
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n
-
-
 def _matching(early: EarlyRows, batch: Batch, b: int, seq: Sequence, draft: Draft) -> int:
     """How many leading rows of sequence `b` are kept: the same tokens in the same slots, forming a chain that all later
     rows see."""
     if early.past != batch.past[b]:
         return 0
-    n = _common(early.tokens, seq.tokens[early.past :] + draft.ids[draft.splits[b] : draft.splits[b + 1]])
+    n = common_beginning(early.tokens, seq.tokens[early.past :] + draft.ids[draft.splits[b] : draft.splits[b + 1]])
     tree = batch.trees[b]  # [rows, rows]
     if tree is not None:
         while n and not bool(tree[n - 1 :, :n].all()):

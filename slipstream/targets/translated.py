@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
-from slipstream.core.dice import invert
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, Memory, MultiStep, Target, TargetOut, Usage
@@ -128,16 +127,13 @@ class TranslatedSteps:
     def _drawn(self, own: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
         """Step by step, each token drawn in float64 from the distribution over the target's ids."""
         model, tokens, logits, probs = self._translated, list[Tensor](), list[Tensor](), list[Tensor]()
-        assert sampling.uniforms is not None
         for j in range(steps):
             ran = model.model.run(own, Draft.empty(len(own), model.device)).logits  # [B, V']
             model.model.commit(own, [[]] * len(own))
             logits.append(model.translated(ran))  # [B, V]
-            x = logits[-1].double()
-            if sampling.inv_temperature is not None:
-                x = x * sampling.inv_temperature.to(x)[:, None]
-            probs.append(torch.softmax(x, -1))
-            tokens.append(invert(probs[-1], sampling.uniforms[j].to(x.device)))
+            drawn, q = sampling.draw(logits[-1], j)
+            tokens.append(drawn)
+            probs.append(q)
             for seq, token in zip(own, tokens[-1].tolist(), strict=True):
                 if token not in model.both.shared.to_theirs:
                     raise TargetError("the draft model's logits are NaN", why="no token can be drawn from them")

@@ -20,7 +20,7 @@ from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK, BlockPool
 from slipstream.kv.kv_memory import KVMemory
 from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch
+from slipstream.models.executor import Batch, unknown_ids
 
 _KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
 
@@ -138,11 +138,7 @@ class NativePaged:
         a token or position outside the embedding."""
         status = self._workspace.run(kernel, *args, rows=rows)
         if status == NO_SUCH_TOKEN:
-            raise TargetError(
-                "a token id is outside the model's embedding",
-                why="target and draft have different vocabularies, or the prompt has an id that the model lacks",
-                fix="check the pair with `slipstream check-pair`",
-            )
+            raise unknown_ids("a token id is outside the model's embedding")
         if status == NO_SUCH_POSITION:
             raise TargetError(
                 "a position is after the last one that the model has an embedding for",

@@ -16,12 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from slipstream.core.common_beginning import common_beginning
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling, best_steps_per_call
-from slipstream.core.dice import invert
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, Runtime, TargetOut
 from slipstream.errors import TargetError
+from slipstream.models.executor import unknown_ids
 from slipstream.targets.decoder import check_finite
 from slipstream.targets.gguf.cell_memory import CellMemory
 from slipstream.targets.gguf.llama_context import IDS, ROWS, LlamaContext, Logits, Row
@@ -140,7 +141,7 @@ class GgufTarget:
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         for seq, nodes in zip(seqs, path, strict=True):
             held = self._held[seq.id]
-            common = [_common(branch, nodes) for _, branch in held.branches]
+            common = [common_beginning(branch, nodes) for _, branch in held.branches]
             best = common.index(max(common))
             for i, (seq_id, branch) in enumerate(held.branches):
                 if i == best:
@@ -277,25 +278,11 @@ class GgufTarget:
     def _check_ids(self, ids: Iterable[int]) -> None:
         outside = next((token for token in ids if not 0 <= token < self.vocab_size), None)
         if outside is not None:
-            raise TargetError(
-                f"token id {outside} is outside the model's vocabulary of {self.vocab_size}",
-                why="target and draft have different vocabularies, or the prompt has an id that the model lacks",
-                fix="check the pair with `slipstream check-pair`",
-            )
+            raise unknown_ids(f"token id {outside} is outside the model's vocabulary of {self.vocab_size}")
 
     def _lengths(self) -> dict[int, int]:
         """How many cells each sequence holds, at least."""
         return {seq_id: held.cells for seq_id, held in self._held.items()}
-
-
-def _common(branch: Seq[int], path: Seq[int]) -> int:
-    """How many nodes they begin with that are the same."""
-    count = 0
-    for mine, theirs in zip(branch, path, strict=False):
-        if mine != theirs:
-            break
-        count += 1
-    return count
 
 
 def _picked(logits: Logits, sampling: StepSampling, j: int) -> tuple[NDArray[np.int64], Tensor | None]:
@@ -304,12 +291,10 @@ def _picked(logits: Logits, sampling: StepSampling, j: int) -> tuple[NDArray[np.
     if sampling.kind == "maximum":
         return known.argmax(-1), None  # the first of equal ones
     scores = torch.from_numpy(known).double()
-    if sampling.inv_temperature is not None:
-        scores = scores * sampling.inv_temperature[:, None]
     if sampling.uniforms is None:
         assert sampling.noise is not None
-        return (scores + sampling.noise[j][..., : scores.shape[-1]]).numpy().argmax(-1), None
-    probs = torch.softmax(scores, -1)
-    tokens = invert(probs, sampling.uniforms[j]).numpy()
+        return (sampling.scaled(scores) + sampling.noise[j][..., : scores.shape[-1]]).numpy().argmax(-1), None
+    drawn, probs = sampling.draw(scores, j)
+    tokens = drawn.numpy()
     padding = logits.shape[-1] - probs.shape[-1]
     return tokens, torch.nn.functional.pad(probs, (0, padding)) if padding else probs
