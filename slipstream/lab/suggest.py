@@ -20,7 +20,7 @@ from slipstream.lab.known_pairs import CONTEXT, MODELS, acceptance_rates, known_
 from slipstream.lab.roofline import MEMORY_SHARE, ModelSize, memory_needed, pair_costs, placed
 from slipstream.models.checkpoint import read_json
 from slipstream.models.facts import ModelFacts, facts
-from slipstream.models.pair_check import PADDING, PairReport, compare_facts
+from slipstream.models.pair_check import PADDING, PairReport, compare_facts, kind_problem
 from slipstream.zoo import checkpoint_of
 
 REGISTRY = "registry"
@@ -198,6 +198,8 @@ def _local(search: _Search, folder: Path) -> Candidate:
 
 def _judge(search: _Search, theirs: ModelFacts, label: str, place: str, known: str | None) -> Candidate:
     """known: the candidate's name in the registry, if it has one."""
+    if kinds := kind_problem(search.ours.source_context is not None, theirs.source_context is not None):
+        return Candidate(label, place, kinds)
     report = compare_facts(search.ours, theirs)
     problem, note = _vocabulary(report, search.name, known)
     if problem:

@@ -123,9 +123,9 @@ def compare_facts(ours: ModelFacts, theirs: ModelFacts) -> PairReport:
 
 def require_kind(target: bool, draft: bool) -> None:
     """Raise PairError if only one of a target and its draft model is an encoder-decoder."""
-    if target != draft:
+    if problem := kind_problem(target, draft):
         raise PairError(
-            _other_kind(target),
+            problem,
             why="a decoder continues a prompt, an encoder-decoder answers a source: neither knows what the other reads",
             fix=f"use a draft model that is {_KIND[target]}, too, or the drafter 'ngram', which needs none",
         )
@@ -134,8 +134,9 @@ def require_kind(target: bool, draft: bool) -> None:
 _KIND = {True: "an encoder-decoder", False: "a decoder"}
 
 
-def _other_kind(target: bool) -> str:
-    return f"the target is {_KIND[target]}, the draft model is {_KIND[not target]}"
+def kind_problem(target: bool, draft: bool) -> str:
+    """Says that only one of the two is an encoder-decoder; empty if both or none is."""
+    return "" if target == draft else f"the target is {_KIND[target]}, the draft model is {_KIND[draft]}"
 
 
 def require_pair(target: str | Path, draft: str | Path) -> None:
@@ -168,8 +169,8 @@ def _both_special(token: int, ours: TokenMap | None, theirs: TokenMap | None) ->
 
 def _problem(ours: ModelFacts, theirs: ModelFacts, plain: int, common: int, shown: tuple[Difference, ...]) -> str:
     names = f"target {ours.source!r} and draft {theirs.source!r}"
-    if (ours.source_context is None) != (theirs.source_context is None):
-        return _other_kind(ours.source_context is not None)
+    if kinds := kind_problem(ours.source_context is not None, theirs.source_context is not None):
+        return kinds
     if plain:
         listed = "; ".join(map(str, shown))
         return (

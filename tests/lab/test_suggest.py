@@ -28,7 +28,8 @@ def shelf(tmp_path_factory) -> Path:
     make_model(top / "other", num_hidden_layers=1)
     make_tokenizer(top / "other", texts=OTHER_TEXTS)
     for name, config in (
-        ("deep/er/unsupported", {"model_type": "t5"}),
+        ("deep/er/unsupported", {"model_type": "clip"}),
+        ("sources", {"model_type": "t5"}),
         ("head", {"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]}),
         ("bare", {"no": "type"}),
     ):
@@ -55,7 +56,8 @@ def test_the_compatible_draft_is_found_and_the_others_have_reasons(shelf):
     assert "its context is 64 tokens, 100 are needed" in why["short"]
     assert "another vocabulary" in why["other"]
     assert "common ids differ" in why["other"]
-    assert "'t5' is not supported" in why["unsupported"]
+    assert "'clip' is not supported" in why["unsupported"]
+    assert why["sources"] == "the target is a decoder, the draft model is an encoder-decoder"
     assert "draft head (LlamaForCausalLMEagle3)" in why["head"]
     assert "no model_type" in why["bare"]
     assert "config.json" in why["broken"]

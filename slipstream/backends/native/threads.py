@@ -98,7 +98,7 @@ class WorkerPool:
         for number in range(1, self.size):
             self._gates.append(threading.Lock())
             self._gates[-1].acquire()
-            name = f"slipstream-{number}"
+            name = f"slipstream-kernel-{number}"
             threading.Thread(target=self._serve, args=(number,), name=name, daemon=True).start()
 
     def _serve(self, number: int) -> None:

@@ -197,7 +197,7 @@ def test_a_pool_that_grows_stops_the_old_one() -> None:
         assert pool(2) is pool()
     deadline = time.monotonic() + 10
     while True:
-        alive = [t for t in threading.enumerate() if t.name.startswith("slipstream-")]
+        alive = [t for t in threading.enumerate() if t.name.startswith("slipstream-kernel-")]
         if len(alive) <= size + 1:
             break
         assert time.monotonic() < deadline, alive
