@@ -132,7 +132,7 @@ class NoDrafter:
 
     name = "none"
     taps: tuple[int, ...] = ()
-    remembers = False
+    remembers = reads_all = False
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         return Draft.empty(len(seqs))

@@ -47,7 +47,7 @@ class Guard:
         made_of = parts(drafter)
         self._chains = isinstance(drafter, ChainDrafter) and drafter.chains_only
         self._with_cache = [part for part in made_of if isinstance(part, PrefixDrafter)]
-        self._reads_all = any(part.taps and part not in self._with_cache for part in made_of)
+        self.reads_all = any(part.taps and part not in self._with_cache for part in made_of)
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         if any(budget):
@@ -78,7 +78,7 @@ class Guard:
 
     def cached_prefix(self, seq: Sequence) -> int:
         """See `PrefixDrafter`. A drafter that reads hidden states and keeps none of them has to see the whole text."""
-        if self._reads_all:
+        if self.reads_all:
             return 0
         try:
             known = [limited(self.time_limit, part.cached_prefix, seq) for part in self._with_cache]

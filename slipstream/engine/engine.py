@@ -32,9 +32,10 @@ from slipstream.core.step import budget, step, wanted
 from slipstream.core.target import Target
 from slipstream.core.turns import Turns
 from slipstream.drafters.guard import Guard
-from slipstream.engine.draft_lengths import DraftLengths, Step
+from slipstream.engine.draft_lengths import DraftLengths
+from slipstream.engine.fits_target import check_fits, check_source
 from slipstream.engine.mixed_drafters import MixedDrafters
-from slipstream.errors import TargetError
+from slipstream.engine.timed_step import TimedStep
 
 _nonces = itertools.count()
 """Of this process, because several engines may share a drafter. In order, so that a program repeats its texts."""
@@ -129,8 +130,8 @@ class Engine:
         Raises TargetError if the whole KV cache is too small for the request, or if it has a source and the target no
         encoder, or the other way round; RuleError if its rule cannot verify it.
         """
-        self._check_fits(seq)
-        self._check_source(seq)
+        check_fits(seq, self._bounded)
+        check_source(seq, self.target)
         check_params(rule or self.rule, seq.params)
         seq.rule = rule or self.rule
         seq.coupled, seq.lossless = seq.rule.name == "coupled", seq.rule.lossless
@@ -233,7 +234,7 @@ class Engine:
         for seq, known in again:
             seq.kv_len = known if seq.finish is None else seq.kv_len
 
-    def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> Timed | None:
+    def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> TimedStep | None:
         """What `lengths` is to learn from a step in which all requests decode, with the engine's drafter or plainly. It
         learns nothing from steps of which no request could draft."""
         drafters = [self._requests[seq.id].drafter for seq in seqs]
@@ -243,7 +244,7 @@ class Engine:
         known = all(seq.unread == 1 and seq.kv_len > 0 for seq in seqs)
         known = known and all(one in (self.drafter, NO_DRAFTER) for one in drafters)
         behind = any(n and not self._requests[seq.id].followed for seq, n in zip(seqs, lengths, strict=True))
-        return Timed(seqs, lengths, behind) if known else None
+        return TimedStep(seqs, lengths, behind) if known else None
 
     def _chosen(self, seqs: Seq[Sequence]) -> list[int]:
         """The draft length of each request: its most, or what `lengths` chooses for those of the engine's drafter."""
@@ -277,19 +278,40 @@ class Engine:
 
     def _admit(self) -> None:
         """Let requests join while there is room for them, for rows of their prompts in this step, and for their prompts
-        in a KV cache of fixed size."""
+        in a KV cache of fixed size. One that can take over what another one is reading waits for it, so that n answers
+        to a prompt read it once; it does not keep back those that came later."""
         writes = [] if self._bounded is None else [_write(one, 1) for one in self._running]
         unread = [seq.unread for seq in self._running if seq.unread > 1]
         room = self._prompt_room(len(self._running) - len(unread)) - sum(unread)
-        while self._waiting and len(self._running) < self.max_batch and room > 0:
-            seq = self._waiting[0]
+        for seq in list(itertools.islice(self._waiting, self.max_batch)):
+            if room <= 0 or len(self._running) >= self.max_batch:
+                return
+            if self._is_being_read(seq):
+                continue
             if self._bounded is not None:
                 writes.append((seq.id, 0, len(seq.tokens)))
                 if self._running and self._bounded.missing(writes):
                     return
-            self._running.append(self._waiting.popleft())
+            self._waiting.remove(seq)
+            self._running.append(seq)
             self._begin(seq)
             room -= seq.unread
+
+    def _is_being_read(self, seq: Sequence) -> bool:
+        """Whether a request with the same drafter reads the next block of this prompt that is not in the prefix cache
+        yet. What a request has read is kept when it has read all of its prompt."""
+        if not self.prefix_cache or self._memory is None:
+            return False
+        drafter, block = self._requests[seq.id].drafter, self._memory.block
+        others = [
+            one.tokens
+            for one in self._running
+            if one.unread > 1 and self._requests[one.id].drafter is drafter and one.tokens[:block] == seq.tokens[:block]
+        ]
+        if not others or drafter.reads_all:
+            return False
+        end = self._memory.match(seq.tokens) + block
+        return end < len(seq.tokens) and any(tokens[:end] == seq.tokens[:end] for tokens in others)
 
     def _begin(self, seq: Sequence) -> None:
         """Take over the KV of an earlier text with the same beginning; the last token is always read."""
@@ -383,28 +405,6 @@ class Engine:
         self._waiting.appendleft(seq)
         self.stats.preemptions += 1
 
-    def _check_fits(self, seq: Sequence) -> None:
-        if self._bounded is None or self._bounded.capacity is None:
-            return
-        slots = self._bounded.capacity * self._bounded.block
-        if seq.limit > slots:
-            raise TargetError(
-                f"a request may grow to {seq.limit} tokens, the KV cache holds {slots}",
-                why="its size was fixed when the model was loaded",
-                fix=f"ask for at most {max(0, slots - seq.prompt)} tokens, or make the cache larger",
-            )
-
-    def _check_source(self, seq: Sequence) -> None:
-        encoder = self.target.capabilities.encoder
-        if bool(seq.source) != (encoder is not None):
-            raise TargetError(
-                "a request without a source came to an encoder-decoder"
-                if encoder
-                else "a request with a source came to a target without an encoder",
-                why="an encoder-decoder answers a source, a decoder continues a prompt",
-                fix="make sequences by LLM.sequence or core.target.begun",
-            )
-
     def _keep(self, seq: Sequence) -> None:
         """Leave what was computed for a request to later ones."""
         if self.prefix_cache and self._memory is not None and seq.finish != "error":
@@ -433,27 +433,6 @@ class Engine:
 
 
 NO_DRAFTER = NoDrafter()
-
-
-class Timed:
-    """What a step, or a call of several plain ones, took and gave: the difference of the counters before and after."""
-
-    def __init__(self, seqs: Seq[Sequence], lengths: Seq[int], catching_up: bool):
-        self._seqs, self._lengths, self._catching_up = seqs, lengths, catching_up
-        self._before = [(seq.stats.proposed, seq.stats.accepted, len(seq.tokens)) for seq in seqs]
-        self._seconds = dict(seqs[0].stats.seconds) if seqs else {}
-
-    def step(self) -> Step:
-        """See `draft_lengths.Step`."""
-        seqs, before = self._seqs, self._before
-        spent = {name: len(seqs) * (s - self._seconds[name]) for name, s in seqs[0].stats.seconds.items()}
-        nodes = [seq.stats.proposed - proposed for seq, (proposed, _, _) in zip(seqs, before, strict=True)]
-        accepted = [seq.stats.accepted - known for seq, (_, known, _) in zip(seqs, before, strict=True)]
-        gained = max(len(seq.tokens) - length for seq, (_, _, length) in zip(seqs, before, strict=True))
-        return Step(
-            [seq.id for seq in seqs], self._lengths, nodes, accepted, spent["draft"],
-            sum(spent.values()) - spent["draft"], 1 if any(self._lengths) else gained, self._catching_up,
-        )  # fmt: skip
 
 
 def _write(seq: Sequence, drafted: int) -> tuple[int, int, int]:

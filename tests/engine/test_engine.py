@@ -239,6 +239,52 @@ def test_a_warm_request_has_the_drafts_and_the_acceptance_of_a_cold_one(name: st
     assert counts[0] == counts[1]
 
 
+@pytest.mark.parametrize("prompt_rows", [8, None])
+@pytest.mark.parametrize("blocks", [None, 40])
+def test_requests_with_the_same_prompt_that_come_together_read_it_once(
+    prompt_rows: int | None, blocks: int | None
+) -> None:
+    """n answers to one prompt. 22 tokens, blocks of 4: the first request reads all, each other one the last 2."""
+    target = toy(blocks=blocks)
+    made = engine(target, prefix_cache=True, prompt_rows=prompt_rows, max_batch=5)
+    text = [random.Random(7).randrange(V) for _ in range(22)]
+    params = SamplingParams(max_tokens=6)
+    seqs = [Sequence(text, params) for _ in range(4)]
+    other = Sequence([1, 2, 3], params)
+    for seq in (*seqs, other):
+        made.add(seq)
+    rows = 0
+    while made.unfinished:
+        ran = made.step()
+        rows += target.rows
+        target.check()
+        if made.stats.steps == 1:
+            assert other in ran, "who comes after those that wait is not kept waiting"
+    assert [seq.cached for seq in (*seqs, other)] == [0, 20, 20, 20, 0]
+    assert rows == 22 + 3 * 2 + 3 + 5 * (6 - 1)
+    assert [seq.output for seq in (*seqs, other)] == [alone(seq) for seq in (*seqs, other)]
+
+
+def test_requests_wait_for_nothing_that_they_could_not_take_over() -> None:
+    """Texts that are shorter than a block, differ in the first one, or have what they share in the cache already."""
+    text = [random.Random(7).randrange(V) for _ in range(22)]
+    different = [(token + 1) % V for token in text]
+    for known, first, second in (
+        ([], text, text[:4]),
+        ([], text, different),
+        (text[:12], text[:12] + different, text[:12] + text),
+    ):
+        target = toy()
+        made = engine(target, prefix_cache=True, prompt_rows=8)
+        if known:
+            made.add(Sequence([*known, 0], SamplingParams(max_tokens=1)))
+            drain(made)
+        for seq in (Sequence(first), Sequence(second)):
+            made.add(seq)
+        made.step()
+        assert made.running == 2
+
+
 def test_the_prefix_cache_gives_way_to_requests() -> None:
     """Blocks that are only kept are taken before a request is preempted."""
     target = toy(blocks=40)
