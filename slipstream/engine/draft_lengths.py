@@ -6,6 +6,9 @@ forward over B + sum of k_b rows. The lengths with the most expected tokens per 
 requests compete for rows, the most probable first (the goodput of SmartSpec, Liu et al. 2406.14066, section 4, with the
 lengths of single requests). Length 0 for all is plain decoding.
 
+Rows of prompts that are read in the same step have to be read at some time, so the time that they owe is no cost of
+the tokens (see `_prompts_share`). On a busy server nearly every step has such rows.
+
 Nothing is measured beforehand. The survival S of each request is learned from its own steps, starting from that of the
 requests before it (`DepthStats`). Times are medians of recent steps; what was never timed is estimated from its
 neighbours. The first steps draft, then one is plain, and now and then another. If drafts do not pay, the drafter rests,
@@ -21,9 +24,9 @@ import logging
 import math
 import statistics
 from bisect import bisect_left, insort
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -50,6 +53,10 @@ STALE = 8
 PATIENCE = 8
 """Steps in a row whose time of drafting is not learned because a drafter caught up. With texts as short as that, it
 counts."""
+SAME = 1 / 8
+"""Forwards with prompts whose numbers of rows differ by less than this share are one number among the times."""
+SHORTEST = 1e-9
+"""Seconds that a forward takes at least, where estimates say that its prompts took all of it."""
 KEEP = 4
 """Steps for which lengths are kept while nobody joins or leaves: choosing takes a tenth of a millisecond."""
 
@@ -92,10 +99,10 @@ class Times:
 
     def estimate(self, numbers: np.ndarray) -> np.ndarray:
         """Seconds for each of these numbers: between timed ones on a line that does not fall; beyond them with half the
-        slope of all of them, so that what looks nearly as good is tried, and then known; if only one was timed, the
-        same for all. A number that was timed once or twice, while others were timed more often, counts as not timed: a
-        sample from a moment in which others had the processor would rule it out for good. So does one whose samples are
-        old."""
+        slope of all of them, so that what looks nearly as good is tried, and then known; below them half of the least
+        time, and a share of the other half. A number that was timed once or twice, while others were timed more often,
+        counts as not timed: a sample from a moment in which others had the processor would rule it out for good. So
+        does one whose samples are old."""
         often = [n for n in self._known if len(self._samples[n]) > 2 and not self._stale(n)]
         xs = [n for n in self._known if n in often or n == self._known[0]] if often else self._known
         pools: list[list[float]] = []  # mean, samples, numbers: neighbours that would fall are joined
@@ -109,7 +116,19 @@ class Times:
         ys = [mean for mean, _, many in pools for _ in range(int(many))]
         slope = (ys[-1] - ys[0]) / (xs[-1] - xs[0]) if len(xs) > 1 else 0.0
         inside = np.interp(numbers, xs, ys)
-        return np.where(numbers > xs[-1], ys[-1] + slope / 2 * (numbers - xs[-1]), inside)
+        beyond = np.where(numbers > xs[-1], ys[-1] + slope / 2 * (numbers - xs[-1]), inside)
+        return np.where(numbers < xs[0], ys[0] * (1 + numbers / max(1, xs[0])) / 2, beyond)
+
+
+class Mean:
+    """Of about the last so many samples; 0 before the first."""
+
+    def __init__(self, last: int) -> None:
+        self.value, self._count, self._last = 0.0, 0, last
+
+    def add(self, sample: float) -> None:
+        self._count = min(self._count + 1, self._last)
+        self.value += (sample - self.value) / self._count
 
 
 class Survival:
@@ -179,11 +198,11 @@ class _Cost:
 
 @dataclass
 class _Counts:
-    """Of all steps that drafted: for what the user is told. steps: by the number of requests."""
+    """Of all steps that drafted, for what the user is told. turns: the requests of each step, added up."""
 
-    steps: Counter[int] = field(default_factory=Counter)
+    steps: int = 0
+    turns: int = 0
     tokens: int = 0
-    seconds: float = 0.0
 
 
 @dataclass
@@ -191,7 +210,8 @@ class Step:
     """What a step was and took. One entry of `lengths`, `nodes` and `accepted` for each request: the length that it was
     given, its draft tokens, and how many of them were accepted. draft, rest: seconds of drafting, and of all else.
     repeats: plain steps in this call. catching_up: whether a drafter read what it had not followed, such as a prompt:
-    that takes its time once, however long the drafts are."""
+    that takes its time once, however long the drafts are. prompt_rows: rows of prompts in the forward, of requests that
+    are not among `ids`."""
 
     ids: Seq[int]
     lengths: Seq[int]
@@ -201,6 +221,7 @@ class Step:
     rest: float = 0.0
     repeats: int = 1
     catching_up: bool = False
+    prompt_rows: int = 0
 
 
 @dataclass
@@ -218,6 +239,9 @@ class DraftLengths:
     def __post_init__(self) -> None:
         self._survival = Survival(self.most, self.prior)
         self._plain, self._forward = Times(), Times()  # by requests, by rows
+        self._compared = False  # whether a plain step was timed
+        self._with_prompts = Mean(64)  # the share of steps that read prompts
+        self._reading = Mean(16)  # seconds in which the drafter reads a row of a prompt
         self._drafting: dict[int, Times] = {}  # by requests that draft: by levels
         # Ids, lengths, and for how many steps they were used.
         self._chosen: tuple[tuple[int, ...], list[int], int] = ((), [], 0)
@@ -232,22 +256,22 @@ class DraftLengths:
 
     # --- choosing ------------------------------------------------------------------------------------------------
 
-    def choose(self, ids: Seq[int], limits: Seq[int]) -> list[int]:
-        """Draft lengths for these requests, each at most its limit."""
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
+        """Draft lengths for these requests, each at most its limit. prompt_rows: see `Step`."""
         limits = [min(limit, self.most) for limit in limits]
         none = [0] * len(ids)
         if self.resting or not any(limits):
             return none
         if self._drafted >= self._renew:
             return none
-        if not self._drafting or not len(self._plain):
+        if not self._drafting or not self._compared:
             return [min(FIRST, limit) for limit in limits]
         key, lengths, used = self._chosen
         if key != tuple(ids) or used >= KEEP:
-            found, gain = self._best(ids, limits)
+            found, gain = self._best(ids, limits, prompt_rows)
             gain = math.inf if self._trial else gain
             if gain < 1 + (0 if self._pays else MARGIN):
-                self._begin_rest()
+                self._begin_rest(gain)
                 return none
             lengths, used = found, 0
             if not self._pays:
@@ -255,44 +279,75 @@ class DraftLengths:
         self._chosen = tuple(ids), lengths, used + 1
         return list(map(min, lengths, limits))
 
-    def _best(self, ids: Seq[int], limits: Seq[int]) -> tuple[list[int], float]:
+    def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> tuple[list[int], float]:
         """The lengths with the most expected tokens per second, at least one draft token, and their gain over plain
         decoding."""
         count, drafting = len(ids), sum(limit > 0 for limit in limits)
         survival = self._survival.of(ids) * (np.arange(self.most) < np.array(limits)[:, None])  # [B, most]
         width = self._survival.width(ids)
         levels = self._levels(drafting)
+        owed = self._prompts_share(count, prompt_rows)
         best, lengths = 0.0, list[int]()
         for depth in range(1, max(limits) + 1):
             order = np.sort(survival[:, :depth].ravel())[::-1]
             order = order[order > 0]
             tokens = count + np.cumsum(order)  # [n] with the n most probable draft tokens
             rows = count + width * np.arange(1, len(order) + 1)
-            rates = tokens / (self._forward.estimate(rows) + levels.estimate(np.array([depth])))
+            forward = np.maximum(self._forward.estimate(rows + prompt_rows) - owed, SHORTEST)
+            rates = tokens / (forward + levels.estimate(np.array([depth])))
             at = int(rates.argmax())
             if rates[at] > best:
                 best = float(rates[at])
                 lengths = (survival[:, :depth] >= order[at]).sum(1).tolist()
-        return lengths, best * self._plain.nearest(count) / count
+        if prompt_rows:
+            plain = float(self._forward.estimate(np.array([count + prompt_rows]))[0]) - owed
+        else:
+            plain = self._plainly(count)
+        return lengths, best * plain / count
 
     def _levels(self, drafting: int) -> Times:
         """Times of drafting with about so many requests."""
         return self._drafting[min(self._drafting, key=lambda known: abs(known - drafting))]
+
+    def _plainly(self, count: int) -> float:
+        """Seconds of a plain step."""
+        return self._plain.nearest(count) if len(self._plain) else float(self._forward.estimate(np.array([count]))[0])
+
+    def _beside(self, rows: int, prompt_rows: int) -> float:
+        """Seconds that rows of prompts add to a forward over so many others."""
+        if not prompt_rows:
+            return 0.0
+        without, with_them = self._forward.estimate(np.array([rows, rows + prompt_rows]))
+        return float(with_them - without)
+
+    def _prompts_share(self, count: int, prompt_rows: int) -> float:
+        """Seconds of a forward over the pending tokens of so many requests, and these rows, that its prompts owe. If
+        every step reads prompts, they would take it without the tokens, and owe what it takes without them. If few do,
+        there would be a step without the prompts, and they owe what they add to it."""
+        if not prompt_rows:
+            return 0.0
+        alone, added = float(self._forward.estimate(np.array([prompt_rows]))[0]), self._beside(count, prompt_rows)
+        return added + self._with_prompts.value * (alone - added)
 
     # --- learning ------------------------------------------------------------------------------------------------
 
     def learn(self, step: Step) -> None:
         """Take note of a step: of its time, and of what became of its draft tokens."""
         count, drafting = len(step.ids), sum(length > 0 for length in step.lengths)
-        seconds = (step.draft + step.rest) / step.repeats
         self._rested(step)
+        self._with_prompts.add(float(step.prompt_rows > 0))
+        if step.prompt_rows:
+            step = self._without_prompts(step)
+        seconds = (step.draft + step.rest) / step.repeats
         if not drafting:
-            self._drafted, self._renew = 0, min(4 * self._renew, RENEW)
-            self._plain.add(count, seconds)
-            self._forward.add(count, seconds)
+            self._compared, self._drafted, self._renew = True, 0, min(4 * self._renew, RENEW)
+            if not step.prompt_rows:
+                self._plain.add(count, seconds)
+                self._forward.add(count, seconds)
             return
         self._drafted += 1
-        self._forward.add(count + sum(step.nodes), step.rest)
+        if not step.prompt_rows:
+            self._forward.add(count + sum(step.nodes), step.rest)
         drafted = [b for b, length in enumerate(step.lengths) if length]
         each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
         self._survival.learn([step.ids[b] for b in drafted], *each)
@@ -311,9 +366,20 @@ class DraftLengths:
             self._drafting[drafting].add(0, 0.0)
         self._drafting[drafting].add(max(step.lengths), step.draft)
         found = self._counts
-        found.steps[count] += 1
+        found.steps += 1
+        found.turns += count
         found.tokens += count + sum(step.accepted)
-        found.seconds += seconds
+
+    def _without_prompts(self, step: Step) -> Step:
+        """Learn from a step in which prompts were read; the step with the times that it would have taken without."""
+        others, rows = len(step.ids) + sum(step.nodes), step.prompt_rows
+        whole = others + rows
+        grain = max(1, int(SAME * 2 ** int(math.log2(whole))))
+        self._forward.add(round(whole / grain) * grain, step.rest)
+        if not any(step.lengths):
+            self._reading.add(step.draft / rows)
+        draft = max(0.0, step.draft - rows * self._reading.value)
+        return replace(step, draft=draft, rest=step.rest - self._beside(others, rows))
 
     def _rested(self, step: Step) -> None:
         if self.resting:
@@ -321,26 +387,27 @@ class DraftLengths:
             if self._rest <= 0:
                 self.resting, self._trial = False, TRIAL_STEPS
 
-    def _begin_rest(self) -> None:
+    def _begin_rest(self, gain: float) -> None:
+        """gain: of the best lengths over plain decoding, as predicted."""
         self.resting, self._pays = True, False
         tried, caught_up = ([self._lost(cost) for cost in costs] for costs in (self._tried, self._caught_up))
         lost = sum(max(0.0, each) for each in caught_up) + TRIAL_STEPS * statistics.median_low(tried or [0.0])
         self._rest = max(self._pause, int(lost / TRIAL_SHARE))
         self._pause, self._tried, self._caught_up = min(2 * self._pause, LONGEST_REST), [], []
         found = self._counts
-        if not self._told and found.steps.total() >= TRIAL_STEPS:
+        if not self._told and found.steps >= TRIAL_STEPS:
             self._told = True
             log.warning(
-                "drafts do not pay here: %.2f tokens a step and request, and a step takes %.2f times as long as a "
-                "plain one. Decoding goes on without them; they are tried again from time to time. The text is not "
-                "affected.",
-                found.tokens / sum(count * steps for count, steps in found.steps.items()),
-                found.seconds / sum(self._plain.nearest(count) * steps for count, steps in found.steps.items()),
+                "drafts do not pay here: at best %.2f times the speed of plain decoding, at %.2f tokens a step and "
+                "request so far. Decoding goes on without them; they are tried again from time to time. The text is "
+                "not affected.",
+                gain,
+                found.tokens / found.turns,
             )
 
     def _lost(self, cost: _Cost) -> float:
         """Plain steps that a step took beyond what it gained."""
-        return cost.seconds / self._plain.nearest(cost.requests) - 1 - cost.accepted / cost.requests
+        return cost.seconds / self._plainly(cost.requests) - 1 - cost.accepted / cost.requests
 
     def release(self, seq_id: int) -> None:
         """Forget a request; unknown ids are ignored."""

@@ -178,10 +178,10 @@ class Engine:
         with self._lock:
             self._admit()
             seqs, prompts = self._rows()
-            lengths = self._fitted(seqs, prompts, self._chosen(seqs))
+            lengths = self._fitted(seqs, prompts, self._chosen(seqs, prompts))
             timed = self._timed(seqs, prompts, lengths)
             try:
-                if timed is not None and not any(lengths):
+                if timed is not None and not any(lengths) and not timed.prompt_rows:
                     self._run_plainly(seqs)
                 else:
                     self._run(seqs, prompts, lengths, self._drafter_of([*seqs, *prompts]))
@@ -235,27 +235,33 @@ class Engine:
             seq.kv_len = known if seq.finish is None else seq.kv_len
 
     def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> TimedStep | None:
-        """What `lengths` is to learn from a step in which all requests decode, with the engine's drafter or plainly. It
-        learns nothing from steps of which no request could draft."""
-        drafters = [self._requests[seq.id].drafter for seq in seqs]
-        if self.lengths is None or prompts or self.drafter not in drafters:
+        """What `lengths` is to learn from a step whose requests have the engine's drafter or none. It learns nothing
+        from steps of which no request could draft."""
+        ran = [*seqs, *prompts]
+        drafters = [self._requests[seq.id].drafter for seq in ran]
+        if self.lengths is None or any(one not in (self.drafter, NO_DRAFTER) for one in drafters):
             return None
         # The first step of a text that answers a source reads that, too.
-        known = all(seq.unread == 1 and seq.kv_len > 0 for seq in seqs)
-        known = known and all(one in (self.drafter, NO_DRAFTER) for one in drafters)
+        decoding = [b for b, seq in enumerate(seqs) if _decodes(seq)]
+        if any(seq.source and seq.kv_len == 0 for seq in ran) or self.drafter not in [drafters[b] for b in decoding]:
+            return None
         behind = any(n and not self._requests[seq.id].followed for seq, n in zip(seqs, lengths, strict=True))
-        return TimedStep(seqs, lengths, behind) if known else None
+        return TimedStep(
+            [seqs[b] for b in decoding], [lengths[b] for b in decoding], behind, _prompt_rows(seqs, prompts), len(ran)
+        )
 
-    def _chosen(self, seqs: Seq[Sequence]) -> list[int]:
+    def _chosen(self, seqs: Seq[Sequence], prompts: Seq[Sequence]) -> list[int]:
         """The draft length of each request: its most, or what `lengths` chooses for those of the engine's drafter."""
         requests = [self._requests[seq.id] for seq in seqs]
         most = [0 if one.detached else budget(one.seq, one.draft_tokens) for one in requests]
         if self.lengths is None:
             return most
-        own = [b for b, one in enumerate(requests) if one.drafter in (self.drafter, NO_DRAFTER)]
-        chosen = self.lengths.choose([seqs[b].id for b in own], [most[b] for b in own]) if own else []
-        for b, length in zip(own, chosen, strict=True):
-            most[b] = length
+        known = self.drafter, NO_DRAFTER
+        own = [b for b, one in enumerate(requests) if one.drafter in known and _decodes(one.seq)]
+        if own:
+            ids, limits = [seqs[b].id for b in own], [most[b] for b in own]
+            for b, length in zip(own, self.lengths.choose(ids, limits, _prompt_rows(seqs, prompts)), strict=True):
+                most[b] = length
         return most
 
     def _run_alone(self, seqs: Seq[Sequence], fault: Exception) -> None:
@@ -433,6 +439,17 @@ class Engine:
 
 
 NO_DRAFTER = NoDrafter()
+
+
+def _decodes(seq: Sequence) -> bool:
+    """Whether all of its prompt was read before this step."""
+    return seq.unread == 1 and seq.kv_len > 0
+
+
+def _prompt_rows(seqs: Seq[Sequence], prompts: Seq[Sequence]) -> int:
+    """Rows of a step that belong to prompts: of those that end in it, and of chunks of the others."""
+    ending = sum(seq.unread for seq in seqs if not _decodes(seq))
+    return ending + sum((seq.chunk_end or seq.kv_len) - seq.kv_len for seq in prompts)
 
 
 def _write(seq: Sequence, drafted: int) -> tuple[int, int, int]:

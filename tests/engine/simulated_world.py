@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
@@ -59,6 +60,53 @@ class World:
             spent += step.draft + step.rest
             if learn is not None:
                 learn(step)
+        return made / spent
+
+
+@dataclass
+class BusyServer:
+    """A server on such a machine at which more requests wait than it runs. Each has a prompt, whose rows are read in
+    chunks beside the steps of the others, and then `tokens` tokens; the next one takes its place. reading: seconds in
+    which the drafter reads a row of a prompt."""
+
+    world: World
+    prompt: int
+    tokens: int
+    chunk: int = 64
+    reading: float = 0.0
+
+    def run(
+        self,
+        choose: Callable[[Seq[int], Seq[int], int], Seq[int]],
+        requests: int,
+        learn: Callable[[Step], None] | None = None,
+        resting: Callable[[], bool] = lambda: False,
+    ) -> float:
+        """Output tokens per second. choose: (ids, most draft tokens, rows of prompts) -> lengths. resting: whether the
+        drafter reads no prompts."""
+        world, ended, spent, made, ids = self.world, 0, 0.0, 0, itertools.count()
+        unread = dict.fromkeys(range(len(world.acceptance)), self.prompt)
+        left = dict.fromkeys(unread, self.tokens)
+        names = {b: next(ids) for b in unread}
+        while ended < requests:
+            going, room = [b for b in unread if not unread[b]], self.chunk
+            for b in unread:
+                read = min(room, unread[b])
+                unread[b], room = unread[b] - read, room - read
+            rows = self.chunk - room
+            lengths = list(choose([names[b] for b in going], [min(8, left[b] - 1) for b in going], rows))
+            accepted = [world.accepted(b, length) for b, length in zip(going, lengths, strict=True)]
+            draft = world.noisy(world.level * max(lengths, default=0) + (0 if resting() else self.reading * rows))
+            rest = world.noisy(world.forward(len(going) + sum(lengths) + rows))
+            spent += draft + rest
+            if learn is not None and going:
+                learn(Step([names[b] for b in going], lengths, lengths, accepted, draft, rest, prompt_rows=rows))
+            for b, more in zip(going, accepted, strict=True):
+                made += 1 + more
+                left[b] -= 1 + more
+                if left[b] <= 0:
+                    ended += 1
+                    unread[b], left[b], names[b] = self.prompt, self.tokens, next(ids)
         return made / spent
 
 

@@ -17,7 +17,7 @@ from slipstream.core.stats import SpecStats
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.scripted import ScriptedDrafter
-from slipstream.engine.draft_lengths import DraftLengths
+from slipstream.engine.draft_lengths import DraftLengths, Step
 from slipstream.engine.engine import Engine
 from slipstream.errors import RuleError, TargetError
 from slipstream.targets.toy import ToyTarget
@@ -416,6 +416,39 @@ def test_a_drafter_that_reads_hidden_states_rests_without_them_and_is_tried_with
     assert second.stats.proposed
     assert not first.stats.proposed
     assert [first.output, second.output] == [alone(first)] * 2
+
+
+@pytest.mark.parametrize("name", ["model", "eagle3"])
+def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None:
+    """A prompt of 30 tokens is read beside a request that decodes, 8 rows a step."""
+
+    class Told(DraftLengths):
+        def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
+            chosen.append((list(ids), prompt_rows))
+            return super().choose(ids, limits, prompt_rows)
+
+        def learn(self, step: Step) -> None:
+            learned.append((list(step.ids), step.prompt_rows))
+            assert step.draft >= 0 < step.rest
+            assert len(step.ids) == len(step.lengths) == len(step.nodes) == len(step.accepted)
+            super().learn(step)
+
+    chosen: list[tuple[list[int], int]] = []
+    learned: list[tuple[list[int], int]] = []
+    target = toy()
+    made = engine(target, maker(name)(target), draft_tokens=Told(4), prompt_rows=8)
+    first = Sequence([1, 2, 3], SamplingParams(max_tokens=60))
+    second = Sequence([random.Random(7).randrange(V) for _ in range(30)], SamplingParams(max_tokens=6))
+    made.add(first)
+    made.step()
+    assert not chosen, "nobody decodes yet"
+    assert not learned
+    made.add(second)
+    drain(made)
+    assert chosen == learned
+    assert chosen[:4] == [([first.id], 8)] * 3 + [([first.id], 6)]
+    assert chosen[4] == ([first.id, second.id], 0) or chosen[4] == ([second.id, first.id], 0)
+    assert [first.output, second.output] == [alone(first), alone(second)]
 
 
 def test_requests_that_ask_for_no_drafts_do_not_shorten_the_rest_of_a_drafter() -> None:
