@@ -2,40 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence as Seq
+from typing import Protocol
 
 from slipstream.core.target import Usage
+from slipstream.kv.blocks import BLOCK
+from slipstream.targets.gguf.kept_texts import KeptTexts
+
+
+class Cells(Protocol):
+    """Who holds which cells: a `GgufTarget`."""
+
+    def lengths(self) -> Mapping[int, int]:
+        """How many cells each sequence holds, at least."""
+        ...
+
+    def copied(self, seq_id: int, length: int) -> int | None:
+        """A sequence id of llama.cpp that holds the first `length` tokens of a sequence, too; None if that is not to be
+        had."""
+        ...
+
+    def adopt(self, seq_id: int, source: int, length: int) -> bool:
+        """Begin a sequence with the first `length` tokens of such an id. Returns False, and has done nothing, where no
+        further id is free."""
+        ...
 
 
 class CellMemory:
-    """Implements `Memory`, with blocks of one token. Nothing is kept for later texts.
+    """Implements `Memory`. Cells are counted in blocks, although llama.cpp gives out single ones: a sequence counts as
+    whole blocks, and a text begins with whole blocks of an earlier one.
 
-    capacity  cells. lengths: how many of them each sequence holds now.
+    cells: of the cache. held: who holds them. kept: texts for later ones.
     """
 
-    block = 1
+    block = BLOCK
 
-    def __init__(self, capacity: int, lengths: Callable[[], Mapping[int, int]]):
-        self._capacity, self._lengths = capacity, lengths
-
-    @property
-    def capacity(self) -> int:
-        return self._capacity
+    def __init__(self, cells: int, held: Cells, kept: KeptTexts):
+        self._held, self._kept, self.capacity = held, kept, cells // BLOCK
 
     @property
     def usage(self) -> Usage:
-        return Usage(self._capacity, sum(self._lengths().values()), 0)
+        """Cells that several hold are counted for each."""
+        return Usage(self.capacity, _blocks(self._held.lengths().values()), _blocks(self._kept.lengths))
 
     def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
-        held = self._lengths()
-        wanted = sum(max(0, stop - held.get(seq_id, 0)) for seq_id, _, stop in writes)
-        return max(0, wanted + sum(held.values()) - self._capacity)
+        """See `Memory`. What is only kept gives way."""
+        ends = dict(self._held.lengths())
+        for seq_id, _, stop in writes:
+            ends[seq_id] = max(stop, ends.get(seq_id, 0))
+        return max(0, _blocks(ends.values()) - self.capacity)
 
     def match(self, tokens: Seq[int]) -> int:
-        return 0
+        """See `Memory`."""
+        return self._kept.longest(tokens)[0] // BLOCK * BLOCK
 
     def begin(self, seq_id: int, tokens: Seq[int], most: int) -> int:
-        return 0
+        """See `Memory`."""
+        found, source = self._kept.longest(tokens)
+        length = min(found, most) // BLOCK * BLOCK
+        if not length or not self._held.adopt(seq_id, source, length):
+            return 0
+        self._kept.use(source)
+        return length
 
     def keep(self, seq_id: int, tokens: Seq[int]) -> None:
-        """Nothing is kept."""
+        """See `Memory`."""
+        if len(tokens) < BLOCK or self._kept.longest(tokens)[0] == len(tokens):
+            return
+        copy = self._held.copied(seq_id, len(tokens))
+        if copy is not None:
+            self._kept.add(copy, tokens)
+
+
+def _blocks(lengths: Iterable[int]) -> int:
+    return sum(-(-length // BLOCK) for length in lengths)

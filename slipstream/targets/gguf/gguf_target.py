@@ -25,6 +25,7 @@ from slipstream.errors import TargetError
 from slipstream.models.executor import unknown_ids
 from slipstream.targets.decoder import check_finite
 from slipstream.targets.gguf.cell_memory import CellMemory
+from slipstream.targets.gguf.kept_texts import KeptTexts
 from slipstream.targets.gguf.llama_context import IDS, ROWS, LlamaContext, Logits, Row
 from slipstream.targets.gguf.tree_passes import Part, leaf_paths, passes
 
@@ -61,7 +62,8 @@ class GgufTarget:
         self._rooms = np.empty(0, np.float32)
         self._held: dict[int, _Held] = {}
         self._free = list(range(context.ids))[::-1]
-        self._memory = CellMemory(context.cells, self._lengths)
+        self._kept = KeptTexts(self._give_back)
+        self._memory = CellMemory(context.cells, self, self._kept)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -102,34 +104,51 @@ class GgufTarget:
         self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
     ) -> DecodedSteps:
         """See `core.target.MultiStep`. Tokens are drawn in float64."""
-        none = Draft.empty(len(seqs))
-        tokens = np.zeros((steps, len(seqs)), np.int64)  # [K, B]
-        logits = self._room(steps, len(seqs))
+        self._check_ids(token for seq in seqs for token in seq.pending)
+        size = len(seqs)
+        tokens = np.zeros((steps, size), np.int64)  # [K, B]
+        logits = self._room(steps, size)
         probs: list[Tensor] = []
-        logits[0] = self.run(seqs, none).logits.numpy()
-        self.commit(seqs, [[]] * len(seqs))
-        helds, context = [self._held[seq.id] for seq in seqs], self.context_of_llama
         try:
+            alike = self._first_of_several(seqs, steps, logits[0])
+            helds, context = [self._held[seq.id] for seq in seqs], self.context_of_llama  # it may be a wider one
             for j in range(steps):
-                if j == 1:
-                    rows = [(int(t), h.cells, (h.id,), True) for t, h in zip(tokens[0], helds, strict=True)]
-                    logits[j] = context.decode(rows)
-                elif j:
+                if j > 1 or (j and alike):
                     logits[j] = context.decode_next(tokens[j - 1])
+                elif j:
+                    logits[j] = context.decode(
+                        [(int(t), seq.end, (h.id,), True) for t, h, seq in zip(tokens[0], helds, seqs, strict=True)]
+                    )
                 tokens[j], drawn = _picked(logits[j], sampling, j)
                 if drawn is not None:
                     probs.append(drawn)
             if not np.isfinite(logits[..., 0]).all():
                 for row in logits:
-                    check_finite(torch.from_numpy(row), seqs, none)
+                    check_finite(torch.from_numpy(row), seqs, Draft.empty(size))
         except BaseException:
             for seq in seqs:
                 self.release(seq.id)
             raise
-        for held in helds:
-            held.cells += steps - 1
-            held.length += steps - 1
+        for seq, held in zip(seqs, helds, strict=True):
+            held.cells = held.length = seq.end + steps - 1
         return DecodedSteps(torch.from_numpy(tokens), torch.from_numpy(logits), torch.stack(probs) if probs else None)
+
+    def _first_of_several(self, seqs: Seq[Sequence], steps: int, logits: Logits) -> bool:
+        """Run what is pending, into logits [B, V]. Returns whether that is one token of each sequence, so that the next
+        pass has the same rows."""
+        helds = [self._rolled_back(seq) for seq in seqs]
+        rows = [
+            (seq.tokens[i], i, (held.id,), i == seq.end - 1)
+            for seq, held in zip(seqs, helds, strict=True)
+            for i in range(held.length, seq.end)
+        ]
+        self._make_room(len(rows) + (steps - 1) * len(seqs))
+        if len(rows) > ROWS:
+            logits[:] = self._run(seqs, Draft.empty(len(seqs)))
+            self.commit(seqs, [[]] * len(seqs))
+        else:
+            logits[:] = self.context_of_llama.decode(rows)
+        return len(rows) == len(seqs)
 
     def _room(self, steps: int, batch: int) -> Logits:
         """Memory for logits [K, B, V], the same in each call: fresh memory would cost more than to fill it."""
@@ -172,12 +191,40 @@ class GgufTarget:
             for one in {held.id, *(each for each, _ in held.branches)}:
                 self._give_back(one)
 
+    # --- what `CellMemory` asks ------------------------------------------------------------------------------------
+
+    def lengths(self) -> dict[int, int]:
+        """See `Cells`."""
+        return {seq_id: held.cells for seq_id, held in self._held.items()}
+
+    def copied(self, seq_id: int, length: int) -> int | None:
+        """See `Cells`."""
+        held = self._held.get(seq_id)
+        if held is None or held.branches or held.length < length or not self._has_ids(1):
+            return None
+        copy = self._free.pop()
+        self.context_of_llama.fork(held.id, copy)
+        if held.cells > length:
+            self.context_of_llama.cut(copy, length)
+        return copy
+
+    def adopt(self, seq_id: int, source: int, length: int) -> bool:
+        """See `Cells`."""
+        if not self._free:
+            return False
+        held = self._begun(seq_id)
+        self.context_of_llama.fork(source, held.id)
+        self.context_of_llama.cut(held.id, length)
+        held.length = held.cells = length
+        return True
+
     # --- parts -------------------------------------------------------------------------------------------------
 
     def _run(self, seqs: Seq[Sequence], draft: Draft) -> Logits:
         helds = [self._rolled_back(seq) for seq in seqs]
-        if not draft.is_chain and len(self._free) < sum(len(leaf_paths(draft, b)) - 1 for b in range(len(seqs))):
+        if not draft.is_chain and not self._has_ids(sum(len(leaf_paths(draft, b)) - 1 for b in range(len(seqs)))):
             self._widen()
+        self._make_room(sum(seq.end - held.length for seq, held in zip(seqs, helds, strict=True)) + len(draft))
         counts = [draft.splits[b + 1] - draft.splits[b] for b in range(len(seqs))]
         tails = []  # pending tokens that run together with the nodes
         early: list[Row] = []
@@ -233,7 +280,7 @@ class GgufTarget:
 
     def _begun(self, seq_id: int) -> _Held:
         """A sequence that holds nothing yet."""
-        if not self._free:
+        if not self._has_ids(1):
             self._widen()
         if not self._free:
             raise TargetError(
@@ -258,11 +305,27 @@ class GgufTarget:
         self._cut(held, held.length)
         return held
 
+    def _has_ids(self, count: int) -> bool:
+        """Whether so many ids are free, if need be after kept texts were dropped."""
+        while len(self._free) < count and self._kept.drop_oldest():
+            pass
+        return len(self._free) >= count
+
+    def _make_room(self, rows: int) -> None:
+        """Drop kept texts where the cache may have no cells for so many rows. Cells that sequences share are counted for
+        each, so more may be dropped than is needed."""
+        lengths = self._kept.lengths
+        if lengths:
+            over = sum(lengths) + sum(held.cells for held in self._held.values()) + rows - self.context_of_llama.cells
+            while over > 0 and self._kept.drop_oldest():
+                over -= lengths.pop(0)
+
     def _widen(self) -> None:
         """Have all ids of llama.cpp. That empties its cache: the texts that it holds are read again."""
         if self.context_of_llama.ids < IDS:
             self.context_of_llama = self.context_of_llama.widened()
             self._free = list(range(IDS))[::-1]
+            self._kept.forget()
             for held in self._held.values():
                 held.id, held.length, held.cells, held.branches = self._free.pop(), 0, 0, []
 
@@ -279,10 +342,6 @@ class GgufTarget:
         outside = next((token for token in ids if not 0 <= token < self.vocab_size), None)
         if outside is not None:
             raise unknown_ids(f"token id {outside} is outside the model's vocabulary of {self.vocab_size}")
-
-    def _lengths(self) -> dict[int, int]:
-        """How many cells each sequence holds, at least."""
-        return {seq_id: held.cells for seq_id, held in self._held.items()}
 
 
 def _picked(logits: Logits, sampling: StepSampling, j: int) -> tuple[NDArray[np.int64], Tensor | None]:

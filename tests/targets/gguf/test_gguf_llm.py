@@ -160,9 +160,32 @@ def test_lengths_are_chosen_from_measured_costs(llm: LLM, texts: list[str]) -> N
 def test_requests_that_do_not_fit_into_the_cache_wait(files: Tiny, texts: list[str]) -> None:
     """And a cache that is smaller than what a pass could take is enough, with a tree that takes most of it."""
     llm = LLM(files.target, "recycling", draft_tokens=9, threads=1, kv_tokens=32, max_batch=24)
-    assert llm.target.capabilities.memory.capacity == 512  # type: ignore[union-attr]
+    memory = llm.target.capabilities.memory
+    assert memory is not None
+    assert memory.capacity == 512 // memory.block
     done = llm.generate([p for p in PROMPTS for _ in range(6)], PARAMS)
     assert [one.text for one in done] == [text for text in texts for _ in range(6)]
+
+
+def test_a_served_chat_reads_only_what_is_new(files: Tiny, texts: list[str]) -> None:
+    """And requests that share less than a block do not wait for each other."""
+    llm = LLM(files.target, "suffix", draft_tokens=3, threads=1, kv_tokens=512)
+    engine = llm.engine()
+    long = PROMPTS[2] * 3
+    for prompts, cached in (([long], 0), ([long], 1), ([PROMPTS[0], PROMPTS[0] + "x"], 0)):
+        seqs = [llm.sequence(prompt, PARAMS) for prompt in prompts]
+        for seq in seqs:
+            engine.add(seq)
+        engine.step()
+        assert engine.running == len(seqs)
+        while engine.unfinished:
+            engine.step()
+        assert all((seq.cached > 0) == cached for seq in seqs)
+        assert [seq.output for seq in seqs] == [one.token_ids for one in llm.generate(prompts, PARAMS)]
+    memory = llm.target.capabilities.memory
+    assert memory is not None
+    assert memory.usage.used == 0
+    assert memory.usage.kept > 0
 
 
 def test_a_cancelled_request_leaves_nothing(llm: LLM, texts: list[str]) -> None:

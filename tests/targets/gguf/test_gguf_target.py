@@ -15,6 +15,7 @@ from slipstream.core.target import Target
 from slipstream.errors import TargetError
 from slipstream.targets.gguf import gguf_target as module
 from slipstream.targets.gguf.gguf_target import GgufTarget
+from slipstream.targets.gguf.kept_texts import MOST_TEXTS
 from slipstream.targets.gguf.llama_context import FEW_IDS
 from slipstream.targets.gguf.load_gguf import from_file
 from tests.targets.conformance import CHAIN, TREE, Case, Conformance
@@ -136,12 +137,12 @@ def test_a_full_cache_is_an_error_and_others_go_on(llama: Case) -> None:
     memory = llama.target.capabilities.memory
     assert memory is not None
     writes = [(seq.id, 0, 400) for seq in big]
-    assert memory.capacity == 1024
-    assert memory.missing(writes) == 6 + 1200 - 1024
+    assert memory.capacity == 1024 // memory.block == 32
+    assert memory.missing(writes) == 1 + 3 * 13 - 32  # in blocks
     assert memory.missing(writes[:2]) == 0
     with pytest.raises(TargetError, match="no room"):
         llama.target.run(big, Draft.empty(3))
-    assert memory.usage.used == 6
+    assert memory.usage.used == 1
     llama.run([other], llama.forest([TREE]))
     assert memory.missing([(other.id, 6, 9)]) == 0
 
@@ -237,3 +238,110 @@ def test_steps_in_one_call_may_need_more_ids(gguf_file: Callable[..., Path], ref
     made = target.decode_steps(seqs, 3)
     for b in (0, FEW_IDS):
         case.same(made.logits[:, b], case.oracle(seqs[b].tokens + made.tokens[:-1, b].tolist())[-3:])
+
+
+# --- texts that are kept for later ones -----------------------------------------------------------------------------
+
+
+def test_a_text_that_begins_like_an_earlier_one_reads_only_the_rest(
+    llama: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whole blocks; the earlier sequence may still run, may have been rolled back, or be gone."""
+    assert isinstance(llama.target, GgufTarget)
+    target, memory = llama.target, llama.target.capabilities.memory
+    assert memory is not None
+    first = llama.prefilled(70)
+    draft = llama.forest([CHAIN])
+    llama.run([first], draft)
+    llama.keep([first], draft, [[0]])
+    text = first.tokens[: first.kv_len]
+    memory.keep(first.id, text)
+    rows = list[int]()
+    decode = target.context_of_llama.decode
+    monkeypatch.setattr(target.context_of_llama, "decode", lambda run: (rows.append(len(run)), decode(run))[1])
+    for gone in (False, True):
+        if gone:
+            target.release(first.id)
+        for tokens, most, shared in (
+            ([*text[:65], 9, 8, 7], 67, 64),
+            ([*text[:40], 9], 40, 32),
+            (text, 50, 32),
+            ([*text[:31], 9, 9], 32, 0),
+            ([7, *text], 60, 0),
+        ):
+            seq = Sequence(tokens)
+            assert memory.match(tokens) >= shared
+            seq.kv_len = memory.begin(seq.id, tokens, most)
+            assert seq.kv_len == shared
+            rows.clear()
+            llama.run([seq], llama.forest([TREE]))
+            assert sum(rows) == len(tokens) - shared + len(TREE)
+            target.release(seq.id)
+    assert memory.usage.used == 0
+    assert memory.usage.kept > 0
+    target._kept.drop_oldest()
+    assert memory.usage.kept == 0
+    assert memory.match(text) == 0
+
+
+def test_a_longer_text_takes_the_place_of_its_beginning_and_old_ones_go(llama: Case) -> None:
+    assert isinstance(llama.target, GgufTarget)
+    memory, free = llama.target.capabilities.memory, len(llama.target._free)
+    assert memory is not None
+    seq = llama.prefilled(40)
+    memory.keep(seq.id, seq.tokens[:40])
+    llama.run([seq], Draft.empty(1))
+    memory.keep(seq.id, seq.tokens[:41])
+    memory.keep(seq.id, seq.tokens[:35])  # is there already
+    memory.keep(seq.id, seq.tokens[:20])  # less than a block
+    memory.keep(seq.id + 10_000, [1] * 40)  # no such sequence
+    assert len(llama.target._free) == free - 2
+    llama.target.release(seq.id)
+    for i in range(MOST_TEXTS + 3):
+        other = Sequence([i, *[j % 90 for j in range(33)]])
+        llama.target.run([other], Draft.empty(1))
+        llama.target.commit([other], [[]])
+        memory.keep(other.id, other.tokens[:33])
+        llama.target.release(other.id)
+    assert len(llama.target._free) == free - MOST_TEXTS
+    assert memory.match(seq.tokens) == 0
+    assert memory.match([4, *[j % 90 for j in range(33)]]) == 32
+    while llama.target._kept.drop_oldest():
+        pass
+    assert len(llama.target._free) == free
+
+
+def test_kept_texts_give_way_to_requests(gguf_file: Callable[..., Path], reference: Ref) -> None:
+    """Where cells run short, where ids do, and when a context gets more ids, which empties it."""
+    target = from_file(gguf_file("llama"), {"threads": 1, "kv_tokens": 512})
+    case = Case(target, reference("llama", torch.float32), CLOSE)
+    memory = target.capabilities.memory
+    assert memory is not None
+
+    def keep(count: int, length: int) -> None:
+        for _ in range(count):
+            seq = case.prefilled(length)
+            memory.keep(seq.id, seq.tokens[: seq.kv_len])
+            target.release(seq.id)
+
+    keep(4, 100)
+    assert memory.usage.kept == 16
+    big = [case.sequence(200), case.sequence(90)]
+    assert memory.missing([(seq.id, 0, 240) for seq in big]) == 0
+    case.run(big, case.forest([TREE, CHAIN]))
+    assert 0 < memory.usage.kept < 16
+    made = target.decode_steps([big[0]], 4)
+    case.same(made.logits[:, 0], case.oracle(big[0].tokens + made.tokens[:-1, 0].tolist())[-4:])
+    for seq in big:
+        target.release(seq.id)
+    keep(3, 40)
+    before = memory.usage.kept
+    taken = target._free[1:]
+    del target._free[1:]  # two more are kept texts
+    case.run([case.sequence(4) for _ in range(3)], Draft.empty(3))
+    assert memory.usage.kept < before
+    target._free[:0] = taken
+    keep(1, 64)
+    target._widen()
+    assert memory.usage.kept == 0
+    case.run([case.sequence(9)], case.forest([TREE]))

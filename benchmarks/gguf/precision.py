@@ -1,0 +1,168 @@
+"""Weights of four bits against float16 in GGUF files: speed, acceptance, and perplexity of held-out text.
+
+    python -m benchmarks.gguf.precision           # the embedded pair, half a minute; needs `make gguf`
+
+Every row has the embedded target in another format, and the same draft model: the embedded one in float16. All rows are
+one interleaved run in one process: for each prompt every arm runs once, in rotating order.
+
+Perplexity is that of the embedded held-out texts, on which nothing was trained: code prompts after their first token,
+and the known answers to edits after their requests. It needs no sampling, so only the choice of texts is random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from benchmarks.markdown import rows
+from benchmarks.prompts import SETS, Prompt, load
+from benchmarks.protocol import THREADS
+from benchmarks.provenance import provenance
+from slipstream import zoo
+from slipstream.lab.estimates import ratio, spread
+from slipstream.lab.provenance import OtherProcesses, digest
+from slipstream.lab.tables import interval, percent
+from slipstream.llm import LLM
+from slipstream.core.params import SamplingParams
+from slipstream.models.gguf_convert import convert_to_gguf
+
+KINDS = ("f16", "q8_0", "q4_k_m")
+"""The first is what the others are compared with."""
+DRAFT_TOKENS = 4
+
+Text = tuple[list[int], list[int]]
+"""Token ids: what is read, and what is scored after it."""
+
+
+def held_out(llm: LLM) -> dict[str, list[Text]]:
+    """The texts whose perplexity is measured, by set."""
+    code = [llm.tokenizer.encode(entry["prompt"]) for entry in zoo.prompts("code")]
+    edits = [
+        (llm.chat_prompt(entry["prompt"]), llm.tokenizer.encode(entry["answer"], add_special_tokens=False))
+        for entry in zoo.prompts("edit")
+    ]
+    return {"code": [(ids[:1], ids[1:]) for ids in code], "edit": edits}
+
+
+def losses(llm: LLM, texts: Mapping[str, list[Text]]) -> dict[str, list[list[float]]]:
+    """For each text of each set: [negative log-likelihood in nats, its tokens]."""
+    return {
+        name: [[-one.logprob, len(one.continuation)] for one in llm.log_likelihoods(own)] for name, own in texts.items()
+    }
+
+
+def perplexity(of: Seq[Seq[float]]) -> float:
+    """Of texts together: every token counts alike."""
+    return math.exp(sum(loss for loss, _ in of) / sum(count for _, count in of))
+
+
+def times_of(arms: Mapping[str, LLM], prompts: Seq[Prompt], rounds: int, seen: dict[str, list[int]]) -> dict[str, Any]:
+    """Seconds [prompts][rounds] of each arm. seen: accepted and proposed tokens of each, added to."""
+    seconds: dict[str, Any] = {name: [[] for _ in prompts] for name in arms}
+    names = list(arms)
+    for number in range(-1, rounds):  # the first pass is not timed
+        for p, prompt in enumerate(prompts):
+            turn = (number + p) % len(names)
+            for name in names[turn:] + names[:turn]:
+                began = perf_counter()
+                done = arms[name].generate([prompt.ids], SamplingParams(max_tokens=prompt.tokens, ignore_eos=True))[0]
+                if number >= 0:
+                    seconds[name][p].append(perf_counter() - began)
+                    seen[name][0] += done.stats.accepted
+                    seen[name][1] += done.stats.proposed
+    return seconds
+
+
+def measure(prompts: int, tokens: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """The results, as plain JSON values."""
+    neighbours = OtherProcesses()
+    draft = convert_to_gguf(zoo.draft_dir(), folder / "draft.gguf", "f16").file
+    arms, stored, scored = dict[str, LLM](), dict[str, Mapping[str, int]](), dict[str, Any]()
+    for kind in KINDS:
+        made = convert_to_gguf(zoo.target_dir(), folder / f"target-{kind}.gguf", kind)
+        plain = LLM(made.file, threads=THREADS)
+        arms[f"{kind} plain"] = plain
+        arms[f"{kind} draft"] = LLM(
+            plain.target, draft, tokenizer=plain.tokenizer, draft_tokens=DRAFT_TOKENS, threads=THREADS
+        )
+        stored[kind], scored[kind] = made.stored, losses(plain, held_out(plain))
+    sets, _ = load(zoo.HERE / "prompts", plain.tokenizer, prompts)
+    chosen = [Prompt(p.ids, min(tokens, p.tokens), p.kind) for name in SETS for p in sets[name]]
+    seen = {name: [0, 0] for name in arms}
+    seconds = times_of(arms, chosen, rounds, seen)
+    base, found = seconds[f"{KINDS[0]} plain"], []
+    for kind in KINDS:
+        row: dict[str, Any] = {"kind": kind, "stored": dict(stored[kind]), "losses": scored[kind]}
+        row["perplexity"] = {name: perplexity(of) for name, of in scored[kind].items()}
+        for arm in ("plain", "draft"):
+            own = seconds[f"{kind} {arm}"]
+            rates = [[p.tokens / s for s in cells] for p, cells in zip(chosen, own, strict=True)]
+            row[arm] = {"seconds": own, "tokens_per_second": spread(rates), "speedup": asdict(ratio(base, own))}
+        accepted, proposed = seen[f"{kind} draft"]
+        row["acceptance_rate"] = accepted / proposed if proposed else None
+        found.append(row)
+    files = {name: digest([zoo.HERE / "prompts" / f"{name}.jsonl"]) for name in SETS}
+    source = provenance(
+        str(zoo.target_dir()), str(zoo.draft_dir()), files, ["python", "-m", "benchmarks.gguf.precision"]
+    )
+    return {"rows": found, "provenance": source | {"neighbours": neighbours.share()}}
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """One row a format."""
+    heads = [
+        "weights", "MB", "plain, tokens/s", "over float16", f"with the draft model, K={DRAFT_TOKENS}", "over float16 plain",
+        "accepted", "perplexity, code", "perplexity, edits",
+    ]  # fmt: skip
+    body = [
+        [
+            row["kind"].upper(), f"{sum(row['stored'].values()) / 1e6:.1f}",
+            f"{row['plain']['tokens_per_second']['median']:.0f}", interval(row["plain"]["speedup"]),
+            f"{row['draft']['tokens_per_second']['median']:.0f}", interval(row["draft"]["speedup"]),
+            percent(row["acceptance_rate"]), *(f"{row['perplexity'][name]:.3f}" for name in SETS),
+        ]
+        for row in results["rows"]
+    ]  # fmt: skip
+    return rows(heads, body)
+
+
+def compared(results: Mapping[str, Any]) -> str:
+    """What each format does to the loss of the held-out texts, and how its weights are stored."""
+    base, said = results["rows"][0], []
+    for row in results["rows"][1:]:
+        ours, theirs = ([x for name in SETS for x in one["losses"][name]] for one in (row, base))
+        found = ratio([[x] for x, _ in ours], [[x] for x, _ in theirs], weights=[1.0] * len(ours))
+        total = sum(row["stored"].values())
+        kinds = ", ".join(
+            f"{percent(size / total)} {kind}" for kind, size in sorted(row["stored"].items(), key=lambda item: -item[1])
+        )
+        said.append(
+            f"{row['kind'].upper()} ({kinds} of the bytes): the negative log-likelihood of the {len(ours)} texts is "
+            f"{found.value:.4f} times that of {base['kind'].upper()} ({found.low:.4f} to {found.high:.4f})."
+        )
+    return " ".join(said)
+
+
+def main(words: Seq[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf.precision", description=__doc__)
+    parser.add_argument("--prompts", type=int, default=4, help="of each set, for speed")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="everything, instead of the table")
+    options = parser.parse_args(words)
+    with tempfile.TemporaryDirectory() as folder:
+        results = measure(options.prompts, options.tokens, options.rounds, Path(folder))
+    print(json.dumps(results) if options.json else f"{table(results)}\n\n{compared(results)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
