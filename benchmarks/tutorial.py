@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import re
 import sys
@@ -52,10 +53,13 @@ MEASURED: dict[str, Block] = {
     "three-lengths": blocks.three_lengths,
     "tracker": blocks.tracker,
     "weights": blocks.weights,
+    "gguf": blocks.gguf,
     "batches": blocks.batches,
     "origin": blocks.origin,  # last: it says what was measured on what
 }
 BLOCKS = STILL | MEASURED
+EXTRAS = {"gguf": ("llama_cpp", "make gguf")}
+"""Blocks that need more than the project itself: a module, and what installs it. Without it they stay as they are."""
 
 
 def snippets(text: str) -> list[tuple[str, str]]:
@@ -92,6 +96,14 @@ def with_figure(text: str, name: str, made: str) -> str:
     return FIGURE.sub(lambda m: f"{m[1]}{made.strip()}\n{m[4]}" if m[2] == name else m[0], text)
 
 
+def lacking(name: str) -> str | None:
+    """Why a block cannot be made here, or None."""
+    module, command = EXTRAS.get(name, (None, None))
+    if module is None or importlib.util.find_spec(module) is not None:
+        return None
+    return f"{name}: left as it is, there is no {module} ({command})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--only", nargs="+", choices=sorted(BLOCKS), default=None, help="these blocks alone")
@@ -102,7 +114,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         kit = Kit(Path(folder), TUTORIAL.parent / "figures", options.quick)
         for name in BLOCKS:
-            if name in chosen:
+            if name in chosen and (why := lacking(name)):
+                print(why, file=sys.stderr)
+            elif name in chosen:
                 began = monotonic()
                 made = BLOCKS[name](kit)
                 # Read again and written immediately, so that an interruption keeps the finished blocks.

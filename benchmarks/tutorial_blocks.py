@@ -284,6 +284,15 @@ def weights(kit: Kit) -> str:
     return block(command, rows(["weights", "code, tokens/s", "edits, tokens/s"], body), when, lacking)
 
 
+def gguf(kit: Kit) -> str:
+    from benchmarks.gguf.precision import compared, table
+
+    command = "python -m benchmarks.gguf.precision"
+    found = kit.json(f"{command} --prompts 1 --tokens 8 --rounds 1" if kit.quick else command)
+    kit.sources.append(found["provenance"])
+    return block(fence(f"make gguf\n{command}"), table(found), compared(found))
+
+
 def load(kit: Kit) -> str:
     found = kit.json(SERVED)
     loads = found["loads"]

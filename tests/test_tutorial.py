@@ -138,6 +138,20 @@ def test_only_the_block_is_replaced() -> None:
     assert tutorial.with_figure(made, "one", "old") == made
 
 
+def test_a_block_whose_extra_is_not_there_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """And is named."""
+    page = tmp_path / "tutorial.md"
+    page.write_text(TEXT, encoding="utf-8")
+    monkeypatch.setattr(tutorial, "TUTORIAL", page)
+    monkeypatch.setattr(tutorial, "EXTRAS", {"gguf": ("no_such_module", "make gguf")})
+    monkeypatch.setattr("sys.argv", ["tutorial", "--only", "gguf"])
+    tutorial.main()
+    assert page.read_text(encoding="utf-8") == TEXT
+    assert "gguf: left as it is, there is no no_such_module (make gguf)" in capsys.readouterr().err
+
+
 def test_an_output_is_replaced_by_the_printed_text() -> None:
     text = '```python\nprint("new")\n```\n\n<!-- output -->\n```text\nold\n```\n<!-- /output -->\n'
     assert tutorial.with_outputs(text) == text.replace("old", "new")

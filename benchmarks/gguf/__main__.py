@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.backend.models import MODELS, checkpoint
-from benchmarks.gguf.lineup import KINDS, Side, bars, sides
+from benchmarks.gguf.lineup import KINDS, LENGTHS, Side, bars, sides
 from benchmarks.markdown import beside, bound, document, noise, rows, versions
 from benchmarks.prompts import SETS, Prompt, load, shortened
-from benchmarks.protocol import ROOT, Worker, fingerprint
+from benchmarks.protocol import ROOT, THREADS, Worker, fingerprint
 from benchmarks.provenance import provenance
 from slipstream import zoo
 from slipstream.lab.estimates import ratio, spread
@@ -46,6 +46,12 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=10.0, help="no round begins after so many")
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), help="draft lengths to choose from")
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="one thread, and its processor time instead of wall time: for a machine with other work",
+    )
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     return parser.parse_args(words)
@@ -63,8 +69,8 @@ def converted(folder: Path, kind: str, files: Path) -> Path:
 class Run:
     """The workers, and what was measured: contender -> seconds, [prompts][rounds]."""
 
-    def __init__(self, who: dict[str, Side], texts: dict[str, list[Prompt]]):
-        self.who, self.texts = who, texts
+    def __init__(self, who: dict[str, Side], texts: dict[str, list[Prompt]], processor_time: bool):
+        self.who, self.texts, self.processor_time = who, texts, processor_time
         self.workers = {name: Worker(name, module) for name, module in WORKERS.items()}
         self.chosen: dict[str, int] = {}
         self.seconds: dict[str, list[list[float]]] = {key: [[] for _ in texts[side.text]] for key, side in who.items()}
@@ -73,7 +79,9 @@ class Run:
 
     def one(self, key: str, prompt: Prompt, seed: int, length: int | None) -> dict[str, Any]:
         side = self.who[key]
-        own = side.arguments | ({"seed": seed} if side.text == "random" else {})
+        own = side.arguments | {"processor_time": self.processor_time}
+        if side.text == "random":
+            own = own | {"seed": seed}
         if length is not None:
             own = own | {"draft_tokens": length}
         return self.workers[side.worker].call("generate", name=side.model, ids=prompt.ids, tokens=prompt.tokens, **own)
@@ -128,15 +136,17 @@ def main(words: Seq[str] | None = None) -> int:
     folder = checkpoint(options.model, options.files)
     files = {kind: converted(folder, kind, options.files) for kind in kinds}
     texts, spare = texts_of(options, folder)
-    who, neighbours, run = sides(kinds), OtherProcesses(), None
+    who, neighbours, run = sides(kinds, tuple(options.lengths)), OtherProcesses(), None
+    threads = 1 if options.processor_time else THREADS
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("loading", total=options.rounds)
-        run = Run(who, texts)
+        run = Run(who, texts, options.processor_time)
         try:
             for kind, file in files.items():
-                run.workers["slipstream"].call("load", name=kind, file=str(file))
+                run.workers["slipstream"].call("load", name=kind, file=str(file), threads=threads)
                 for name, lookup in ((kind, False), (f"{kind} lookup", True)):
-                    run.workers["bindings"].call("load", name=name, file=str(file), kind=kind, lookup=lookup)
+                    own = {"name": name, "kind": kind, "lookup": lookup, "threads": threads}
+                    run.workers["bindings"].call("load", file=str(file), **own)
             run.choose(spare)
             for key in who:  # warm up; draft lengths are learned
                 run.one(key, spare[0], 0, run.chosen.get(key))
@@ -152,7 +162,8 @@ def main(words: Seq[str] | None = None) -> int:
     prompts = {name: digest([options.prompt_folder / f"{name}.jsonl"]) for name in SETS}
     command = ["python", "-m", "benchmarks.gguf", *(sys.argv[1:] if words is None else words)]
     source = provenance(str(folder), str(folder), prompts, command)
-    source |= {"versions": seen, "neighbours": neighbours.share(), "model": options.model}
+    source |= {"versions": seen, "neighbours": neighbours.share(), "model": options.model, "threads": threads}
+    source["processor_time"] = options.processor_time
     results = assembled(run, kinds, source)
     table = document(results, [heading, noise, figures, speeds])
     options.out.mkdir(parents=True, exist_ok=True)
@@ -194,8 +205,10 @@ def heading(results: dict[str, Any]) -> list[str]:
         f"# GGUF: Slipstream and llama-cpp-python, {MODELS[source['model']].label}",
         "",
         f"`{source['command']}`, {source['date']}, {source['machine']['cpu']}, {source['threads']} threads, commit "
-        f"{source['commit']}. {versions(source)} Both run the same llama.cpp on the same files. Ratios are of typical "
-        "times, with 95 % intervals; see [README](../README.md#gguf).",
+        f"{source['commit']}. {versions(source)}"
+        + (" Times are processor time, not wall time." if source["processor_time"] else "")
+        + " Both run the same llama.cpp on the same files. Ratios are of typical times, "
+        "with 95 % intervals; see [README](../README.md#gguf).",
     ]
 
 

@@ -38,21 +38,21 @@ class Bar:
     reach: float
 
 
-def sides(kinds: tuple[str, ...]) -> dict[str, Side]:
-    """All contenders, by key."""
+def sides(kinds: tuple[str, ...], lengths: tuple[int, ...]) -> dict[str, Side]:
+    """All contenders, by key. lengths: draft lengths to choose from."""
     found = {}
     for kind in kinds:
         found |= {
             f"{kind} plain": Side(f"{kind}, Slipstream plain", "slipstream", kind),
             f"{kind} bindings": Side(f"{kind}, llama-cpp-python plain", "bindings", kind),
             f"{kind} lookup": Side(
-                f"{kind}, Slipstream with the suffix tree", "slipstream", kind, lengths=LENGTHS, arguments=SUFFIX
+                f"{kind}, Slipstream with the suffix tree", "slipstream", kind, lengths=lengths, arguments=SUFFIX
             ),
             f"{kind} auto": Side(
                 f"{kind}, Slipstream with the suffix tree, chosen lengths", "slipstream", kind, arguments=SUFFIX
             ),
             f"{kind} bindings lookup": Side(
-                f"{kind}, llama-cpp-python with prompt lookup", "bindings", f"{kind} lookup", lengths=LENGTHS
+                f"{kind}, llama-cpp-python with prompt lookup", "bindings", f"{kind} lookup", lengths=lengths
             ),
             f"{kind} random": Side(
                 f"{kind}, random text, Slipstream plain", "slipstream", kind, "random", arguments=RANDOM

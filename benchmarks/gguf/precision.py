@@ -27,11 +27,11 @@ from benchmarks.prompts import SETS, Prompt, load
 from benchmarks.protocol import THREADS
 from benchmarks.provenance import provenance
 from slipstream import zoo
+from slipstream.core.params import SamplingParams
 from slipstream.lab.estimates import ratio, spread
 from slipstream.lab.provenance import OtherProcesses, digest
 from slipstream.lab.tables import interval, percent
 from slipstream.llm import LLM
-from slipstream.core.params import SamplingParams
 from slipstream.models.gguf_convert import convert_to_gguf
 
 KINDS = ("f16", "q8_0", "q4_k_m")
@@ -90,9 +90,7 @@ def measure(prompts: int, tokens: int, rounds: int, folder: Path) -> dict[str, A
         made = convert_to_gguf(zoo.target_dir(), folder / f"target-{kind}.gguf", kind)
         plain = LLM(made.file, threads=THREADS)
         arms[f"{kind} plain"] = plain
-        arms[f"{kind} draft"] = LLM(
-            plain.target, draft, tokenizer=plain.tokenizer, draft_tokens=DRAFT_TOKENS, threads=THREADS
-        )
+        arms[f"{kind} draft"] = LLM(plain.target, draft, tokenizer=plain.tokenizer, draft_tokens=DRAFT_TOKENS)
         stored[kind], scored[kind] = made.stored, losses(plain, held_out(plain))
     sets, _ = load(zoo.HERE / "prompts", plain.tokenizer, prompts)
     chosen = [Prompt(p.ids, min(tokens, p.tokens), p.kind) for name in SETS for p in sets[name]]
@@ -119,8 +117,8 @@ def measure(prompts: int, tokens: int, rounds: int, folder: Path) -> dict[str, A
 def table(results: Mapping[str, Any]) -> str:
     """One row a format."""
     heads = [
-        "weights", "MB", "plain, tokens/s", "over float16", f"with the draft model, K={DRAFT_TOKENS}", "over float16 plain",
-        "accepted", "perplexity, code", "perplexity, edits",
+        "weights", "MB", "plain, tokens/s", "over float16", f"with the draft model, K={DRAFT_TOKENS}",
+        "over float16 plain", "accepted", "perplexity, code", "perplexity, edits",
     ]  # fmt: skip
     body = [
         [

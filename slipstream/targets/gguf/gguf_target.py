@@ -312,8 +312,8 @@ class GgufTarget:
         return len(self._free) >= count
 
     def _make_room(self, rows: int) -> None:
-        """Drop kept texts where the cache may have no cells for so many rows. Cells that sequences share are counted for
-        each, so more may be dropped than is needed."""
+        """Drop kept texts where the cache may have no cells for so many rows. Shared cells are counted for each that
+        holds them, so more may be dropped than is needed."""
         lengths = self._kept.lengths
         if lengths:
             over = sum(lengths) + sum(held.cells for held in self._held.values()) + rows - self.context_of_llama.cells
