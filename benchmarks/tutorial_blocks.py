@@ -287,8 +287,9 @@ def weights(kit: Kit) -> str:
 def gguf(kit: Kit) -> str:
     from benchmarks.gguf.precision import compared, table
 
-    command = "python -m benchmarks.gguf.precision"
-    found = kit.json(f"{command} --prompts 1 --tokens 8 --rounds 1" if kit.quick else command)
+    size = "--prompts 1 --tokens 8 --rounds 1" if kit.quick else "--prompts 3 --tokens 48 --rounds 3"
+    command = f"python -m benchmarks.gguf.precision {size} --processor-time"
+    found = kit.json(command)
     kit.sources.append(found["provenance"])
     return block(fence(f"make gguf\n{command}"), table(found), compared(found))
 

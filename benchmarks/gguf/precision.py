@@ -16,10 +16,10 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import asdict
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from benchmarks.markdown import rows
@@ -33,6 +33,7 @@ from slipstream.lab.provenance import OtherProcesses, digest
 from slipstream.lab.tables import interval, percent
 from slipstream.llm import LLM
 from slipstream.models.gguf_convert import convert_to_gguf
+from slipstream.targets.gguf.load_gguf import from_file
 
 KINDS = ("f16", "q8_0", "q4_k_m")
 """The first is what the others are compared with."""
@@ -64,7 +65,9 @@ def perplexity(of: Seq[Seq[float]]) -> float:
     return math.exp(sum(loss for loss, _ in of) / sum(count for _, count in of))
 
 
-def times_of(arms: Mapping[str, LLM], prompts: Seq[Prompt], rounds: int, seen: dict[str, list[int]]) -> dict[str, Any]:
+def times_of(
+    arms: Mapping[str, LLM], prompts: Seq[Prompt], rounds: int, seen: dict[str, list[int]], clock: Callable[[], float]
+) -> dict[str, Any]:
     """Seconds [prompts][rounds] of each arm. seen: accepted and proposed tokens of each, added to."""
     seconds: dict[str, Any] = {name: [[] for _ in prompts] for name in arms}
     names = list(arms)
@@ -72,30 +75,32 @@ def times_of(arms: Mapping[str, LLM], prompts: Seq[Prompt], rounds: int, seen: d
         for p, prompt in enumerate(prompts):
             turn = (number + p) % len(names)
             for name in names[turn:] + names[:turn]:
-                began = perf_counter()
+                began = clock()
                 done = arms[name].generate([prompt.ids], SamplingParams(max_tokens=prompt.tokens, ignore_eos=True))[0]
                 if number >= 0:
-                    seconds[name][p].append(perf_counter() - began)
+                    seconds[name][p].append(clock() - began)
                     seen[name][0] += done.stats.accepted
                     seen[name][1] += done.stats.proposed
     return seconds
 
 
-def measure(prompts: int, tokens: int, rounds: int, folder: Path) -> dict[str, Any]:
+def measure(options: argparse.Namespace, command: list[str], folder: Path) -> dict[str, Any]:
     """The results, as plain JSON values."""
+    threads, clock = (1, process_time) if options.processor_time else (THREADS, perf_counter)
+    draft_of = {"role": "draft", "threads": threads}
     neighbours = OtherProcesses()
-    draft = convert_to_gguf(zoo.draft_dir(), folder / "draft.gguf", "f16").file
+    draft = from_file(convert_to_gguf(zoo.draft_dir(), folder / "draft.gguf", "f16").file, draft_of)
     arms, stored, scored = dict[str, LLM](), dict[str, Mapping[str, int]](), dict[str, Any]()
     for kind in KINDS:
         made = convert_to_gguf(zoo.target_dir(), folder / f"target-{kind}.gguf", kind)
-        plain = LLM(made.file, threads=THREADS)
+        plain = LLM(made.file, threads=threads)
         arms[f"{kind} plain"] = plain
         arms[f"{kind} draft"] = LLM(plain.target, draft, tokenizer=plain.tokenizer, draft_tokens=DRAFT_TOKENS)
         stored[kind], scored[kind] = made.stored, losses(plain, held_out(plain))
-    sets, _ = load(zoo.HERE / "prompts", plain.tokenizer, prompts)
-    chosen = [Prompt(p.ids, min(tokens, p.tokens), p.kind) for name in SETS for p in sets[name]]
+    sets, _ = load(zoo.HERE / "prompts", plain.tokenizer, options.prompts)
+    chosen = [Prompt(p.ids, min(options.tokens, p.tokens), p.kind) for name in SETS for p in sets[name]]
     seen = {name: [0, 0] for name in arms}
-    seconds = times_of(arms, chosen, rounds, seen)
+    seconds = times_of(arms, chosen, options.rounds, seen, clock)
     base, found = seconds[f"{KINDS[0]} plain"], []
     for kind in KINDS:
         row: dict[str, Any] = {"kind": kind, "stored": dict(stored[kind]), "losses": scored[kind]}
@@ -108,10 +113,11 @@ def measure(prompts: int, tokens: int, rounds: int, folder: Path) -> dict[str, A
         row["acceptance_rate"] = accepted / proposed if proposed else None
         found.append(row)
     files = {name: digest([zoo.HERE / "prompts" / f"{name}.jsonl"]) for name in SETS}
-    source = provenance(
-        str(zoo.target_dir()), str(zoo.draft_dir()), files, ["python", "-m", "benchmarks.gguf.precision"]
-    )
-    return {"rows": found, "provenance": source | {"neighbours": neighbours.share()}}
+    source = provenance(str(zoo.target_dir()), str(zoo.draft_dir()), files, command)
+    return {
+        "rows": found,
+        "provenance": source | {"neighbours": neighbours.share(), "processor_time": options.processor_time},
+    }
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -146,6 +152,8 @@ def compared(results: Mapping[str, Any]) -> str:
             f"{row['kind'].upper()} ({kinds} of the bytes): the negative log-likelihood of the {len(ours)} texts is "
             f"{found.value:.4f} times that of {base['kind'].upper()} ({found.low:.4f} to {found.high:.4f})."
         )
+    if results["provenance"]["processor_time"]:
+        said.append("Tokens per second of processor time of one thread, because the machine had other work.")
     return " ".join(said)
 
 
@@ -154,10 +162,16 @@ def main(words: Seq[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, default=4, help="of each set, for speed")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="one thread, and its processor time instead of wall time: for a machine with other work",
+    )
     parser.add_argument("--json", action="store_true", help="everything, instead of the table")
     options = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
-        results = measure(options.prompts, options.tokens, options.rounds, Path(folder))
+        command = ["python", "-m", "benchmarks.gguf.precision", *(sys.argv[1:] if words is None else words)]
+        results = measure(options, command, Path(folder))
     print(json.dumps(results) if options.json else f"{table(results)}\n\n{compared(results)}")
     return 0
 

@@ -133,7 +133,7 @@ def _read(path: Path, changed: int, size: int) -> GgufHeader:
         try:
             header = _header(path, reader)
         except (_OutsideError, UnicodeDecodeError, KeyError) as fault:
-            raise _damaged(path, f"{type(fault).__name__.removesuffix('Error')}: {fault}") from fault
+            raise _damaged(path, f"its header cannot be read ({fault})") from fault
     _check_size(header, size)
     parts = header.metadata.get("split.count", 1)
     if isinstance(parts, int) and parts > 1:

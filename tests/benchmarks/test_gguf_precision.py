@@ -25,7 +25,7 @@ def test_every_token_counts_alike() -> None:
 
 
 def test_the_loss_is_compared_text_by_text() -> None:
-    found = {"rows": [result("f16", 1.0), result("q4_k_m", 1.01)]}
+    found = {"rows": [result("f16", 1.0), result("q4_k_m", 1.01)], "provenance": {"processor_time": False}}
     assert compared(found) == (
         "Q4_K_M (75% Q4_K, 25% F32 of the bytes): the negative log-likelihood of the 4 texts is 1.0100 times that of "
         "F16 (1.0100 to 1.0100)."
@@ -36,7 +36,7 @@ def test_the_loss_is_compared_text_by_text() -> None:
 def test_a_run_has_every_format(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("llama_cpp")
     pytest.importorskip("gguf")
-    assert main(["--prompts", "1", "--tokens", "4", "--rounds", "1", "--json"]) == 0
+    assert main(["--prompts", "1", "--tokens", "4", "--rounds", "1", "--processor-time", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["kind"] for row in found["rows"]] == list(KINDS)
     for row in found["rows"]:

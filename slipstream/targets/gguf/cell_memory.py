@@ -8,6 +8,7 @@ from typing import Protocol
 from slipstream.core.target import Usage
 from slipstream.kv.blocks import BLOCK
 from slipstream.targets.gguf.kept_texts import KeptTexts
+from slipstream.targets.gguf.llama_context import IDS
 
 
 class Cells(Protocol):
@@ -42,15 +43,16 @@ class CellMemory:
 
     @property
     def usage(self) -> Usage:
-        """Cells that several hold are counted for each."""
-        return Usage(self.capacity, _blocks(self._held.lengths().values()), _blocks(self._kept.lengths))
+        """Cells that several sequences hold are counted for each. kept: at most what is not used."""
+        used = _blocks(self._held.lengths().values())
+        return Usage(self.capacity, used, max(0, min(_blocks(self._kept.lengths), self.capacity - used)))
 
     def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
-        """See `Memory`. What is only kept gives way."""
+        """See `Memory`. What is only kept gives way. Each sequence needs a sequence id, too."""
         ends = dict(self._held.lengths())
         for seq_id, _, stop in writes:
             ends[seq_id] = max(stop, ends.get(seq_id, 0))
-        return max(0, _blocks(ends.values()) - self.capacity)
+        return max(0, _blocks(ends.values()) - self.capacity, len(ends) - IDS)
 
     def match(self, tokens: Seq[int]) -> int:
         """See `Memory`."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from slipstream.lab.provenance import engine_facts
 from slipstream.models import llamacpp_library
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.targets.gguf.gguf_target import GgufTarget
+from slipstream.targets.gguf.llama_context import IDS
 from slipstream.targets.gguf.load_gguf import from_file
 from tests.checkpoints import Tiny
 from tests.end_to_end.sampling import sample
@@ -165,6 +168,61 @@ def test_requests_that_do_not_fit_into_the_cache_wait(files: Tiny, texts: list[s
     assert memory.capacity == 512 // memory.block
     done = llm.generate([p for p in PROMPTS for _ in range(6)], PARAMS)
     assert [one.text for one in done] == [text for text in texts for _ in range(6)]
+
+
+def test_more_requests_than_llamacpp_has_ids_wait(files: Tiny, texts: list[str]) -> None:
+    llm = LLM(files.target, threads=1, kv_tokens=32 * 300, max_batch=IDS + 4)
+    params = SamplingParams(max_tokens=2)
+    done = llm.generate([PROMPTS[3]] * (IDS + 4), params)
+    assert {one.finish_reason for one in done} == {"length"}
+    assert {one.text for one in done} == {llm.generate(PROMPTS[3], params)[0].text}
+
+
+def test_requests_come_and_go_and_each_text_is_that_of_the_request_alone(llm: LLM, files: Tiny) -> None:
+    """Served with a prefix cache that is too small for them: beginnings that are shared, drafts, cancelled requests."""
+    chosen = random.Random(4)
+    llm.use(None)
+    stems = [[chosen.randrange(90) for _ in range(length)] for length in (33, 64, 100)]
+    for drafter in ("recycling", files.draft):
+        served = LLM(files.target, drafter, draft_tokens=5, threads=1, kv_tokens=512, max_batch=24)
+        engine, seqs = served.engine(), list[Sequence]()
+        for turn in range(40):
+            if turn < 24:
+                stem = chosen.choice(stems)
+                ids = stem[: chosen.randrange(1, len(stem) + 1)] + [chosen.randrange(90)] * chosen.choice([0, 1, 20])
+                seqs.append(served.sequence(ids, SamplingParams(max_tokens=chosen.choice([1, 5, 16]), ignore_eos=True)))
+                engine.add(seqs[-1])
+            if turn % 9 == 8:
+                engine.abort(seqs.pop(chosen.randrange(len(seqs))))
+            if engine.unfinished:
+                engine.step()
+        while engine.unfinished:
+            engine.step()
+        wanted = llm.generate([one.tokens[: one.prompt] for one in seqs], [one.params for one in seqs])
+        assert [one.output for one in seqs] == [one.token_ids for one in wanted]
+        assert sum(one.cached > 0 for one in seqs) >= 4
+        assert not engine.stats.errors
+        usage = served.target.capabilities.memory.usage  # type: ignore[union-attr]
+        assert usage.used == 0
+        assert 0 < usage.kept <= usage.capacity
+
+
+def test_two_models_of_one_file_run_in_two_threads(files: Tiny, texts: list[str]) -> None:
+    """One as a draft model of the other, too."""
+    both = [LLM(files.target, "suffix", threads=1), LLM(files.target, files.target, draft_tokens=4, threads=1)]
+    with ThreadPoolExecutor() as pool:
+        for done in pool.map(lambda one: one.generate(PROMPTS * 2, PARAMS), both):
+            assert [one.text for one in done] == texts * 2
+
+
+def test_prompts_of_very_different_length_and_a_full_context(llm: LLM) -> None:
+    llm.use("suffix")
+    llm.draft_tokens = 5
+    prompts = [[5 + i % 80 for i in range(length)] for length in (1, llm.target.context - 2, 2, 90, 33)]
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    together = [one.token_ids for one in llm.generate(prompts, params)]
+    assert together == [llm.generate([prompt], params)[0].token_ids for prompt in prompts]
+    assert list(map(len, together)) == [12, 2, 12, 12, 12]
 
 
 def test_a_served_chat_reads_only_what_is_new(files: Tiny, texts: list[str]) -> None:
