@@ -22,6 +22,7 @@ from slipstream.errors import TargetError, UnsupportedModelError
 from slipstream.models.executor import check_ids
 from slipstream.models.module_shape import UNBOUNDED, ModuleShape
 from slipstream.targets.decoder import check_finite
+from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.rollback import RollbackCache
 
@@ -53,6 +54,7 @@ class ChainsOnly:
         self.vocab_size, self.context, self.device = shape.vocab_size, shape.context, parts.device
         self._runtime, self._head_host = runtime, head_host
         self._takes = set(inspect.signature(parts.module.forward).parameters)
+        self._few_rows = FewRows(parts.module)
         self._cache_name = next((name for name in _CACHES if name in self._takes), "")
         if not self._cache_name:
             raise UnsupportedModelError(
@@ -169,7 +171,7 @@ class ChainsOnly:
         given = self._inputs(seq, held, ids)
         if "logits_to_keep" in self._takes:
             given["logits_to_keep"] = keep
-        with self.parts.hidden_states(taps) as seen:
+        with self.parts.hidden_states(taps) as seen, self._few_rows.fast():
             out = self.parts.module(use_cache=True, **given)
         held.tokens += tokens
         logits: Tensor = out.logits[0, -keep:].to(self.device)  # [keep, V]

@@ -20,6 +20,7 @@ from slipstream.core.torch_threads import all_threads
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.executor import Batch, Output, check_ids, check_slice
 from slipstream.models.module_shape import ModuleShape
+from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_blocks import ModuleBlocks, PackedCache
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.packed_pass import NAME, PackedError, PackedPass, PackedRow, running
@@ -50,6 +51,7 @@ class PackedModule(TorchPaged[ModuleBlocks]):
         self.device = parts.device
         self.slices = self.tuples = False
         self._takes = set(inspect.signature(parts.module.forward).parameters)
+        self._few_rows = FewRows(parts.module)
         self._cache = PackedCache(shape.layers)
         super().__init__(ModuleBlocks(shape.layers), kv_blocks, _SPREAD)
 
@@ -97,7 +99,7 @@ class PackedModule(TorchPaged[ModuleBlocks]):
         given["position_ids"] = torch.tensor([list(batch.positions)], device=self.device)  # [1, M]
         if "logits_to_keep" in self._takes:
             given["logits_to_keep"] = select
-        with self._attending(), running(one):
+        with self._attending(), running(one), self._few_rows.fast():
             out = self.parts.module(input_ids=batch.tokens[None], **given)
         used = one.cached if self.kind == "dense" else one.attended
         if used != layers:

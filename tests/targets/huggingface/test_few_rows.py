@@ -1,0 +1,122 @@
+"""Linear layers over few rows: what `F.linear` computes, in the passes of a target and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import Olmo2Config, Olmo2ForCausalLM
+
+from slipstream import LLM, SamplingParams
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.targets.decoder import Decoder
+from slipstream.targets.huggingface import few_rows
+from slipstream.targets.huggingface.few_rows import BATCHED_ROWS, ONEDNN_ROWS, FewRows, linear
+from slipstream.targets.huggingface.huggingface_target import of_module
+
+pytestmark = pytest.mark.skipif(not few_rows._has_onednn(), reason="this torch has no oneDNN")
+
+
+@pytest.fixture(autouse=True)
+def on_any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_rows, "is_faster", lambda: True)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("out", "width"), [(64, 32), (192, 33), (131, 48), (40, 16)])
+def test_every_number_of_rows_gives_what_torch_gives(out: int, width: int, bias: bool) -> None:
+    """Outputs in whole groups, with some left over, and fewer than a group."""
+    weight, b = torch.randn(out, width), torch.randn(out) if bias else None
+    with torch.inference_mode():
+        for rows in (0, 1, 2, BATCHED_ROWS, BATCHED_ROWS + 1, ONEDNN_ROWS, ONEDNN_ROWS + 1):
+            for x in (torch.randn(rows, width), torch.randn(1, rows, 2 * width)[..., ::2]):
+                found = linear(x, weight, b)
+                torch.testing.assert_close(found, F.linear(x, weight, b), rtol=1e-4, atol=1e-4)
+                assert found.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("x", "weight"),
+    [
+        (torch.randn(2, 32, dtype=torch.float64), torch.randn(64, 32, dtype=torch.float64)),
+        (torch.randn(2, 32).bfloat16(), torch.randn(64, 32).bfloat16()),
+        (torch.randn(2, 32), torch.randn(32, 64).t()),
+    ],
+)
+def test_other_numbers_and_layouts_are_left_to_torch(x: torch.Tensor, weight: torch.Tensor) -> None:
+    assert torch.equal(linear(x, weight, None), F.linear(x, weight))
+
+
+def test_gradients_flow_where_somebody_wants_them() -> None:
+    weight = torch.randn(64, 32, requires_grad=True)
+    linear(torch.randn(2, 32), weight, None).sum().backward()
+    assert weight.grad is not None
+
+
+def wide() -> Any:
+    """A model in float32 whose layers have a group of outputs and more."""
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 80, "vocab_size": 131, "initializer_range": 0.25}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": None, "eos_token_id": None}
+    return Olmo2ForCausalLM(Olmo2Config(**shape, **heads)).eval()
+
+
+def test_a_target_gives_the_logits_of_the_model_and_leaves_its_layers_alone() -> None:
+    module = wide()
+    target, slow = of_module(module), of_module(module)
+    assert isinstance(target, Decoder)
+    assert len(target.executor._few_rows.layers) == 15  # type: ignore[attr-defined]  # 7 in each layer, and the head
+    slow.executor._few_rows = FewRows(module, wanted=False)  # type: ignore[attr-defined]
+    for draft in (Draft.empty(1), Draft.chains([[3]]), Draft.chains([[4, 5, 6, 7]])):
+        found, wanted = (each.run([Sequence([5, 9, 33])], draft).logits for each in (target, slow))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert not any("forward" in vars(layer) for layer in module.modules())
+
+
+def test_weights_that_change_between_passes_are_the_new_ones() -> None:
+    module = wide()
+    target = of_module(module)
+    before = target.run([Sequence([5])], Draft.empty(1)).logits.clone()
+    with torch.no_grad():
+        module.lm_head.weight.mul_(2)
+        module.lm_head.weight.data = module.lm_head.weight.data.clone()
+    after = target.run([Sequence([5])], Draft.empty(1)).logits
+    torch.testing.assert_close(after, 2 * before)
+
+
+def test_after_a_fault_and_beside_another_pass_the_layers_are_those_of_the_model() -> None:
+    module = wide()
+    one, other = FewRows(module, True), FewRows(module, True)
+    with pytest.raises(KeyError), one.fast():
+        raise KeyError
+    first, second = one.fast(), other.fast()
+    for enter in (first, second):
+        enter.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert not any("forward" in vars(layer) for layer in module.modules())
+
+
+def test_layers_that_somebody_has_changed_are_left_alone() -> None:
+    class Adapted(nn.Linear):
+        pass
+
+    moved = nn.Linear(64, 64)
+    moved.forward = lambda x: x  # type: ignore[method-assign]
+    parts = nn.ModuleList([nn.Linear(64, 64), Adapted(64, 64), moved, nn.Linear(64, 64).half()])
+    assert FewRows(parts, True).layers == [parts[0]]
+
+
+def test_texts_are_those_of_generate_with_and_without_drafts() -> None:
+    module = wide()
+    ids = torch.tensor([[5, 9, 33]])
+    wanted = module.generate(ids, do_sample=False, max_new_tokens=10, attention_mask=torch.ones_like(ids))[
+        0, 3:
+    ].tolist()
+    for draft in (None, "ngram"):
+        done = LLM(of_module(module), draft, draft_tokens=3).generate([[5, 9, 33]], SamplingParams(max_tokens=10))
+        assert done[0].token_ids == wanted
