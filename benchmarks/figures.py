@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,11 @@ class Figure:
     def show(self, value: float) -> str:
         """A measured value, never rounded to the other side of the value to reach."""
         return beside(100 * value, 100 * self.reach, 1, " %") if self.share else beside(value, self.reach, unit="x")
+
+    @staticmethod
+    def of(row: Mapping[str, Any]) -> Figure:
+        """What a row of `judge` is shown by."""
+        return Figure(row["figure"], row["reach"], "", "", row["at_most"], row["share"])
 
     @property
     def bound(self) -> str:
@@ -71,14 +77,17 @@ FIGURES = {
 }  # fmt: skip
 
 
-def judge(key: str, series: dict[str, Any], skipped: dict[str, str]) -> dict[str, Any]:
-    """The row of figure `key`.
+def judge(
+    key: str, series: dict[str, Any], skipped: dict[str, str], table: Mapping[str, Figure] = FIGURES
+) -> dict[str, Any]:
+    """The row of figure `key` of a table.
 
     series   name -> [prompts, rounds] numbers: seconds of every contender, and whatever else was measured.
     skipped  name -> why it was not measured.
     """
-    figure = FIGURES[key]
+    figure = table[key]
     row: dict[str, Any] = {"key": key, "figure": figure.text, "reach": figure.reach, "at_most": figure.at_most}
+    row["share"] = figure.share
     for name in (figure.top, figure.bottom):
         if name not in series:
             reason = skipped.get(name) or skipped.get(name.split("_", 1)[-1]) or "not measured in this run"

@@ -15,18 +15,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence as Seq
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from benchmarks.drafters import arms_of, table
+from benchmarks.made_models import deeper, written
 from benchmarks.markdown import beside
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
@@ -50,20 +49,6 @@ END = "</s>"
 SAME, LEAST = 1.5, 1.15
 """What the draft model with the target's tokenizer gains at least for the comparison to mean anything, and what one
 with another tokenizer must then gain."""
-
-
-def deeper(folder: Path, idle: int = IDLE) -> Path:
-    """The embedded target with so many more layers, whose outputs are zero. Texts are the same."""
-    weights = load_file(zoo.target_dir() / "model.safetensors")
-    config = json.loads((zoo.target_dir() / "config.json").read_text())
-    layers = config["num_hidden_layers"]
-    first = {name: tensor for name, tensor in weights.items() if name.startswith("model.layers.0.")}
-    for layer in range(layers, layers + idle):
-        for name, tensor in first.items():
-            silent = name.endswith(("o_proj.weight", "down_proj.weight"))
-            made = np.zeros_like(tensor) if silent else tensor
-            weights[name.replace("layers.0.", f"layers.{layer}.", 1)] = made
-    return _written(folder, zoo.target_dir(), weights, config | {"num_hidden_layers": layers + idle})
 
 
 def renamed(folder: Path) -> Path:
@@ -95,7 +80,7 @@ def _with_tokens(folder: Path, kept: float | None) -> Path:
     weights = load_file(zoo.draft_dir() / "model.safetensors")
     weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][rows]
     ends = {"eos_token_id": new[end], "pad_token_id": new[end]}
-    made = _written(folder, zoo.draft_dir(), weights, config | ends | {"vocab_size": most})
+    made = written(folder, zoo.draft_dir(), weights, config | ends | {"vocab_size": most})
     (made / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
     (made / "tokenizer_config.json").write_text(json.dumps(named))
@@ -106,18 +91,9 @@ def _joined(pair: str | Seq[str]) -> str:
     return "".join(pair.split(" ") if isinstance(pair, str) else pair)
 
 
-def _written(folder: Path, source: Path, weights: Mapping[str, NDArray[Any]], config: Mapping[str, Any]) -> Path:
-    folder.mkdir(parents=True)
-    for file in source.glob("tokenizer*"):
-        shutil.copy(file, folder)
-    save_file({name: np.ascontiguousarray(tensor) for name, tensor in weights.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
 def measure(options: argparse.Namespace, folder: Path) -> tuple[Result, dict[str, str]]:
     """The run, and for each tokenizer how many tokens are shared."""
-    llm = LLM(deeper(folder / "target", options.idle), threads=THREADS)
+    llm = LLM(deeper(folder / "target", zoo.target_dir(), options.idle), threads=THREADS)
     k, arms, shared = options.draft_tokens, list[Contender](), dict[str, str]()
 
     def arm(label: str, model: Target | Writer) -> None:

@@ -1,10 +1,10 @@
-# Included by the Makefile. BENCH, DRAFTERS, SIDE_BY_SIDE, BACKEND, SERVE and GGUF pass options on, as in
+# Included by the Makefile. BENCH, DRAFTERS, SIDE_BY_SIDE, BACKEND, SERVE, GGUF and HUGGINGFACE pass options on, as in
 # `make bench BENCH="--rounds 3"`.
 GENAI := .venv-peers
 LLAMACPP := .venv-peer-llamacpp
 VLLM := .venv-peer-vllm
 
-.PHONY: bench bench-drafters bench-backend bench-serve bench-gguf side-by-side peers peer-genai peer-llamacpp peer-vllm
+.PHONY: bench bench-drafters bench-backend bench-serve bench-gguf bench-huggingface side-by-side peers peer-genai peer-llamacpp peer-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
@@ -21,6 +21,9 @@ bench-serve: $(READY)
 # Needs `make gguf`.
 bench-gguf: $(READY)
 	$(BIN)/python -m benchmarks.gguf $(GGUF)
+
+bench-huggingface: $(READY)
+	$(BIN)/python -m benchmarks.huggingface $(HUGGINGFACE)
 
 side-by-side: $(READY)
 	$(BIN)/python -m benchmarks.peers $(SIDE_BY_SIDE)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from benchmarks.figures import FIGURES, judge
+from benchmarks.figures import FIGURES, Figure, judge
 from benchmarks.markdown import document, noise, rows, versions
 from benchmarks.prompts import Prompts
 from benchmarks.session import Session
@@ -15,14 +16,20 @@ from slipstream.lab.estimates import agreement, spread
 SCHEMA = 1
 
 
-def assemble(session: Session, figures: list[str], prompts: Prompts, provenance: dict[str, Any]) -> dict[str, Any]:
-    """The results as plain JSON values."""
+def assemble(
+    session: Session,
+    figures: list[str],
+    prompts: Prompts,
+    provenance: dict[str, Any],
+    table: Mapping[str, Figure] = FIGURES,
+) -> dict[str, Any]:
+    """The results as plain JSON values. figures: keys of the table."""
     series = {**session.series, **session.cells}
     return {
         "schema": SCHEMA,
         "provenance": provenance,
         "prompts": {name: [{"length": len(p.ids), "new": p.tokens} for p in rows] for name, rows in prompts.items()},
-        "figures": [judge(key, series, session.skipped) for key in figures],
+        "figures": [judge(key, series, session.skipped, table) for key in figures],
         "contenders": [contender(key, session, prompts) for key in session.cells],
         "agreement": agreements(session, prompts),
         "series": session.series,
@@ -78,7 +85,7 @@ def markdown(results: dict[str, Any]) -> str:
 def figure_table(results: dict[str, Any]) -> list[str]:
     body = []
     for row in results["figures"]:
-        figure = FIGURES[row["key"]]
+        figure = Figure.of(row)
         if row["verdict"] == "skipped":
             body.append([row["figure"], figure.bound, "", "", f"skipped: {row['reason'].splitlines()[-1]}"])
             continue

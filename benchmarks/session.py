@@ -19,6 +19,7 @@ class Session:
     """What has been measured so far.
 
     contenders, kinds  the contenders, and the workers that run them.
+    models   (worker, model) -> arguments of the worker's `load`; None: those of `contenders.loads`.
     skipped  contender or series -> why it was not measured.
     notes    contender -> its worker's note about the loaded model.
     chosen   contender -> draft length.  tuning: contender -> draft length -> seconds per token.
@@ -33,6 +34,7 @@ class Session:
     advance: Callable[[str], None] = lambda doing: None
     contenders: Mapping[str, Contender] = field(default_factory=lambda: CONTENDERS)
     kinds: Mapping[str, WorkerKind] = field(default_factory=lambda: WORKERS)
+    models: Mapping[tuple[str, str], dict[str, Any]] | None = None
     skipped: dict[str, str] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     chosen: dict[str, int] = field(default_factory=dict)
@@ -46,7 +48,7 @@ class Session:
 
     def start(self, keys: Iterable[str]) -> None:
         """Start the workers of the contenders and load their models; who cannot is skipped, with the reason."""
-        keys, arguments = list(keys), loads(self.target, self.draft)
+        keys, arguments = list(keys), loads(self.target, self.draft) if self.models is None else self.models
         served = {k: (self.contenders[k].worker, self.contenders[k].model) for k in keys}
         for worker, model in dict.fromkeys(served.values()):
             self.advance(f"loading {worker}, {model}")
@@ -138,6 +140,7 @@ class Session:
             self.unstable.setdefault(key, set()).add(number)
         if "stats" in reply:
             self.counts.setdefault(key, []).append(reply["stats"])
+        if "step" in reply:
             for name, seconds in (("step", reply["step"]), ("outside", reply["step"] - reply["forwards"])):
                 self.series.setdefault(f"{name}_{key}", [[] for _ in self.cells[key]])[number].append(seconds)
 

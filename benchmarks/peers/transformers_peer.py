@@ -11,10 +11,17 @@ from transformers import AutoModelForCausalLM
 from benchmarks.protocol import THREADS, serve, versions
 
 models: dict[str, Any] = {}
+settings: dict[str, tuple[str, float]] = {}
 
 
-def load(name: str, target: str, draft: str | None = None) -> dict[str, Any]:
-    """Load target and assistant in float32, each only once for all names."""
+def load(
+    name: str, target: str, draft: str | None = None, schedule: str = "constant", confidence: float = 0.0
+) -> dict[str, Any]:
+    """Load target and assistant in float32, each only once for all names.
+
+    schedule, confidence  `num_assistant_tokens_schedule` and `assistant_confidence_threshold` of this name.
+    """
+    settings[name] = schedule, confidence
     for role, path in (("target", target), ("draft", draft)):
         if path is None or role in models:
             continue
@@ -28,7 +35,7 @@ def load(name: str, target: str, draft: str | None = None) -> dict[str, Any]:
 
 def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
     """Greedy continuation of `ids` by `tokens` tokens; `draft_tokens` > 0 drafts as many per step, by the assistant
-    or, if the name is "lookup", from the text so far.
+    or, if the name is "lookup", from the text so far. With another schedule than "constant" so many at first.
 
     seconds: wall time of the call, prefill included.
     """
@@ -37,10 +44,9 @@ def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> d
     if draft_tokens and name == "lookup":
         options["prompt_lookup_num_tokens"] = draft_tokens
     elif draft_tokens:
-        settings = models["draft"].generation_config
-        settings.num_assistant_tokens = draft_tokens
-        settings.num_assistant_tokens_schedule = "constant"
-        settings.assistant_confidence_threshold = 0.0
+        own = models["draft"].generation_config
+        own.num_assistant_tokens = draft_tokens
+        own.num_assistant_tokens_schedule, own.assistant_confidence_threshold = settings[name]
         options["assistant_model"] = models["draft"]
     start = time.perf_counter()
     with torch.inference_mode():

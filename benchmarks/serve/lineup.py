@@ -8,9 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors.numpy import load_file, save_file
-
+from benchmarks.made_models import random_weights
 from benchmarks.serve.servers import Served, llamacpp, ours, vllm
 from slipstream import zoo
 from slipstream.drafters.registry import DRAFTERS
@@ -69,9 +67,10 @@ def fixed(name: str) -> str:
 
 
 def adaptive_servers(folder: Path) -> Mapping[str, Served]:
+    bad = random_weights(folder / "random-draft", zoo.draft_dir())
     return {
         "auto": ours("--draft-tokens", AUTO),
-        "auto, bad draft": ours("--draft", str(random_draft(folder)), "--draft-tokens", AUTO),
+        "auto, bad draft": ours("--draft", str(bad), "--draft-tokens", AUTO),
         "fixed": ours("--draft-tokens", str(max(FIXED))),
     }
 
@@ -100,21 +99,6 @@ def off_of(server: str) -> str:
 
 def decoding(speculation: dict[str, int]) -> Requests:
     return prompts("code,edit", TOKENS, distinct=False, **({"speculation": speculation} if speculation else {}))
-
-
-def random_draft(folder: Path) -> Path:
-    """A draft model of the embedded one's shape, with random weights."""
-    source, made = Path(zoo.draft_dir()), folder / "random-draft"
-    made.mkdir()
-    for file in source.glob("*.json"):
-        (made / file.name).write_bytes(file.read_bytes())
-    rng = np.random.default_rng(0)
-    weights = {
-        name: weight if weight.ndim == 1 else (0.02 * rng.standard_normal(weight.shape)).astype(weight.dtype)
-        for name, weight in load_file(source / "model.safetensors").items()
-    }
-    save_file(weights, made / "model.safetensors", {"format": "pt"})
-    return made
 
 
 # --- streams, drafters, edits -----------------------------------------------------------------------------------------

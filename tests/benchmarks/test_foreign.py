@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.foreign import SHARE, cut, deeper, renamed
+from benchmarks.foreign import SHARE, cut, renamed
 from slipstream import zoo
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
@@ -16,17 +16,6 @@ from slipstream.models.text import load_tokenizer
 from slipstream.targets.sources import as_target
 
 TEXT = "def add(first, second):\n    return first + second  # naïve ☃\n"
-
-
-def test_layers_that_do_nothing_change_no_logit(tmp_path: Path) -> None:
-    made = deeper(tmp_path / "deep", 2)
-    assert DecoderConfig.load(made).layers == DecoderConfig.load(zoo.target_dir()).layers + 2
-    ids = load_tokenizer(made).encode(TEXT)
-    one, two = (
-        as_target(path, executor="torch").run([Sequence(ids)], Draft.empty(1)).logits
-        for path in (zoo.target_dir(), made)
-    )
-    assert torch.equal(one, two)
 
 
 def test_other_tokenizers_share_what_they_should(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Targets that transformers runs: Slipstream's loop against transformers' own."""

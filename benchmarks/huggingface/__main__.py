@@ -1,0 +1,163 @@
+"""`python -m benchmarks.huggingface`: our loop against transformers' own, on targets that transformers runs.
+
+    python -m benchmarks.huggingface --only assisted --minutes 4
+    python -m benchmarks.huggingface --only control --target FOLDER --draft FOLDER
+
+The target is the embedded one, made wider and deeper by zeros: it writes what the embedded target writes and costs as
+much as a model of its size, so the draft model that ships is accepted as often as on the embedded target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.huggingface.lineup import ASSISTED, CONTENDERS, FIGURES, GROUPS, KINDS, models
+from benchmarks.made_models import deeper, random_weights, wider
+from benchmarks.peers.lineup import both
+from benchmarks.prompts import SETS, SPARE, Prompts, choice, load, shortened
+from benchmarks.protocol import ROOT
+from benchmarks.provenance import provenance
+from benchmarks.report import assemble, markdown
+from benchmarks.session import Session
+from slipstream import zoo
+from slipstream.lab.provenance import OtherProcesses, digest
+from slipstream.models.text import load_tokenizer
+
+TIMES, IDLE = 2, 4
+"""The embedded target gets twice its width and four layers more: 12 layers of width 768, 79M parameters."""
+TOGETHER = 8
+"""Texts at once."""
+T5 = {"vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
+"""The shape of T5-small, 60M parameters."""
+
+
+def arguments(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.huggingface", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS), help="groups; each is one run")
+    parser.add_argument("--rounds", type=int, default=5, help="timed runs of every contender on every prompt")
+    parser.add_argument("--minutes", type=float, default=6, help="time limit of a group, loading included")
+    parser.add_argument("--prompts", type=int, default=4, help="prompts of each set")
+    parser.add_argument("--spare", type=int, default=1, help="prompts of each set on which draft lengths are chosen")
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens per prompt")
+    parser.add_argument("--target", type=Path, help="checkpoint folder; the embedded one made larger by default")
+    parser.add_argument("--draft", type=Path, help="checkpoint folder; the embedded draft by default")
+    parser.add_argument("--prompt-folder", type=Path, default=ROOT / "slipstream" / "zoo" / "prompts")
+    parser.add_argument("--files", type=Path, default=ROOT / "build" / "huggingface", help="where made models are kept")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    return parser.parse_args(words)
+
+
+def larger(files: Path) -> Path:
+    """The target by default; made once."""
+    made = files / f"target-{TIMES}x-{IDLE}"
+    if not made.exists():
+        wide = files / f"target-{TIMES}x"
+        if not wide.exists():
+            wider(wide, zoo.target_dir(), TIMES)
+        deeper(made, wide, IDLE)
+    return made
+
+
+def bad_draft(files: Path) -> Path:
+    """A draft model that is right by chance only; made once."""
+    made = files / "random-draft"
+    return made if made.exists() else random_weights(made, zoo.draft_dir())
+
+
+def texts_at_once(session: Session, prompts: Prompts, tokens: int, rounds: int) -> dict[str, bool]:
+    """Series apart_X and together_X for X plain, draft and t5. Returns whether the texts were the same."""
+    worker = session.workers["slipstream"]
+    rng = np.random.default_rng(0)
+    sources = [rng.integers(3, T5["vocab_size"], 40 + 8 * i).tolist() for i in range(TOGETHER)]
+    worker.call("load_t5", name="t5", config=T5)
+    own = [prompt.ids for prompt in prompts["both"][:TOGETHER]]
+    assert len(own) == TOGETHER, f"{len(own)} prompts, {TOGETHER} are needed"
+    same = {}
+    for name, texts in (("plain", own), ("draft", own), ("t5", sources)):
+        session.advance(f"{TOGETHER} texts at once, {name}")
+        found = worker.call("batch", name=name, prompts=texts, tokens=tokens, rounds=rounds)
+        session.series |= {f"{how}_{name}": [found[how]] for how in ("together", "apart")}
+        same[name] = found["same_texts"]
+    return same
+
+
+def fastest(session: Session) -> str | None:
+    """The assisted generation with the least typical time, whose times become the series "assisted"."""
+    there = [key for key in ASSISTED if key in session.cells]
+    if not there:
+        return None
+    best = min(there, key=lambda key: float(np.median(np.median(session.cells[key], axis=1))))
+    session.series["assisted"] = session.cells[best]
+    return best
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure, and write huggingface-GROUP.json and .md of each group; 1 if a bar is missed."""
+    options = arguments(words)
+    options.words = sys.argv[1:] if words is None else words
+    return max([measure(options, name) for name in options.only])
+
+
+def measure(options: argparse.Namespace, name: str) -> int:
+    """One group."""
+    group, console = GROUPS[name], Console(stderr=True)
+    options.files.mkdir(parents=True, exist_ok=True)
+    target, draft = (str(path) for path in (options.target or larger(options.files), options.draft or zoo.draft_dir()))
+    measured, kept = load(options.prompt_folder, load_tokenizer(target), options.prompts)
+    kept = {name: rows[: min(options.spare, SPARE)] for name, rows in kept.items()}
+    prompts, spare = (shortened(both(sets), options.tokens) for sets in (measured, kept))
+    texts = {name: digest([options.prompt_folder / f"{name}.jsonl"]) for name in SETS}
+    command = ["python", "-m", "benchmarks.huggingface", *options.words]
+    source, neighbours = provenance(target, draft, texts, command), OtherProcesses()
+    source["choice"] = choice(options.prompt_folder)
+    keys = list(group.contenders)
+    clocks = (MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(TextColumn("{task.description}"), BarColumn(), *clocks, console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=None)
+        session = Session(
+            target, draft, lambda doing: progress.update(task, description=doing, advance=1), CONTENDERS, KINDS,
+            models(target, draft, str(bad_draft(options.files))),
+        )  # fmt: skip
+        try:
+            deadline = monotonic() + 60 * options.minutes
+            session.start(keys or ["plain", "draft"])
+            session.measure(keys, prompts, spare, options.rounds, deadline)
+            if not keys:
+                source["same_texts"] = texts_at_once(session, prompts, options.tokens, options.rounds)
+            source["fastest_assisted"] = fastest(session)
+            source["versions"] = {name: worker.call("info")["versions"] for name, worker in session.workers.items()}
+            results = assemble(session, list(group.figures), prompts, source, FIGURES)
+        finally:
+            session.close()
+    source["neighbours"] = neighbours.share()  # now that every child has been waited for
+    options.out.mkdir(parents=True, exist_ok=True)
+    file, table = options.out / f"huggingface-{name}", shown(results)
+    file.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    file.with_suffix(".md").write_text(table)
+    print(table)
+    return 1 if any(row["verdict"] == "missed" for row in results["figures"]) else 0
+
+
+def shown(results: dict[str, Any]) -> str:
+    """The tables for people."""
+    source = results["provenance"]
+    more = []
+    if source["fastest_assisted"]:
+        more.append(f"The fastest assisted generation is: {CONTENDERS[source['fastest_assisted']].label}.")
+    if "same_texts" in source:
+        said = ", ".join(f"{name}: {'yes' if same else 'no'}" for name, same in source["same_texts"].items())
+        more.append(f"The same texts at once and one after another? {said}.")
+    return "\n".join([markdown(results), *more]) + ("\n" if more else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
