@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slipstream.backends.torch.rows_apart import rows_apart, spoilt
 from slipstream.backends.torch.torch_linear import Linear, linear, repacks
 from slipstream.backends.torch.torch_paged import TorchBlocks, TorchPaged, consecutive
 from slipstream.core.target import Runtime
@@ -147,11 +149,20 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         hidden: Tensor | None = None,
     ) -> Output:
         with self._calls:
-            return self._forward(batch, taps, layers, hidden)
+            out = self._forward(batch, taps, layers, hidden)
+            if spoilt(out.hidden, len(batch.seq_ids)):
+                return self._forward(batch, taps, layers, hidden, apart=True)
+            return out
 
     def _forward(
-        self, batch: Batch, taps: tuple[int, ...], layers: tuple[int, int] | None, hidden: Tensor | None
+        self,
+        batch: Batch,
+        taps: tuple[int, ...],
+        layers: tuple[int, int] | None,
+        hidden: Tensor | None,
+        apart: bool = False,
     ) -> Output:
+        """apart: whether each row attends on its own (see `rows_apart`)."""
         first, last = layers or (0, self.config.layers)
         places = [place for own in self._reserve(batch) for place in own]
         positions, written = torch.tensor([[*batch.positions], places], device=self.device)  # [M] each
@@ -165,7 +176,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         seen: dict[int, Tensor] = {first: x} if first in taps else {}
         for i in range(first, last):
             layer = self._layers[i]
-            x = x + layer.o(self._attention(i, layer, layer.input_norm(x), rotary, rows, cache))  # [M, d]
+            x = x + layer.o(self._attention(i, layer, layer.input_norm(x), rotary, rows, cache, apart))  # [M, d]
             x = x + layer.mlp(layer.post_norm(x))  # [M, d]
             if i + 1 in taps:
                 seen[i + 1] = x
@@ -219,7 +230,14 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         return _Row(start, stop, in_place, first, total, fold, masks)
 
     def _attention(
-        self, i: int, layer: _Layer, x: Tensor, rotary: tuple[Tensor, Tensor] | None, rows: list[_Row], cache: _Cache
+        self,
+        i: int,
+        layer: _Layer,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        rows: list[_Row],
+        cache: _Cache,
+        apart: bool,
     ) -> Tensor:
         """Attention of layer `i` for x [M, d]. Writes the new keys and values; returns [M, H * D]."""
         c = self.config
@@ -241,13 +259,14 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
             keys, values = held if row.in_place else gathered  # [Hk, places, D] each
             mask, hidden = row.masks[c.windows[i]]  # [G n, S] or None; slots before `hidden` are outside the window
             q = qk[row.start : row.stop, :heads].transpose(0, 1)  # [H, n, D]
-            seen = F.scaled_dot_product_attention(
+            given = (
                 q.reshape(1, heads // fold, fold * n, c.head_dim),  # [1, Hk, G n, D]: a group's heads are rows
                 keys[None, :, row.first + hidden : row.first + row.total],
                 values[None, :, row.first + hidden : row.first + row.total],
-                attn_mask=mask,
-                enable_gqa=heads // fold != kv_heads,
+                mask,
             )
+            attend = partial(F.scaled_dot_product_attention, enable_gqa=heads // fold != kv_heads)
+            seen = rows_apart(attend, *given, n) if apart else attend(*given)
             out[row.start : row.stop] = seen.view(heads, n, c.head_dim).transpose(0, 1)
         return out.view(len(x), heads * c.head_dim)
 

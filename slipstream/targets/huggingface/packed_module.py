@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.backends.torch.rows_apart import spoilt
 from slipstream.backends.torch.torch_paged import TorchPaged, consecutive
 from slipstream.core.target import Runtime
 from slipstream.core.torch_threads import all_threads
@@ -72,6 +73,8 @@ class PackedModule(TorchPaged[ModuleBlocks]):
             apart = nullcontext() if layers is None else self.parts.only(first, last, hidden, self.tuples)
             with self.parts.hidden_states(wanted) as seen, apart:
                 logits = self._run(batch, last - first)
+                if self.kind != "dense" and spoilt(logits, len(batch.seq_ids)):
+                    logits = self._run(batch, last - first, apart=True)
             stream = seen.get(last)
             if layers is not None and -1 not in taps and last not in taps:
                 seen.pop(last, None)
@@ -85,7 +88,7 @@ class PackedModule(TorchPaged[ModuleBlocks]):
 
     # --- parts -------------------------------------------------------------------------------------------------
 
-    def _run(self, batch: Batch, layers: int) -> Tensor:
+    def _run(self, batch: Batch, layers: int, apart: bool = False) -> Tensor:
         """Logits [R, V] of the selected rows, through this many layers."""
         places = [place for own in self._reserve(batch) for place in own]
         scattered: list[int] = []
@@ -93,7 +96,7 @@ class PackedModule(TorchPaged[ModuleBlocks]):
         for b in range(len(batch.seq_ids)):
             rows.append(self._row(batch, b, scattered, rows[-1].offset + rows[-1].total if rows else 0))
         copied = torch.tensor(scattered) if scattered else None
-        one = PackedPass(self.kind, rows, self._blocks, torch.tensor(places), copied, self.device)
+        one = PackedPass(self.kind, rows, self._blocks, torch.tensor(places), copied, self.device, apart)
         select = torch.tensor(list(batch.select), dtype=torch.int64, device=self.device)
         given: dict[str, Any] = {"use_cache": True, "past_key_values": self._cache}
         given["position_ids"] = torch.tensor([list(batch.positions)], device=self.device)  # [1, M]

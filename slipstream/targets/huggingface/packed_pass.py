@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from slipstream.backends.torch.rows_apart import Attend, rows_apart
 from slipstream.errors import TargetError
 
 NAME = "slipstream_packed"
@@ -80,7 +82,8 @@ Pair = tuple[Tensor, Tensor]
 @dataclass
 class PackedPass:
     """kind: one of KINDS. places: int64 [M], where each new token's keys and values go; scattered: blocks of the
-    sequences whose blocks are not consecutive, one after another. device: of the embeddings.
+    sequences whose blocks are not consecutive, one after another. device: of the embeddings. apart: whether each row
+    attends on its own (see `rows_apart`).
 
     cached, attended  how many layers have written keys and values, and have used `packed_attention`.
     """
@@ -91,6 +94,7 @@ class PackedPass:
     places: Tensor
     scattered: Tensor | None
     device: torch.device
+    apart: bool = False
     cached: int = 0
     attended: int = 0
     _written: Pair | None = None
@@ -248,11 +252,13 @@ def packed_attention(
         keys, values = run.share(row, attention_mask.rows[b][1], key, value)
         q = query[0, :, row.start : row.stop].reshape(heads // fold, fold * n, query.shape[-1])  # [Hk, G n, D]
         mask = attention_mask.additive(b, fold, query)
+        attend: Attend
         if softcap is None and s_aux is None:
-            gqa = heads // fold != kv_heads
-            seen = F.scaled_dot_product_attention(q[None], keys[None], values[None], mask, scale=scale, enable_gqa=gqa)
+            attend = partial(F.scaled_dot_product_attention, scale=scale, enable_gqa=heads // fold != kv_heads)
         else:
-            seen = _eager(q, keys, values, mask, scale, softcap, s_aux, n)
+            attend = partial(_eager, scale=scale, softcap=softcap, sinks=s_aux)
+        given = q[None], keys[None], values[None], mask
+        seen = rows_apart(attend, *given, n) if run.apart else attend(*given)
         out[row.start : row.stop] = seen.reshape(heads, n, value.shape[-1]).transpose(0, 1)
     return out[None], None
 
@@ -265,19 +271,19 @@ def _eager(
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
-    n: int,
 ) -> Tensor:
-    """Attention of q [Hk, G n, D] with capped scores (Gemma 2) or a score for seeing nothing (gpt-oss)."""
-    scores = q @ keys.transpose(1, 2) * scale  # [Hk, G n, S]
+    """Attention of q [1, Hk, G n, D] with capped scores (Gemma 2) or a score for seeing nothing (gpt-oss)."""
+    scores = q @ keys.transpose(2, 3) * scale  # [1, Hk, G n, S]
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
         scores = scores + mask
     if sinks is not None:
-        column = sinks.reshape(len(keys), -1, 1).expand(-1, -1, n).reshape(*scores.shape[:2], 1)  # [Hk, G n, 1]
+        column = sinks.reshape(keys.shape[1], -1, 1)  # [Hk, G, 1]
+        column = column.expand(-1, -1, q.shape[2] // column.shape[1]).reshape(1, *scores.shape[1:3], 1)
         scores = torch.cat((scores, column.to(scores.dtype)), -1)
     wide = torch.promote_types(scores.dtype, torch.float32)
-    probs = scores.softmax(-1, dtype=wide).to(values.dtype)[..., : keys.shape[1]]
+    probs = scores.softmax(-1, dtype=wide).to(values.dtype)[..., : keys.shape[2]]
     return probs @ values
 
 

@@ -1,0 +1,42 @@
+"""Attention where a draft token overflows: its keys and values are then not finite.
+
+PyTorch's attention adds minus infinity to the scores of what a row does not see. The weight is then 0, but 0 times a
+value that is not finite is NaN. So one draft token on which the model overflows would spoil the rows before it and
+beside it, and with them a text that may never reach that token. A pass with such a row is therefore run again, each row
+on its own, over nothing but what it sees.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Attend(Protocol):
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """q [1, H, n, D], keys [1, Hk, S, D], values [1, Hk, S, Dv], additive mask [n, S] or None -> [1, H, n, Dv]"""
+        ...
+
+
+def spoilt(hidden: Tensor | None, sequences: int) -> bool:
+    """Whether a row of the residual stream [M, d] is not finite, and could have spoilt another one. What is not finite
+    spreads over its row, so one column is enough. Not asked on CUDA: a second synchronisation per step."""
+    if hidden is None or len(hidden) == sequences or hidden.device.type != "cpu":
+        return False
+    return not bool(hidden[:, 0].isfinite().all())
+
+
+def rows_apart(attend: Attend, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, n: int) -> Tensor:
+    """`attend`, one row after another.
+
+    q     [1, H, f n, D]: n rows, or f heads with n rows each.
+    mask  [f n, S], additive; None: every row sees everything.
+    """
+    rows = q.unflatten(2, (-1, n))  # [1, H, f, n, D]
+    out = []
+    for i in range(n):
+        seen = slice(None) if mask is None else mask[i] == 0  # the same for all heads
+        out.append(attend(rows[:, :, :, i], keys[:, :, seen], values[:, :, seen], None))  # [1, H, f, Dv]
+    return torch.stack(out, 3).flatten(2, 3)

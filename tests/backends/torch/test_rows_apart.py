@@ -1,0 +1,111 @@
+"""Draft tokens on which the model overflows, in PyTorch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams
+from slipstream.backends.torch.torch_executor import TorchExecutor
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target
+from slipstream.targets.decoder import Decoder
+from slipstream.targets.huggingface.huggingface_target import of_module
+from tests.checkpoints import random_llama
+from tests.targets.huggingface.architectures import VOCAB, random_model
+
+SPOILT = 7
+"""Its embedding is infinite, so that its keys and values, and what sees them, are NaN."""
+TREES = {"chain": [-1, 0, 1, 2], "siblings": [-1, -1, -1, -1], "two chains": [-1, 0, -1, 2]}
+
+
+def overflowing(module: Any) -> Any:
+    with torch.no_grad():
+        module.get_input_embeddings().weight[SPOILT] = math.inf
+    return module
+
+
+def own(**shape: Any) -> Target:
+    """Our own decoder on the torch executor, which checks weights when it loads them: so it is spoilt after that."""
+    made = Decoder.from_module(random_llama(vocab_size=VOCAB, hidden_size=32, **shape).double())
+    assert isinstance(made.executor, TorchExecutor)
+    assert made.executor._embed is not None
+    made.executor._embed = made.executor._embed.clone()
+    made.executor._embed[SPOILT] = math.inf
+    return made
+
+
+TARGETS = {
+    "own": lambda: own(),
+    "own, many rows": lambda: own(num_key_value_heads=1),
+    "packed": lambda: spoilt_after("stablelm"),
+    "packed, capped scores": lambda: spoilt_after("gemma2"),
+    "packed, sinks": lambda: spoilt_after("gpt-oss"),
+    "packed, gathered": lambda: spoilt_after("deepseek-v3"),
+}
+
+
+def spoilt_after(name: str) -> Target:
+    """The trials at load use every id."""
+    module = random_model(name)
+    made = of_module(module)
+    assert isinstance(made, Decoder)
+    overflowing(module)
+    return made
+
+
+def sees(parents: list[int], node: int) -> set[int]:
+    """The node and its ancestors."""
+    found = set()
+    while node != -1:
+        found.add(node)
+        node = parents[node]
+    return found
+
+
+@pytest.mark.parametrize("shape", TREES)
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(name: str, shape: str) -> None:
+    target, parents = TARGETS[name](), TREES[shape]
+    texts = [[5, 9, 33, 11, 2], [3, 4]]
+    clean = [20, 21, 22, 23]
+    for at in range(len(parents)):
+        nodes = [SPOILT if i == at else token for i, token in enumerate(clean)]
+        out = []
+        for given in (clean, nodes):
+            seqs = [Sequence(list(text)) for text in texts]
+            draft = Draft.trees([(given, parents), (clean[:2], [-1, 0])])
+            out.append(target.run(seqs, draft, (1,)).logits.clone())
+            for seq in seqs:
+                target.release(seq.id)
+        for row in range(out[0].shape[0]):
+            if 0 < row < 5 and at in sees(parents, row - 1):
+                assert not out[1][row].isfinite().any()
+            else:
+                torch.testing.assert_close(out[1][row], out[0][row], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["own", "packed"])
+def test_text_is_that_of_plain_decoding_where_a_draft_overflows(name: str) -> None:
+    target, prompt = TARGETS[name](), [5, 9, 33, 11, 2]
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    wanted = LLM(target).generate([prompt], params)[0].token_ids
+    assert SPOILT not in wanted
+    recorded = {tuple(prompt): [SPOILT if i % 3 == 2 else token for i, token in enumerate(wanted)]}
+    llm = LLM(target, "replay", draft_tokens=4, draft_options={"continuations": recorded})
+    assert llm.generate([prompt], params)[0].token_ids == wanted
+
+
+def test_a_pass_without_overflow_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = own()
+    assert isinstance(target, Decoder)
+    passes = []
+    forward = TorchExecutor._forward
+    monkeypatch.setattr(TorchExecutor, "_forward", lambda *given, **more: passes.append(1) or forward(*given, **more))
+    seq = Sequence([5, 9, 33])
+    target.run([seq], Draft.chains([[20, 21]]))
+    assert len(passes) == 1
