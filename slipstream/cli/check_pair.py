@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence as Seq
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +13,7 @@ from slipstream.cli import render
 from slipstream.cli.demo import summary
 from slipstream.cli.loading import checkpoint, load, quieten
 from slipstream.cli.options import ModelOptions
-from slipstream.errors import PairError
+from slipstream.errors import PairError, ParameterError
 from slipstream.settings import INTERSECTION, STRING
 
 if TYPE_CHECKING:
@@ -31,6 +33,10 @@ def check_pair(
     draft_tokens: Annotated[
         int, typer.Option("--draft-tokens", "-k", help="Draft tokens per step, with --measure.")
     ] = 4,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(help="With --measure: another target for this draft, e.g. the same model quantised; repeatable."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check that a target and a draft model have the same vocabulary, and estimate the speed-up.
@@ -40,35 +46,42 @@ def check_pair(
     quieten()
     from slipstream.models.pair_check import compare
 
-    models = ModelOptions(target=target, draft=draft, drafter="model", draft_tokens=str(draft_tokens))
+    if also and not measure:
+        raise ParameterError("--also was given without --measure", fix="add --measure")
     report = compare(checkpoint(target, "target"), checkpoint(draft, "draft"))
-    runs = measured(models) if measure and report.fits else []
+    runs: dict[str, list[Run]] = {}
+    if measure and report.fits:
+        targets = list(dict.fromkeys([target, *(also or ())]))
+        own = {"draft": draft, "drafter": "model", "draft_tokens": str(draft_tokens)}
+        runs = measured([ModelOptions(target=name, **own) for name in targets])  # type: ignore[arg-type]
     if as_json:
-        print(json.dumps(report.as_dict() | {"measured": [summary(run) for run in runs]}))
+        all_runs = [{"target": name} | summary(run) for name, own_runs in runs.items() for run in own_runs]
+        print(json.dumps(report.as_dict() | {"measured": all_runs}))
     else:
         show(report, runs)
     raise typer.Exit(0 if report.fits else 1)
 
 
-def measured(models: ModelOptions) -> list[Run]:
+def measured(pairs: Seq[ModelOptions]) -> dict[str, list[Run]]:
+    """Target -> plain decoding and the draft model, on the same prompts; all take turns."""
     from slipstream.core.params import SamplingParams
     from slipstream.lab.measure import Arm, line_up, passes, race
     from slipstream.lab.prompts import built_in
 
-    llm = load(models)
     params = SamplingParams(max_tokens=TOKENS)
-    plain = Arm("plain", llm, params=params)
-    drafter = llm.drafter
-    runs = line_up(
-        [plain, Arm("draft model", llm, drafter, llm.most_draft_tokens, params=params, against=plain)],
-        built_in(llm, "code", 3),
-    )
-    with render.progress("measuring (interleaved)", passes(runs, PASSES)) as advance:
-        race(runs, PASSES, advance)
+    runs: dict[str, list[Run]] = {}
+    for models in pairs:
+        llm = load(models)
+        plain = Arm("plain", llm, params=params)
+        drafted = Arm("draft model", llm, llm.drafter, llm.most_draft_tokens, params=params, against=plain)
+        runs[models.target] = line_up([plain, drafted], built_in(llm, "code", 3))
+    together = [run for own in runs.values() for run in own]
+    with render.progress("measuring (interleaved)", passes(together, PASSES)) as advance:
+        race(together, PASSES, advance)
     return runs
 
 
-def show(report: PairReport, runs: list[Run]) -> None:
+def show(report: PairReport, runs: Mapping[str, Seq[Run]]) -> None:
     console = render.out()
     console.print(sides(report))
     if not report.fits:
@@ -83,7 +96,9 @@ def show(report: PairReport, runs: list[Run]) -> None:
     for line in [*report.notes, *outlook(report)]:
         console.print(f"- {line}.")
     if runs:
-        console.print(render.runs_table({"code": runs}))
+        short = [Path(target).name or target for target in runs]
+        names = short if len({*short}) == len(short) else list(runs)
+        console.print(render.runs_table(dict(zip(names, runs.values(), strict=True)), "target"))
 
 
 def with_own_tokenizer(report: PairReport) -> str:

@@ -314,10 +314,10 @@ def logprob_table(completion: Completion, show: Any) -> RichTable:
     return made
 
 
-def runs_table(groups: Mapping[str, Seq[Run]]) -> RichTable:
+def runs_table(groups: Mapping[str, Seq[Run]], what: str = "task") -> RichTable:
     """One row per method: speed, speed-up over plain decoding with its 95 % interval, acceptance, and losslessness. At
-    most 80 characters wide."""
-    heads = ("task", "method", "tokens/s", "speed-up\n(95 % interval)", "accept\nrate", "mean\nlength", "lossless")
+    most 80 characters wide. what: the groups are."""
+    heads = (what, "method", "tokens/s", "speed-up\n(95 % interval)", "accept\nrate", "mean\nlength", "lossless")
     made = table(*heads, left=2)
     for name, runs in groups.items():
         for i, run in enumerate(runs):

@@ -226,10 +226,11 @@ class Runtime:
 
     backend   name of the backend, e.g. "native".
     dtype     of the arithmetic.
-    quantize  None, "int8", "w8a16" or "w8a8".
+    quantize  None, "int8", "w8a16" or "w8a8"; for a quantised checkpoint what made it, e.g. "torchao".
     kv_dtype  of the KV cache.
     threads   CPU threads, None where the backend does not set them.
     source    folder of the checkpoint, None for a model from memory.
+    weights_only  whether weights alone are quantised, and rows are computed in `dtype`.
     """
 
     backend: str
@@ -238,6 +239,7 @@ class Runtime:
     kv_dtype: str | None = None
     threads: int | None = None
     source: Path | None = None
+    weights_only: bool = False
 
 
 @dataclass(frozen=True)

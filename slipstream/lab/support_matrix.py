@@ -7,10 +7,22 @@ from dataclasses import dataclass
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs
 from slipstream.models.config import FAMILIES
 from slipstream.settings import INTERSECTION, QUANTISATIONS, RULES, SAME, STRING
-from slipstream.targets.huggingface.kinds import ARCHITECTURES, GGUF, KINDS, OWN, Kind
+from slipstream.targets.huggingface.kinds import ARCHITECTURES, GGUF, KINDS, ONE_BY_ONE, OWN, Kind
 
-EXTERNAL = ("bitsandbytes", "torchao", "GPTQ", "AWQ")
-"""Quantisations that transformers loads."""
+TESTED = "tested with the extra `quant`"
+NEEDS_GPTQMODEL = "not tested: their library, gptqmodel 7.7, asks for PyTorch 2.14"
+EXTERNAL = {
+    "torchao int8 weights": TESTED,
+    "torchao int8 weights and activations": TESTED,
+    "bitsandbytes int8": TESTED,
+    "bitsandbytes nf4": TESTED,
+    "torchao int4 weights": "not tested: no kernels for a CPU",
+    "GPTQ": NEEDS_GPTQMODEL,
+    "AWQ": NEEDS_GPTQMODEL,
+}
+"""Quantisations that transformers loads, and whether a test does."""
+FAILS = "fails the trial at load: the logits of a text are others when more text follows"
+"""Of Jamba, in transformers itself, on a CPU."""
 
 
 IN_FILES = ("F32", "F16", "Q8_0", "Q4_K_M and others")
@@ -57,7 +69,10 @@ def quantisations(kind: Kind) -> dict[str, str]:
         refused = "refused: `slipstream convert` quantises"
         return dict.fromkeys(QUANTISATIONS, refused) | dict.fromkeys(IN_FILES, "as the file has it")
     refused = "refused: transformers loads quantised models, LLM(loaded_model)"
-    return dict.fromkeys(QUANTISATIONS, refused) | dict.fromkeys(EXTERNAL, "as transformers loaded it, not tested")
+    found = dict.fromkeys(QUANTISATIONS, refused) | EXTERNAL
+    if kind is ONE_BY_ONE:
+        found["bitsandbytes nf4"] = FAILS
+    return found
 
 
 def batch(kind: Kind) -> str:

@@ -131,7 +131,7 @@ def short_of_best(scores: Tensor, token: int) -> float:
 def rounding(target: Target, logits: torch.dtype) -> float:
     """Largest change of a logit by rounding, in standard deviations, for the dtype of the target."""
     runtime = target.capabilities.runtime
-    if runtime and runtime.quantize:
+    if runtime and runtime.quantize and not runtime.weights_only:
         return QUANTISED
     return ROUNDING.get(runtime.dtype if runtime else logits, ROUNDING[torch.float32])
 

@@ -44,3 +44,23 @@ def test_check_pair_measures(cli, tiny, monkeypatch):
     assert (plain["method"], plain["speedup"]["value"]) == ("plain", 1.0)
     assert 0 < speculative["stats"]["acceptance_rate"] < 1
     assert speculative["lossless"] is True
+
+
+def test_another_target_of_the_same_draft_is_measured_beside(cli, tiny, tmp_path, monkeypatch):
+    """For example the target, quantised: both acceptance rates are in one table."""
+    monkeypatch.setattr("slipstream.cli.check_pair.PASSES", 1)
+    monkeypatch.setattr("slipstream.cli.check_pair.TOKENS", 8)
+    other = tmp_path / "disturbed"
+    make_model(other, noise=0.05)
+    make_tokenizer(other)
+    command = ["check-pair", tiny.target, tiny.draft, "--measure", "--also", other]
+    found = json.loads(cli(*command, "--json").out)["measured"]
+    assert [run["target"] for run in found] == [str(tiny.target)] * 2 + [str(other)] * 2
+    assert [run["method"] for run in found] == ["plain", "draft model"] * 2
+    rates = [run["stats"]["acceptance_rate"] for run in found[1::2]]
+    assert 0 < rates[0] < rates[1] == 1.0, "the other target has the weights of the draft"
+    shown = cli(*command).out
+    assert "disturb" in shown
+    assert "100%" in shown
+    refused = cli("check-pair", tiny.target, tiny.draft, "--also", other)
+    assert refused.code == 2

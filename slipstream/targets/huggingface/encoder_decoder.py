@@ -24,12 +24,19 @@ from slipstream.core.torch_threads import all_threads
 from slipstream.errors import TargetError, UnsupportedModelError
 from slipstream.models.executor import check_ids
 from slipstream.models.module_shape import ModuleShape, shape_of
-from slipstream.settings import TRANSFORMERS
+from slipstream.targets.huggingface.activation_rounding import measured_limit, runtime_of
 from slipstream.targets.huggingface.chains_only import ChainsOnly
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.output_rules import OutputRules, ruled
 from slipstream.targets.huggingface.rollback import RollbackCache
-from slipstream.targets.huggingface.trials import NOT_ROLLED_BACK, WITHOUT_SPECULATION, check_chains, fault_of, same
+from slipstream.targets.huggingface.trials import (
+    NOT_ROLLED_BACK,
+    WITHOUT_SPECULATION,
+    Limit,
+    check_chains,
+    fault_of,
+    same,
+)
 
 MOST_ENCODED = 8192
 """Most tokens, padding included, of sources that are encoded together."""
@@ -196,11 +203,12 @@ def of_encoder_decoder(module: Any, source: Path | None = None, chunk: int = 512
     truth = [_own_logits(module, parts, each, text) for each in sources]
     shape = shape_of(config, generation, truth[0].shape[-1])
     assert shape.source_context is not None
-    runtime = Runtime(TRANSFORMERS, module.dtype, source=source)
+    limit = measured_limit(module, lambda output: _own_logits(module, parts, sources[0], output), text)
+    runtime = runtime_of(module, limit, source)
     made = EncoderDecoder(parts, shape, runtime, Encoder(shape.source_context, own), pad, chunk)
-    made.together = fault_of(_check_together, made, sources) is None
+    made.together = fault_of(_check_together, made, sources, limit) is None
     for each, wanted in zip(sources, truth, strict=True):
-        why = fault_of(check_chains, made, text, wanted, each)
+        why = fault_of(check_chains, made, text, wanted, limit, each)
         if why is not None:
             raise UnsupportedModelError(
                 f"a {name} cannot be rolled back: {why}", why=NOT_ROLLED_BACK, fix=WITHOUT_SPECULATION
@@ -209,11 +217,11 @@ def of_encoder_decoder(module: Any, source: Path | None = None, chunk: int = 512
     return made
 
 
-def _check_together(target: EncoderDecoder, sources: Seq[Seq[int]]) -> None:
+def _check_together(target: EncoderDecoder, sources: Seq[Seq[int]], limit: Limit) -> None:
     with torch.inference_mode():
         alone = [target.encoded([source])[0] for source in sources]
         for hidden, wanted in zip(target.encoded(sources), alone, strict=True):
-            same(hidden[0], wanted[0].double(), hidden.dtype, "a pass over two sources")
+            same(hidden[0], wanted[0], limit, "a pass over two sources")
 
 
 def _own_logits(module: Any, parts: ModuleParts, source: Seq[int], text: Seq[int]) -> Tensor:

@@ -14,13 +14,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from slipstream.core.target import HeadHost, Runtime, Target
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.models.module_shape import ModuleShape, shape_of
-from slipstream.settings import TRANSFORMERS
 from slipstream.targets.decoder import Decoder
+from slipstream.targets.huggingface.activation_rounding import measured_limit, runtime_of
 from slipstream.targets.huggingface.chains_only import ChainsOnly
 from slipstream.targets.huggingface.encoder_decoder import of_encoder_decoder
 from slipstream.targets.huggingface.module_parts import ModuleParts
@@ -65,23 +63,24 @@ def of_module(module: Any, source: Path | None = None, chunk: int = 512, kv_bloc
     texts = [[(37 * i + 11 + 5 * b) % ids_of(parts) for i in range(n)] for b, n in enumerate((7, 5))]
     truth = [own_logits(module, parts, text) for text in texts]
     shape = shape_of(module.config, module.generation_config, truth[0].shape[-1])
-    runtime = Runtime(TRANSFORMERS, module.dtype, source=source)
+    limit = measured_limit(module, lambda text: own_logits(module, parts, text), texts[0])
+    runtime = runtime_of(module, limit, source)
     host = _lends(parts, shape, runtime)
     if attends(cache) and len(parts.layers) == shape.layers:
         faults: list[str] = []
         for kind in KINDS:
             packed = PackedModule(parts, shape, runtime, kind, kv_blocks)
-            why = fault_of(check_packed, packed, texts, truth)
+            why = fault_of(check_packed, packed, texts, truth, limit)
             if why is None:
                 return Decoder(packed, chunk, source=source, head_host=host)
             faults.append(why)
         log.info("%s is not packed (%s): each sequence is a forward of its own", type(module).__name__, faults[0])
     _refuse_fixed_cache(module, kv_blocks)
     chains = ChainsOnly(parts, shape, runtime, host, chunk)
-    why = fault_of(check_chains, chains, texts[0], truth[0])
+    why = fault_of(check_chains, chains, texts[0], truth[0], limit)
     if why is not None and has_states(cache):
         one_by_one = ChainsOnly(parts, shape, runtime, host, chunk, one_by_one=True)
-        if fault_of(check_chains, one_by_one, texts[0], truth[0]) is None:
+        if fault_of(check_chains, one_by_one, texts[0], truth[0], limit) is None:
             log.warning(
                 "%s reads one token at a time once it has a state (%s): output is exact, but verifying draft tokens "
                 "saves no time",
@@ -112,21 +111,15 @@ def _lends(parts: ModuleParts, shape: ModuleShape, runtime: Runtime) -> HeadHost
     embedding, head = parts.embedding, parts.head
     if len(parts.layers) != shape.layers or embedding is None or head is None:
         return None
-    device = parts.device
     return HeadHost(
         hidden_size=shape.hidden_size,
         layers=shape.layers,
         vocab_size=shape.vocab_size,
         context=shape.context,
-        device=device,
+        device=parts.device,
         dtype=runtime.dtype,
-        embedding=lambda: _weight(embedding).to(device),
-        lm_head=lambda: _weight(head).to(device),
-        tied=_weight(embedding) is _weight(head),
+        embedding=parts.embedding_weight,
+        lm_head=parts.head_weight,
+        tied=embedding.weight is head.weight,
         runtime=runtime,
     )
-
-
-def _weight(layer: Any) -> Tensor:
-    found: Tensor = layer.weight
-    return found.detach()

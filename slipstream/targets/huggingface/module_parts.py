@@ -63,9 +63,20 @@ class ModuleParts:
 
     @property
     def device(self) -> torch.device:
-        """Where token ids go."""
-        own = next(iter(() if self.embedding is None else self.embedding.parameters()), None)
-        return (next(self.module.parameters()) if own is None else own).device
+        """Where token ids go: where the embedding is, or the first weight that is not offloaded."""
+        own = [] if self.embedding is None else list(self.embedding.parameters())
+        held = (weight.device for weight in (*own, *self.module.parameters()) if not weight.is_meta)
+        return next(held, torch.device("cpu"))
+
+    def embedding_weight(self) -> Tensor:
+        """[V, d] of the input embedding, on `device`."""
+        assert self.embedding is not None
+        return _weight(self.embedding, self.device, self.module.dtype)
+
+    def head_weight(self) -> Tensor:
+        """[V, d] of the output head, on `device`."""
+        assert self.head is not None
+        return _weight(self.head, self.device, self.module.dtype)
 
     @contextmanager
     def hidden_states(self, taps: Seq[int]) -> Iterator[dict[int, Tensor]]:
@@ -115,6 +126,30 @@ class ModuleParts:
                     undo.callback(_put_back, layer, own)
                     layer.forward = standing_in(hidden if i == first - 1 else None)
             yield
+
+
+@torch.inference_mode()
+def _weight(layer: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """What an embedding looks up, or an output head multiplies by. `layer` may be offloaded or quantised."""
+    weight: Tensor = layer.weight
+    if weight.is_meta:
+        from accelerate.utils import align_module_device  # which has put it there
+
+        with align_module_device(layer):
+            return _weight(layer, device, dtype)
+    if is_plain(weight):
+        return weight.detach().to(device)
+    if isinstance(layer, nn.Embedding):
+        return weight.dequantize().to(device)
+    rows = torch.eye(layer.in_features, dtype=dtype, device=device)  # libraries differ in how they store weights
+    product: Tensor = layer(rows) if layer.bias is None else layer(rows) - layer.bias.to(device)
+    return product.T.contiguous()
+
+
+def is_plain(weight: Tensor) -> bool:
+    """Whether it is a plain tensor of floating-point numbers: quantised ones are of other classes or types."""
+    plain = type(weight) in (nn.Parameter, Tensor) and type(weight.data) is Tensor
+    return plain and weight.is_floating_point() and weight.itemsize > 1
 
 
 def _put_back(layer: nn.Module, own: Any) -> None:

@@ -4,6 +4,7 @@ cache."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest difference that rounding explains, relative to the largest logit; transformers computes norms and softmax in
 float32 at least."""
 _ROUGH = 0.05
-"""The same for 16 bits and quantised weights, for the median row: there experts may be picked differently."""
+"""The same for 16 bits, for the median row: there experts may be picked differently."""
 
 NOT_ROLLED_BACK = "several tokens in one forward, after others that were rejected, must give what one at a time gives"
 WITHOUT_SPECULATION = "use another model; transformers itself runs this one, without speculation"
@@ -53,23 +54,39 @@ class _Differs(SlipstreamError):
     """A trial gave other logits than the model's own forward."""
 
 
-def same(found: Tensor, wanted: Tensor, dtype: torch.dtype, what: str) -> None:
-    """Raise unless [n, d] equals what is wanted, in float64, as far as rounding in `dtype` allows."""
-    errors = (found.double() - wanted).abs().amax(-1) / wanted.abs().max().clamp(min=1e-9)  # [n]
-    limit = _TOLERANCE.get(dtype, _ROUGH)
-    error = float(errors.max() if dtype in _TOLERANCE else errors.median())
-    if not error <= limit:
-        raise _Differs(f"{what} gave logits that differ by {error:.1e} of the largest, allowed are {limit:.0e}")
+@dataclass(frozen=True)
+class Limit:
+    """What rounding explains: logits that differ by this much of the largest one, in every row or in the median one."""
+
+    largest: float
+    every_row: bool = True
 
 
-def check_packed(packed: PackedModule, texts: Seq[Seq[int]], truth: Seq[Tensor]) -> None:
+def limit_of(dtype: torch.dtype) -> Limit:
+    """What rounding in this dtype explains. See `activation_rounding` for what quantised activations add."""
+    return Limit(_TOLERANCE[dtype]) if dtype in _TOLERANCE else Limit(_ROUGH, every_row=False)
+
+
+def distances(found: Tensor, wanted: Tensor) -> Tensor:
+    """[n]: the largest difference in each row of [n, d], relative to the largest value that is wanted."""
+    return (found.double() - wanted.double()).abs().amax(-1) / wanted.abs().max().double().clamp(min=1e-9)
+
+
+def same(found: Tensor, wanted: Tensor, limit: Limit, what: str) -> None:
+    """Raise unless [n, d] equals what is wanted, in float64, as far as rounding allows."""
+    errors = distances(found, wanted)
+    error = float(errors.max() if limit.every_row else errors.median())
+    if not error <= limit.largest:
+        raise _Differs(f"{what} gave logits that differ by {error:.1e} of the largest, allowed are {limit.largest:.0e}")
+
+
+def check_packed(packed: PackedModule, texts: Seq[Seq[int]], truth: Seq[Tensor], limit: Limit) -> None:
     """Two sequences in one pass, a tree whose later branch is kept, and layers apart."""
     target, (a, b) = Decoder(packed), texts
-    dtype = packed.runtime.dtype
     seqs = [Sequence(list(a[:4])), Sequence(list(b[:2]))]
     try:
         out = target.run(seqs, Draft.empty(2, target.device))
-        same(out.logits, torch.stack([truth[0][3], truth[1][1]]), dtype, "a packed pass")
+        same(out.logits, torch.stack([truth[0][3], truth[1][1]]), limit, "a packed pass")
         target.commit(seqs, [[], []])
         for seq, text in zip(seqs, texts, strict=True):
             seq.kv_len = len(seq.tokens)
@@ -80,32 +97,31 @@ def check_packed(packed: PackedModule, texts: Seq[Seq[int]], truth: Seq[Tensor])
         out = target.run(seqs, draft, taps)
         rows = [0, 2, 3, 4, 5, 6]
         wanted = torch.cat((truth[0][4:7], truth[1][2:5]))
-        same(out.logits[rows], wanted, dtype, "a packed tree")
+        same(out.logits[rows], wanted, limit, "a packed tree")
         target.commit(seqs, [[1], [0]])
         seqs[0].tokens += [a[5], a[6]]
         seqs[1].tokens += [b[3], b[4]]
         for seq in seqs:
             seq.kv_len = len(seq.tokens) - 1
         whole = target.run(seqs, Draft.empty(2, target.device)).logits.clone()
-        same(whole, torch.stack([truth[0][6], truth[1][4]]), dtype, "a packed pass after a rollback")
-        packed.slices = fault_of(_check_slices, packed, target, seqs, whole) is None
+        same(whole, torch.stack([truth[0][6], truth[1][4]]), limit, "a packed pass after a rollback")
+        packed.slices = fault_of(_check_slices, packed, target, seqs, whole, limit) is None
     finally:
         for seq in seqs:
             target.release(seq.id)
 
 
-def _check_slices(packed: PackedModule, target: Decoder, seqs: Seq[Sequence], whole: Tensor) -> None:
+def _check_slices(packed: PackedModule, target: Decoder, seqs: Seq[Sequence], whole: Tensor, limit: Limit) -> None:
     layers, none = packed.config.layers, Draft.empty(len(seqs), target.device)
     packed.slices, packed.tuples = True, packed.parts.returns_tuples
     half = target.run(seqs, none, layers=(0, 1)).hidden[1].clone()
     if layers > 1:
         rest = target.run(seqs, none, layers=(1, layers), hidden=half).logits
-        same(rest, whole.double(), packed.runtime.dtype, "layers apart")
+        same(rest, whole, limit, "layers apart")
 
 
-def check_chains(target: ChainsOnly, text: Seq[int], truth: Tensor, source: Seq[int] = ()) -> None:
+def check_chains(target: ChainsOnly, text: Seq[int], truth: Tensor, limit: Limit, source: Seq[int] = ()) -> None:
     """Chains of which none, one and all tokens are accepted. truth [n, V]: logits after each token of the text."""
-    dtype = target.capabilities.runtime.dtype  # type: ignore[union-attr]
     seq = Sequence(list(text[:2]), source=source)
     try:
         for kept, run in ((0, 0), (0, 2), (1, 2), (0, 1)):
@@ -113,7 +129,7 @@ def check_chains(target: ChainsOnly, text: Seq[int], truth: Tensor, source: Seq[
             right = list(text[end : end + kept])
             chain = right + [(x + 1) % target.vocab_size for x in text[end + kept : end + run]]
             out = target.run([seq], Draft.chains([chain], device=target.device))
-            same(out.logits[: kept + 1], truth[end - 1 : end + kept], dtype, "a chain after a rollback")
+            same(out.logits[: kept + 1], truth[end - 1 : end + kept], limit, "a chain after a rollback")
             seq.kv_len = end + kept
             seq.tokens += [*right, text[end + kept]]
     finally:

@@ -166,14 +166,17 @@ STATEFUL: dict[str, Callable[[], Any]] = {
 ARCHITECTURES = PACKED | ONE_EACH | STATEFUL
 
 
-def random_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+def random_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0, **shape: Any) -> Any:
     """The tiny model of an architecture. Weights are large, so that the best token is far ahead of rounding and a wrong
-    mask shows; norms and biases are disturbed, so that one that is left out shows, too."""
+    mask shows; norms and biases are disturbed, so that one that is left out shows, too. shape: values that the
+    configuration has instead."""
     import transformers
 
     state = torch.random.get_rng_state()
     torch.manual_seed(seed + sorted(ARCHITECTURES).index(name))
-    model = transformers.AutoModelForCausalLM.from_config(ARCHITECTURES[name](), dtype=torch.float32)
+    config = ARCHITECTURES[name]()
+    config.update(shape)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

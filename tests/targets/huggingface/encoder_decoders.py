@@ -57,13 +57,15 @@ _SEEDS = {"t5": 3, "mt5": 1, "bart": 2, "marian": 5, "pegasus": 5, "mbart": 3, "
 """With these, texts have many different tokens."""
 
 
-def random_encoder_decoder(name: str, dtype: torch.dtype = torch.float64, noise: float = 0.0) -> Any:
+def random_encoder_decoder(name: str, dtype: torch.dtype = torch.float64, noise: float = 0.0, **shape: Any) -> Any:
     """The tiny model of an architecture, with large weights. noise: disturbs them, so that a draft model mostly agrees
-    with one without. Its generation configuration is what transformers makes of the configuration, but without an end
-    token."""
+    with one without. shape: values that the configuration has instead. Its generation configuration is what
+    transformers makes of the configuration, but without an end token."""
     import transformers
 
-    model = transformers.AutoModelForSeq2SeqLM.from_config(ENCODER_DECODERS[name](), dtype=torch.float32)
+    config = ENCODER_DECODERS[name]()
+    config.update(shape)
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(100 * _SEEDS[name] + sorted(ENCODER_DECODERS).index(name))
     disturbing = torch.Generator().manual_seed(0)
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()

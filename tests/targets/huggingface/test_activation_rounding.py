@@ -1,0 +1,133 @@
+"""Models that round their activations are taken, and faults of theirs are still found."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+import torch
+from transformers.cache_utils import DynamicLayer
+
+from slipstream import LLM, SamplingParams
+from slipstream.errors import UnsupportedModelError
+from slipstream.lab.verify_texts import QUANTISED, ROUNDING, rounding
+from slipstream.targets.decoder import Decoder
+from slipstream.targets.huggingface import huggingface_target
+from slipstream.targets.huggingface.activation_rounding import measured_limit, quantised_layers
+from slipstream.targets.huggingface.huggingface_target import of_module
+from slipstream.targets.huggingface.module_parts import ModuleParts
+from slipstream.targets.huggingface.trials import Limit, limit_of, own_logits
+from tests.targets.huggingface.architectures import VOCAB, random_model
+from tests.targets.huggingface.rounding_linear import ROUNDS, with_int8_layers
+
+PROMPTS = [[5, 9, 33, 5, 9, 33], [7, 8, 9, 10, 7, 8]]
+SHORT = SamplingParams(max_tokens=16, ignore_eos=True)
+TEXT = [(37 * i + 11) % VOCAB for i in range(7)]
+
+
+def rounded(name: str, rounds: str) -> Any:
+    return with_int8_layers(random_model(name, torch.float32), rounds)
+
+
+def limit(module: Any) -> Limit:
+    parts = ModuleParts(module)
+    return measured_limit(module, lambda text: own_logits(module, parts, text), TEXT)
+
+
+def behind(module: Any, prompt: Seq[int], text: Seq[int]) -> float:
+    """How far a token of the text is behind the model's best one at most, relative to the largest logit."""
+    logits = own_logits(module, ModuleParts(module), [*prompt, *text])[len(prompt) - 1 : -1]
+    chosen = logits[range(len(text)), list(text)]
+    return float((logits.amax(-1) - chosen).max() / logits.abs().max())
+
+
+@pytest.mark.parametrize("rounds", ["by row", "by tensor"])
+@pytest.mark.parametrize("name", ["stablelm", "bloom", "lfm2"])
+def test_a_model_that_rounds_its_activations_speculates_and_the_user_is_told_once(
+    name: str, rounds: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = rounded(name, rounds)
+    with caplog.at_level(logging.WARNING, "slipstream"):
+        llm = LLM(module, "ngram", draft_tokens=4)
+        done = llm.generate(PROMPTS, SHORT)
+    assert sum("rounds its activations" in r.getMessage() for r in caplog.records) == 1
+    assert isinstance(llm.target, Decoder) == (name == "stablelm")
+    assert sum(c.stats.proposed for c in done)
+    for prompt, one in zip(PROMPTS, done, strict=True):
+        assert behind(module, prompt, one.token_ids) <= limit(module).largest
+    runtime = llm.target.capabilities.runtime
+    assert runtime is not None
+    assert (runtime.quantize, runtime.weights_only) == ("Int8Linear", False)
+    assert rounding(llm.target, torch.float32) == QUANTISED
+
+
+def test_quantised_weights_alone_are_held_to_the_rounding_of_their_dtype(caplog: pytest.LogCaptureFixture) -> None:
+    module = rounded("stablelm", "nothing")
+    with caplog.at_level(logging.WARNING, "slipstream"):
+        target = of_module(module)
+    assert quantised_layers(module)
+    assert limit(module) == limit_of(torch.float32)
+    assert not caplog.records
+    assert target.capabilities.runtime.weights_only  # type: ignore[union-attr]
+    assert rounding(target, torch.float32) == ROUNDING[torch.float32]
+
+
+def test_models_that_are_not_quantised_are_not_measured() -> None:
+    module = random_model("stablelm", torch.float32)
+
+    def run(text: Seq[int]) -> torch.Tensor:
+        raise AssertionError("a forward was run")
+
+    assert measured_limit(module, run, TEXT) == limit_of(torch.float32)
+
+
+class _Forgets:
+    """Calls the model without the cache that it was given."""
+
+    def __init__(self, module: Any):
+        own = module.forward
+
+        def forward(input_ids: Any = None, past_key_values: Any = None, position_ids: Any = None, **more: Any) -> Any:
+            return own(input_ids=input_ids, position_ids=position_ids, **(more | {"use_cache": False}))
+
+        module.forward = forward
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("name", ["stablelm", "bloom"])
+def test_a_model_that_ignores_its_cache_is_refused(name: str, rounds: str) -> None:
+    module = rounded(name, rounds)
+    _Forgets(module)
+    with pytest.raises(UnsupportedModelError, match="cannot be rolled back"):
+        of_module(module)
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_a_cache_that_keeps_one_rejected_token_is_refused(rounds: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = DynamicLayer.crop
+    monkeypatch.setattr(DynamicLayer, "crop", lambda self, count: own(self, count + 1) if count < -1 else None)
+    with pytest.raises(UnsupportedModelError, match="cannot be rolled back"):
+        of_module(rounded("bloom", rounds))
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_a_packed_tree_in_which_siblings_see_each_other_is_found(rounds: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model then runs as chains, with a cache for each sequence."""
+    found: list[str | None] = []
+    own = huggingface_target.fault_of
+
+    def noted(*given: Any) -> str | None:
+        found.append(own(*given))
+        return found[-1]
+
+    def row(*given: Any) -> Any:
+        return dataclasses.replace(plain(*given), tree=None)
+
+    plain = huggingface_target.PackedModule._row
+    monkeypatch.setattr(huggingface_target.PackedModule, "_row", row)
+    monkeypatch.setattr(huggingface_target, "fault_of", noted)
+    assert not isinstance(of_module(rounded("stablelm", rounds)), Decoder)
+    assert "a packed tree gave logits" in str(found[0])
