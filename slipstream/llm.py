@@ -110,6 +110,8 @@ class LLM:
     tokenizer     only needed if the target brings none; without one, prompts are token ids.
     draft_options options of the drafter, e.g. {"confidence": 0.3} or {"max_ngram": 4}.
     progress      called with (bytes read, bytes in all) while weights are loaded.
+    device_map    where transformers puts the target's layers, as in its `from_pretrained`: "auto", or a mapping. Needs
+                  accelerate; a draft model is not spread.
     trust_remote_code  run Python code that the target's checkpoint brings, if transformers has none for it. It never
                   holds for a draft.
 
@@ -136,6 +138,7 @@ class LLM:
         tokenizer: Any = None,
         draft_options: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] | None = None,
+        device_map: Any = None,
         trust_remote_code: bool = False,
         **unknown: Any,
     ):
@@ -169,7 +172,10 @@ class LLM:
         if kv_tokens is not None and path is not None:
             plan(path, draft_folder(draft), self._load, draft_load, kv_tokens).check()
         self.target: Target = as_target(
-            target if path is None else path, trust_remote_code=trust_remote_code, **self._load
+            target if path is None else path,
+            trust_remote_code=trust_remote_code,
+            device_map=device_map,
+            **self._load,
         )
         self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
         self.checks = RequestChecks(

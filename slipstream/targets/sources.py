@@ -16,8 +16,8 @@ from slipstream.settings import TRANSFORMERS
 
 log = logging.getLogger("slipstream")
 
-SETTINGS = ("executor", "dtype", "device", "quantize", "threads", "kv_dtype", "kv_tokens")
-"""Options of `Decoder.load` that decide how a model runs."""
+SETTINGS = ("executor", "dtype", "device", "quantize", "threads", "kv_dtype", "kv_tokens", "device_map")
+"""Options of `Decoder.load` that decide how a model runs, and `device_map` of transformers."""
 
 
 def as_target(model: Any, *, trust_remote_code: bool = False, **load: Any) -> Target:
@@ -27,8 +27,8 @@ def as_target(model: Any, *, trust_remote_code: bool = False, **load: Any) -> Ta
     GGUF files (`targets.gguf`).
 
     trust_remote_code  run Python code that a checkpoint brings, where transformers has none for it.
-    load  options of `Decoder.load`. Raises its errors, and ParameterError for other objects, and for settings that are
-          given with a `Target`: it is loaded already, and would ignore them.
+    load  options of `Decoder.load`, and `device_map` of transformers. Raises its errors, and ParameterError for other
+          objects, and for settings that are given with a `Target`: it is loaded already, and would ignore them.
     """
     if isinstance(model, Target):
         _refuse_settings(load)
@@ -43,15 +43,20 @@ def as_target(model: Any, *, trust_remote_code: bool = False, **load: Any) -> Ta
     return _from_module(model, load)
 
 
-def _from_path(source: str | Path, trust_remote_code: bool, load: Mapping[str, Any]) -> Target:
+def _from_path(source: str | Path, trust_remote_code: bool, load: dict[str, Any]) -> Target:
     from slipstream.models.config import DecoderConfig
     from slipstream.targets.decoder import Decoder
 
-    if is_gguf(source):
+    executor, device_map = load.get("executor", "auto"), load.get("device_map")
+    gguf = is_gguf(source)
+    if device_map is not None:
+        _check_device_map(device_map, "llama.cpp" if gguf else executor, load.get("device"))
+        return _through_transformers(source, trust_remote_code, load, "a device_map was given")
+    load.pop("device_map", None)
+    if gguf:
         from slipstream.targets.gguf.load_gguf import from_file
 
         return from_file(source, load)
-    executor = load.get("executor", "auto")
     if executor == TRANSFORMERS:
         return _through_transformers(source, trust_remote_code, load, "")
     try:
@@ -63,9 +68,45 @@ def _from_path(source: str | Path, trust_remote_code: bool, load: Mapping[str, A
     return Decoder.load(source, **load)
 
 
+def _check_device_map(device_map: Any, executor: str, device: Any) -> None:
+    """Raise ParameterError where a device map would not be honoured."""
+    if executor not in ("auto", TRANSFORMERS):
+        raise ParameterError(
+            f"device_map={device_map!r} was given with {executor}",
+            why="only transformers spreads a model over several devices",
+            fix="leave device_map out, or choose executor='transformers'",
+        )
+    if device is not None:
+        raise ParameterError(
+            f"device={str(device)!r} and device_map={device_map!r} were given",
+            why="both say where the weights go",
+            fix="give one of them",
+        )
+
+
 def _from_module(module: torch.nn.Module, load: dict[str, Any]) -> Target:
     from slipstream.targets.decoder import Decoder
 
+    if load.pop("device_map", None) is not None:
+        raise ParameterError(
+            "device_map was given with a loaded model",
+            why="its weights are where they are",
+            fix="load it with from_pretrained(..., device_map=...), or give its folder",
+        )
+    places = {str(weight.device) for weight in module.parameters()}
+    if len(places) > 1 or "meta" in places:  # "meta": offloaded, and read when it is used
+        device = load.pop("device", None)
+        if device is not None:
+            raise ParameterError(
+                f"device is {str(device)!r}, the loaded model is spread over several", fix="leave it out"
+            )
+        if load.get("executor", "auto") not in ("auto", TRANSFORMERS):
+            raise ParameterError(
+                f"executor is {load['executor']!r}, the loaded model is spread over several devices",
+                why="our own decoder runs on one",
+                fix="leave it out: transformers runs it",
+            )
+        return _through_transformers(module, False, load, "the model is spread over several devices")
     device, here = load.pop("device", None), next(module.parameters()).device
     wanted = here if device is None else torch.device(device)
     if wanted.type != here.type or wanted.index not in (None, here.index):
@@ -100,7 +141,8 @@ def _through_transformers(model: Any, trust_remote_code: bool, load: Mapping[str
 
 def _refuse_settings(load: Mapping[str, Any]) -> None:
     """Raise ParameterError if one of the options of `Decoder.load` changes how a model is loaded or run."""
-    given = {name: load[name] for name in SETTINGS if load.get(name) is not None and load[name] != "auto"}
+    given = {name: load[name] for name in SETTINGS if load.get(name) is not None}
+    given = {name: value for name, value in given.items() if (name, value) != ("executor", "auto")}
     if given:
         raise ParameterError(
             " and ".join(f"{name}={value!r}" for name, value in given.items()) + " was given with a loaded target",

@@ -13,10 +13,11 @@ from slipstream.core.target import Target
 from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve, weight_files
 from slipstream.targets.huggingface.huggingface_target import of_module
+from slipstream.targets.huggingface.module_parts import ModuleParts, is_plain
 
 
 def from_path(source: str | Path, settings: Mapping[str, Any], trust_remote_code: bool, role: str) -> Target:
-    """A target out of a folder or hub id, in memory as `settings` say (dtype, device, threads).
+    """A target out of a folder or hub id, in memory as `settings` say (dtype, device or device_map, threads).
 
     trust_remote_code  run Python code of the checkpoint where transformers has none. role: "target" or "draft".
 
@@ -33,8 +34,10 @@ def from_path(source: str | Path, settings: Mapping[str, Any], trust_remote_code
     _check_code(config, source, trust_remote_code, role)
     weight_files(folder)  # names missing shards and pickles
     local = Path(source).expanduser().is_dir() or not trust_remote_code  # the code of a hub id is not in `folder`
-    module = _loaded(folder if local else source, resolved.dtype, trust_remote_code)
-    module.to(resolved.device)
+    device_map = settings["device_map"]
+    module = _loaded(folder if local else source, resolved.dtype, trust_remote_code, device_map)
+    if device_map is None and ModuleParts(module).device != resolved.device:
+        module.to(resolved.device)
     _check_weights(module, folder)
     return of_module(module, folder, kv_blocks=resolved.kv_blocks)
 
@@ -50,8 +53,7 @@ def with_settings(module: torch.nn.Module, settings: Mapping[str, Any]) -> Targe
         )
     if settings["threads"] is not None:
         torch.set_num_threads(settings["threads"])
-    device = next(module.parameters()).device
-    resolved = resolve_settings("torch", own, device, kv_tokens=settings["kv_tokens"])
+    resolved = resolve_settings("torch", own, ModuleParts(module).device, kv_tokens=settings["kv_tokens"])
     return of_module(module, kv_blocks=resolved.kv_blocks)
 
 
@@ -90,8 +92,8 @@ def _check_code(config: Mapping[str, Any], source: str | Path, trust_remote_code
     )
 
 
-def _loaded(source: str | Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """The model on the CPU, every weight of it from the checkpoint."""
+def _loaded(source: str | Path, dtype: torch.dtype, trust_remote_code: bool, device_map: Any) -> Any:
+    """The model, on the CPU unless a device map is given, every weight of it from the checkpoint."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     try:
@@ -103,11 +105,13 @@ def _loaded(source: str | Path, dtype: torch.dtype, trust_remote_code: bool) -> 
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
             output_loading_info=True,
+            device_map=device_map,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as fault:
         raise LoadError(
             f"transformers cannot load {str(source)!r}: {type(fault).__name__}: {(str(fault).splitlines() or [''])[0]}",
-            fix="check that transformers alone loads it; a quantised checkpoint needs its library",
+            fix="check that transformers alone loads it; a quantised checkpoint needs its library, "
+            "and a device_map accelerate",
         ) from fault
     module, found = loaded
     lost = sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]]))
@@ -123,11 +127,10 @@ def _loaded(source: str | Path, dtype: torch.dtype, trust_remote_code: bool) -> 
 
 
 def _check_weights(module: torch.nn.Module, folder: Path) -> None:
-    """Raise CheckpointError for weights that are not finite. Quantised ones, which are tensors of other classes, are
-    what their library made of the file."""
+    """Raise CheckpointError for weights that are not finite. Quantised ones are what their library made of the file;
+    offloaded ones are read when they are used."""
     for name, parameter in module.named_parameters():
-        plain = type(parameter) is torch.nn.Parameter and type(parameter.data) is torch.Tensor
-        if plain and parameter.is_floating_point() and parameter.numel() and parameter.itemsize > 1:
+        if is_plain(parameter) and parameter.numel() and not parameter.is_meta:
             low, high = parameter.detach().aminmax()  # one pass, no copy; NaN propagates
             if not (torch.isfinite(low) and torch.isfinite(high)):
                 raise CheckpointError(
