@@ -10,15 +10,14 @@ from slipstream.settings import INTERSECTION, QUANTISATIONS, RULES, SAME, STRING
 from slipstream.targets.huggingface.kinds import ARCHITECTURES, GGUF, KINDS, ONE_BY_ONE, OWN, Kind
 
 TESTED = "tested with the extra `quant`"
-NEEDS_GPTQMODEL = "not tested: their library, gptqmodel 7.7, asks for PyTorch 2.14"
 EXTERNAL = {
     "torchao int8 weights": TESTED,
     "torchao int8 weights and activations": TESTED,
     "bitsandbytes int8": TESTED,
     "bitsandbytes nf4": TESTED,
-    "torchao int4 weights": "not tested: no kernels for a CPU",
-    "GPTQ": NEEDS_GPTQMODEL,
-    "AWQ": NEEDS_GPTQMODEL,
+    "torchao int4 weights": "not tried: no kernels for a CPU",
+    "GPTQ": "tried by hand: its library, gptqmodel 7.7, asks for PyTorch 2.14",
+    "AWQ": "not tried: its library, gptqmodel 7.7, asks for PyTorch 2.14",
 }
 """Quantisations that transformers loads, and whether a test does."""
 FAILS = "fails the trial at load: the logits of a text are others when more text follows"
