@@ -184,6 +184,7 @@ class LLM:
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
         self._grammars = Grammars(self.tokenizer, self.target.vocab_size)
         self._weightless: dict[str, Drafter] = {}  # by name, made when a request first wants one
+        self._weightless_lengths: dict[str, DraftLengths] = {}  # what has been learned with each
         self._factory = DrafterFactory(self.target, path, draft_load, self.tokenizer, draft_tokenizer)
         self.rule = rule
         self._draft_tokens = checked_draft_tokens(draft_tokens)
@@ -368,39 +369,49 @@ class LLM:
         """What an `EngineThread` adds for a request. Raises what is wrong with it.
 
         A prediction is for a drafter that looks up texts. If the drafter in use does not, the request has a suffix
-        tree instead. The prediction may be an earlier output of the same seed: verification must not decide on it with
-        the random numbers that made it. So they are others, which the prediction chooses, and a repeated request
-        repeats its text. Under `coupled` drafts do not matter.
+        tree instead. So has a text that is given, whose lengths are not chosen: all drafts are right, and nothing is to
+        be learned from them.
+
+        The prediction may be an earlier output of the same seed: verification must not decide on it with the random
+        numbers that made it. So they are others, which the prediction chooses, and with fixed lengths a repeated
+        request repeats its text. Under `coupled` drafts do not matter.
         """
         seq = self.sequence(ask.ids, ask.params)
         rule = None if ask.rule is None else rule_named(ask.rule)
         other = None if ask.drafter == self.drafter.name else ask.drafter
-        own = None if other is None else self._named(other)
-        most = None if other is None else DRAFTERS[other].length
+        own, most = (None, None) if other is None else self._named(other)
         if not ask.prediction:
             return Prepared(seq, own, rule, most)
         seq.prediction = ask.prediction
         if (rule or self.rule).name != "coupled":
             digest = blake2b(np.asarray(ask.prediction, np.int64).tobytes(), digest_size=8).digest()
             seq.random.nonce = int.from_bytes(digest, "little") | 1 << 63  # an engine's own are small
-        if reads_predictions(own or self.drafter):
-            return Prepared(seq, own, rule, most)
-        return Prepared(seq, self._named("suffix"), rule, DRAFTERS["suffix"].length)
+        given = ask.params.structured is not None and ask.params.structured.tokens is not None
+        if given or not reads_predictions(own or self.drafter):
+            own, most = self._named("suffix")
+        return Prepared(seq, own, rule, DRAFTERS["suffix"].length if given else most)
 
     @property
     def request_drafters(self) -> dict[str, int]:
         """The drafters that one request may name, and the most draft tokens a step of each: the one in use, and those
         that need no weights."""
+        chosen = not isinstance(self._draft_tokens, int)
         others = {name: spec.length for name, spec in DRAFTERS.items() if spec.weightless}
+        if chosen:
+            others = {name: most_chosen(name) for name in others}
         in_use = {} if drafts_nothing(self.drafter) else {self.drafter.name: self.most_draft_tokens}
         return in_use | {name: length for name, length in others.items() if name not in in_use}
 
-    def _named(self, name: str) -> Drafter:
+    def _named(self, name: str) -> tuple[Drafter, int | DraftLengths]:
+        """One of `request_drafters`, and how many tokens it drafts: chosen in each step if those of the `LLM` are."""
         if name not in self.request_drafters:
             raise ParameterError(f"a request names the drafter {name!r}", fix=did_you_mean(name, self.request_drafters))
         if name not in self._weightless:
             self._weightless[name] = make_drafter(name, self.target)
-        return self._weightless[name]
+        most = self.request_drafters[name]
+        if isinstance(self._draft_tokens, int):
+            return self._weightless[name], most
+        return self._weightless[name], self._weightless_lengths.setdefault(name, DraftLengths(most))
 
     def text_of(self, output: Seq[int], stop_cause: int | str | None = None) -> str:
         """The text of output ids, cut before the stop string that ended it; empty without a tokenizer."""

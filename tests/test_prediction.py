@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
-from slipstream.drafters.suffix import SuffixDrafter
+from slipstream.core.structured import Structured
+from slipstream.drafters.registry import make_drafter
+from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.messages import Ask
 from slipstream.llm import LLM
 from slipstream.targets.toy import ToyTarget
@@ -56,8 +62,30 @@ def test_under_coupled_a_prediction_does_not_change_the_text() -> None:
     assert len({tuple(seq.output) for seq in decoded(llm, asks)}) == 1
 
 
-def test_the_beginning_of_a_prediction_is_drafted_at_once() -> None:
+@pytest.mark.parametrize("name", ["ngram", "suffix", "sam"])
+def test_the_beginning_of_a_prediction_is_drafted_at_once(name: str) -> None:
     """Behind the end of the prompt, although nothing of it has been decoded yet."""
-    seq = Sequence(PROMPT, prediction=(4, 3, 2, 1))
-    draft = SuffixDrafter().propose([seq], [4])
+    seq = Sequence([0, 1, 2, 3], prediction=(4, 3, 2, 1))
+    draft = make_drafter(name, toy()).propose([seq], [4])
     assert draft.tokens.tolist() == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("name", ["ngram", "sam", None])
+def test_a_drafter_in_use_that_looks_up_texts_reads_predictions_itself(name: str | None) -> None:
+    llm = LLM(toy(), draft=name, draft_tokens=4)
+    (seq,) = decoded(llm, [Ask(PROMPT, PARAMS, prediction=(4, 3, 2))])
+    assert seq.drafter == (name or "suffix")
+
+
+def test_draft_lengths_of_predictions_are_chosen_if_those_of_others_are() -> None:
+    """And kept from one request to the next. Of a text that is given all drafts are right, so none is chosen."""
+    llm = LLM(toy())
+    ask = Ask(PROMPT, PARAMS, prediction=(4, 3, 2))
+    lengths = llm.prepared(ask).draft_tokens
+    assert isinstance(lengths, DraftLengths)
+    assert llm.prepared(ask).draft_tokens is lengths is llm.prepared(replace(ask, drafter="suffix")).draft_tokens
+    assert llm.prepared(replace(ask, drafter="ngram")).draft_tokens is not lengths
+    given = replace(PARAMS, structured=Structured(tokens=(4, 3, 2)))
+    assert llm.prepared(replace(ask, params=given)).draft_tokens == 10
+    llm.draft_tokens = 4
+    assert llm.prepared(ask).draft_tokens == 10

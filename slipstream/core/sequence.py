@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _ids = itertools.count()
 
+LEAD = 8
+"""Tokens of the prompt's end that a source or a prediction is put behind, for lookup drafters."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
@@ -46,8 +49,8 @@ class Sequence:
     context   most tokens the target can hold.
     decode    token ids -> text, for stop strings; None if there is no tokenizer.
     constraint  the form that the output must have, made from `params.structured`; of this sequence alone.
-    prediction  tokens that the output is expected to hold, for drafters that read them
-              (`core.drafter.PredictionReader`); they change how fast it is decoded, not what is.
+    prediction  tokens that the output is expected to hold, for drafters that look them up (`readable`); they change how
+              fast it is decoded, not what is.
     coupled   True if the rule picks with noise keyed by position, which drafters then share. Set by the engine.
     lossless  whether the rule that verifies it preserves the target's distribution. Set by the engine.
     rule      how its draft tokens are verified; None: as the engine says.
@@ -120,9 +123,14 @@ class Sequence:
 
     @property
     def readable(self) -> list[int]:
-        """What lookup drafters copy from, not to be changed: the tokens, after the source if there is one. The source
-        stands behind the start tokens, so that a text which begins as it does is found from its first token on."""
-        return [*self.tokens[: self.prompt], *self.source, *self.tokens] if self.source else self.tokens
+        """What lookup drafters copy from, not to be changed: the tokens, after the source and the prediction if there
+        are any. Each of these stands behind the end of the prompt, so that an output which begins as it does is found
+        from its first token on."""
+        if not self.source and not self.prediction:
+            return self.tokens
+        lead = self.tokens[max(0, self.prompt - LEAD) : self.prompt]
+        before = [token for text in (self.source, self.prediction) if text for token in (*lead, *text)]
+        return [*before, *self.tokens]
 
     @property
     def limit(self) -> int:

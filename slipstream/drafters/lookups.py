@@ -1,7 +1,7 @@
 """Base class of lookup drafters: a state for each sequence, and acceptance statistics by length of match.
 
-A lookup drafter finds its draft tokens in the sequence's own text, so they do not depend on the rest of the batch. They
-are compared with the emitted text whether they were verified or not.
+A lookup drafter finds its draft tokens in the sequence's own text (`Sequence.readable`), so they do not depend on the
+rest of the batch. They are compared with the emitted text whether they were verified or not.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class LookupDrafter(ABC, Generic[S]):
     which speculation is off costs nothing."""
 
     taps: tuple[int, ...] = ()
+    reads_predictions = True
 
     def __init__(self) -> None:
         self._states: dict[int, S] = {}

@@ -81,9 +81,6 @@ class SuffixConfig(MatchConfig):
             raise ParameterError(f"branches is {self.branches}, only {FANOUT} followers of a string are kept")
 
 
-LEAD = 8
-"""Tokens of the prompt's end that a prediction is put behind."""
-
 _Waiting = tuple[float, int, int, int, Node | int, int]
 """A draft token that has not been taken yet: (-probability, arrival, parent, token, where it leads, length there)."""
 
@@ -148,7 +145,6 @@ class SuffixDrafter(MatchDrafter[SuffixConfig]):
     """See the module."""
 
     name = "suffix"
-    reads_predictions = True
 
     def __init__(self, config: SuffixConfig | None = None, device: torch.device | str = "cpu"):
         super().__init__(config or SuffixConfig(), device)
@@ -156,12 +152,7 @@ class SuffixDrafter(MatchDrafter[SuffixConfig]):
         self.past = Store(self.config.max_depth, self.config.past_tokens)
 
     def _index(self, seq: Sequence) -> Store:
-        """With what the output is expected to be: behind the end of the prompt, so that its beginning is found, too."""
-        index = Store(self.config.max_depth, self.config.max_tokens)
-        if seq.prediction:
-            index.extend([*seq.tokens[max(0, seq.prompt - LEAD) : seq.prompt], *seq.prediction])
-            index.young.close()
-        return index
+        return Store(self.config.max_depth, self.config.max_tokens)
 
     def release(self, seq_id: int) -> None:
         state = self._states.get(seq_id)

@@ -282,10 +282,11 @@ class DraftLengths:
     def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> tuple[list[int], float]:
         """The lengths with the most expected tokens per second, at least one draft token, and their gain over plain
         decoding."""
-        count, drafting = len(ids), sum(limit > 0 for limit in limits)
-        survival = self._survival.of(ids) * (np.arange(self.most) < np.array(limits)[:, None])  # [B, most]
-        width = self._survival.width(ids)
-        levels = self._levels(drafting)
+        count, drafting = len(ids), [b for b, limit in enumerate(limits) if limit > 0]
+        own, reach = [ids[b] for b in drafting], np.array([limits[b] for b in drafting])
+        survival = self._survival.of(own) * (np.arange(self.most) < reach[:, None])  # [D, most]
+        width = self._survival.width(own)
+        levels = self._levels(len(drafting))
         owed = self._prompts_share(count, prompt_rows)
         best, lengths = 0.0, list[int]()
         for depth in range(1, max(limits) + 1):
@@ -299,11 +300,14 @@ class DraftLengths:
             if rates[at] > best:
                 best = float(rates[at])
                 lengths = (survival[:, :depth] >= order[at]).sum(1).tolist()
+        found = [0] * count
+        for b, length in zip(drafting, lengths, strict=True):
+            found[b] = length
         if prompt_rows:
             plain = float(self._forward.estimate(np.array([count + prompt_rows]))[0]) - owed
         else:
             plain = self._plainly(count)
-        return lengths, best * plain / count
+        return found, best * plain / count
 
     def _levels(self, drafting: int) -> Times:
         """Times of drafting with about so many requests."""

@@ -33,8 +33,9 @@ from slipstream.core.target import Target
 from slipstream.core.turns import Turns
 from slipstream.drafters.guard import Guard
 from slipstream.engine.draft_lengths import DraftLengths
-from slipstream.engine.fits_target import check_fits, check_source
+from slipstream.engine.fits_target import check_fits, check_source, fitting_lengths, slots
 from slipstream.engine.mixed_drafters import MixedDrafters
+from slipstream.engine.shared_prefixes import SharedPrefixes
 from slipstream.engine.timed_step import TimedStep
 
 _nonces = itertools.count()
@@ -54,34 +55,36 @@ ROWS_PER_TOKEN = 4
 class Request:
     """A sequence, its guarded drafter, and its most draft tokens a step.
 
+    lengths   what chooses how many there are in each step; None: as many as there may be.
     followed  whether its drafter drafted in the last step; if not, it catches up before it drafts.
     detached  whether it decodes without its drafter until it ends or is read again: a drafter that reads hidden states
               and has not read those of some tokens cannot go on.
+    preempted  whether it ran before, and lost its KV for others.
     """
 
     seq: Sequence
     drafter: Guard | NoDrafter
     draft_tokens: int
+    lengths: DraftLengths | None = None
     followed: bool = False
     detached: bool = False
+    preempted: bool = False
 
 
 @dataclass
 class EngineStats:
-    """What an engine has counted. prefix_queries: prompt tokens looked up in the prefix cache, prefix_hits: found."""
+    """What an engine has counted."""
 
     steps: int = 0
     preemptions: int = 0
     errors: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
 
 
 class Engine:
     """Decodes requests, several at a time.
 
     drafter, rule, draft_tokens  of requests that name none (see `add`); a `Drafter` is guarded here.
-                  `DraftLengths` in place of a number: chosen in each step, for requests of the engine's own drafter.
+                  `DraftLengths` in place of a number: chosen in each step, each drafter by lengths of its own.
     max_batch     most requests in one step; more wait.
     lock          held during each step: targets and drafters are not made for two Python threads at once. Engines that
                   share a target share a lock.
@@ -109,8 +112,9 @@ class Engine:
         self.max_batch, self.prompt_rows = max_batch, prompt_rows
         self.prefix_cache = prefix_cache
         self.stats = EngineStats()
-        self._memory = target.capabilities.memory
-        self._bounded = None if self._memory is None or self._memory.capacity is None else self._memory
+        memory = target.capabilities.memory
+        self._bounded = None if memory is None or memory.capacity is None else memory
+        self.prefixes = SharedPrefixes(memory if prefix_cache else None)
         self._lock = lock or Turns()
         self._requests: dict[int, Request] = {}  # those that wait or run
         self._waiting: deque[Sequence] = deque()
@@ -119,9 +123,14 @@ class Engine:
     # --- requests ------------------------------------------------------------------------------------------------
 
     def add(
-        self, seq: Sequence, drafter: Drafter | None = None, rule: Rule | None = None, draft_tokens: int | None = None
+        self,
+        seq: Sequence,
+        drafter: Drafter | None = None,
+        rule: Rule | None = None,
+        draft_tokens: int | DraftLengths | None = None,
     ) -> None:
-        """Queue a request; it joins the batch as soon as there is room. What is None is that of the engine.
+        """Queue a request; it joins the batch as soon as there is room. What is None is that of the engine. Requests
+        with the same `DraftLengths` have the same drafter.
 
         What a drafter remembers of earlier requests depends on their random numbers. With the same seed, verification
         would decide on such a draft with the numbers that made it, and the text would not have the target's
@@ -136,13 +145,18 @@ class Engine:
         seq.rule = rule or self.rule
         seq.coupled, seq.lossless = seq.rule.name == "coupled", seq.rule.lossless
         seq.prefix_cache = self.prefix_cache
-        most = wanted(seq, self.draft_tokens if draft_tokens is None else draft_tokens)
+        given = draft_tokens.most if isinstance(draft_tokens, DraftLengths) else draft_tokens
+        most = wanted(seq, self.draft_tokens if given is None else given)
         own = NO_DRAFTER if most == 0 else self.drafter if drafter is None else self._guarded(drafter)
-        most = 0 if own is NO_DRAFTER else most
+        lengths = draft_tokens if isinstance(draft_tokens, DraftLengths) else None
+        if lengths is None and own is self.drafter:
+            lengths = self.lengths
+        if own is NO_DRAFTER:
+            most, lengths = 0, None
         seq.drafter = own.name
         if own.remembers and not seq.coupled:
             seq.random.nonce = next(_nonces)
-        self._requests[seq.id] = Request(seq, own, most)
+        self._requests[seq.id] = Request(seq, own, most, lengths)
         self._waiting.append(seq)
 
     def abort(self, seq: Sequence) -> None:
@@ -179,7 +193,8 @@ class Engine:
             self._admit()
             seqs, prompts = self._rows()
             lengths = self._fitted(seqs, prompts, self._chosen(seqs, prompts))
-            timed = self._timed(seqs, prompts, lengths)
+            learning = self._learning(seqs, prompts)
+            timed = None if learning is None else self._timed(seqs, prompts, lengths)
             try:
                 if timed is not None and not any(lengths) and not timed.prompt_rows:
                     self._run_plainly(seqs)
@@ -188,10 +203,10 @@ class Engine:
             except Exception as fault:
                 timed = None
                 self._run_alone([*seqs, *prompts], fault)
-            if timed is not None and self.lengths is not None:
-                self.lengths.learn(timed.step())
+            if timed is not None and learning is not None:
+                learning.learn(timed.step())
             for seq, length in zip(seqs, lengths, strict=True):
-                self._requests[seq.id].followed = length > 0
+                self._request(seq).followed = length > 0
             self.stats.steps += 1
             ran = [*seqs, *prompts]
             done = [seq for seq in ran if seq.finish]
@@ -204,9 +219,9 @@ class Engine:
     def decode(self, seqs: Seq[Sequence]) -> Generator[list[Sequence], None, None]:
         """Add requests and run them to their ends; yields those that ran after every step. Raises what one of them
         failed with. Closing the iterator aborts them."""
-        for seq in seqs:
-            self.add(seq)
         try:
+            for seq in seqs:
+                self.add(seq)
             while self.unfinished:
                 ran = self.step()
                 failed = next((seq.error for seq in ran if seq.error is not None), None)
@@ -234,33 +249,38 @@ class Engine:
         for seq, known in again:
             seq.kv_len = known if seq.finish is None else seq.kv_len
 
-    def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> TimedStep | None:
-        """What `lengths` is to learn from a step whose requests have the engine's drafter or none. It learns nothing
-        from steps of which no request could draft."""
+    def _learning(self, seqs: Seq[Sequence], prompts: Seq[Sequence]) -> DraftLengths | None:
+        """What learns from a step: the lengths of one drafter, if all requests have that one or none. A step of which
+        no request could draft tells nothing."""
         ran = [*seqs, *prompts]
-        drafters = [self._requests[seq.id].drafter for seq in ran]
-        if self.lengths is None or any(one not in (self.drafter, NO_DRAFTER) for one in drafters):
+        lengths = [one.lengths for one in map(self._request, ran) if one.drafter is not NO_DRAFTER]
+        if any(own is not lengths[0] for own in lengths):
             return None
         # The first step of a text that answers a source reads that, too.
-        decoding = [b for b, seq in enumerate(seqs) if _decodes(seq)]
-        if any(seq.source and seq.kv_len == 0 for seq in ran) or self.drafter not in [drafters[b] for b in decoding]:
+        if any(seq.source and seq.kv_len == 0 for seq in ran):
             return None
-        behind = any(n and not self._requests[seq.id].followed for seq, n in zip(seqs, lengths, strict=True))
-        return TimedStep(
-            [seqs[b] for b in decoding], [lengths[b] for b in decoding], behind, _prompt_rows(seqs, prompts), len(ran)
-        )
+        could = any(_decodes(seq) and self._request(seq).drafter is not NO_DRAFTER for seq in seqs)
+        return lengths[0] if could else None
+
+    def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> TimedStep:
+        decoding = [b for b, seq in enumerate(seqs) if _decodes(seq)]
+        behind = any(n and not self._request(seq).followed for seq, n in zip(seqs, lengths, strict=True))
+        rows, ran = _prompt_rows(seqs, prompts), len(seqs) + len(prompts)
+        return TimedStep([seqs[b] for b in decoding], [lengths[b] for b in decoding], behind, rows, ran)
 
     def _chosen(self, seqs: Seq[Sequence], prompts: Seq[Sequence]) -> list[int]:
-        """The draft length of each request: its most, or what `lengths` chooses for those of the engine's drafter."""
-        requests = [self._requests[seq.id] for seq in seqs]
+        """The draft length of each request: its most, or what is chosen for the requests of its drafter, as if they and
+        those that decode plainly were alone."""
+        requests = list(map(self._request, seqs))
         most = [0 if one.detached else budget(one.seq, one.draft_tokens) for one in requests]
-        if self.lengths is None:
-            return most
-        known = self.drafter, NO_DRAFTER
-        own = [b for b, one in enumerate(requests) if one.drafter in known and _decodes(one.seq)]
-        if own:
+        decoding = [b for b, seq in enumerate(seqs) if _decodes(seq)]
+        choosing = {id(requests[b].lengths): requests[b].lengths for b in decoding}
+        for lengths in choosing.values():
+            if lengths is None:
+                continue
+            own = [b for b in decoding if requests[b].lengths is lengths or requests[b].drafter is NO_DRAFTER]
             ids, limits = [seqs[b].id for b in own], [most[b] for b in own]
-            for b, length in zip(own, self.lengths.choose(ids, limits, _prompt_rows(seqs, prompts)), strict=True):
+            for b, length in zip(own, lengths.choose(ids, limits, _prompt_rows(seqs, prompts)), strict=True):
                 most[b] = length
         return most
 
@@ -268,7 +288,7 @@ class Engine:
         """After a fault, run each request without the others. Drafts of the failed step are lost, and so is what the
         drafters know of these requests: whatever they drew last was not verified."""
         for seq in seqs:
-            request = self._requests[seq.id]
+            request = self._request(seq)
             request.drafter.release(seq.id)
             prompts = [seq] if seq.chunk_end is not None else []
             try:
@@ -280,57 +300,35 @@ class Engine:
                 seq.finish, seq.error = "error", own
                 self.stats.errors += 1
 
+    def _request(self, seq: Sequence) -> Request:
+        return self._requests[seq.id]
+
     # --- who runs, and what --------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         """Let requests join while there is room for them, for rows of their prompts in this step, and for their prompts
         in a KV cache of fixed size. One that can take over what another one is reading waits for it, so that n answers
         to a prompt read it once; it does not keep back those that came later."""
-        writes = [] if self._bounded is None else [_write(one, 1) for one in self._running]
+        writes = [] if self._bounded is None else [slots(one, 1) for one in self._running]
         unread = [seq.unread for seq in self._running if seq.unread > 1]
         room = self._prompt_room(len(self._running) - len(unread)) - sum(unread)
         for seq in list(itertools.islice(self._waiting, self.max_batch)):
             if room <= 0 or len(self._running) >= self.max_batch:
                 return
-            if self._is_being_read(seq):
+            drafter = self._request(seq).drafter
+            reading = (one for one in self._running if one.unread > 1 and self._request(one).drafter is drafter)
+            if self.prefixes.is_being_read(seq, drafter, reading):
                 continue
             if self._bounded is not None:
-                writes.append((seq.id, 0, len(seq.tokens)))
+                writes.append(slots(seq, 0))
                 if self._running and self._bounded.missing(writes):
                     return
             self._waiting.remove(seq)
             self._running.append(seq)
-            self._begin(seq)
+            request = self._request(seq)
+            request.detached = False
+            self.prefixes.begin(seq, self._attached(seq), request.preempted)
             room -= seq.unread
-
-    def _is_being_read(self, seq: Sequence) -> bool:
-        """Whether a request with the same drafter reads the next block of this prompt that is not in the prefix cache
-        yet. What a request has read is kept when it has read all of its prompt."""
-        if not self.prefix_cache or self._memory is None:
-            return False
-        drafter, block = self._requests[seq.id].drafter, self._memory.block
-        others = [
-            one.tokens
-            for one in self._running
-            if one.unread > 1 and self._requests[one.id].drafter is drafter and one.tokens[:block] == seq.tokens[:block]
-        ]
-        if not others or drafter.reads_all:
-            return False
-        end = self._memory.match(seq.tokens) + block
-        return end < len(seq.tokens) and any(tokens[:end] == seq.tokens[:end] for tokens in others)
-
-    def _begin(self, seq: Sequence) -> None:
-        """Take over the KV of an earlier text with the same beginning; the last token is always read."""
-        self._requests[seq.id].detached = False
-        if not self.prefix_cache or self._memory is None:
-            return
-        drafter = self._attached(seq)
-        most = min(len(seq.tokens) - 1, drafter.cached_prefix(seq))
-        seq.kv_len = seq.cached = self._memory.begin(seq.id, seq.tokens, most)
-        if seq.kv_len:
-            drafter.begin(seq, seq.kv_len)
-        self.stats.prefix_queries += len(seq.tokens)
-        self.stats.prefix_hits += seq.kv_len
 
     def _rows(self) -> tuple[list[Sequence], list[Sequence]]:
         """(requests that gain tokens in this step, requests that read a chunk of their prompt), each with requests of
@@ -357,7 +355,7 @@ class Engine:
 
     def _kind(self, seq: Sequence) -> tuple[str, int, str, bool]:
         assert seq.rule is not None
-        drafter = self._requests[seq.id].drafter
+        drafter = self._request(seq).drafter
         return drafter.name, id(drafter), seq.rule.name, seq.params.argmax_only
 
     def _drafter_of(self, seqs: Seq[Sequence]) -> Drafter:
@@ -371,8 +369,8 @@ class Engine:
         """The drafter of a request in this step. One that rests is not asked, and reads no hidden states: then decoding
         is plain, and several steps may run in one call. Hidden states are not to be had later, so a drafter that needs
         them is tried again with requests that begin after the rest."""
-        request = self._requests[seq.id]
-        if self.lengths is not None and self.lengths.resting and request.drafter is self.drafter:
+        request = self._request(seq)
+        if request.lengths is not None and request.lengths.resting:
             request.detached = request.detached or bool(request.drafter.taps)
             return NO_DRAFTER
         return NO_DRAFTER if request.detached else request.drafter
@@ -386,15 +384,15 @@ class Engine:
             return list(chosen)
         wanted = {seq.id: length for seq, length in zip(seqs, chosen, strict=True)}
         while True:
-            requests = [self._requests[seq.id] for seq in seqs]
-            most = max((wanted[seq.id] for seq in seqs), default=0)
-            for limit in (most, most // 2, 0):
-                lengths = [min(limit, wanted[seq.id]) for seq in seqs]
-                # How many nodes a tree has may depend on tokens that were drawn. What is left out must not: so the most
-                # that a draft of this depth can have is reserved.
-                writes = [_write(one.seq, one.drafter.most_nodes(n)) for one, n in zip(requests, lengths, strict=True)]
-                if not self._bounded.missing([*writes, *(_write(seq, 0) for seq in prompts)]):
-                    return lengths
+            lengths = fitting_lengths(
+                self._bounded,
+                seqs,
+                [wanted[seq.id] for seq in seqs],
+                prompts,
+                lambda seq, length: self._request(seq).drafter.most_nodes(length),
+            )
+            if lengths is not None:
+                return lengths
             if len(self._running) == 1:  # it fits alone (see `add`), unless others hold blocks: the target will say
                 return [0] * len(seqs)
             self._preempt(self._running[-1], seqs, prompts)
@@ -406,17 +404,15 @@ class Engine:
                 each.remove(seq)
         self._keep(seq)
         self.target.release(seq.id)
-        self._requests[seq.id].drafter.release(seq.id)
+        request = self._request(seq)
+        request.drafter.release(seq.id)
+        request.preempted = True
         seq.kv_len, seq.chunk_end = 0, None
         self._waiting.appendleft(seq)
         self.stats.preemptions += 1
 
     def _keep(self, seq: Sequence) -> None:
-        """Leave what was computed for a request to later ones."""
-        if self.prefix_cache and self._memory is not None and seq.finish != "error":
-            self._memory.keep(seq.id, seq.tokens[: seq.kv_len])
-            drafter = self._requests[seq.id].drafter
-            drafter.keep(seq)
+        self.prefixes.keep(seq, self._request(seq).drafter)
 
     def _guarded(self, drafter: Drafter) -> Guard | NoDrafter:
         """The drafter, so that its faults end no request."""
@@ -432,8 +428,8 @@ class Engine:
         """Forget a request that runs no more, and free what it holds."""
         self._keep(seq)
         request = self._requests.pop(seq.id)
-        if self.lengths is not None:
-            self.lengths.release(seq.id)
+        if request.lengths is not None:
+            request.lengths.release(seq.id)
         self.target.release(seq.id)
         request.drafter.release(seq.id)
 
@@ -450,8 +446,3 @@ def _prompt_rows(seqs: Seq[Sequence], prompts: Seq[Sequence]) -> int:
     """Rows of a step that belong to prompts: of those that end in it, and of chunks of the others."""
     ending = sum(seq.unread for seq in seqs if not _decodes(seq))
     return ending + sum((seq.chunk_end or seq.kv_len) - seq.kv_len for seq in prompts)
-
-
-def _write(seq: Sequence, drafted: int) -> tuple[int, int, int]:
-    """The slots that a step writes for a sequence that drafts so many tokens: (id, first, last + 1)."""
-    return seq.id, seq.kv_len, seq.end + drafted

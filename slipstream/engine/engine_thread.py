@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from slipstream.core.drafter import Drafter
 from slipstream.core.rules import Rule
 from slipstream.core.sequence import Sequence
+from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import Engine
 from slipstream.engine.messages import Ask, Load, Report, Update
 from slipstream.errors import EngineError, SlipstreamError, TargetError
@@ -34,7 +35,7 @@ class Prepared:
     seq: Sequence
     drafter: Drafter | None = None
     rule: Rule | None = None
-    draft_tokens: int | None = None
+    draft_tokens: int | DraftLengths | None = None
 
 
 Prepare = Callable[[Ask], Prepared]
@@ -108,7 +109,7 @@ class EngineThread:
 
     def load(self) -> Load:
         """What the engine holds now."""
-        engine, stats = self.engine, self.engine.stats
+        engine, stats, prefixes = self.engine, self.engine.stats, self.engine.prefixes
         return Load(
             engine.running,
             engine.waiting,
@@ -116,8 +117,8 @@ class EngineThread:
             stats.steps,
             stats.preemptions,
             stats.errors,
-            stats.prefix_queries,
-            stats.prefix_hits,
+            prefixes.queries,
+            prefixes.hits,
         )
 
     # --- in the preparing thread ---------------------------------------------------------------------------------
@@ -198,6 +199,7 @@ class EngineThread:
         if seq.finish:
             del self._live[seq.id]
             self._forget(live.key)
+        form = seq.params.structured
         if seq.error is not None:
             return Update(live.key, error=_deliverable(seq.error), started=live.started)
         return Update(
@@ -213,6 +215,7 @@ class EngineThread:
             ended=ended,
             cached=seq.cached,
             lossless=seq.lossless,
+            given=form is not None and form.tokens is not None,
         )
 
     def _forget(self, key: int) -> None:

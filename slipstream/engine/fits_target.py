@@ -1,6 +1,8 @@
-"""Whether a target can run a request at all: the size of its KV cache, and what kind of prompt it reads."""
+"""Whether a target can run a request at all, and a step now: the size of its KV cache, and what prompts it reads."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
 
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Memory, Target
@@ -31,3 +33,31 @@ def check_source(seq: Sequence, target: Target) -> None:
             why="an encoder-decoder answers a source, a decoder continues a prompt",
             fix="make sequences by LLM.sequence or core.target.begun",
         )
+
+
+def fitting_lengths(
+    memory: Memory,
+    seqs: Seq[Sequence],
+    wanted: Seq[int],
+    prompts: Seq[Sequence],
+    most_nodes: Callable[[Sequence, int], int],
+) -> list[int] | None:
+    """The draft lengths that are wanted, or shorter ones, so that a step fits into the KV cache; None if it does not
+    fit without any draft.
+
+    prompts     sequences that read a chunk of their prompt in the same step.
+    most_nodes  most draft tokens that a sequence can have at a length. How many a tree has may depend on tokens that
+                were drawn; what is left out must not, so the most is reserved.
+    """
+    most = max(wanted, default=0)
+    for limit in (most, most // 2, 0):
+        lengths = [min(limit, length) for length in wanted]
+        writes = [slots(seq, most_nodes(seq, n)) for seq, n in zip(seqs, lengths, strict=True)]
+        if not memory.missing([*writes, *(slots(seq, 0) for seq in prompts)]):
+            return lengths
+    return None
+
+
+def slots(seq: Sequence, drafted: int) -> tuple[int, int, int]:
+    """Those that a step writes for a sequence that drafts so many tokens: (id, first, last + 1)."""
+    return seq.id, seq.kv_len, seq.end + drafted

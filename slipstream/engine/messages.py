@@ -39,6 +39,7 @@ class Update:
     error       what ended the request; then there is nothing else.
     started     when its first step began, in seconds of `time.monotonic`; ended: when this one ended.
     cached      prompt tokens whose KV was that of an earlier request.
+    given       whether the ids are a text that was given to be scored (`Structured.tokens`), not output.
     lossless    whether the rule preserves the target's distribution.
     """
 
@@ -55,6 +56,7 @@ class Update:
     ended: float = 0.0
     cached: int = 0
     lossless: bool = True
+    given: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Load:
     running, waiting  requests.
     kv_usage          share of the KV cache that requests hold, 0 to 1. Of a cache that grows: of the most that
                       `max_batch` requests of the full context need.
-    steps, preemptions, errors, prefix_queries, prefix_hits  see `EngineStats`.
+    steps, preemptions, errors  see `EngineStats`. prefix_queries, prefix_hits: see `SharedPrefixes`.
     """
 
     running: int = 0

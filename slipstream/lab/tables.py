@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from slipstream.core.sizes import size as size
 from slipstream.errors import sentence
 
 if TYPE_CHECKING:
@@ -152,14 +153,6 @@ def count(n: float) -> str:
 def counted(n: int, noun: str) -> str:
     """(1, "prompt") -> "1 prompt"; (1200, "prompt") -> "1,200 prompts"."""
     return f"{n:,} {noun}" + "s" * (n != 1)
-
-
-def size(n: float) -> str:
-    """28324608 -> "28.3 MB" (powers of 1000)."""
-    for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if n >= limit:
-            return f"{n / limit:.1f} {unit}"
-    return f"{n:.0f} B"
 
 
 def small(value: float | None) -> str:

@@ -71,22 +71,32 @@ async def answer(request: Request, form: Form, generation: Generation, given: Ma
     statistics = flag(given, "statistics")
     options = members(given, "stream_options", ("include_usage", "continuous_usage_stats"))
     include_usage = flag(options, "include_usage")
+    continuous = flag(options, "continuous_usage_stats") and include_usage
 
     def whole() -> Object:
         choices = [_with(form.whole(generation, choice), choice, statistics) for choice in generation.choices]
         return head | {"object": form.name, "choices": choices, "usage": generation.usage}
 
     def events(parts: Parts) -> AsyncGenerator[bytes, None]:
-        return _events(form, generation, head, parts, include_usage, statistics)
+        return _events(form, generation, head, parts, include_usage, continuous, statistics)
 
     return await delivered(request, generation, flag(given, "stream"), lambda part: None, whole, events)
 
 
 async def _events(
-    form: Form, generation: Generation, head: Object, parts: Parts, include_usage: bool, statistics: bool
+    form: Form,
+    generation: Generation,
+    head: Object,
+    parts: Parts,
+    include_usage: bool,
+    continuous: bool,
+    statistics: bool,
 ) -> AsyncGenerator[bytes, None]:
-    def chunk(choices: list[Object], usage: object = None) -> bytes:
+    """include_usage: one more chunk with the usage; continuous: the usage so far in each chunk, too."""
+
+    def chunk(choices: list[Object], last: bool = False) -> bytes:
         body = head | {"object": form.chunk_name, "choices": choices}
+        usage = generation.usage if last or continuous else None
         return event(body | {"usage": usage} if include_usage else body)
 
     async with aclosing(parts):
@@ -101,7 +111,7 @@ async def _events(
                         written["tokens"] = [{"text": text, "drafter": drafter} for text, drafter in part.tokens]
                     yield chunk([_with(written, part.choice, statistics and part.finish is not None)])
             if include_usage:
-                yield chunk([], generation.usage)
+                yield chunk([], last=True)
         except Exception as fault:
             log.warning("a stream ended with an error: %s", fault)
             yield event(api_error(fault).body)

@@ -32,7 +32,7 @@ class CompletionForm(Form):
         self.echo = echo
 
     def whole(self, generation: Generation, choice: Choice) -> Object:
-        before = self.echo[choice.prompt] if self.echo else ""
+        before = self._before(choice)
         logprobs = self._logprobs(generation, choice.logprobs, len(before))
         if self.echo and logprobs is not None:
             of_prompt = self._of_prompt(generation, choice)
@@ -47,8 +47,12 @@ class CompletionForm(Form):
         return self.choice(choice, logprobs, None) | {"text": self.echo[choice.prompt]}
 
     def part(self, generation: Generation, part: Part) -> Object:
-        logprobs = self._logprobs(generation, part.logprobs, part.offset)
+        offset = len(self._before(part.choice)) + part.offset
+        logprobs = self._logprobs(generation, part.logprobs, offset)
         return self.choice(part.choice, logprobs, part.finish) | {"text": part.text}
+
+    def _before(self, choice: Choice) -> str:
+        return self.echo[choice.prompt] if self.echo else ""
 
     def _logprobs(self, generation: Generation, found: list[TokenLogprob], offset: int) -> Object | None:
         if generation.params.logprobs is None:

@@ -63,7 +63,12 @@ FIELDS = (
     Field("prompt", "Text, token ids, or a list of these.", {"anyOf": [_STRING, _STRINGS, _IDS]}, where=(COMPLETIONS,)),
     Field("messages", "The conversation: role and text, calls of tools and their results.", _OBJECTS, where=(CHAT,)),
     Field("stream", "Send server-sent events.", _BOOLEAN, unset=(False,)),
-    Field("stream_options", "include_usage: one more chunk with the usage.", _OBJECT),
+    Field(
+        "stream_options",
+        "include_usage: one more chunk with the usage; continuous_usage_stats: with it, the usage so far in each "
+        "chunk.",
+        _OBJECT,
+    ),
     Field("n", "Answers to each prompt; with a seed, the j-th has the seed plus j.", _INTEGER, unset=(1,)),
     Field(
         "echo",
@@ -126,7 +131,7 @@ FIELDS = (
     *refused_fields("suffix", "the model continues a text, it does not fill gaps", ("",), (COMPLETIONS,)),
     *refused_fields("use_beam_search", "the server does not search beams: see LLM.beam_search", (False,)),
     *refused_fields("length_penalty", "the server does not search beams: see LLM.beam_search", (1,)),
-    *refused_fields("prompt_logprobs", "log-probabilities of prompts are not computed", (False,)),
+    *refused_fields("prompt_logprobs", "in /v1/completions, echo with logprobs gives those of prompts", (False,)),
     *refused_fields("truncate_prompt_tokens", "prompts are not cut: shorten the prompt"),
     *refused_fields("add_special_tokens skip_special_tokens", "this cannot be changed", (True,)),
     *refused_fields("spaces_between_special_tokens", "this cannot be changed", (True,)),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence as Seq
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from anyio import fail_after
 
@@ -163,8 +163,10 @@ class Generation:
     async def _parts(self) -> AsyncGenerator[Part, None]:
         if self.scores is not None:
             with self.service.admission(len(self.prompts), self.key):
-                self.scores = await self._in_time(asyncio.gather(*map(self._score, self.prompts)))
+                self.scores = await self._in_time(_all_or_none([self._score(prompt) for prompt in self.prompts]))
         if all(choice.finish for choice in self.choices):
+            if self.scores is not None:
+                self.service.metrics.prompt_tokens.inc(sum(map(len, self.prompts)))
             for choice in self.choices:
                 yield Part(choice, "", 0, [], [], [], choice.finish)
             return
@@ -264,3 +266,14 @@ class Generation:
         choice.finish, choice.stop_cause, choice.stats = update.finish, update.stop_cause, update.stats
         deltas = choice.reply.add(text, update.finish is not None)
         return Part(choice, text, offset, deltas, tokens, choice.logprobs[first : choice.shown], update.finish)
+
+
+async def _all_or_none(work: Seq[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all. If one fails, or who waits is cancelled, the others are cancelled, too."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

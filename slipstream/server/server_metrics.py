@@ -45,7 +45,9 @@ class ServerMetrics:
         self.kv = gauge("kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1.")
         self._loads = {name: counter(name, text).labels(model) for name, (_, text) in _COUNTED.items()}
         self._last = Load()
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that gave a token.").labels(model)
+        self.prompt_tokens = counter(
+            "prompt_tokens", "Prompt tokens of requests that gave a token, and of those only scored."
+        ).labels(model)
         self.output_tokens = counter("generation_tokens", "Output tokens.").labels(model)
         self.refused = counter("requests_refused", "Requests refused because the queue was full.").labels(model)
         self._finished = counter("request_success", "Choices that ended, by finish reason.", "finished_reason")
@@ -81,7 +83,7 @@ class ServerMetrics:
         for name, (part, _) in _COUNTED.items():  # an engine that has died counts nothing, and the next one anew
             self._loads[name].inc(max(0, getattr(load, part) - getattr(last, part)))
         self._last = load
-        gained = sum(len(update.ids) for update in report.updates)
+        gained = sum(len(update.ids) for update in report.updates if not update.given)
         if gained:
             self.output_tokens.inc(gained)
             self.iteration_tokens.observe(gained)

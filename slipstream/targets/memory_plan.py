@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from slipstream.backends.table import choose, resolve_settings
+from slipstream.core.sizes import size
 from slipstream.errors import CheckpointError, LoadError
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.config import DecoderConfig
@@ -64,8 +65,8 @@ class MemoryPlan:
         if self.headroom < 0:
             most = self.most_tokens
             raise LoadError(
-                f"weights {_size(self.weights)}, draft {_size(self.draft)} and a KV cache for {self.kv_tokens} tokens, "
-                f"{_size(self.kv)}, are more than the {_size(self.available)} of memory that are free",
+                f"weights {size(self.weights)}, draft {size(self.draft)} and a KV cache for {self.kv_tokens} tokens, "
+                f"{size(self.kv)}, are more than the {size(self.available)} of memory that are free",
                 fix=f"choose at most kv_tokens={most}" if most else "choose a smaller model, or quantize it",
             )
 
@@ -117,19 +118,15 @@ def _of_model(seen: ModelFacts, load: Mapping[str, Any]) -> tuple[int, int, RunS
     given = {name: load[name] for name in names if load.get(name) is not None}
     executor = load.get("executor", "auto")
     settings = resolve_settings(executor, **{"dtype": None, "device": None} | given)
-    size = settings.dtype.itemsize
+    itemsize = settings.dtype.itemsize
     native = isinstance(seen.config, DecoderConfig) and choose(seen.config, executor, settings).name == "native"
-    weights = loaded_bytes(seen, native, size) if settings.quantize is None else round(seen.parameters * _SCALES)
+    weights = loaded_bytes(seen, native, itemsize) if settings.quantize is None else round(seen.parameters * _SCALES)
     if native:
-        size = 2 if settings.kv_dtype == "float16" else 4
-    return weights, seen.kv_bytes(size), settings
+        itemsize = 2 if settings.kv_dtype == "float16" else 4
+    return weights, seen.kv_bytes(itemsize), settings
 
 
 def loaded_bytes(seen: ModelFacts, native: bool, itemsize: int) -> int:
     """Bytes of the weights in memory. The native executor keeps 16-bit weights as they are stored."""
     whole = seen.parameters * itemsize
     return min(whole, sum(seen.stored.values())) if native and seen.stored else whole
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

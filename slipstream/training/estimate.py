@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from slipstream.core.sizes import size
 from slipstream.training.loop import Loop
 
 
@@ -96,15 +97,6 @@ def estimate(loop: Loop) -> Estimate:
         budget_tokens=config.budget_tokens,
         budget_minutes=config.budget_minutes,
     )
-
-
-def size(count: float) -> str:
-    """Format a number of bytes with a unit."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 def duration(seconds: float) -> str:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
+from slipstream.core.sizes import size
 from slipstream.errors import TrainingError
 from slipstream.models.layout import batch_of
 from slipstream.targets.decoder import Decoder
@@ -172,7 +173,7 @@ def require_room(folder: Path, need: int, what: str) -> None:
     free = shutil.disk_usage(at).free
     if need * 1.1 > free:
         raise TrainingError(
-            f"{what} take {need / 2**30:.2f} GiB, the disk of {folder} has {free / 2**30:.2f} GiB free",
+            f"{what} take {size(need)}, the disk of {folder} has {size(free)} free",
             why="the run would stop when the disk is full",
             fix="free some space, choose another --out, or remove --cache-hidden",
         )

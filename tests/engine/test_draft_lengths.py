@@ -70,6 +70,15 @@ def test_mixed_requests_gain_more_than_with_any_one_length() -> None:
     assert adaptive(replace(world, seed=9), DraftLengths(), TOKENS) > best
 
 
+def test_requests_that_draft_nothing_change_no_length_and_are_not_remembered() -> None:
+    world, policy = World([0.9] * 2, level=0.05, row=0.15), DraftLengths()
+    adaptive(world, policy, 400)
+    for seq_id in (0, 1):
+        policy.release(seq_id)
+    assert policy.choose([5, 6, 7], [0, 8, 0])[0::2] == [0, 0]
+    assert set(policy._survival._rows) == {6}
+
+
 def test_a_length_never_exceeds_the_limit_of_its_request() -> None:
     world, policy = World([0.9] * 3, level=0.01, row=0.01), DraftLengths()
     limits = [0, 2, 8]

@@ -178,6 +178,26 @@ def test_the_youngest_request_is_preempted_and_read_again() -> None:
     assert not target.pool.tables
 
 
+def test_what_a_preempted_request_finds_of_itself_is_not_counted_as_cached() -> None:
+    target = toy(blocks=30)
+    made = engine(target, prefix_cache=True)
+    seqs = [Sequence([i, 1, 2], SamplingParams(max_tokens=60)) for i in range(3)]
+    for seq in seqs:
+        made.add(seq)
+    drain(made)
+    assert made.stats.preemptions
+    assert [seq.cached for seq in seqs] == [0, 0, 0]
+    assert (made.prefixes.queries, made.prefixes.hits) == (9, 0)
+
+
+def test_requests_of_which_one_is_refused_leave_nothing_waiting() -> None:
+    made = engine(toy(blocks=10))
+    seqs = [Sequence([1], SamplingParams(max_tokens=n)) for n in (5, 50)]
+    with pytest.raises(TargetError, match="may grow to 51 tokens"):
+        next(made.decode(seqs))
+    assert not made.unfinished
+
+
 def test_a_long_prompt_does_not_stall_requests_that_decode() -> None:
     """Every step in which others decode reads at most `prompt_rows` of it, and each of them gains a token."""
     target = toy()
@@ -235,7 +255,7 @@ def test_a_warm_request_has_the_drafts_and_the_acceptance_of_a_cold_one(name: st
             made.add(seq)
             drain(made)
         counts.append((seq.output, seq.stats.proposed, seq.stats.accepted, seq.stats.steps))
-        assert made.stats.prefix_hits == (96 if prefix_cache else 0)
+        assert made.prefixes.hits == (96 if prefix_cache else 0)
     assert counts[0] == counts[1]
 
 
@@ -449,6 +469,34 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
     assert chosen[:4] == [([first.id], 8)] * 3 + [([first.id], 6)]
     assert chosen[4] == ([first.id, second.id], 0) or chosen[4] == ([second.id, first.id], 0)
     assert [first.output, second.output] == [alone(first), alone(second)]
+
+
+def test_each_drafter_has_lengths_of_its_own() -> None:
+    """Steps of one drafter teach its lengths, steps of several teach none; a finished request leaves nothing."""
+    lengths = {name: DraftLengths(4) for name in ("scripted", "suffix")}
+    learned: list[str] = []
+    for name, own in lengths.items():
+        own.learn = lambda step, name=name: learned.append(name)  # type: ignore[method-assign]
+    target = toy()
+    made = engine(target, ScriptedDrafter({}, V), draft_tokens=lengths["scripted"])
+    other = maker("suffix")(target)
+    params = SamplingParams(max_tokens=12)
+    made.add(Sequence([1, 2, 3], params), other, draft_tokens=lengths["suffix"])
+    made.add(Sequence([1, 2, 3], replace(params, draft_tokens=0)))
+    drain(made)
+    assert set(learned) == {"suffix"}
+    made.add(Sequence([1, 2, 3], params))
+    drain(made)
+    assert set(learned) == {"suffix", "scripted"}
+    learned.clear()
+    both = [Sequence([1, 2, 3], params) for _ in range(2)]
+    made.add(both[0])
+    made.add(both[1], other, draft_tokens=lengths["suffix"])
+    while not any(seq.finish for seq in both):
+        made.step()
+    assert learned == []
+    drain(made)
+    assert not any(own._survival._rows for own in lengths.values())
 
 
 def test_requests_that_ask_for_no_drafts_do_not_shorten_the_rest_of_a_drafter() -> None:

@@ -68,6 +68,19 @@ def test_include_usage_adds_one_last_chunk(host: Host) -> None:
     assert last["usage"]["completion_tokens"] == 8
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_continuous_usage_counts_in_each_chunk(host: Host, n: int) -> None:
+    body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 8, "n": n, "speculation": {"enabled": False}}
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    usages = [json.loads(event)["usage"] for event in host.events(PATH, **body, stream_options=asked)]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert counts == sorted(counts)
+    assert (counts[0] < 8 * n, counts[-1]) == (True, 8 * n)
+    assert {usage["prompt_tokens"] for usage in usages} == {len(host.service.tokenizer.encode(PROMPTS[0]))}
+    alone = {"continuous_usage_stats": True}
+    assert not any("usage" in json.loads(event) for event in host.events(PATH, **body, stream_options=alone))
+
+
 def test_each_choice_has_the_seed_plus_its_index(host: Host) -> None:
     body = {"prompt": PROMPTS[0], "temperature": 1.0, "max_tokens": 16, "speculation": {"rule": "coupled"}}
     three = host.post(PATH, **body, n=3, seed=7).json()["choices"]
@@ -120,6 +133,8 @@ def test_echo_with_logprobs_has_those_of_the_prompt(host: Host, most: int) -> No
         assert "".join(part["text"] for part in mine) == found[i]["text"]
         streamed = [each for part in mine for each in (part["logprobs"] or {}).get("token_logprobs", [])]
         assert streamed[1:] == pytest.approx(found[i]["logprobs"]["token_logprobs"][1:], abs=1e-4)
+        offsets = [each for part in mine for each in (part["logprobs"] or {}).get("text_offset", [])]
+        assert offsets == found[i]["logprobs"]["text_offset"]
         assert mine[-1]["finish_reason"] == "length"
 
 

@@ -44,3 +44,14 @@ def test_metrics_add_up_to_the_statistics_of_the_answers(pair: LLM) -> None:
         ended = {name: value for name, value in shown(host).items() if "request_success_total" in name}
         assert sorted(ended.values()) == [1, 3]
         assert {"length" in name or "error" in name for name in ended} == {True}
+
+
+def test_a_prompt_that_is_scored_is_no_output(pair: LLM) -> None:
+    with hosted(pair) as host:
+        for most in (0, 3):
+            body = {"prompt": "def add(a, b):\n" * 4, "max_tokens": most, "echo": True, "logprobs": 1}
+            usage = host.post(PATH, **body).json()["usage"]
+            assert usage["completion_tokens"] == most
+        found = shown(host)
+        assert found["slipstream:generation_tokens_total"] == found["slipstream:iteration_tokens_total_sum"] == 3
+        assert found["slipstream:prompt_tokens_total"] == 2 * usage["prompt_tokens"]

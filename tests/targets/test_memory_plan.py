@@ -46,7 +46,7 @@ def test_the_largest_cache_leaves_a_tenth_free(quantize: str | None) -> None:
 def test_what_cannot_fit_is_refused_before_anything_is_read(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_plan, "available_bytes", lambda device: 2**20)
     monkeypatch.setattr(Decoder, "load", lambda *_, **__: pytest.fail("loaded"))
-    with pytest.raises(LoadError, match=r"a KV cache for 100000 tokens.*more than the 1 MB of memory that are free"):
+    with pytest.raises(LoadError, match=r"a KV cache for 100000 tokens.*more than the 1.0 MB of memory that are free"):
         LLM(tiny.target, tiny.draft, **CPU, kv_tokens=100_000)
 
 

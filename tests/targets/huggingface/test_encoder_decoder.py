@@ -487,7 +487,7 @@ def test_the_prefix_cache_is_off_so_that_texts_of_different_sources_share_nothin
         while engine.unfinished:
             engine.step()
         assert [seq.output for seq in seqs] == texts("mbart")
-    assert engine.stats.prefix_hits == 0
+    assert engine.prefixes.hits == 0
 
 
 def test_a_fixed_kv_cache_and_custom_generate_are_refused_by_name() -> None:
