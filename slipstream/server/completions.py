@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence as Seq
 from itertools import accumulate
 from typing import Any
 
@@ -33,7 +34,7 @@ class CompletionForm(Form):
 
     def whole(self, generation: Generation, choice: Choice) -> Object:
         before = self._before(choice)
-        logprobs = self._logprobs(generation, choice.logprobs, len(before))
+        logprobs = self._logprobs(generation, choice.logprobs, choice.pieces, len(before))
         if self.echo and logprobs is not None:
             of_prompt = self._of_prompt(generation, choice)
             logprobs = {name: of_prompt[name] + each for name, each in logprobs.items()}
@@ -48,29 +49,35 @@ class CompletionForm(Form):
 
     def part(self, generation: Generation, part: Part) -> Object:
         offset = len(self._before(part.choice)) + part.offset
-        logprobs = self._logprobs(generation, part.logprobs, offset)
+        logprobs = self._logprobs(generation, part.logprobs, [text for text, _ in part.tokens], offset)
         return self.choice(part.choice, logprobs, part.finish) | {"text": part.text}
 
     def _before(self, choice: Choice) -> str:
         return self.echo[choice.prompt] if self.echo else ""
 
-    def _logprobs(self, generation: Generation, found: list[TokenLogprob], offset: int) -> Object | None:
+    def _logprobs(
+        self, generation: Generation, found: list[TokenLogprob], pieces: Seq[str], offset: int
+    ) -> Object | None:
+        """pieces: the text that each token added; of a character that several write, the last one adds all of it.
+        offset: where the first one begins."""
         if generation.params.logprobs is None:
             return None
         text = generation.service.token_text
-        tokens = [text(each.id) for each in found]
         return {
-            "tokens": tokens,
+            "tokens": [text(each.id) for each in found],
             "token_logprobs": [each.logprob for each in found],
             "top_logprobs": [{text(token): logprob for token, logprob in each.top} for each in found],
-            "text_offset": [offset + length for length in accumulate(map(len, tokens), initial=0)][:-1],
+            "text_offset": [offset + length for length in accumulate(map(len, pieces), initial=0)][:-1],
         }
 
     def _of_prompt(self, generation: Generation, choice: Choice) -> Object:
         """Those of the tokens of a prompt. Before the first one is nothing that says how likely it is."""
         assert generation.scores is not None
-        first = generation.service.token_text(generation.prompts[choice.prompt][0])
-        found = self._logprobs(generation, generation.scores[choice.prompt], len(first))
+        service, prompt = generation.service, generation.prompts[choice.prompt]
+        first = service.token_text(prompt[0])
+        added = service.text_stream(()).add(prompt, [False] * len(prompt), last=True)
+        pieces = [piece.text for piece in added]
+        found = self._logprobs(generation, generation.scores[choice.prompt], pieces[1:], len(pieces[0]))
         assert found is not None
         before = {"tokens": [first], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
         return {name: before[name] + each for name, each in found.items()}

@@ -28,7 +28,7 @@ class Choice:
     """One answer to one prompt.
 
     prompt     its index among the prompts.
-    text       what may be shown so far.
+    text       what may be shown so far; pieces: what each token that was shown added to it.
     proposers  of each token, as in `Sequence`.
     reply      the parts that a chat tells apart.
     others     most other choices that waited or ran at one time while it ran.
@@ -44,7 +44,7 @@ class Choice:
     ids: list[int] = field(default_factory=list)
     proposers: list[str | None] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    shown: int = 0  # tokens whose text is in `text`
+    pieces: list[str] = field(default_factory=list)
     finish: str | None = None
     stop_cause: int | str | None = None
     stats: SpecStats | None = None
@@ -261,11 +261,13 @@ class Generation:
         offset = len(choice.text)
         text = "".join(pieces)
         choice.text += text
-        first, choice.shown = choice.shown, choice.shown + len(pieces)
-        tokens = list(zip(pieces, choice.proposers[first : choice.shown], strict=True))
+        first = len(choice.pieces)
+        choice.pieces += pieces
+        shown = len(choice.pieces)
+        tokens = list(zip(pieces, choice.proposers[first:shown], strict=True))
         choice.finish, choice.stop_cause, choice.stats = update.finish, update.stop_cause, update.stats
         deltas = choice.reply.add(text, update.finish is not None)
-        return Part(choice, text, offset, deltas, tokens, choice.logprobs[first : choice.shown], update.finish)
+        return Part(choice, text, offset, deltas, tokens, choice.logprobs[first:shown], update.finish)
 
 
 async def _all_or_none(work: Seq[Coroutine[Any, Any, T]]) -> list[T]:

@@ -139,16 +139,18 @@ def test_echo_with_logprobs_has_those_of_the_prompt(host: Host, most: int) -> No
 
 
 def test_characters_of_several_bytes_are_never_split(host: Host) -> None:
-    parts = [
-        json.loads(event)["choices"][0]["text"]
-        for event in host.events(
-            PATH, prompt="text: ", temperature=1, seed=1, max_tokens=120, guided_regex="(é|漢|🙂){12}", logprobs=0
-        )
-    ]
-    text = "".join(parts)
-    assert len(text) == 12
-    assert set(text) <= {"é", "漢", "🙂"}
-    assert all("\ufffd" not in part for part in parts)
+    """And each of the tokens that write one has the offset at which it begins."""
+    body = {"prompt": "é: ", "temperature": 0, "max_tokens": 120, "guided_regex": "(é|漢|🙂){12}", "logprobs": 0}
+    for echo in ("", body["prompt"]):
+        parts = [json.loads(event)["choices"][0] for event in host.events(PATH, **body, echo=bool(echo))]
+        text = "".join(part["text"] for part in parts)
+        assert len(text) == len(echo) + 12
+        assert set(text[len(echo) :]) <= {"é", "漢", "🙂"}
+        assert all("\ufffd" not in part["text"] for part in parts)
+        whole = host.post(PATH, **body, echo=bool(echo)).json()["choices"][0]
+        offsets = whole["logprobs"]["text_offset"]
+        assert [each for part in parts for each in part["logprobs"]["text_offset"]] == offsets
+        assert sorted(set(offsets)) == list(range(len(text)))
 
 
 def test_speculation_can_be_turned_off_and_statistics_be_asked_for(host: Host) -> None:
