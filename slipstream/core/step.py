@@ -68,8 +68,9 @@ def for_each(seqs: Seq[Sequence], draft_tokens: int | Seq[int]) -> Seq[int]:
 
 def budget(seq: Sequence, draft_tokens: int) -> int:
     """How deep the draft may be: at most as deep as the tokens that can still be emitted before the last one, which
-    needs no draft token; 0 while the prompt is pending."""
-    if seq.kv_len == 0 or seq.unread > 1:
+    needs no draft token. 0 for the first token of an output: so neither the drafts of a request nor the text that a
+    seed gives depend on how its prompt was read, in chunks or from the prefix cache."""
+    if seq.unread > 1 or len(seq.tokens) == seq.prompt:
         return 0
     return max(0, min(wanted(seq, draft_tokens), seq.room - 1))
 

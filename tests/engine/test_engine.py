@@ -178,6 +178,26 @@ def test_the_youngest_request_is_preempted_and_read_again() -> None:
     assert not target.pool.tables
 
 
+@pytest.mark.parametrize("case", ["last token alone in a chunk", "all but the last token cached"])
+def test_a_seeded_text_does_not_depend_on_how_its_prompt_was_read(case: str) -> None:
+    """Its first token is never drafted, so fixed draft lengths give the same drafts, however the prompt is divided."""
+    text = [random.Random(5).randrange(V) for _ in range(13)]
+    cached, texts = case.startswith("all"), []
+    for seed in range(30):
+        for alone in (True, False):
+            target = toy()
+            made = engine(target, maker("model")(target), prefix_cache=cached, prompt_rows=None if cached else 12)
+            if not alone:  # another one is decoded while the prompt is read, or has left its prompt
+                made.add(Sequence([*text, 0] if cached else [1, 2], SamplingParams(max_tokens=1 if cached else 30)))
+                made.step()
+            seq = Sequence(text, SamplingParams(temperature=1.0, seed=seed, max_tokens=8))
+            made.add(seq)
+            drain(made)
+            texts.append(seq.output)
+        assert seq.cached == (12 if cached else 0)
+    assert texts[::2] == texts[1::2]
+
+
 def test_what_a_preempted_request_finds_of_itself_is_not_counted_as_cached() -> None:
     target = toy(blocks=30)
     made = engine(target, prefix_cache=True)
