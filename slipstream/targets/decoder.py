@@ -282,7 +282,12 @@ class Decoder:
             )
 
 
-def check_finite(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> None:
+def check_finite(
+    logits: Tensor,
+    seqs: Seq[Sequence],
+    draft: Draft,
+    fix: str = "use dtype='float32' if the model overflows in float16, and check the weights",
+) -> None:
     """Raise TargetError if the logits after a sequence's last pending token are not finite. Those of a node need not
     be: plain decoding might never reach it (see `core.step.decide`)."""
     # A state that overflowed makes its whole row NaN, so one column is enough (`warp` refuses a single logit that
@@ -294,5 +299,5 @@ def check_finite(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> None:
     raise TargetError(
         f"the target returned logits that are not finite for sequences {bad}",
         why="no token can be drawn from them",
-        fix="use dtype='float32' if the model overflows in float16, and check the weights",
+        fix=fix,
     )

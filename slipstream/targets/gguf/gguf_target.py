@@ -32,6 +32,8 @@ from slipstream.targets.gguf.tree_passes import Part, leaf_paths, passes
 if TYPE_CHECKING:
     from slipstream.models.gguf_shape import GgufShape
 
+_NOT_FINITE = "use kv_dtype='float32' if keys overflow in float16, or convert the model again"
+
 
 @dataclass(slots=True)
 class _Held:
@@ -97,7 +99,7 @@ class GgufTarget:
             raise
         own = [draft.splits[b] + b for b in range(len(seqs))]
         if not np.isfinite(logits[own, 0]).all():  # numpy takes a tenth of the time of torch here
-            check_finite(torch.from_numpy(logits), seqs, draft)
+            check_finite(torch.from_numpy(logits), seqs, draft, _NOT_FINITE)
         return TargetOut(torch.from_numpy(logits))
 
     def decode_steps(
@@ -124,7 +126,7 @@ class GgufTarget:
                     probs.append(drawn)
             if not np.isfinite(logits[..., 0]).all():
                 for row in logits:
-                    check_finite(torch.from_numpy(row), seqs, Draft.empty(size))
+                    check_finite(torch.from_numpy(row), seqs, Draft.empty(size), _NOT_FINITE)
         except BaseException:
             for seq in seqs:
                 self.release(seq.id)

@@ -18,10 +18,11 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.warp import warp
 from slipstream.drafters.registry import DRAFTERS, Needs
-from slipstream.errors import LoadError, PairError, ParameterError, SlipstreamError, UnsupportedModelError
+from slipstream.errors import LoadError, PairError, ParameterError, SlipstreamError, TargetError, UnsupportedModelError
 from slipstream.lab.provenance import engine_facts
 from slipstream.models import llamacpp_library
 from slipstream.models.gguf_convert import convert_to_gguf
+from slipstream.models.gguf_header import read_header
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import IDS
 from slipstream.targets.gguf.load_gguf import from_file
@@ -308,6 +309,16 @@ def test_without_a_tokenizer_prompts_are_ids(tmp_path: Path) -> None:
     assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4))[0].token_ids) == 4
     with pytest.raises(SlipstreamError, match="tokenizer"):
         llm.generate("text")
+
+
+def test_weights_that_are_no_numbers_are_an_error_that_names_what_a_gguf_model_has(files: Tiny, tmp_path: Path) -> None:
+    header = read_header(files.target)
+    norm = next(tensor for tensor in header.tensors if tensor.name == "output_norm.weight")
+    data, at = bytearray(files.target.read_bytes()), header.weights_at + norm.offset
+    data[at : at + 4] = np.float32("nan").tobytes()
+    (tmp_path / "nan.gguf").write_bytes(data)
+    with pytest.raises(TargetError, match=r"not finite .* kv_dtype='float32'"):
+        LLM(tmp_path / "nan.gguf", threads=1).generate(PROMPTS[0], PARAMS)
 
 
 def refused(file: Path, data: bytes, kind: type[SlipstreamError], match: str) -> None:
