@@ -48,12 +48,12 @@ def check_pair(
 
     if also and not measure:
         raise ParameterError("--also was given without --measure", fix="add --measure")
+    pairs = [
+        ModelOptions(target=name, draft=draft, drafter="model", draft_tokens=str(draft_tokens))
+        for name in dict.fromkeys([target, *(also or ())])
+    ]
     report = compare(checkpoint(target, "target"), checkpoint(draft, "draft"))
-    runs: dict[str, list[Run]] = {}
-    if measure and report.fits:
-        targets = list(dict.fromkeys([target, *(also or ())]))
-        own = {"draft": draft, "drafter": "model", "draft_tokens": str(draft_tokens)}
-        runs = measured([ModelOptions(target=name, **own) for name in targets])  # type: ignore[arg-type]
+    runs = measured(pairs) if measure and report.fits else {}
     if as_json:
         all_runs = [{"target": name} | summary(run) for name, own_runs in runs.items() for run in own_runs]
         print(json.dumps(report.as_dict() | {"measured": all_runs}))
