@@ -130,8 +130,9 @@ def measure(options: argparse.Namespace, name: str) -> int:
         try:
             deadline = monotonic() + 60 * options.minutes
             session.start(keys or ["plain", "draft"])
-            session.measure(keys, prompts, spare, options.rounds, deadline)
-            if not keys:
+            if keys:
+                session.measure(keys, prompts, spare, options.rounds, deadline)
+            else:
                 source["same_texts"] = texts_at_once(session, prompts, options.tokens, options.rounds)
             source["fastest_assisted"] = fastest(session)
             source["versions"] = {name: worker.call("info")["versions"] for name, worker in session.workers.items()}
