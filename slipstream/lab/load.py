@@ -192,17 +192,24 @@ async def measure(
             if run.arm.load.warm_up:
                 warm = replace(run.arm.load, requests=run.arm.load.warm_up)
                 _check_answered(run.arm, await one_pass(run.arm, warm, -1, clients, config, advance))
-        clock, order = asyncio.get_running_loop().time, list(runs)
+        clock = asyncio.get_running_loop().time
         began = clock()
         for number in range(config.rounds):
             if number >= FEWEST_PASSES and clock() - began > config.seconds:
                 break
-            for run in order:
+            for run in in_turns(runs, number):
                 made = await one_pass(run.arm, run.arm.load, number, clients, config, advance)
                 _check_answered(run.arm, made)
                 run.passes.append(made)
-            order = [*order[1:], order[0]]
             each_pass()
+
+
+def in_turns(runs: Seq[LoadRun], number: int) -> list[LoadRun]:
+    """The order of the arms in a pass. It rotates, so that no arm is always the first, and every other pass goes
+    backwards: a server that has just answered for one arm may be slower, or faster, for the next."""
+    first = number // 2 % len(runs)
+    order = [*runs[first:], *runs[:first]]
+    return order[::-1] if number % 2 else order
 
 
 async def one_pass(

@@ -137,7 +137,7 @@ def test_arms_take_turns_and_are_compared_within_passes() -> None:
     runs = [LoadRun(base), LoadRun(fast)]
     run(measure(runs, LoadConfig(rounds=3), transport=server))
     order = [each["arm"] for each in server.asked[::2]]
-    assert order == ["slow", "fast", "fast", "slow", "slow", "fast"]
+    assert order == ["slow", "fast", "fast", "slow", "fast", "slow"]
     found = figures_of(runs[1], runs)
     assert found["ratio"]["value"] == pytest.approx(1.0 / 1.0)
     assert found["against"] == 0
