@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from slipstream import zoo
+
 NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight")
 
 
@@ -46,6 +48,21 @@ def wider(folder: Path, source: Path, times: int) -> Path:
     larger = {name: times * config[name] for name in counts}
     norm = {"rms_norm_eps": config["rms_norm_eps"] / times, "dtype": "float32"}
     return written(folder, source, weights, config | larger | norm)
+
+
+TIMES, IDLE = 2, 4
+"""`larger` has twice the width of the embedded target and four layers more: 12 layers of width 768, 79M parameters."""
+
+
+def larger(files: Path) -> Path:
+    """A target of 79M parameters that writes the text of the embedded one; made once, in the folder `files`."""
+    made = files / f"target-{TIMES}x-{IDLE}"
+    if not made.exists():
+        wide = files / f"target-{TIMES}x"
+        if not wide.exists():
+            wider(wide, zoo.target_dir(), TIMES)
+        deeper(made, wide, IDLE)
+    return made
 
 
 def random_weights(folder: Path, source: Path) -> Path:

@@ -70,6 +70,17 @@ def test_the_beginning_of_a_prediction_is_drafted_at_once(name: str) -> None:
     assert draft.tokens.tolist() == [4, 3, 2, 1]
 
 
+def test_lookup_drafters_read_the_source_then_the_prediction_then_the_tokens_so_far() -> None:
+    seq = Sequence([0, 1, 2, 3], prediction=(4, 3), source=(9, 8))
+    before = [0, 1, 2, 3, 9, 8, 0, 1, 2, 3, 4, 3]
+    for gained in ([], [5], [], [6, 7]):
+        seq.tokens += gained
+        assert seq.readable == [*before, *seq.tokens]
+    alone = Sequence([0, 1])
+    alone.tokens += [2]
+    assert alone.readable == [0, 1, 2]
+
+
 @pytest.mark.parametrize("name", ["ngram", "sam", None])
 def test_a_drafter_in_use_that_looks_up_texts_reads_predictions_itself(name: str | None) -> None:
     llm = LLM(toy(), draft=name, draft_tokens=4)

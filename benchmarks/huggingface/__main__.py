@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.huggingface.lineup import ASSISTED, CONTENDERS, FIGURES, GROUPS, KINDS, models
-from benchmarks.made_models import deeper, random_weights, wider
+from benchmarks.made_models import larger, random_weights
 from benchmarks.peers.lineup import both
 from benchmarks.prompts import SETS, SPARE, Prompts, choice, load, shortened
 from benchmarks.protocol import ROOT
@@ -32,8 +32,6 @@ from slipstream import zoo
 from slipstream.lab.provenance import OtherProcesses, digest
 from slipstream.models.text import load_tokenizer
 
-TIMES, IDLE = 2, 4
-"""The embedded target gets twice its width and four layers more: 12 layers of width 768, 79M parameters."""
 TOGETHER = 8
 """Texts at once."""
 T5 = {"vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
@@ -54,17 +52,6 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "huggingface", help="where made models are kept")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     return parser.parse_args(words)
-
-
-def larger(files: Path) -> Path:
-    """The target by default; made once."""
-    made = files / f"target-{TIMES}x-{IDLE}"
-    if not made.exists():
-        wide = files / f"target-{TIMES}x"
-        if not wide.exists():
-            wider(wide, zoo.target_dir(), TIMES)
-        deeper(made, wide, IDLE)
-    return made
 
 
 def bad_draft(files: Path) -> Path:

@@ -1,6 +1,7 @@
 """`python -m benchmarks.serve`: the speed table of the server, measured over HTTP.
 
-The arms of a group interleave in one run. With --only, the other groups keep their earlier results.
+The arms of a group interleave in one run. With --only, the other groups keep their earlier results. With
+--larger, the target has 79M parameters (`made_models.larger`), and results have files of their own.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.made_models import larger
 from benchmarks.protocol import ROOT, Worker
 from benchmarks.serve import probes
 from benchmarks.serve.figures import rows
 from benchmarks.serve.lineup import GROUPS, Group, fixed, texts_of_prompts
 from benchmarks.serve.report import markdown
-from benchmarks.serve.servers import running
+from benchmarks.serve.servers import Pair, running
 from slipstream.lab.endpoint import Endpoint
 from slipstream.lab.load import LoadArm, LoadConfig, load_test, requests_of
 from slipstream.lab.provenance import OtherProcesses, command_line, public
@@ -33,6 +35,8 @@ HOST_ROUNDS, HOST_TOKENS = 5, 64
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=list(GROUPS), default=list(GROUPS), help="groups to measure")
+    parser.add_argument("--larger", action="store_true", help="serve a target of 79M parameters; some minutes a group")
+    parser.add_argument("--files", type=Path, default=ROOT / "build" / "huggingface", help="where made models are kept")
     parser.add_argument("--rounds", type=int, default=4, help="passes over the arms of a group")
     parser.add_argument("--seconds", type=float, default=150, help="time limit of a group; three passes are run anyway")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
@@ -42,19 +46,20 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> int:
     """Run, print, and write serve.json and serve.md. 1 if a figure is below its bar."""
     options, console = arguments(words), Console(stderr=True)
-    file = options.out / "serve.json"
+    pair = Pair(larger(options.files), drafters=("model", "suffix", "ngram"), name="-79M") if options.larger else Pair()
+    file = options.out / f"serve{pair.name}.json"
     results = json.loads(file.read_text()) if file.exists() else {"runs": {}, "probes": {}, "skipped": {}}
     for name in options.only:
-        measured(name, options, results, console)
+        measured(name, options, pair, results, console)
         made = rows(results["runs"], results["probes"], results["skipped"])
         results["figures"] = [row.as_dict() for row in made]
         file.write_text(json.dumps(results, indent=1) + "\n")
-        (options.out / "serve.md").write_text(markdown(results, made))
-    print((options.out / "serve.md").read_text())
+        file.with_suffix(".md").write_text(markdown(results, made))
+    print(file.with_suffix(".md").read_text())
     return int(any(row.verdict == "missed" for row in made))
 
 
-def measured(name: str, options: argparse.Namespace, results: dict[str, Any], console: Console) -> None:
+def measured(name: str, options: argparse.Namespace, pair: Pair, results: dict[str, Any], console: Console) -> None:
     """Measure one group, and put what was found into the results."""
     group, config = GROUPS[name], LoadConfig(rounds=options.rounds, seconds=options.seconds)
     neighbours = OtherProcesses()
@@ -64,12 +69,12 @@ def measured(name: str, options: argparse.Namespace, results: dict[str, Any], co
         Progress(*columns, console=console, transient=True) as progress,
     ):
         task = progress.add_task(f"{name}: starting servers", total=None)
-        with running(group.servers(Path(folder))) as (places, skipped):
+        with running(group.servers(Path(folder), pair)) as (places, skipped):
             arms = running_arms(group, places, skipped)
             progress.update(task, description=name, total=requests_of(arms, config))
             found = load_test(arms, config, advance=lambda: progress.advance(task)).as_dict()
             if name == "streams":
-                results["probes"] = probed(places)
+                results["probes"] = probed(places, pair)
     for arm in found["data"]["arms"]:
         for part in ("first", "next", "whole"):  # of single requests: too much for a file that is kept
             del arm["cells"][part]
@@ -91,7 +96,7 @@ def running_arms(group: Group, places: dict[str, Endpoint], skipped: dict[str, s
     return list(found.values())
 
 
-def probed(places: dict[str, Endpoint]) -> dict[str, Any]:
+def probed(places: dict[str, Endpoint], pair: Pair) -> dict[str, Any]:
     """What `probes` and `host_work` measure."""
     texts = texts_of_prompts()
     known = {name: places[name].resolved() for name in ("auto", "off")}
@@ -101,9 +106,9 @@ def probed(places: dict[str, Endpoint]) -> dict[str, Any]:
     worker = Worker("host work", "benchmarks.serve.host_work")
     try:
         drafters: dict[str, tuple[str | None, int]] = {"off": (None, 0)}
-        drafters |= {name: (name, int(fixed(name))) for name in ("model", "suffix")}
+        drafters |= {"model": (str(pair.draft), int(fixed("model"))), "suffix": ("suffix", int(fixed("suffix")))}
         for name, (draft, length) in drafters.items():
-            worker.call("load", name=name, draft=draft, draft_tokens=length)
+            worker.call("load", name=name, target=str(pair.target), draft=draft, draft_tokens=length)
         chosen = [ids[:96] for ids in texts[:16]]
         found["host"] = {name: [] for name in drafters}
         for number in range(HOST_ROUNDS + 1):

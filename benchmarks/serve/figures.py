@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.markdown import beside, bound
-from benchmarks.serve.lineup import DRAFTERS_ALONE, FIXED, LOADS, PEER_LOADS, off_of
+from benchmarks.serve.lineup import EDITS, FIXED, LOADS, PEER_LOADS, off_of
 from slipstream.lab.estimates import Estimate, ratio
 
 Arms = Mapping[tuple[str, int], dict[str, Any]]
@@ -83,7 +83,7 @@ def rows(runs: Mapping[str, Mapping[str, Any]], probes: Mapping[str, Any], skipp
             text = f"chosen lengths, {draft} draft, against off, {counted(many)}"
             made.append(_against(adaptive, text, name, off_of(name), many, 0.97, "adaptive"))
         made.append(_best_fixed(adaptive, many))
-    for what, text in (("edit", "an edit of 190 to 220 tokens"), ("long text", "a text of 480 tokens")):
+    for what, text in zip(EDITS, ("an edit of 190 to 220 tokens", "a text of 480 tokens"), strict=True):
         row = Row(f"{text}, with `prediction` against without", "streams", 1.5)
         made.append(_pair(row, streams, (f"{what}, prediction", 1), (what, 1)))
     made += _probed(probes)
@@ -121,7 +121,8 @@ def _streams(arms: Arms) -> Row:
 
 def _best_drafter(arms: Arms) -> Row:
     row = Row("speculation on against off, 1 stream, best drafter", "streams", 1.6)
-    known = [name for name in ("auto", *DRAFTERS_ALONE) if (name, 1) in arms]
+    others = {"off", *(f"{what}{end}" for what in EDITS for end in ("", ", prediction"))}
+    known = [name for name, streams in arms if streams == 1 and name not in others]
     if not known:
         row.reason = "not in this run"
         return row

@@ -14,12 +14,9 @@ models: dict[str, LLM] = {}
 STREAMS = 16
 
 
-def load(name: str, draft: str | None, draft_tokens: int) -> dict[str, Any]:
-    """The embedded target with a drafter. A drafter that is named "model" is the embedded draft model."""
-    made = LLM(
-        "embedded", "embedded" if draft == "model" else draft, draft_tokens=draft_tokens, dtype="float32",
-        threads=THREADS, max_batch=STREAMS,
-    )  # fmt: skip
+def load(name: str, target: str, draft: str | None, draft_tokens: int) -> dict[str, Any]:
+    """A target with a drafter, which is a name or the folder of a draft model."""
+    made = LLM(target, draft, draft_tokens=draft_tokens, dtype="float32", threads=THREADS, max_batch=STREAMS)
     clock_executors(made)
     models[name] = made
     return {}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.made_models import random_weights
-from benchmarks.serve.servers import Served, llamacpp, ours, vllm
+from benchmarks.serve.servers import Pair, Served, llamacpp, ours, vllm
 from slipstream import zoo
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.lab.endpoint import Endpoint
@@ -28,17 +28,19 @@ FIXED = (2, 4, 6)
 TOKENS = 64
 ALL_PROMPTS = 33
 """So many requests ask for every embedded prompt at least once."""
-DRAFTERS_ALONE = ("model", "suffix", "eagle3", "ngram")
+
+EDITS = ("edit", "long text")
+"""Arms whose texts are known in part; each is asked for without and with a prediction."""
 
 Requests = Callable[[int, int], Request]
 
 
 @dataclass(frozen=True)
 class Group:
-    """servers: those to start. arms: (places of the servers that run) -> arms; arms of servers that do not are left
-    out."""
+    """servers: (folder for files, models) -> those to start. arms: (places of the servers that run) -> arms; arms of
+    servers that do not are left out."""
 
-    servers: Callable[[Path], Mapping[str, Served]]
+    servers: Callable[[Path, Pair], Mapping[str, Served]]
     arms: Callable[[Mapping[str, Endpoint]], list[LoadArm]]
 
 
@@ -66,12 +68,12 @@ def fixed(name: str) -> str:
 # --- adaptive lengths -------------------------------------------------------------------------------------------------
 
 
-def adaptive_servers(folder: Path) -> Mapping[str, Served]:
-    bad = random_weights(folder / "random-draft", zoo.draft_dir())
+def adaptive_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
+    bad = random_weights(folder / "random-draft", pair.draft)
     return {
-        "auto": ours("--draft-tokens", AUTO),
-        "auto, bad draft": ours("--draft", str(bad), "--draft-tokens", AUTO),
-        "fixed": ours("--draft-tokens", str(max(FIXED))),
+        "auto": ours(pair, "--draft-tokens", AUTO, draft=pair.draft),
+        "auto, bad draft": ours(pair, "--draft-tokens", AUTO, draft=bad),
+        "fixed": ours(pair, "--draft-tokens", str(max(FIXED)), draft=pair.draft),
     }
 
 
@@ -104,9 +106,15 @@ def decoding(speculation: dict[str, int]) -> Requests:
 # --- streams, drafters, edits -----------------------------------------------------------------------------------------
 
 
-def stream_servers(folder: Path) -> Mapping[str, Served]:
-    drafters = {name: ours("--drafter", name, "--draft-tokens", fixed(name)) for name in DRAFTERS_ALONE}
-    return {"off": ours("--drafter", "none"), "auto": ours("--draft-tokens", AUTO)} | drafters
+def stream_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
+    drafters = {
+        name: ours(
+            pair, "--drafter", name, "--draft-tokens", fixed(name), draft=pair.draft if name == "model" else None
+        )
+        for name in pair.drafters
+    }
+    auto = ours(pair, "--draft-tokens", AUTO, draft=pair.draft)
+    return {"off": ours(pair, "--drafter", "none"), "auto": auto} | drafters
 
 
 def stream_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
@@ -114,13 +122,13 @@ def stream_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
     asked = prompts("code,edit", 96)
     off = LoadArm("off", places["off"], one, asked)
     arms = [off, LoadArm("off", places["off"], many, asked, off)]
-    arms += [LoadArm(name, places[name], one, asked, off) for name in ("auto", *DRAFTERS_ALONE)]
+    arms += [LoadArm(name, places[name], one, asked, off) for name in places if name != "off"]
     small = Load(concurrency=1, requests=6, warm_up=6)
-    for what, without, with_prediction in (
-        ("edit", edits(False), edits(True)),
-        ("long text", long_texts(places["off"], False), long_texts(places["off"], True)),
+    few = Load(concurrency=1, requests=3, warm_up=3)
+    for what, load, without, with_prediction in (
+        (EDITS[0], small, edits(False), edits(True)),
+        (EDITS[1], few, long_texts(places["off"], False), long_texts(places["off"], True)),
     ):
-        load = small if what == "edit" else Load(concurrency=1, requests=3, warm_up=3)
         base = LoadArm(what, places["auto"], load, without)
         arms += [base, LoadArm(f"{what}, prediction", places["auto"], load, with_prediction, base)]
     return arms
@@ -185,12 +193,12 @@ def long_texts(place: Endpoint, predicted: bool) -> Requests:
 # --- other systems ----------------------------------------------------------------------------------------------------
 
 
-def peer_servers(folder: Path) -> Mapping[str, Served]:
+def peer_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
     return {
-        "Slipstream": ours("--draft-tokens", AUTO),
-        "Slipstream, plain": ours("--drafter", "none"),
-        "vLLM": vllm(),
-        "llama-cpp-python": llamacpp("F16"),
+        "Slipstream": ours(pair, "--draft-tokens", AUTO, draft=pair.draft),
+        "Slipstream, plain": ours(pair, "--drafter", "none"),
+        "vLLM": vllm(pair),
+        "llama-cpp-python": llamacpp(pair, "F16"),
     }
 
 

@@ -34,6 +34,17 @@ class ServerError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Pair:
+    """What is served: checkpoint folders, and the drafters that are measured alone. name: added to that of the
+    results."""
+
+    target: Path = field(default_factory=zoo.target_dir)
+    draft: Path = field(default_factory=zoo.draft_dir)
+    drafters: Seq[str] = ("model", "suffix", "eagle3", "ngram")
+    name: str = ""
+
+
+@dataclass(frozen=True)
 class Served:
     """A server to start.
 
@@ -52,21 +63,22 @@ class Served:
         return "" if self.needs is None or self.needs.exists() else f"not installed: run `make {self.make}`"
 
 
-def ours(*options: str) -> Served:
-    """`slipstream serve` with these options."""
+def ours(pair: Pair, *options: str, draft: Path | None = None) -> Served:
+    """`slipstream serve` with these options. draft: of a drafter that is a model."""
+    models = ["--target", str(pair.target), *(["--draft", str(draft)] if draft else [])]
     return Served(
         [sys.executable, "-m", "slipstream", "serve", "--port", "{port}", "--max-batch", str(STREAMS),
-         "--threads", str(THREADS), *options]
+         "--threads", str(THREADS), *models, *options]
     )  # fmt: skip
 
 
-def vllm() -> Served:
+def vllm(pair: Pair) -> Served:
     """vLLM's own server. Its environment variables are those of `peers/vllm_peer.py`."""
     python = interpreter(".venv-peer-vllm")
     libraries = sorted(python.parent.parent.glob("lib/libiomp5.so"))
     libraries += sorted(python.parent.parent.glob("lib/python*/site-packages/vllm/libs/libtcmalloc*.so*"))
     return Served(
-        [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(zoo.target_dir()),
+        [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(pair.target),
          "--served-model-name", "embedded", "--dtype", "float32", "--max-model-len", str(CONTEXT),
          "--max-num-seqs", str(STREAMS), "--host", "127.0.0.1", "--port", "{port}"],
         {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0",
@@ -75,11 +87,11 @@ def vllm() -> Served:
     )  # fmt: skip
 
 
-def llamacpp(kind: str) -> Served:
+def llamacpp(pair: Pair, kind: str) -> Served:
     """llama-cpp-python's server, with a GGUF file of this kind (see `peers/llamacpp_peer.py`)."""
     python = interpreter(".venv-peer-llamacpp")
     return Served(
-        [str(python), "-m", "benchmarks.serve.llamacpp_server", str(zoo.target_dir()), kind, "{port}"], {},
+        [str(python), "-m", "benchmarks.serve.llamacpp_server", str(pair.target), kind, "{port}"], {},
         python, "peer-llamacpp",
     )  # fmt: skip
 

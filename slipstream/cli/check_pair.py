@@ -115,12 +115,10 @@ def with_own_tokenizer(report: PairReport) -> str:
 
 
 def sides(report: PairReport) -> Any:
-    from slipstream.models.module_shape import UNBOUNDED
-
     table = render.table("", "parameters", "stored", "vocabulary", "tokens", "context")
     for name, side in (("target", report.target), ("draft", report.draft)):
         tokens = "none" if side.tokenizer is None else str(len(side.tokenizer.tokens))
-        context = "no bound" if side.config.context == UNBOUNDED else str(side.config.context)
+        context = render.context(side.config.context)
         stored = "unknown" if side.stored is None else render.size(sum(side.stored.values()))
         sizes = render.count(side.parameters), stored, str(side.config.vocab_size), tokens, context
         table.add_row(f"{name} ({side.config.model_type})", *sizes)

@@ -170,8 +170,15 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("experts", f"{experts['per_token']} of {experts['count']} per token" if experts else "none: dense"),
         ("positions", positions(found)),
-        ("context", f"{tokens(found['context'])}, {render.size(found['kv_bytes_per_token'])} of KV each"),
-        *([] if found["source_context"] is None else [("source", f"{tokens(found['source_context'])}, read once")]),
+        (
+            "context",
+            f"{render.context(found['context'], 'tokens')}, {render.size(found['kv_bytes_per_token'])} of KV each",
+        ),
+        *(
+            []
+            if found["source_context"] is None
+            else [("source", f"{render.context(found['source_context'], 'tokens')}, read once")]
+        ),
         ("vocabulary", vocabulary(found)),
         ("special", special or "unknown"),
         ("lm_head", "tied to the embedding" if found["tied_head"] else "not tied"),
@@ -179,13 +186,6 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("executor", f"{found['executor']} on {found['device']}" + not_native(found["not_native"])),
         *native_rows(found["native"]),
     ]
-
-
-def tokens(context: int) -> str:
-    """A context, or that it has no end."""
-    from slipstream.models.module_shape import UNBOUNDED
-
-    return "no bound" if context == UNBOUNDED else f"{context} tokens"
 
 
 def not_native(reason: str | None) -> str:

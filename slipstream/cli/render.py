@@ -193,6 +193,13 @@ def status(what: str) -> Iterator[None]:
 # --- lines and tables ----------------------------------------------------------------------------------------------
 
 
+def context(tokens: int, unit: str = "") -> str:
+    """A context with the unit behind it, or that it has no end."""
+    from slipstream.models.module_shape import UNBOUNDED
+
+    return "no bound" if tokens == UNBOUNDED else f"{tokens} {unit}".rstrip()
+
+
 def yes(value: bool) -> str:
     return "yes" if value else "no"
 

@@ -41,7 +41,7 @@ class TokenLogprob:
 class Sequence:
     """One request in flight.
 
-    tokens    prompt and output so far.
+    tokens    prompt and output so far; they only grow while drafters read them.
     prompt    number of prompt tokens.
     source    what an encoder-decoder reads with its encoder, once; `tokens` then begins with the target's start tokens.
     kv_len    how many leading tokens have their KV in the target's cache.
@@ -50,7 +50,7 @@ class Sequence:
     decode    token ids -> text, for stop strings; None if there is no tokenizer.
     constraint  the form that the output must have, made from `params.structured`; of this sequence alone.
     prediction  tokens that the output is expected to hold, for drafters that look them up (`readable`); they change how
-              fast it is decoded, not what is.
+              fast it is decoded, not what is. Not changed once it runs.
     coupled   True if the rule picks with noise keyed by position, which drafters then share. Set by the engine.
     lossless  whether the rule that verifies it preserves the target's distribution. Set by the engine.
     rule      how its draft tokens are verified; None: as the engine says.
@@ -92,6 +92,9 @@ class Sequence:
     error: Exception | None = field(init=False, default=None)
     stats: SpecStats = field(init=False, default_factory=SpecStats)
 
+    _readable: list[int] | None = field(init=False, default=None)
+    _before: int = field(init=False, default=0)  # how many of these come before the tokens
+
     def __post_init__(self) -> None:
         self.tokens = list(self.tokens)
         self.prompt = len(self.tokens)
@@ -128,9 +131,13 @@ class Sequence:
         from its first token on."""
         if not self.source and not self.prediction:
             return self.tokens
-        lead = self.tokens[max(0, self.prompt - LEAD) : self.prompt]
-        before = [token for text in (self.source, self.prediction) if text for token in (*lead, *text)]
-        return [*before, *self.tokens]
+        if self._readable is None:
+            lead = self.tokens[max(0, self.prompt - LEAD) : self.prompt]
+            self._readable = [token for text in (self.source, self.prediction) if text for token in (*lead, *text)]
+            self._before = len(self._readable)
+        known = len(self._readable) - self._before
+        self._readable += self.tokens[known:]
+        return self._readable
 
     @property
     def limit(self) -> int:

@@ -7,7 +7,7 @@ requests compete for rows, the most probable first (the goodput of SmartSpec, Li
 lengths of single requests). Length 0 for all is plain decoding.
 
 Rows of prompts that are read in the same step have to be read at some time, so the time that they owe is no cost of
-the tokens (see `_prompts_share`). On a busy server nearly every step has such rows.
+the tokens (see `_without_drafts`). On a busy server nearly every step has such rows.
 
 Nothing is measured beforehand. The survival S of each request is learned from its own steps, starting from that of the
 requests before it (`DepthStats`). Times are medians of recent steps; what was never timed is estimated from its
@@ -287,7 +287,7 @@ class DraftLengths:
         survival = self._survival.of(own) * (np.arange(self.most) < reach[:, None])  # [D, most]
         width = self._survival.width(own)
         levels = self._levels(len(drafting))
-        owed = self._prompts_share(count, prompt_rows)
+        owed, plain = self._without_drafts(count, prompt_rows)
         best, lengths = 0.0, list[int]()
         for depth in range(1, max(limits) + 1):
             order = np.sort(survival[:, :depth].ravel())[::-1]
@@ -303,10 +303,6 @@ class DraftLengths:
         found = [0] * count
         for b, length in zip(drafting, lengths, strict=True):
             found[b] = length
-        if prompt_rows:
-            plain = float(self._forward.estimate(np.array([count + prompt_rows]))[0]) - owed
-        else:
-            plain = self._plainly(count)
         return found, best * plain / count
 
     def _levels(self, drafting: int) -> Times:
@@ -317,21 +313,16 @@ class DraftLengths:
         """Seconds of a plain step."""
         return self._plain.nearest(count) if len(self._plain) else float(self._forward.estimate(np.array([count]))[0])
 
-    def _beside(self, rows: int, prompt_rows: int) -> float:
-        """Seconds that rows of prompts add to a forward over so many others."""
+    def _without_drafts(self, count: int, prompt_rows: int) -> tuple[float, float]:
+        """Of a step over the pending tokens of so many requests and these rows: (seconds that its prompts owe, seconds
+        that are left). If every step reads prompts, they would take it without the tokens, and owe what it takes
+        without them. If few do, there would be a step without the prompts, and they owe what they add to it."""
         if not prompt_rows:
-            return 0.0
-        without, with_them = self._forward.estimate(np.array([rows, rows + prompt_rows]))
-        return float(with_them - without)
-
-    def _prompts_share(self, count: int, prompt_rows: int) -> float:
-        """Seconds of a forward over the pending tokens of so many requests, and these rows, that its prompts owe. If
-        every step reads prompts, they would take it without the tokens, and owe what it takes without them. If few do,
-        there would be a step without the prompts, and they owe what they add to it."""
-        if not prompt_rows:
-            return 0.0
-        alone, added = float(self._forward.estimate(np.array([prompt_rows]))[0]), self._beside(count, prompt_rows)
-        return added + self._with_prompts.value * (alone - added)
+            return 0.0, self._plainly(count)
+        prompts, tokens, both = self._forward.estimate(np.array([prompt_rows, count, count + prompt_rows])).tolist()
+        added = both - tokens
+        owed = added + self._with_prompts.value * (prompts - added)
+        return owed, both - owed
 
     # --- learning ------------------------------------------------------------------------------------------------
 
@@ -383,7 +374,8 @@ class DraftLengths:
         if not any(step.lengths):
             self._reading.add(step.draft / rows)
         draft = max(0.0, step.draft - rows * self._reading.value)
-        return replace(step, draft=draft, rest=step.rest - self._beside(others, rows))
+        without, with_them = self._forward.estimate(np.array([others, whole])).tolist()
+        return replace(step, draft=draft, rest=step.rest - (with_them - without))
 
     def _rested(self, step: Step) -> None:
         if self.resting:

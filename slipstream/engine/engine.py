@@ -192,7 +192,7 @@ class Engine:
         with self._lock:
             self._admit()
             seqs, prompts = self._rows()
-            lengths = self._fitted(seqs, prompts, self._chosen(seqs, prompts))
+            lengths = self._fitted(seqs, prompts, self._chosen(seqs, _prompt_rows(seqs, prompts)))
             learning = self._learning(seqs, prompts)
             timed = None if learning is None else self._timed(seqs, prompts, lengths)
             try:
@@ -268,7 +268,7 @@ class Engine:
         rows, ran = _prompt_rows(seqs, prompts), len(seqs) + len(prompts)
         return TimedStep([seqs[b] for b in decoding], [lengths[b] for b in decoding], behind, rows, ran)
 
-    def _chosen(self, seqs: Seq[Sequence], prompts: Seq[Sequence]) -> list[int]:
+    def _chosen(self, seqs: Seq[Sequence], prompt_rows: int) -> list[int]:
         """The draft length of each request: its most, or what is chosen for the requests of its drafter, as if they and
         those that decode plainly were alone."""
         requests = list(map(self._request, seqs))
@@ -280,7 +280,7 @@ class Engine:
                 continue
             own = [b for b in decoding if requests[b].lengths is lengths or requests[b].drafter is NO_DRAFTER]
             ids, limits = [seqs[b].id for b in own], [most[b] for b in own]
-            for b, length in zip(own, lengths.choose(ids, limits, _prompt_rows(seqs, prompts)), strict=True):
+            for b, length in zip(own, lengths.choose(ids, limits, prompt_rows), strict=True):
                 most[b] = length
         return most
 

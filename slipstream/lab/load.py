@@ -24,7 +24,7 @@ from slipstream.lab.endpoint import Endpoint
 from slipstream.lab.estimates import FEWEST_PASSES
 from slipstream.lab.load_client import LoadClient, Request, Timed, read
 from slipstream.lab.load_figures import Pass, arm_data, warnings
-from slipstream.lab.provenance import conditions
+from slipstream.lab.provenance import conditions, public_values
 from slipstream.lab.results import Result, kept, recording
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def load_test(
     places = list(dict.fromkeys(arm.endpoint for arm in arms))
     known = {place: place.described() for place in places}
     arms = named(arms, {place: replace(place, model=known[place]["id"]) for place in places})
-    servers = [{"url": place.base_url, "model": about} for place, about in known.items()]
+    servers = [{"url": place.base_url, "model": public_values(about)} for place, about in known.items()]
     result = Result("bench-served", {**asdict(config), **(settings or {})}, conditions(config.seed, servers=servers))
     runs = [LoadRun(arm) for arm in arms]
 

@@ -130,6 +130,15 @@ def public(text: str) -> str:
     return re.sub(r"(?<![\w:/.-])~?(?:/[\w.+@-]+)+/([\w.+@-]+)", r"\1", text)
 
 
+def public_values(value: Any) -> Any:
+    """JSON values with `public` applied to every string in them, keys excepted."""
+    if isinstance(value, dict):
+        return {key: public_values(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [public_values(one) for one in value]
+    return public(value) if isinstance(value, str) else value
+
+
 def conditions(seed: int | None = None, **more: Any) -> dict[str, Any]:
     """The conditions of any measurement, as plain JSON values."""
     return {

@@ -57,10 +57,15 @@ def test_tables_for_people(cli, host, texts, tmp_path):
     assert "Throughput by load" in page.read_text()
 
 
-def test_several_servers_are_compared_with_the_first(cli, host, texts):
+def test_several_servers_are_compared_with_the_first(cli, host, texts, monkeypatch):
+    from slipstream.lab.endpoint import Endpoint
+
+    described = Endpoint.described
+    monkeypatch.setattr(Endpoint, "described", lambda self: {**described(self), "root": "/home/somebody/models/tiny"})
     places = ["--serve", f"{host.url}/v1", "--serve", host.url.replace("127.0.0.1", "localhost") + "/v1"]
     result = cli("bench", texts, *places, *QUICK, "--concurrency", "2", "--temperature", "0.7", "--json")
     assert result.code == 0, result.err
+    assert "somebody" not in result.out  # a folder of the server's machine
     first, second = json.loads(result.out)["data"]["arms"]
     assert (first["ratio"], first["against"], second["against"]) == (None, None, 0)
     assert second["ratio"]["low"] <= second["ratio"]["value"] <= second["ratio"]["high"]

@@ -10,6 +10,15 @@ import transformers
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+CLOSE = 1e-9
+"""Of the largest value, with everything in float64 (see `Wide`)."""
+
+
+def assert_close(found: Tensor, wanted: Tensor) -> None:
+    """Of the same shape, and as near as `CLOSE` says."""
+    assert found.shape == wanted.shape
+    assert float((found - wanted).abs().max() / wanted.abs().max()) < CLOSE
+
 
 class Reference:
     """transformers' own model, without a cache: one causal forward over the whole text."""

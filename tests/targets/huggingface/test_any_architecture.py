@@ -19,12 +19,10 @@ from slipstream.targets.huggingface.chains_only import ChainsOnly
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.rollback import states
 from tests.targets.huggingface.architectures import ARCHITECTURES, ONE_EACH, PACKED, VOCAB, random_model
-from tests.targets.reference import Wide
+from tests.targets.reference import Wide, assert_close
 
 PROMPTS = [[5, 9, 33], [7], [1, 2, 3, 4, 5, 6, 7, 8], [60, 61, 2, 17, 17], [11, 11, 40]]
 TOKENS = 12
-CLOSE = 1e-9
-"""Of the largest value, with everything in float64 (see `Wide`)."""
 
 
 @functools.cache
@@ -52,11 +50,6 @@ def logits(name: str, text: Seq[int]) -> torch.Tensor:
     """[n, V] of the model's own forward, without a cache."""
     with torch.no_grad():
         return model(name)(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0]
-
-
-def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    assert found.shape == wanted.shape
-    assert float((found - wanted).abs().max() / wanted.abs().max()) < CLOSE
 
 
 class WrongSiblings:
@@ -146,7 +139,7 @@ def test_after_rollbacks_of_differing_depth_the_cache_is_that_of_a_fresh_prefill
         for kept in (0, 3, 1, 0, 4, 2, 0, 0, 4):
             draft = Draft.chains([[(7 * len(seq.tokens) + 13 * i) % VOCAB for i in range(4)]])
             out = of.run([seq], draft)
-            same(out.logits, logits(name, [*seq.tokens, *draft.ids])[len(seq.tokens) - 1 :])
+            assert_close(out.logits, logits(name, [*seq.tokens, *draft.ids])[len(seq.tokens) - 1 :])
             of.commit([seq], [list(range(kept))])
             seq.kv_len = len(seq.tokens) + kept
             seq.tokens += [*draft.ids[:kept], (len(seq.tokens) * 5 + 3) % VOCAB]
@@ -154,7 +147,7 @@ def test_after_rollbacks_of_differing_depth_the_cache_is_that_of_a_fresh_prefill
         of.run([fresh], Draft.empty(1))
         if isinstance(of, Decoder):
             length = seq.kv_len
-            same(of.executor.kv(seq.id, length), of.executor.kv(fresh.id, length))
+            assert_close(of.executor.kv(seq.id, length), of.executor.kv(fresh.id, length))
         else:
             assert isinstance(of, ChainsOnly)
             of.run([seq], Draft.empty(1))  # reads what was accepted
@@ -162,7 +155,7 @@ def test_after_rollbacks_of_differing_depth_the_cache_is_that_of_a_fresh_prefill
             fresh = Sequence(list(seq.tokens))
             of.run([fresh], Draft.empty(1))
             for found, wanted in zip(states(of.held(seq.id)), states(of.held(fresh.id)), strict=True):
-                same(found, wanted)
+                assert_close(found, wanted)
         of.release(fresh.id)
     of.release(seq.id)
 
@@ -183,8 +176,8 @@ def test_taps_are_the_hidden_states_of_transformers(name: str) -> None:
         rows = slice(out.splits[s], out.splits[s + 1])
         late = 1 if name in ("mamba", "mamba2") else 0  # their list begins after the first layer
         for tap in (late, 1):
-            same(out.hidden[tap][rows], wanted[tap - late][0])
-        same(out.hidden[-1][rows], wanted[-1][0])
+            assert_close(out.hidden[tap][rows], wanted[tap - late][0])
+        assert_close(out.hidden[-1][rows], wanted[-1][0])
     for seq in (a, b):
         of.release(seq.id)
 

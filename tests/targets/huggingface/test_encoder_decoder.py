@@ -34,10 +34,7 @@ from tests.targets.huggingface.encoder_decoders import (
     generated,
     random_encoder_decoder,
 )
-from tests.targets.reference import Wide
-
-CLOSE = 1e-9
-"""Of the largest value, with everything in float64 (see `Wide`)."""
+from tests.targets.reference import CLOSE, Wide, assert_close
 
 
 @functools.cache
@@ -62,11 +59,6 @@ def logits(name: str, source: Seq[int], text: Seq[int]) -> torch.Tensor:
     with torch.no_grad():
         ids, out = torch.tensor([list(source)]), torch.tensor([list(text)])
         return model(name)(input_ids=ids, decoder_input_ids=out, use_cache=False).logits[0]
-
-
-def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    assert found.shape == wanted.shape
-    assert float((found - wanted).abs().max() / wanted.abs().max()) < CLOSE
 
 
 @contextmanager
@@ -140,7 +132,7 @@ def test_after_rollbacks_of_differing_depth_the_caches_are_those_of_a_fresh_pref
             for kept in (0, 3, 1, 0, 4, 2, 0, 0, 4):
                 draft = Draft.chains([[ids[(7 * len(seq.tokens) + 13 * i) % len(ids)] for i in range(4)]])
                 out = of.run([seq], draft)
-                same(out.logits, logits(name, source, [*seq.tokens, *draft.ids])[len(seq.tokens) - 1 :])
+                assert_close(out.logits, logits(name, source, [*seq.tokens, *draft.ids])[len(seq.tokens) - 1 :])
                 of.commit([seq], [list(range(kept))])
                 seq.kv_len = len(seq.tokens) + kept
                 seq.tokens += [*draft.ids[:kept], ids[(len(seq.tokens) * 5 + 3) % len(ids)]]
@@ -151,7 +143,7 @@ def test_after_rollbacks_of_differing_depth_the_caches_are_those_of_a_fresh_pref
                 found, wanted = states(of_text(seq)), states(of_text(fresh))
                 assert len(found) == len(wanted) > 0
                 for a, b in zip(found, wanted, strict=True):
-                    same(a, b)
+                    assert_close(a, b)
     finally:
         of.rules = rules
         of.release(seq.id)
@@ -203,7 +195,7 @@ def test_a_padding_token_in_a_draft_is_read_as_in_plain_decoding(name: str) -> N
             alone.kv_len = len(alone.tokens)
             alone.tokens.append(token)
         apart.append(of.run([alone], Draft.empty(1)).logits[0].clone())
-    same(together, torch.stack(apart))
+    assert_close(together, torch.stack(apart))
     for seq in (one, alone):
         of.release(seq.id)
 
@@ -339,7 +331,7 @@ def test_a_fault_within_a_pass_leaves_no_half_filled_cache(monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         of.run([seq], Draft.empty(1))
     hook.remove()
-    same(of.run([seq], Draft.empty(1)).logits, logits("t5", SOURCES[0], seq.tokens))
+    assert_close(of.run([seq], Draft.empty(1)).logits, logits("t5", SOURCES[0], seq.tokens))
     of.release(seq.id)
 
 
@@ -366,7 +358,7 @@ def test_likelihoods_are_those_of_a_direct_forward() -> None:
     for scored, (source, text) in zip(LLM(target("t5")).log_likelihoods(texts), texts, strict=True):
         logs = torch.log_softmax(logits("t5", source, [0, *text[:-1]]), -1)
         wanted = logs.gather(1, torch.tensor(text)[:, None])[:, 0]
-        same(torch.tensor(scored.logprobs, dtype=torch.float64), wanted)
+        assert_close(torch.tensor(scored.logprobs, dtype=torch.float64), wanted)
 
 
 # --- drafters -------------------------------------------------------------------------------------------------------
