@@ -1,17 +1,10 @@
 """Linear layers of a transformers model over few rows, on processors for which torch's own are slow.
 
 Decoding reads every weight for one row, or for the few of a draft. `F.linear` calls MKL, which on AMD's processors is
-far from the speed of memory, and takes three times as long for two rows as for one. Two other products of torch, on the
-same weights in the same place, are faster (70 MB of weights in a 4096x768 layer, two cores of an EPYC, milliseconds):
-
-    rows   F.linear   batched   oneDNN
-    1      5.3        2.0       2.9
-    2      18.4       3.0       8.3
-    4      12.0       6.6       3.9
-    8      15.9       10.1      8.4
-
-Within `fast`, layers take the faster one. Nothing is copied and nothing is kept, so weights may change between passes,
-and outside of a pass the model is what it was. Sums are added in another order, as between any two of torch's kernels.
+far from the speed of memory, and takes three times as long for two rows as for one. Within `fast`, layers use our own
+product on the same weights in the same place. Nothing is copied and nothing is kept, so weights may change between
+passes, and outside of a pass the model is what it was. Sums are added in another order, as between any two of torch's
+kernels, but in one that does not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -25,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-BATCHED_ROWS, ONEDNN_ROWS = 3, 16
-"""Most rows of a batched product, and of one by oneDNN."""
-_GROUP = 64
-"""Outputs of each product of a batch. Fixed, so that sums do not depend on the number of threads."""
+from slipstream.backends.native import unpacked_product
+
+MOST_ROWS = 32
+"""Rows over which our product is faster (measured up to 32)."""
 
 
 class FewRows:
@@ -63,26 +56,17 @@ def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear` of x [..., in], weight [out, in] and bias [out]: [..., out]."""
-    rows, most = x.shape[:-1].numel(), len(weight) // _GROUP * _GROUP
-    if not 0 < rows <= ONEDNN_ROWS or not most or not _on_cpu(x, weight):
+    rows = x.numel() // max(1, weight.shape[1])
+    if not 0 < rows <= MOST_ROWS or not _ours(x) or not _ours(weight) or not (bias is None or _ours(bias)):
         return F.linear(x, weight, bias)
-    if rows > BATCHED_ROWS:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
-        return out
-    flat = x.reshape(rows, -1)  # [M, in]
-    groups = weight[:most].view(-1, _GROUP, weight.shape[1])
-    made = torch.bmm(groups, flat.t().expand(len(groups), -1, -1)).view(most, rows).t()  # [M, most]
-    if most < len(weight):
-        made = torch.cat((made, F.linear(flat, weight[most:])), 1)
-    made = made.contiguous()
-    if bias is not None:
-        made += bias
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or not weight.is_contiguous():
+        return F.linear(x, weight, bias)
+    made = unpacked_product.product(x if x.is_contiguous() else x.contiguous(), rows, weight, bias)
     return made.view(*x.shape[:-1], len(weight))
 
 
-def _on_cpu(x: Tensor, weight: Tensor) -> bool:
-    here = x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu"
-    return here and weight.is_contiguous() and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+def _ours(each: Tensor) -> bool:
+    return each.dtype is torch.float32 and each.is_cpu
 
 
 @functools.cache
@@ -91,8 +75,4 @@ def is_faster() -> bool:
     which MKL is made, it was not measured."""
     cpuinfo = Path("/proc/cpuinfo")
     amd = cpuinfo.exists() and "AuthenticAMD" in cpuinfo.read_text()
-    return amd and torch.backends.mkl.is_available() and _has_onednn()
-
-
-def _has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return amd and torch.backends.mkl.is_available() and unpacked_product.available()

@@ -11,14 +11,17 @@ from torch import nn
 from transformers import Olmo2Config, Olmo2ForCausalLM
 
 from slipstream import LLM, SamplingParams
+from slipstream.backends.native import unpacked_product
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface import few_rows
-from slipstream.targets.huggingface.few_rows import BATCHED_ROWS, ONEDNN_ROWS, FewRows, linear
+from slipstream.targets.huggingface.few_rows import MOST_ROWS, FewRows, linear
 from slipstream.targets.huggingface.huggingface_target import of_module
 
-pytestmark = pytest.mark.skipif(not few_rows._has_onednn(), reason="this torch has no oneDNN")
+pytestmark = pytest.mark.skipif(
+    not unpacked_product.available(), reason="the OpenMP library of this torch is not known"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -27,16 +30,41 @@ def on_any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("out", "width"), [(64, 32), (192, 33), (131, 48), (40, 16)])
+@pytest.mark.parametrize(("out", "width"), [(64, 32), (192, 33), (131, 48), (3, 5), (1, 1), (1030, 67)])
 def test_every_number_of_rows_gives_what_torch_gives(out: int, width: int, bias: bool) -> None:
-    """Outputs in whole groups, with some left over, and fewer than a group."""
+    """Outputs and columns in whole tiles and not, on one thread and on several (the largest)."""
     weight, b = torch.randn(out, width), torch.randn(out) if bias else None
     with torch.inference_mode():
-        for rows in (0, 1, 2, BATCHED_ROWS, BATCHED_ROWS + 1, ONEDNN_ROWS, ONEDNN_ROWS + 1):
+        for rows in (0, 1, 2, 5, 6, 7, 12, 13, MOST_ROWS, MOST_ROWS + 1):
             for x in (torch.randn(rows, width), torch.randn(1, rows, 2 * width)[..., ::2]):
                 found = linear(x, weight, b)
                 torch.testing.assert_close(found, F.linear(x, weight, b), rtol=1e-4, atol=1e-4)
                 assert found.is_contiguous()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_row_is_bitwise_the_same_alone_among_others_and_on_any_number_of_threads(threads: int) -> None:
+    weight, bias, x = torch.randn(1030, 67), torch.randn(1030), torch.randn(MOST_ROWS, 67)
+    before = torch.get_num_threads()
+    with torch.inference_mode():
+        whole = linear(x, weight, bias)
+        torch.set_num_threads(threads)
+        try:
+            for rows in range(1, MOST_ROWS + 1):
+                assert torch.equal(linear(x[:rows], weight, bias), whole[:rows])
+        finally:
+            torch.set_num_threads(before)
+
+
+def test_a_row_that_is_not_finite_spoils_no_other() -> None:
+    weight, x = torch.randn(40, 33), torch.randn(8, 33)
+    with torch.inference_mode():
+        whole = linear(x, weight, None)
+        x[3, 5] = float("inf")
+        found = linear(x, weight, None)
+    assert not found[3].isfinite().any()
+    kept = [0, 1, 2, 4, 5, 6, 7]
+    assert torch.equal(found[kept], whole[kept])
 
 
 @pytest.mark.parametrize(

@@ -207,3 +207,16 @@ MEDUSA = _record(
     outs=_I,
 )
 """K Medusa heads over states of width d: see `medusa_pass`."""
+
+STORED_PRODUCT = _record(
+    next=_I,  # the unit that is taken next
+    weights=_I,  # float32 [outs, columns]
+    bias=_I,  # float32 [outs]; 0: none
+    x=_I,  # float32 [rows, columns]
+    y=_I,  # float32 [rows, outs]
+    columns=_I,
+    outs=_I,
+    rows=_I,
+    share=_I,  # outputs of a unit
+)
+"""A product with a matrix as torch stores it: see `stored_products`."""

@@ -1,0 +1,148 @@
+"""Products of few rows with a matrix as torch stores it, [out, in], which is neither copied nor packed.
+
+y[r, o] = bias[o] + sum over i of x[r, i] * w[o, i]. A tile is a few rows times a few outputs; each sum has a vector of
+partial sums, which are added pairwise in the end. So tiles of all sizes add in the same order, and a row of the result
+is bitwise the same alone and among other rows. While the first tile of some outputs is computed, the weights of the
+next ones are fetched: over few rows, memory is what a product waits for.
+
+Threads take units of outputs by a counter. They are not those of `pool` but of whoever calls `stored_product` on
+several threads at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, types
+from numba.core import cgutils
+
+from slipstream.backends.native.kernels import processor
+from slipstream.backends.native.kernels.compiled import callback
+from slipstream.backends.native.kernels.memory import call, fetch_add, pointer
+from slipstream.backends.native.kernels.records import STORED_PRODUCT
+from slipstream.backends.native.kernels.rows import first_of, tiles_of
+from slipstream.backends.native.kernels.tiles import (
+    _CONTRACT,
+    _FLOAT,
+    _INT,
+    _WORD,
+    _at,
+    _bytes_at,
+    _function,
+    _load,
+    _take,
+    locator,
+)  # fmt: skip
+
+LANES = processor.lanes()
+OUTS, ROWS = (3, 8) if processor.registers() == 32 else (2, 5)
+"""Most outputs and rows of a tile: its sums, the weights of one step and a part of a row stay in registers."""
+_VECTOR = ir.VectorType(_FLOAT, LANES)
+
+
+def _tile(module: ir.Module) -> ir.Function:
+    """Arguments: w, bias, x, y (addresses; bias 0: none), columns, outs (OUTS or less), rows, stride (of y, in floats),
+    ahead (bytes from w on to what is fetched meanwhile)."""
+    name = "slipstream_stored_tile"
+    made = _function(module, name, 9)
+    if made is None:
+        return module.get_global(name)
+    b = ir.IRBuilder(made.append_basic_block())
+    w, bias, x, y = (_bytes_at(b, each) for each in made.args[:4])
+    columns, outs, rows, stride, ahead = made.args[4:]
+    row_bytes = b.mul(columns, _WORD(4))
+    whole = b.mul(b.udiv(columns, _WORD(LANES)), _WORD(LANES))
+    fetch = cgutils.get_or_insert_function(
+        module,
+        ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _INT, _INT, _INT]),
+        "llvm.prefetch.p0i8",
+    )
+
+    def products(count: int, wide: int) -> None:
+        """`count` rows times `wide` outputs."""
+        each = [(r, o) for r in range(count) for o in range(wide)]
+        weights = [b.gep(w, [b.mul(row_bytes, _WORD(o))]) for o in range(wide)]
+        inputs = [b.gep(x, [b.mul(row_bytes, _WORD(r))]) for r in range(count)]
+        zeros = ir.Constant(_VECTOR, [0.0] * LANES)
+        sums = {ro: cgutils.alloca_once(b, _VECTOR) for ro in each}
+        rest = {ro: cgutils.alloca_once(b, _FLOAT) for ro in each}
+        for ro in each:
+            b.store(zeros, sums[ro])
+            b.store(_FLOAT(0.0), rest[ro])
+        with cgutils.for_range_slice(b, _WORD(0), whole, _WORD(LANES), inc=True) as (i, _):
+            at = b.mul(i, _WORD(4))
+            near = []
+            for place in weights:
+                here = b.gep(place, [at])
+                near.append(_load(b, here, _FLOAT, LANES, 4))
+                b.call(fetch, [b.gep(here, [ahead]), _INT(0), _INT(2), _INT(1)])
+            for r in range(count):
+                numbers = _load(b, b.gep(inputs[r], [at]), _FLOAT, LANES, 4)
+                for o in range(wide):
+                    product = b.fmul(numbers, near[o], flags=_CONTRACT)
+                    b.store(b.fadd(b.load(sums[r, o]), product, flags=_CONTRACT), sums[r, o])
+        with cgutils.for_range_slice(b, whole, columns, _WORD(1), inc=True) as (i, _):
+            at = b.mul(i, _WORD(4))
+            for r, o in each:
+                product = b.fmul(
+                    b.load(_at(b, inputs[r], at, _FLOAT), align=4),
+                    b.load(_at(b, weights[o], at, _FLOAT), align=4),
+                    flags=_CONTRACT,
+                )
+                b.store(b.fadd(b.load(rest[r, o]), product, flags=_CONTRACT), rest[r, o])
+        for r, o in each:
+            total, width = b.load(sums[r, o]), LANES
+            while width > 1:
+                width //= 2
+                total = b.fadd(_take(b, total, range(width)), _take(b, total, range(width, 2 * width)))
+            found = b.fadd(b.extract_element(total, _INT(0)), b.load(rest[r, o]))
+            place = cgutils.alloca_once_value(b, found)
+            with b.if_then(b.icmp_unsigned("!=", made.args[1], _WORD(0))):
+                b.store(b.fadd(found, b.load(_at(b, bias, _WORD(4 * o), _FLOAT), align=4)), place)
+            b.store(
+                b.load(place), _at(b, y, b.mul(b.add(b.mul(stride, _WORD(r)), _WORD(o)), _WORD(4)), _FLOAT), align=4
+            )
+
+    end = b.append_basic_block("end")
+    choice = b.switch(b.add(b.mul(outs, _WORD(ROWS + 1)), rows), end)
+    for wide in range(1, OUTS + 1):
+        for count in range(1, ROWS + 1):
+            block = b.append_basic_block(f"outs{wide}_rows{count}")
+            choice.add_case(_WORD(wide * (ROWS + 1) + count), block)
+            b.position_at_end(block)
+            products(count, wide)
+            b.branch(end)
+    b.position_at_end(end)
+    b.ret_void()
+    return made
+
+
+_tile_address: Any = locator(_tile)
+
+
+@callback(types.void(types.int64))
+def stored_product(address):
+    """Do units of the STORED_PRODUCT at `address` until none is left."""
+    job = carray(pointer(address), (1,), STORED_PRODUCT)[0]
+    tile, tiles, bytes = _tile_address(), tiles_of(job.rows, np.int64(ROWS)), 4 * job.columns
+    while True:
+        low = fetch_add(address, 1) * job.share
+        if low >= job.outs:
+            return
+        high = min(low + job.share, job.outs)
+        for o in range(low, high, OUTS):
+            outs = min(np.int64(OUTS), high - o)
+            bias = job.bias + 4 * o if job.bias != 0 else np.int64(0)
+            for t in range(tiles):
+                first = first_of(t, job.rows, np.int64(ROWS))
+                count = first_of(t + 1, job.rows, np.int64(ROWS)) - first
+                ahead = OUTS * bytes if t == 0 else np.int64(0)
+                call(
+                    tile,
+                    (
+                        job.weights + o * bytes, bias, job.x + first * bytes, job.y + 4 * (first * job.outs + o),
+                        job.columns, outs, count, job.outs, ahead,
+                    ),
+                )  # fmt: skip

@@ -1,0 +1,76 @@
+"""`product`: few rows times a matrix as torch stores it (see `kernels.stored_products`), on the threads of torch.
+
+A module of transformers runs its other operations on torch's OpenMP threads. Threads of our own would compete with them
+for the cores, and both kinds spin while they wait. So the kernel runs on torch's: `GOMP_parallel` of the library that
+torch has loaded calls it on each of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MIN_SHARED_BYTES = 1 << 18
+"""Smaller matrices, in bytes, are multiplied on one thread."""
+UNIT_TILES = 16
+"""Most tiles of outputs in a unit of work."""
+
+
+@functools.cache
+def _team() -> Callable[..., Any] | None:
+    """`GOMP_parallel(function, argument, threads, flags)` of the OpenMP library that torch uses; None if Linux does not
+    tell which one that is."""
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    loaded = sorted({line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line})
+    own = [path for path in loaded if path.startswith(str(Path(torch.__file__).parent))] or loaded
+    if len(own) != 1:
+        return None
+    found = ctypes.CDLL(own[0]).GOMP_parallel
+    found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    return found
+
+
+@functools.cache
+def available() -> bool:
+    """Whether `product` can run here."""
+    return importlib.util.find_spec("numba") is not None and _team() is not None
+
+
+@functools.cache
+def _kernel() -> tuple[int, Callable[[int], None], Any, int]:
+    """(address of the kernel, the same for one thread, type of its argument, outputs of a tile); compiled if it is not
+    on disk yet."""
+    from slipstream.backends.native.kernels.compiled import compile_lock, ready
+    from slipstream.backends.native.kernels.records import STORED_PRODUCT
+    from slipstream.backends.native.kernels.stored_products import OUTS, stored_product
+
+    with compile_lock():
+        address = ready(stored_product)
+    alone = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)
+    return address, alone, ctypes.c_int64 * (STORED_PRODUCT.itemsize // 8), OUTS
+
+
+def product(x: Tensor, rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [.., in] of so many rows, times weight [out, in], plus bias [out]: [rows, out]. All are float32, contiguous and
+    on the CPU."""
+    address, alone, kind, tile = _kernel()
+    team, threads = _team(), torch.get_num_threads()
+    assert team is not None, "see `available`"
+    outs, columns = weight.shape
+    y = x.new_empty((rows, outs))
+    added = 0 if bias is None else bias.data_ptr()
+    share = tile * max(1, min(UNIT_TILES, outs // (4 * threads * tile)))
+    job = kind(0, weight.data_ptr(), added, x.data_ptr(), y.data_ptr(), columns, outs, rows, share)
+    if threads == 1 or 4 * outs * columns < MIN_SHARED_BYTES:
+        alone(ctypes.addressof(job))
+    else:
+        team(address, ctypes.addressof(job), threads, 0)
+    return y
