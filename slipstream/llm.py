@@ -27,7 +27,7 @@ from slipstream.core.stats import SpecStats
 from slipstream.core.stop import completed_at
 from slipstream.core.target import Target, begun
 from slipstream.core.turns import Turns
-from slipstream.drafters.choice import DrafterFactory
+from slipstream.drafters.choice import STACK, DrafterFactory
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.registry import DRAFTERS, make_drafter, most_chosen
 from slipstream.engine.beam_search import BeamSearch, Search
@@ -185,6 +185,7 @@ class LLM:
         self._grammars = Grammars(self.tokenizer, self.target.vocab_size)
         self._weightless: dict[str, Drafter] = {}  # by name, made when a request first wants one
         self._weightless_lengths: dict[str, DraftLengths] = {}  # what has been learned with each
+        self._stacks: dict[str, tuple[Drafter, Drafter, int | DraftLengths]] = {}  # see `_after_lookup`
         self._factory = DrafterFactory(self.target, path, draft_load, self.tokenizer, draft_tokenizer)
         self.rule = rule
         self._draft_tokens = checked_draft_tokens(draft_tokens)
@@ -368,9 +369,10 @@ class LLM:
     def prepared(self, ask: Ask) -> Prepared:
         """What an `EngineThread` adds for a request. Raises what is wrong with it.
 
-        A prediction is for a drafter that looks up texts. If the drafter in use does not, the request has a suffix
-        tree instead. So has a text that is given, whose lengths are not chosen: all drafts are right, and nothing is to
-        be learned from them.
+        A prediction is for a drafter that looks up texts. If the drafter in use does not, a suffix tree is asked before
+        it: where the text leaves the prediction, a draft model goes on (the tree alone was slower than the model on
+        short edits). A text that is given has the suffix tree alone, whose lengths are not chosen: all drafts are
+        right, and nothing is to be learned from them.
 
         The prediction may be an earlier output of the same seed: verification must not decide on it with the random
         numbers that made it. So they are others, which the prediction chooses, and with fixed lengths a repeated
@@ -387,9 +389,23 @@ class LLM:
             digest = blake2b(np.asarray(ask.prediction, np.int64).tobytes(), digest_size=8).digest()
             seq.random.nonce = int.from_bytes(digest, "little") | 1 << 63  # an engine's own are small
         given = ask.params.structured is not None and ask.params.structured.tokens is not None
-        if given or not reads_predictions(own or self.drafter):
-            own, most = self._named("suffix")
-        return Prepared(seq, own, rule, DRAFTERS["suffix"].length if given else most)
+        if given:
+            return Prepared(seq, self._named("suffix")[0], rule, DRAFTERS["suffix"].length)
+        if not reads_predictions(own or self.drafter):
+            own, most = self._after_lookup(own or self.drafter)
+        return Prepared(seq, own, rule, most)
+
+    def _after_lookup(self, drafter: Drafter) -> tuple[Drafter, int | DraftLengths]:
+        """A suffix tree with this drafter behind it, and how many tokens they draft."""
+        if drafts_nothing(drafter):
+            return self._named("suffix")
+        made = self._stacks.get(drafter.name)
+        if made is None or made[0] is not drafter:
+            stack = make_drafter(STACK, self.target, members=(make_drafter("suffix", self.target), drafter))
+            fixed = isinstance(self._draft_tokens, int)
+            most = DRAFTERS[STACK].length if fixed else DraftLengths(most_chosen(STACK))
+            made = self._stacks[drafter.name] = drafter, stack, most
+        return made[1:]
 
     @property
     def request_drafters(self) -> dict[str, int]:

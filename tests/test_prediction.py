@@ -88,6 +88,33 @@ def test_a_drafter_in_use_that_looks_up_texts_reads_predictions_itself(name: str
     assert seq.drafter == (name or "suffix")
 
 
+def test_with_a_draft_model_the_prediction_is_copied_first_and_the_model_goes_on_where_it_ends() -> None:
+    """The text leaves the prediction in the middle, and comes back to it."""
+    target = ToyTarget(300, order=3, seed=3, sharpness=9.0)
+    params = SamplingParams(temperature=0, max_tokens=24)
+    llm = LLM(target, ToyTarget(300, order=3, seed=3, sharpness=9.0), draft_tokens=4)
+    (plain,) = decoded(llm, [Ask(PROMPT, params)])
+    assert plain.drafter == "model"
+    changed = [*plain.output[:10], 299, 298, *plain.output[12:]]
+    (seq,) = decoded(llm, [Ask(PROMPT, params, prediction=changed)])
+    assert seq.output == plain.output
+    assert seq.drafter == "hybrid"
+    assert {"suffix", "model"} <= set(seq.proposers)
+    assert seq.stats.steps < plain.stats.steps
+
+
+def test_the_model_behind_a_prediction_is_the_one_in_use() -> None:
+    target, right = ToyTarget(300, order=3, seed=3, sharpness=9.0), ToyTarget(300, order=3, seed=3, sharpness=9.0)
+    params = SamplingParams(temperature=0, max_tokens=16)
+    llm = LLM(target, ToyTarget(300, order=3, seed=4, sharpness=9.0), draft_tokens=4)
+    ask = Ask(PROMPT, params, prediction=(39, 38, 37))
+    (before,) = decoded(llm, [ask])
+    llm.use(right)
+    (after,) = decoded(llm, [ask])
+    assert before.output == after.output
+    assert after.stats.accepted > 8 > before.stats.accepted
+
+
 def test_draft_lengths_of_predictions_are_chosen_if_those_of_others_are() -> None:
     """And kept from one request to the next. Of a text that is given all drafts are right, so none is chosen."""
     llm = LLM(toy())
