@@ -169,7 +169,7 @@ class LLM:
         self.max_batch = max_batch
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
         path = checkpoint_of(target, "target") if isinstance(target, (str, Path)) else None
-        if kv_tokens is not None and path is not None:
+        if kv_tokens is not None and path is not None and device_map is None:  # a plan knows one device only
             plan(path, draft_folder(draft), self._load, draft_load, kv_tokens).check()
         self.target: Target = as_target(
             target if path is None else path,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from slipstream.errors import ParameterError, did_you_mean
 
 BACKENDS = ("native", "torch")
@@ -41,6 +43,24 @@ def check_executor(name: str) -> None:
             fix="omit the option: executor='auto' uses the native executor on a CPU",
         )
     one_of("executor", name, EXECUTORS)
+
+
+def check_device_map(device_map: Any, executor: str, device: Any) -> None:
+    """Raise ParameterError where a device map would not be honoured. executor: what was asked for, or `LLAMACPP`."""
+    if executor not in ("auto", TRANSFORMERS):
+        raise ParameterError(
+            f"device_map={device_map!r} was given with {executor}",
+            why="only transformers spreads a model over several devices",
+            fix="leave device_map out, or choose executor='transformers'"
+            if executor != LLAMACPP
+            else "leave device_map out, or give the folder of the checkpoint that the file was made of",
+        )
+    if device is not None:
+        raise ParameterError(
+            f"device={str(device)!r} and device_map={device_map!r} were given",
+            why="both say where the weights go",
+            fix="give one of them",
+        )
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -117,7 +117,7 @@ def resolve_settings(
     check_threads(threads)
     if device is None:
         device = "cuda" if executor != "native" and torch.cuda.is_available() else "cpu"
-    on = _device(device)
+    on = usable_device(device)
     of = asked or (torch.bfloat16 if on.type == "cuda" else torch.float32)
     if quantize and of == torch.bfloat16 and on.type == "cpu":
         raise ParameterError(
@@ -130,13 +130,14 @@ def resolve_settings(
     return RunSettings(on, of, quantize, threads, kv_dtype, role, kv_tokens)
 
 
-def _device(device: torch.device | str) -> torch.device:
-    """The device of that name. Raises ParameterError if PyTorch does not know it or cannot use it here."""
+def usable_device(device: torch.device | str, of: str = "device") -> torch.device:
+    """The device of that name. of: the setting that names it. Raises ParameterError if PyTorch does not know it or
+    cannot use it here."""
     try:
         on = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ParameterError(
-            f"device is {device!r}, which is not a device of PyTorch", fix="choose device='cpu' or 'cuda'"
+            f"{of} is {device!r}, which is not a device of PyTorch", fix=f"choose {of}='cpu' or 'cuda'"
         ) from error
     if on.type == "meta" or (on.type == "cpu" and on.index):
         what = (
@@ -144,16 +145,16 @@ def _device(device: torch.device | str) -> torch.device:
             if on.type == "meta"
             else "does not exist: PyTorch has one CPU"
         )
-        raise ParameterError(f"device is {str(on)!r}, which {what}", fix="choose device='cpu' or 'cuda'")
+        raise ParameterError(f"{of} is {str(on)!r}, which {what}", fix=f"choose {of}='cpu' or 'cuda'")
     if on.type == "cuda" and not torch.cuda.is_available():
-        raise ParameterError(f"device is {str(on)!r}, but PyTorch finds no CUDA device", fix="choose device='cpu'")
+        raise ParameterError(f"{of} is {str(on)!r}, but PyTorch finds no CUDA device", fix=f"choose {of}='cpu'")
     try:
         torch.empty(0, device=on)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ParameterError(
-            f"device is {str(on)!r}, which PyTorch cannot use here",
+            f"{of} is {str(on)!r}, which PyTorch cannot use here",
             why=str(error).splitlines()[0][:200],
-            fix="choose device='cpu'",
+            fix=f"choose {of}='cpu'",
         ) from error
     return on
 

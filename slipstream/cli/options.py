@@ -25,15 +25,18 @@ from slipstream.drafters.choice import WITH_DRAFT, WITHOUT_DRAFT, asked, draft_o
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.kv.blocks import BLOCK
+from slipstream.models.gguf_header import is_gguf
 from slipstream.settings import (
     AUTO,
     DRAFT_QUANTISATIONS,
     DRAFT_TOKENIZERS,
     DTYPES,
     KV_DTYPES,
+    LLAMACPP,
     QUANTISATIONS,
     RULES,
     SAME,
+    check_device_map,
     check_executor,
     one_of,
 )
@@ -86,6 +89,8 @@ def from_file(ctx: typer.Context, path: str | None) -> str | None:
     for name, value in values.items():
         if getattr(own[name], "multiple", False) and not isinstance(value, list):
             values[name] = [value]
+        elif isinstance(value, dict):  # an option of text, which is read as JSON
+            values[name] = json.dumps(value)
     ctx.default_map = {**(ctx.default_map or {}), **values}
     return path
 
@@ -113,7 +118,8 @@ class ModelOptions:
     executor: Annotated[
         str,
         typer.Option(
-            help="auto, native or torch. On a CPU, auto uses native if it supports the model.", rich_help_panel=_MODELS
+            help="auto, native, torch or transformers. On a CPU, auto uses native if it supports the model.",
+            rich_help_panel=_MODELS,
         ),
     ] = "auto"
     dtype: Annotated[
@@ -124,6 +130,14 @@ class ModelOptions:
         ),
     ] = None
     device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1, ...", rich_help_panel=_MODELS)] = None
+    device_map: Annotated[
+        str | None,
+        typer.Option(
+            help="Spread the target over devices by transformers: auto, balanced, ..., or a JSON object of modules "
+            "and devices.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None
     threads: Annotated[int | None, typer.Option(help="Number of CPU threads.", rich_help_panel=_MODELS)] = None
     trust_remote_code: Annotated[
         bool,
@@ -239,7 +253,14 @@ class ModelOptions:
             raise ParameterError(
                 f"threads is {self.threads}, must be at least 1", fix="omit it, or give the number of cores"
             )
+        if self.device_map is not None:
+            check_device_map(self.devices, LLAMACPP if is_gguf(self.target) else self.executor, self.device)
         parse_options(self.drafter_option or ())
+
+    @property
+    def devices(self) -> Any:
+        """The device map as `LLM` takes it: None, a word or a mapping. Raises ParameterError."""
+        return None if self.device_map is None else device_map_of(self.device_map)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -283,6 +304,28 @@ class ModelOptions:
         raise ParameterError(
             f"draft_tokens is {self.draft_tokens!r}, but this command measures fixed draft lengths", fix="give a number"
         )
+
+
+def device_map_of(text: str) -> str | dict[str, Any]:
+    """A word as it is ("auto", "cuda:1"), a JSON object as a mapping. Raises ParameterError."""
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        found = json.loads(text)
+    except ValueError as fault:
+        raise ParameterError(f"device_map is {text!r}, which is not JSON: {fault}", fix=_MAP) from fault
+    wrong = next((f"{name!r} is {place!r}" for name, place in found.items() if not _is_place(place)), None)
+    if wrong or not found:
+        raise ParameterError(f"device_map is {text!r}: {wrong or 'it names no module'}", fix=_MAP)
+    return dict(found)
+
+
+_MAP = """write auto, or each module's device: '{"model.layers.0": "cuda:0", "model.layers.1": "cpu", ...}'"""
+
+
+def _is_place(value: Any) -> bool:
+    """Whether transformers takes it as a device: a name, or the number of a GPU."""
+    return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 
 def sampling_options(params: type[SamplingParams]) -> Any:

@@ -155,7 +155,8 @@ def serve(models: ModelOptions, server: ServerOptions) -> None:
 
 def kv_tokens(models: ModelOptions, arguments: dict[str, Any], max_batch: int) -> int | None:
     """The size of the KV cache: as asked, else what `max_batch` full contexts need, or as much of it as fits. Shows
-    what the models and the cache will take. None for a model that transformers runs, whose cache grows.
+    what the models and the cache will take. Of a model that transformers runs nothing is foretold: as asked, or None,
+    and its cache grows.
 
     Raises LoadError if it does not fit."""
     from slipstream.llm import draft_folder
@@ -165,6 +166,8 @@ def kv_tokens(models: ModelOptions, arguments: dict[str, Any], max_batch: int) -
     from slipstream.targets.gguf.load_gguf import gguf_cells, gguf_kv_dtype
     from slipstream.targets.memory_plan import plan
 
+    if models.device_map is not None:
+        return models.kv_tokens
     target = checkpoint_of(models.target, "target")
     config = facts(target).config
     if isinstance(config, GgufShape):  # its cache is filled with zeros when it is made: not more than is usual
@@ -172,7 +175,7 @@ def kv_tokens(models: ModelOptions, arguments: dict[str, Any], max_batch: int) -
     elif isinstance(config, DecoderConfig):
         wanted = models.kv_tokens or max_batch * config.context
     else:
-        return None
+        return models.kv_tokens
     load = arguments | {"quantize": arguments["draft_quantize"] or arguments["quantize"], "role": "draft"}
     needed = plan(target, draft_folder(models.draft_model if models.draft_is_read else None), arguments, load, wanted)
     if models.kv_tokens is None and needed.most_tokens >= config.context:

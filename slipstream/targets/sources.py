@@ -9,15 +9,20 @@ from typing import Any
 
 import torch
 
+from slipstream.backends.table import usable_device
 from slipstream.core.target import Target
 from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
 from slipstream.models.gguf_header import is_gguf
-from slipstream.settings import TRANSFORMERS
+from slipstream.settings import LLAMACPP, TRANSFORMERS, check_device_map
 
 log = logging.getLogger("slipstream")
 
 SETTINGS = ("executor", "dtype", "device", "quantize", "threads", "kv_dtype", "kv_tokens", "device_map")
 """Options of `Decoder.load` that decide how a model runs, and `device_map` of transformers."""
+
+
+_WORDS = ("auto", "balanced", "balanced_low_0", "sequential", "disk")
+"""What a device map may say instead of a device."""
 
 
 def as_target(model: Any, *, trust_remote_code: bool = False, **load: Any) -> Target:
@@ -50,7 +55,8 @@ def _from_path(source: str | Path, trust_remote_code: bool, load: dict[str, Any]
     executor, device_map = load.get("executor", "auto"), load.get("device_map")
     gguf = is_gguf(source)
     if device_map is not None:
-        _check_device_map(device_map, "llama.cpp" if gguf else executor, load.get("device"))
+        check_device_map(device_map, LLAMACPP if gguf else executor, load.get("device"))
+        _check_places(device_map)
         return _through_transformers(source, trust_remote_code, load, "a device_map was given")
     load.pop("device_map", None)
     if gguf:
@@ -68,20 +74,13 @@ def _from_path(source: str | Path, trust_remote_code: bool, load: dict[str, Any]
     return Decoder.load(source, **load)
 
 
-def _check_device_map(device_map: Any, executor: str, device: Any) -> None:
-    """Raise ParameterError where a device map would not be honoured."""
-    if executor not in ("auto", TRANSFORMERS):
-        raise ParameterError(
-            f"device_map={device_map!r} was given with {executor}",
-            why="only transformers spreads a model over several devices",
-            fix="leave device_map out, or choose executor='transformers'",
-        )
-    if device is not None:
-        raise ParameterError(
-            f"device={str(device)!r} and device_map={device_map!r} were given",
-            why="both say where the weights go",
-            fix="give one of them",
-        )
+def _check_places(device_map: Any) -> None:
+    """Raise ParameterError for a device that is not there; transformers would fail while it loads."""
+    for place in device_map.values() if isinstance(device_map, Mapping) else [device_map]:
+        if isinstance(place, int) and torch.accelerator.is_available():
+            continue  # the number of an accelerator of any kind
+        if place not in _WORDS:
+            usable_device(f"cuda:{place}" if isinstance(place, int) else place, "device_map")
 
 
 def _from_module(module: torch.nn.Module, load: dict[str, Any]) -> Target:

@@ -163,8 +163,28 @@ def test_a_device_map_that_would_not_be_honoured_is_refused(
         LLM(folders["llama"], device_map="auto", **settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="it has an accelerator")
+@pytest.mark.parametrize("device_map", ["cuda:0", 0, {"model": "cpu", "lm_head": 1}, "auot", {"": "meta"}])
+def test_devices_that_are_not_there_are_refused_before_anything_is_loaded(
+    device_map: Any, folders: dict[str, Path]
+) -> None:
+    with pytest.raises(ParameterError, match=r"device_map is '(cuda:[01]|auot|meta)', "):
+        LLM(folders["llama"], device_map=device_map)
+
+
 def test_a_device_map_of_a_loaded_model_is_refused(small: Any) -> None:
     with pytest.raises(ParameterError, match="from_pretrained"):
         LLM(small, device_map="auto")
     with pytest.raises(ParameterError, match="device_map='auto'"):
         LLM(LLM(small).target, device_map="auto")
+
+
+def test_a_kv_cache_of_fixed_size_is_not_measured_against_one_device(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of one device says nothing of a model that is spread over several."""
+    pytest.importorskip("accelerate")
+    monkeypatch.setattr("slipstream.targets.memory_plan.available_bytes", lambda device: 0)
+    memory = LLM(folders["llama"], dtype="float64", device_map=MAPS["llama"], kv_tokens=320).target.capabilities.memory
+    assert memory is not None
+    assert memory.capacity * memory.block == 320

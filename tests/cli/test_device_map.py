@@ -1,0 +1,91 @@
+"""`--device-map`: where transformers puts the layers of the target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from slipstream.cli.loading import checked_arguments
+from slipstream.cli.main import app
+from slipstream.cli.options import ModelOptions, device_map_of
+from slipstream.cli.serve import kv_tokens
+from slipstream.errors import ParameterError
+from tests.cli.conftest import Result
+from tests.targets.huggingface.architectures import random_model
+
+COMMANDS = ("generate", "chat", "serve", "bench", "verify", "demo", "sweep", "trace", "tune", "doctor")
+MAP = {
+    "model.embed_tokens": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu", "model.norm": "cpu",
+    "model.rotary_emb": "cpu", "lm_head": "cpu",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_loads_a_target_has_the_options_of_models(command: str) -> None:
+    known = {p.opts[0] for p in typer.main.get_command(app).commands[command].params}  # type: ignore[attr-defined]
+    assert {"--device-map", "--trust-remote-code"} <= known
+
+
+@pytest.mark.parametrize("executor", ["native", "torch"])
+def test_backends_of_our_own_decoder_are_refused_by_name(executor: str) -> None:
+    with pytest.raises(ParameterError, match=f"device_map='auto' was given with {executor}.*only transformers spreads"):
+        ModelOptions(device_map="auto", executor=executor)
+    ModelOptions(device_map="auto", executor="transformers")
+
+
+def test_a_gguf_file_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(ParameterError, match=r"device_map='auto' was given with llama.cpp.*folder of the checkpoint"):
+        ModelOptions(target="nowhere.gguf", device_map="auto")
+
+
+def test_a_device_beside_a_device_map_is_refused() -> None:
+    with pytest.raises(ParameterError, match="both say where the weights go"):
+        ModelOptions(device_map="balanced", device="cpu")
+
+
+def test_a_map_is_a_word_or_a_json_object() -> None:
+    assert device_map_of("auto") == "auto"
+    assert device_map_of(' {"model": 0, "lm_head": "cpu"}') == {"model": 0, "lm_head": "cpu"}
+
+
+@pytest.mark.parametrize("text", ["{", '{"model": null}', '{"model": true}', '{"model": -1}', '{"a": {}}', "{}"])
+def test_a_map_that_is_none_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ParameterError, match="write auto, or each module's device"):
+        device_map_of(text)
+
+
+def test_the_map_is_for_the_target_and_code_is_never_trusted_for_a_draft() -> None:
+    _, given = checked_arguments(ModelOptions(device_map=json.dumps(MAP), trust_remote_code=True))
+    assert (given["device_map"], given["trust_remote_code"]) == (MAP, True)
+    assert not any(name.startswith("draft") and ("map" in name or "remote" in name) for name in given)
+
+
+def test_a_server_keeps_the_size_of_the_cache_that_was_asked_for(tmp_path: Path) -> None:
+    """Also where nothing is foretold: over several devices, and for a model that only transformers runs."""
+    random_model("stablelm").save_pretrained(tmp_path)
+    for models in ({"device_map": "auto"}, {"target": str(tmp_path), "drafter": "ngram"}):
+        assert kv_tokens(ModelOptions(**models, kv_tokens=640), {}, 4) == 640  # type: ignore[arg-type]
+        assert kv_tokens(ModelOptions(**models), {}, 4) is None  # type: ignore[arg-type]
+
+
+def test_an_offloaded_target_writes_what_it_writes_in_memory(cli, pair: list[str], tmp_path: Path) -> None:
+    """The map is given on the command line, and in a file of options."""
+    pytest.importorskip("accelerate")
+    target = pair[1]
+    file = tmp_path / "options.json"
+    file.write_text(json.dumps({"device_map": MAP}))
+
+    def text(*more: object) -> Result:
+        command = ["generate", "def add(", "-n", "8", "-m", target, "--drafter", "ngram", "--dtype", "float64"]
+        done: Result = cli(*command, *more)
+        assert done.code == 0, done.err
+        return done
+
+    wanted = text("--executor", "torch").out
+    for more in (["--device-map", json.dumps(MAP)], ["--config", file]):
+        done = text(*more)
+        assert done.out == wanted
+        assert "a device_map was given: transformers runs it instead" in done.said
