@@ -12,7 +12,7 @@ from slipstream.targets.gguf.llama_context import IDS
 
 
 class Cells(Protocol):
-    """Who holds which cells: a `GgufTarget`."""
+    """Who holds which cells: `SequenceIds`."""
 
     def lengths(self) -> Mapping[int, int]:
         """How many cells each sequence holds, at least."""

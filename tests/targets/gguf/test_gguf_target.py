@@ -13,10 +13,10 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.errors import TargetError
-from slipstream.targets.gguf import gguf_target as module
+from slipstream.targets.gguf import draft_rows
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.kept_texts import MOST_TEXTS
-from slipstream.targets.gguf.llama_context import FEW_IDS
+from slipstream.targets.gguf.llama_context import FEW_IDS, IDS
 from slipstream.targets.gguf.load_gguf import from_file
 from tests.targets.conformance import CHAIN, TREE, Case, Conformance
 from tests.targets.gguf.conftest import FAMILIES
@@ -54,8 +54,8 @@ def llama(gguf_target: Get, reference: Ref) -> Iterator[Case]:
 def spare(case: Case, count: int) -> list[int]:
     """Leave so many free ids beside those in use; returns the others."""
     assert isinstance(case.target, GgufTarget)
-    taken = case.target._free[: len(case.target._free) - count]
-    del case.target._free[: len(taken)]
+    taken = case.target.ids.free[: len(case.target.ids.free) - count]
+    del case.target.ids.free[: len(taken)]
     return taken
 
 
@@ -90,11 +90,11 @@ def test_with_too_few_ids_a_tree_is_run_in_parts(llama: Case, ids: int) -> None:
             llama.keep(seqs, draft, paths)
         llama.run(seqs, llama.forest([CHAIN, [], [-1]]))
     finally:
-        llama.target._free[:0] = taken  # type: ignore[attr-defined]
+        llama.target.ids.free[:0] = taken  # type: ignore[attr-defined]
 
 
 def test_a_prompt_that_is_longer_than_a_pass(gguf_target: Get, reference: Ref, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROWS", 16)
+    monkeypatch.setattr(draft_rows, "ROWS", 16)
     case = Case(gguf_target("llama"), reference("llama", torch.float32), CLOSE)
     long, short, other = case.sequence(45), case.sequence(4), case.sequence(17)
     draft = case.forest([TREE, CHAIN, []])
@@ -106,7 +106,7 @@ def test_a_prompt_that_is_longer_than_a_pass(gguf_target: Get, reference: Ref, m
 
 def test_all_ids_are_free_again_after_every_sequence_was_released(llama: Case) -> None:
     assert isinstance(llama.target, GgufTarget)
-    before = sorted(llama.target._free)
+    before = sorted(llama.target.ids.free)
     for paths in ([[1, 4], [0]], [[], []]):
         seqs = [llama.prefilled(5), llama.sequence(6)]
         draft = llama.forest([TREE, TREE])
@@ -115,7 +115,7 @@ def test_all_ids_are_free_again_after_every_sequence_was_released(llama: Case) -
         llama.run(seqs, draft)  # and leaves without a commit
         for seq in seqs:
             llama.target.release(seq.id)
-    assert sorted(llama.target._free) == before == list(range(module.IDS))
+    assert sorted(llama.target.ids.free) == before == list(range(IDS))
     assert llama.target.capabilities.memory is not None
     assert llama.target.capabilities.memory.usage.used == 0
 
@@ -129,7 +129,7 @@ def test_more_sequences_than_ids_are_refused(llama: Case) -> None:
             llama.target.run([llama.sequence(3)], Draft.empty(1))
         llama.run(seqs, Draft.empty(2))
     finally:
-        llama.target._free[:0] = taken  # type: ignore[attr-defined]
+        llama.target.ids.free[:0] = taken  # type: ignore[attr-defined]
 
 
 def test_a_full_cache_is_an_error_and_others_go_on(llama: Case) -> None:
@@ -165,7 +165,7 @@ def test_hidden_states_are_refused(llama: Case) -> None:
 def test_a_pass_that_was_interrupted_is_made_good(llama: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """What llama.cpp holds is then unknown: it is read again."""
     assert isinstance(llama.target, GgufTarget)
-    seqs, context = [llama.prefilled(8), llama.prefilled(5)], llama.target.context_of_llama
+    seqs, context = [llama.prefilled(8), llama.prefilled(5)], llama.target.ids.context
     decode = context.decode
 
     def interrupted(rows: object) -> None:
@@ -212,7 +212,7 @@ def test_a_context_gets_more_ids_when_they_are_needed(gguf_file: Callable[..., P
         target = from_file(gguf_file("llama"), {"threads": 1})
         case = Case(target, reference("llama", torch.float32), CLOSE)
         seqs = [case.prefilled(7), case.prefilled(4)]
-        assert target.context_of_llama.ids == FEW_IDS
+        assert target.ids.context.ids == FEW_IDS
         wide = case.forest([[-1] * FEW_IDS, CHAIN])
         if reason == "sequences":
             seqs += [case.sequence(2) for _ in range(FEW_IDS)]
@@ -221,14 +221,14 @@ def test_a_context_gets_more_ids_when_they_are_needed(gguf_file: Callable[..., P
             others = [case.sequence(1) for _ in range(FEW_IDS - 2)]
             case.run(others, Draft.empty(len(others)))
             child = Sequence([*seqs[0].tokens[:5], 9])
-            target.fork(seqs[0].id, child.id, 5)
+            target.ids.fork(seqs[0].id, child.id, 5)
             child.kv_len = 5
             seqs[0] = child
         case.run(seqs, wide)
         case.keep(seqs, wide, [[0], [0, 1], *[[]] * (len(seqs) - 2)])
         case.run(seqs, case.forest([TREE, CHAIN] + [[]] * (len(seqs) - 2)))
-        assert target.context_of_llama.ids == module.IDS
-        assert len(target._held) + len(target._free) <= module.IDS
+        assert target.ids.context.ids == IDS
+        assert len(target.ids) + len(target.ids.free) <= IDS
 
 
 def test_steps_in_one_call_may_need_more_ids(gguf_file: Callable[..., Path], reference: Ref) -> None:
@@ -257,8 +257,8 @@ def test_a_text_that_begins_like_an_earlier_one_reads_only_the_rest(
     text = first.tokens[: first.kv_len]
     memory.keep(first.id, text)
     rows = list[int]()
-    decode = target.context_of_llama.decode
-    monkeypatch.setattr(target.context_of_llama, "decode", lambda run: (rows.append(len(run)), decode(run))[1])
+    decode = target.ids.context.decode
+    monkeypatch.setattr(target.ids.context, "decode", lambda run: (rows.append(len(run)), decode(run))[1])
     for gone in (False, True):
         if gone:
             target.release(first.id)
@@ -279,14 +279,14 @@ def test_a_text_that_begins_like_an_earlier_one_reads_only_the_rest(
             target.release(seq.id)
     assert memory.usage.used == 0
     assert memory.usage.kept > 0
-    target._kept.drop_oldest()
+    target.ids.kept.drop_oldest()
     assert memory.usage.kept == 0
     assert memory.match(text) == 0
 
 
 def test_a_longer_text_takes_the_place_of_its_beginning_and_old_ones_go(llama: Case) -> None:
     assert isinstance(llama.target, GgufTarget)
-    memory, free = llama.target.capabilities.memory, len(llama.target._free)
+    memory, free = llama.target.capabilities.memory, len(llama.target.ids.free)
     assert memory is not None
     seq = llama.prefilled(40)
     memory.keep(seq.id, seq.tokens[:40])
@@ -295,7 +295,7 @@ def test_a_longer_text_takes_the_place_of_its_beginning_and_old_ones_go(llama: C
     memory.keep(seq.id, seq.tokens[:35])  # is there already
     memory.keep(seq.id, seq.tokens[:20])  # less than a block
     memory.keep(seq.id + 10_000, [1] * 40)  # no such sequence
-    assert len(llama.target._free) == free - 2
+    assert len(llama.target.ids.free) == free - 2
     llama.target.release(seq.id)
     for i in range(MOST_TEXTS + 3):
         other = Sequence([i, *[j % 90 for j in range(33)]])
@@ -303,12 +303,12 @@ def test_a_longer_text_takes_the_place_of_its_beginning_and_old_ones_go(llama: C
         llama.target.commit([other], [[]])
         memory.keep(other.id, other.tokens[:33])
         llama.target.release(other.id)
-    assert len(llama.target._free) == free - MOST_TEXTS
+    assert len(llama.target.ids.free) == free - MOST_TEXTS
     assert memory.match(seq.tokens) == 0
     assert memory.match([4, *[j % 90 for j in range(33)]]) == 32
-    while llama.target._kept.drop_oldest():
+    while llama.target.ids.kept.drop_oldest():
         pass
-    assert len(llama.target._free) == free
+    assert len(llama.target.ids.free) == free
 
 
 def test_kept_texts_give_way_to_requests(gguf_file: Callable[..., Path], reference: Ref) -> None:
@@ -336,12 +336,12 @@ def test_kept_texts_give_way_to_requests(gguf_file: Callable[..., Path], referen
         target.release(seq.id)
     keep(3, 40)
     before = memory.usage.kept
-    taken = target._free[1:]
-    del target._free[1:]  # two more are kept texts
+    taken = target.ids.free[1:]
+    del target.ids.free[1:]  # two more are kept texts
     case.run([case.sequence(4) for _ in range(3)], Draft.empty(3))
     assert memory.usage.kept < before
-    target._free[:0] = taken
+    target.ids.free[:0] = taken
     keep(1, 64)
-    target._widen()
+    target.ids.widen()
     assert memory.usage.kept == 0
     case.run([case.sequence(9)], case.forest([TREE]))
