@@ -5,8 +5,9 @@ nothing to the residual stream: it writes what the embedded target writes, and c
 The draft model is the embedded one, with its own tokenizer, and with two others:
 
     renamed  every id is another one, and the end of the text has another name: all tokens are shared
-    cut      60 % of the tokens, so that words are split in another way. The weights are those of the whole vocabulary;
-             a model that was trained with this tokenizer would agree more often
+    cut      60 % of the tokens, so that words are split in another way. The weights are those of the whole vocabulary
+    trained  with `--trained FOLDER`: the embedded draft model, trained on with a tokenizer of its own on Python source
+             (`make foreign-draft`: forty minutes), not on anything that the target wrote
 
 Every arm is measured against plain decoding in one interleaved run, greedy, on the embedded held-out prompts.
 """
@@ -94,20 +95,24 @@ def _joined(pair: str | Seq[str]) -> str:
 def measure(options: argparse.Namespace, folder: Path) -> tuple[Result, dict[str, str]]:
     """The run, and for each tokenizer how many tokens are shared."""
     llm = LLM(deeper(folder / "target", zoo.target_dir(), options.idle), threads=THREADS)
-    k, arms, shared = options.draft_tokens, list[Contender](), dict[str, str]()
+    arms, shared = list[Contender](), dict[str, str]()
 
-    def arm(label: str, model: Target | Writer) -> None:
-        arms.append(Contender(label, "model", k, {"model": model}))
+    def arm(label: str, model: Target | Writer, length: int = options.draft_tokens) -> None:
+        arms.append(Contender(label, "model", length, {"model": model}))
 
     def draft(path: Path) -> Target:
         return as_target(path, threads=THREADS)
 
     arm("same tokenizer", draft(zoo.draft_dir()))
-    for name, path in (("renamed", renamed(folder / "renamed")), ("cut", cut(folder / "cut"))):
-        theirs = load_tokenizer(path)
+    paths = {"renamed": renamed(folder / "renamed"), "cut": cut(folder / "cut")}
+    if options.trained is not None:
+        paths["trained"] = options.trained
+    for name, path in paths.items():
+        theirs, length = load_tokenizer(path), options.trained_tokens if name == "trained" else options.draft_tokens
         for method in (INTERSECTION, STRING):
             model = draft(path)
-            arm(f"{name}, {method}", with_own_tokenizer(model, theirs, llm.tokenizer, llm.target.vocab_size, method))
+            own = with_own_tokenizer(model, theirs, llm.tokenizer, llm.target.vocab_size, method)
+            arm(f"{name}, {method}", own, length)
         width = llm.target.vocab_size, model.vocab_size
         shared[name] = str(vocabularies(llm.tokenizer, theirs, width, STRING).shared)
     config = BenchConfig(tokens=96, rounds=options.rounds, seconds=60 * options.minutes, sampling={"ignore_eos": True})
@@ -149,6 +154,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.foreign", description=__doc__)
     parser.add_argument("--idle", type=int, default=IDLE, help="layers of the target that do nothing")
     parser.add_argument("--draft-tokens", type=int, default=5)
+    parser.add_argument("--trained", type=Path, help="folder of a draft model with a tokenizer of its own")
+    parser.add_argument("--trained-tokens", type=int, default=3, help="draft tokens of that model")
     parser.add_argument("--prompts", type=int, default=16, help="code and edit prompts together")
     parser.add_argument("--rounds", type=int, default=3, help="timed passes over the prompts")
     parser.add_argument("--minutes", type=float, default=4, help="time limit: no pass begins after it")

@@ -4,7 +4,9 @@ GENAI := .venv-peers
 LLAMACPP := .venv-peer-llamacpp
 VLLM := .venv-peer-vllm
 
-.PHONY: bench bench-drafters bench-backend bench-serve bench-gguf bench-huggingface side-by-side peers peer-genai peer-llamacpp peer-vllm
+FOREIGN := runs/foreign-draft
+
+.PHONY: foreign-draft bench bench-drafters bench-backend bench-serve bench-gguf bench-huggingface side-by-side peers peer-genai peer-llamacpp peer-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
@@ -24,6 +26,13 @@ bench-gguf: $(READY)
 
 bench-huggingface: $(READY)
 	$(BIN)/python -m benchmarks.huggingface $(HUGGINGFACE)
+
+# A draft model with a tokenizer of its own, for `python -m benchmarks.foreign --trained runs/foreign-draft/model`. The embedded
+# draft model is trained on with it, on the Python source of .venv and one thread; a run that was stopped goes on.
+foreign-draft: $(READY)
+	$(BIN)/python -m recipes.embedded.train --out $(FOREIGN) --role draft --pre-tokenizer gpt2 --lr 2e-3 --threads 1 \
+		--start slipstream/zoo/models/draft --budget-minutes 38 --step-tokens 4096 --decay-share 0.5 --resume
+	$(BIN)/python -m recipes.embedded.export $(FOREIGN) $(FOREIGN)/model
 
 side-by-side: $(READY)
 	$(BIN)/python -m benchmarks.peers $(SIDE_BY_SIDE)

@@ -10,6 +10,7 @@ RECIPES = {
         "Trained from scratch with the LayerSkip recipe (layer dropout and early-exit loss, arXiv 2404.16710), so\n"
         "that its first layers can draft for the whole model."
     ),
+    "plain": "Trained on the next token of its data.",
     "draft": (
         "Trained from scratch on the target's distributions (forward KL mixed with the next-token loss), because what\n"
         "matters in a draft model is how often the target accepts its tokens."
@@ -22,10 +23,14 @@ def command_of(config: dict[str, Any]) -> str:
     words = ["python -m recipes.embedded.train", "--out OUT", f"--role {config['role']}"]
     if config.get("teacher"):
         words.append("--teacher TARGET_OUT")
+    if config.get("start"):
+        words.append("--start FOLDER")
     for name in ("budget_minutes", "budget_tokens", "decay_share", "lr", "seed", "step_tokens"):
         if config.get(name) is not None:
             words.append(f"--{name.replace('_', '-')} {config[name]}")
     words.append(f"--edit-share {config['mix']['edit']}")
+    if config.get("pre_tokenizer", "code") != "code":
+        words.append(f"--pre-tokenizer {config['pre_tokenizer']}")
     if config.get("resume"):
         words.append("--resume")
     return " ".join(words)
@@ -88,7 +93,7 @@ tags: [speculative-decoding, python, {role}]
 
 A small causal language model of Python source for demonstrating and testing speculative decoding offline. It is
 **not** a useful assistant: it writes code-shaped text, and it can repeat a snippet with a small edit.
-{RECIPES[role]}
+{RECIPES["plain" if role == "draft" and not config.get("teacher") else role]}
 
 | fact | value |
 |---|---|

@@ -41,13 +41,17 @@ def pair_ids(tokenizer: Tokenizer, pairs: list[Pair]) -> Iterator[list[int]]:
         yield [user, *a.ids, end, *line, assistant, *b.ids, end, *line]
 
 
-def prepare(folder: Path, corpus: list[SourceFile], licences: dict[str, str], vocab_size: int) -> dict[str, Any]:
-    """Train the tokenizer and write the cache. Returns the facts about the data for the model card."""
+def prepare(
+    folder: Path, corpus: list[SourceFile], licences: dict[str, str], vocab_size: int, pre_tokenizer: str = "code"
+) -> dict[str, Any]:
+    """Train the tokenizer and write the cache. Returns the facts about the data for the model card.
+
+    pre_tokenizer: as in `train_tokenizer`."""
     folder.mkdir(parents=True, exist_ok=True)
     train = [f for f in corpus if f.split == "train"]
     # Every fifth file is enough for 4096 merges and takes only seconds.
     sample = train[::5] if len(train) > 500 else train
-    tokenizer = train_tokenizer((f.text for f in sample), vocab_size)
+    tokenizer = train_tokenizer((f.text for f in sample), vocab_size, pre_tokenizer)
     tokenizer.save(str(folder / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
     eos = special_id(tokenizer, EOS)

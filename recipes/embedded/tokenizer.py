@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -24,6 +25,18 @@ SPLIT = (
     r"|[ \t]+(?=[ \t]\S)"
     r"|\s+"
 )
+
+PRE_TOKENIZERS: dict[str, Any] = {
+    "code": pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    ),
+    "gpt2": pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+}
+"""How text is split before it is merged: as for the embedded models, or as GPT-2 does. The second makes a vocabulary of
+its own, for a draft model whose tokenizer is not the target's."""
 
 # A system message is put before the first user turn: small models see too few of them for a separate token.
 CHAT_TEMPLATE = (
@@ -61,15 +74,11 @@ def special_id(tokenizer: Tokenizer, token: str) -> int:
     return found
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:
-    """Train byte-level BPE. Ids 0..3 are `SPECIAL`, then the 256 bytes, then the merges."""
+def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096, pre_tokenizer: str = "code") -> Tokenizer:
+    """Train byte-level BPE. Ids 0..3 are `SPECIAL`, then the 256 bytes, then the merges. pre_tokenizer: one of
+    `PRE_TOKENIZERS`."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre_tokenizer]
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

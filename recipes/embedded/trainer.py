@@ -28,7 +28,8 @@ from torch import Tensor
 
 from recipes.embedded.card import command_of
 from recipes.embedded.token_cache import Batches, HeldOut, Mix, prepare
-from recipes.embedded.tokenizer import ASSISTANT, END, special_id
+from recipes.embedded.tokenizer import ASSISTANT, END, PRE_TOKENIZERS, special_id
+from recipes.embedded.transplant import transplanted
 from slipstream.errors import ParameterError
 from slipstream.training.compact import DRAFT, CompactLlama, ModelShape, head_logits
 from slipstream.training.corpus import Package, build_corpus, installed_packages
@@ -54,6 +55,9 @@ class BaseConfig:
         long_share: last share of the budget that is trained at `long_length` instead of `length`.
         step_tokens: tokens of one optimiser step; micro_tokens: tokens of one forward and backward.
         lr: learning rate of both optimisers (Muon's update is scaled to AdamW's size).
+        start: checkpoint folder of the same shape to start from, whose embeddings are fitted to the tokenizer of this
+            run (`transplant`); None: from scratch.
+        pre_tokenizer: one of `PRE_TOKENIZERS`; a teacher's tokenizer is used as it is.
         teacher: folder of the target's run, or None; kl_weight: share of the distillation loss.
         data: folder of the token cache; default `OUT/data`, or the teacher's.
     """
@@ -75,6 +79,8 @@ class BaseConfig:
     clip: float = 1.0
     layerskip: LayerSkip = field(default_factory=LayerSkip)
     mix: Mix = field(default_factory=Mix)
+    start: Path | None = None
+    pre_tokenizer: str = "code"
     teacher: Path | None = None
     kl_weight: float = 0.9
     data: Path | None = None
@@ -93,6 +99,20 @@ class BaseConfig:
         check_budget(self.budget_tokens, self.budget_minutes)
         if self.role not in ("target", "draft"):
             raise ParameterError(f"role={self.role!r} is unknown", fix="use 'target' or 'draft'")
+        if self.pre_tokenizer not in PRE_TOKENIZERS:
+            raise ParameterError(
+                f"pre_tokenizer={self.pre_tokenizer!r} is unknown", fix=f"use one of {', '.join(PRE_TOKENIZERS)}"
+            )
+        if self.teacher is not None and self.pre_tokenizer != "code":
+            raise ParameterError(
+                f"pre_tokenizer={self.pre_tokenizer!r} was given with a teacher",
+                why="a model learns another's distributions only over the same tokens",
+                fix="leave out one of them",
+            )
+        if self.start is not None and not (self.start / "model.safetensors").is_file():
+            raise ParameterError(
+                f"start={self.start} holds no model.safetensors", fix="give the folder of an exported model"
+            )
         for length in (self.length, self.long_length):
             if self.micro_tokens % length or self.step_tokens % self.micro_tokens:
                 raise ParameterError(
@@ -168,13 +188,16 @@ class Trainer:
         self.data = config.data or (config.teacher or config.out) / "data"
         if not (self.data / "data.json").exists():
             found = packages if packages is not None else list(installed_packages())
-            prepare(self.data, build_corpus(found), {p.name: p.licence for p in found}, config.shape.vocab_size)
+            licences = {p.name: p.licence for p in found}
+            prepare(self.data, build_corpus(found), licences, config.shape.vocab_size, config.pre_tokenizer)
         self.tokenizer = Tokenizer.from_file(str(self.data / "tokenizer.json"))
         ids = special_id(self.tokenizer, ASSISTANT), special_id(self.tokenizer, END)
         self.held = HeldOut.open(self.data, config.eval_rows, config.length, *ids)
         self.batches = Batches(self.data, config.mix, config.seed)
         self.model = CompactLlama(config.shape, compile=config.compile)
         self.model.initialise(torch.Generator().manual_seed(config.seed))
+        if config.start is not None:
+            self.model.load_state_dict(transplanted(config.start, self.tokenizer, config.shape.vocab_size))
         self.model.to(self.device)
         self.optimisers = make_optimisers(self.model, config)
         self.teacher = self._load_teacher()

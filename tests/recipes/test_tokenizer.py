@@ -37,6 +37,18 @@ def test_digits_are_single_tokens_and_indentation_is_one_token(tokenizer: Tokeni
     assert "\n        " in pieces
 
 
+def test_another_pre_tokenizer_makes_other_tokens_and_keeps_every_text(tokenizer: Tokenizer) -> None:
+    """As GPT-2 splits text, the last space of an indentation goes with the word after it."""
+    other = train_tokenizer([CODE * 3, "class A:\n    def g(self):\n        return 1234\n" * 50], 400, "gpt2")
+    assert [other.token_to_id(t) for t in SPECIAL] == [0, 1, 2, 3]
+    for text in (CODE, "  indented\n", "日本語"):
+        assert other.decode(other.encode(text).ids, skip_special_tokens=False) == text
+    pieces = [other.decode([i]) for i in other.encode("    def g(self):\n        return 1234").ids]
+    assert "\n        " not in pieces
+    assert {"\n       ", " return"} <= {*pieces}
+    assert {*other.get_vocab()} != {*tokenizer.get_vocab()}
+
+
 def test_chat_template_agrees_with_training_pairs(tokenizer: Tokenizer, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
+from recipes.embedded.export import export
 from recipes.embedded.trainer import BaseConfig, Trainer, train_base
 from slipstream.errors import ParameterError
 from slipstream.training.corpus import Package
@@ -56,6 +58,13 @@ def test_distillation_loss_is_zero_kl_at_the_teacher(tiny: BaseConfig, packages:
     assert float(loss.detach()) == pytest.approx(0.0, abs=1e-6)
 
 
+def test_a_tokenizer_of_its_own_is_refused_beside_a_teacher(tiny: BaseConfig) -> None:
+    with pytest.raises(ParameterError, match="over the same tokens"):
+        replace(tiny, role="draft", teacher=tiny.out, pre_tokenizer="gpt2")
+    with pytest.raises(ParameterError, match="use one of code, gpt2"):
+        replace(tiny, pre_tokenizer="bert")
+
+
 def test_decay_now_file_starts_the_decay(tiny: BaseConfig, packages: list[Package]) -> None:
     tiny.out.mkdir(parents=True)
     (tiny.out / "decay-now").touch()
@@ -89,3 +98,27 @@ def test_sigterm_saves_and_exits(tiny: BaseConfig, packages: list[Package], monk
 def test_impossible_settings_are_refused(tiny: BaseConfig, change: dict[str, object], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         Trainer(replace(tiny, **change))  # type: ignore[arg-type]
+
+
+def test_a_model_that_starts_from_another_keeps_its_layers_and_the_tokens_that_both_have(
+    tiny: BaseConfig, packages: list[Package], tmp_path: Path
+) -> None:
+    """Each other token is the mean of those that wrote it."""
+    train_base(replace(tiny, max_steps=1), packages)
+    export(tiny.out, tmp_path / "model")
+    other = replace(tiny, out=tmp_path / "other", role="draft", pre_tokenizer="gpt2", start=tmp_path / "model")
+    trainer = Trainer(other, packages)
+    old, new = load_file(tmp_path / "model" / "model.safetensors"), trainer.model.state_dict()
+    before, after = Tokenizer.from_file(str(tiny.out / "data" / "tokenizer.json")), trainer.tokenizer
+    assert all(torch.equal(new[name], old[name].float()) for name in old if "embed" not in name)
+    table, rows = (w["model.embed_tokens.weight"].float() for w in (old, new))
+    shared = before.get_vocab().keys() & after.get_vocab().keys()
+    assert {"<|user|>", "Ġ", "return"} <= shared
+    for token in shared:
+        torch.testing.assert_close(rows[after.token_to_id(token)], table[before.token_to_id(token)])
+    own = next(token for token in after.get_vocab() if token not in shared and token.isascii())
+    pieces = before.encode(own).ids
+    assert len(pieces) > 1
+    torch.testing.assert_close(rows[after.token_to_id(own)], table[pieces].mean(0))
+    with pytest.raises(ParameterError, match="exported model"):
+        replace(other, start=tmp_path)
