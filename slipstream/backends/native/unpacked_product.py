@@ -59,8 +59,11 @@ def _kernel() -> tuple[int, Callable[[int], None], Any, int]:
 
 
 def product(x: Tensor, rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [.., in] of so many rows, times weight [out, in], plus bias [out]: [rows, out]. All are float32, contiguous and
-    on the CPU."""
+    """x [.., in] of so many rows, times weight [out, in], plus bias [out]: [rows, out]. All are float32 or all bfloat16,
+    contiguous and on the CPU. Products are added up in float32, and rounded once."""
+    half = weight.dtype is torch.bfloat16
+    if half:
+        x, bias = x.float(), None if bias is None else bias.float()
     address, alone, kind, tile = _kernel()
     team, threads = _team(), torch.get_num_threads()
     assert team is not None, "see `available`"
@@ -68,9 +71,9 @@ def product(x: Tensor, rows: int, weight: Tensor, bias: Tensor | None) -> Tensor
     y = x.new_empty((rows, outs))
     added = 0 if bias is None else bias.data_ptr()
     share = tile * max(1, min(UNIT_TILES, outs // (4 * threads * tile)))
-    job = kind(0, weight.data_ptr(), added, x.data_ptr(), y.data_ptr(), columns, outs, rows, share)
-    if threads == 1 or 4 * outs * columns < MIN_SHARED_BYTES:
+    job = kind(0, half, weight.data_ptr(), added, x.data_ptr(), y.data_ptr(), columns, outs, rows, share)
+    if threads == 1 or weight.nbytes < MIN_SHARED_BYTES:
         alone(ctypes.addressof(job))
     else:
         team(address, ctypes.addressof(job), threads, 0)
-    return y
+    return y.bfloat16() if half else y

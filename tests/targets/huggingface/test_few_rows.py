@@ -35,22 +35,40 @@ def test_every_number_of_rows_gives_what_torch_gives(out: int, width: int, bias:
     """Outputs and columns in whole tiles and not, on one thread and on several (the largest)."""
     weight, b = torch.randn(out, width), torch.randn(out) if bias else None
     with torch.inference_mode():
-        for rows in (0, 1, 2, 5, 6, 7, 12, 13, MOST_ROWS, MOST_ROWS + 1):
+        most = MOST_ROWS[torch.float32]
+        for rows in (0, 1, 2, 5, 8, 9, 12, 17, most, most + 1):
             for x in (torch.randn(rows, width), torch.randn(1, rows, 2 * width)[..., ::2]):
                 found = linear(x, weight, b)
                 torch.testing.assert_close(found, F.linear(x, weight, b), rtol=1e-4, atol=1e-4)
                 assert found.is_contiguous()
 
 
+@pytest.mark.parametrize(("out", "width"), [(64, 32), (131, 67), (3, 5)])
+def test_bfloat16_products_are_added_up_in_float32_and_rounded_once(out: int, width: int) -> None:
+    weight, bias, x = (torch.randn(shape).bfloat16() for shape in ((out, width), (out,), (8, width)))
+    with torch.inference_mode():
+        wide = F.linear(x.float(), weight.float(), bias.float())
+        for rows in (1, 3, 8):
+            for b in (None, bias):
+                found = linear(x[:rows], weight, b)
+                assert found.dtype == torch.bfloat16
+                wanted = (wide if b is not None else F.linear(x.float(), weight.float()))[:rows]
+                torch.testing.assert_close(found.float(), wanted, rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", MOST_ROWS)
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_row_is_bitwise_the_same_alone_among_others_and_on_any_number_of_threads(threads: int) -> None:
-    weight, bias, x = torch.randn(1030, 67), torch.randn(1030), torch.randn(MOST_ROWS, 67)
+def test_a_row_is_bitwise_the_same_alone_among_others_and_on_any_number_of_threads(
+    threads: int, dtype: torch.dtype
+) -> None:
+    most = MOST_ROWS[dtype]
+    weight, bias, x = (torch.randn(shape).to(dtype) for shape in ((2060, 67), (2060,), (most, 67)))
     before = torch.get_num_threads()
     with torch.inference_mode():
         whole = linear(x, weight, bias)
         torch.set_num_threads(threads)
         try:
-            for rows in range(1, MOST_ROWS + 1):
+            for rows in range(1, most + 1):
                 assert torch.equal(linear(x[:rows], weight, bias), whole[:rows])
         finally:
             torch.set_num_threads(before)
@@ -71,8 +89,9 @@ def test_a_row_that_is_not_finite_spoils_no_other() -> None:
     ("x", "weight"),
     [
         (torch.randn(2, 32, dtype=torch.float64), torch.randn(64, 32, dtype=torch.float64)),
-        (torch.randn(2, 32).bfloat16(), torch.randn(64, 32).bfloat16()),
+        (torch.randn(2, 32).half(), torch.randn(64, 32).half()),
         (torch.randn(2, 32), torch.randn(32, 64).t()),
+        (torch.randn(2, 32).bfloat16(), torch.randn(32, 64).bfloat16().t()),
     ],
 )
 def test_other_numbers_and_layouts_are_left_to_torch(x: torch.Tensor, weight: torch.Tensor) -> None:

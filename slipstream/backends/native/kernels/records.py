@@ -210,7 +210,8 @@ MEDUSA = _record(
 
 STORED_PRODUCT = _record(
     next=_I,  # the unit that is taken next
-    weights=_I,  # float32 [outs, columns]
+    half=_I,  # 1: weights in bfloat16, 0: in float32
+    weights=_I,  # [outs, columns]
     bias=_I,  # float32 [outs]; 0: none
     x=_I,  # float32 [rows, columns]
     y=_I,  # float32 [rows, outs]

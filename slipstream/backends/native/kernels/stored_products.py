@@ -1,6 +1,6 @@
 """Products of few rows with a matrix as torch stores it, [out, in], which is neither copied nor packed.
 
-y[r, o] = bias[o] + sum over i of x[r, i] * w[o, i]. A tile is a few rows times a few outputs; each sum has a vector of
+y[r, o] = bias[o] + sum over i of x[r, i] * w[o, i], with weights in float32 or bfloat16 and all else in float32. A tile is a few rows times a few outputs; each sum has a vector of
 partial sums, which are added pairwise in the end. So tiles of all sizes add in the same order, and a row of the result
 is bitwise the same alone and among other rows. While the first tile of some outputs is computed, the weights of the
 next ones are fetched: over few rows, memory is what a product waits for.
@@ -24,6 +24,9 @@ from slipstream.backends.native.kernels.memory import call, fetch_add, pointer
 from slipstream.backends.native.kernels.records import STORED_PRODUCT
 from slipstream.backends.native.kernels.rows import first_of, tiles_of
 from slipstream.backends.native.kernels.tiles import (
+    BFLOAT16,
+    FLOAT32,
+    Format,
     _CONTRACT,
     _FLOAT,
     _INT,
@@ -33,6 +36,7 @@ from slipstream.backends.native.kernels.tiles import (
     _function,
     _load,
     _take,
+    as_floats,
     locator,
 )  # fmt: skip
 
@@ -42,17 +46,17 @@ OUTS, ROWS = (3, 8) if processor.registers() == 32 else (2, 5)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 
 
-def _tile(module: ir.Module) -> ir.Function:
+def _tile(module: ir.Module, form: Format) -> ir.Function:
     """Arguments: w, bias, x, y (addresses; bias 0: none), columns, outs (OUTS or less), rows, stride (of y, in floats),
     ahead (bytes from w on to what is fetched meanwhile)."""
-    name = "slipstream_stored_tile"
+    name = f"slipstream_stored_tile_{form.name}"
     made = _function(module, name, 9)
     if made is None:
         return module.get_global(name)
     b = ir.IRBuilder(made.append_basic_block())
     w, bias, x, y = (_bytes_at(b, each) for each in made.args[:4])
     columns, outs, rows, stride, ahead = made.args[4:]
-    row_bytes = b.mul(columns, _WORD(4))
+    row_bytes, weight_bytes = b.mul(columns, _WORD(4)), b.mul(columns, _WORD(form.bytes))
     whole = b.mul(b.udiv(columns, _WORD(LANES)), _WORD(LANES))
     fetch = cgutils.get_or_insert_function(
         module,
@@ -63,7 +67,7 @@ def _tile(module: ir.Module) -> ir.Function:
     def products(count: int, wide: int) -> None:
         """`count` rows times `wide` outputs."""
         each = [(r, o) for r in range(count) for o in range(wide)]
-        weights = [b.gep(w, [b.mul(row_bytes, _WORD(o))]) for o in range(wide)]
+        weights = [b.gep(w, [b.mul(weight_bytes, _WORD(o))]) for o in range(wide)]
         inputs = [b.gep(x, [b.mul(row_bytes, _WORD(r))]) for r in range(count)]
         zeros = ir.Constant(_VECTOR, [0.0] * LANES)
         sums = {ro: cgutils.alloca_once(b, _VECTOR) for ro in each}
@@ -75,8 +79,8 @@ def _tile(module: ir.Module) -> ir.Function:
             at = b.mul(i, _WORD(4))
             near = []
             for place in weights:
-                here = b.gep(place, [at])
-                near.append(_load(b, here, _FLOAT, LANES, 4))
+                here = b.gep(place, [b.mul(i, _WORD(form.bytes))])
+                near.append(as_floats(b, here, form, LANES))
                 b.call(fetch, [b.gep(here, [ahead]), _INT(0), _INT(2), _INT(1)])
             for r in range(count):
                 numbers = _load(b, b.gep(inputs[r], [at]), _FLOAT, LANES, 4)
@@ -86,9 +90,10 @@ def _tile(module: ir.Module) -> ir.Function:
         with cgutils.for_range_slice(b, whole, columns, _WORD(1), inc=True) as (i, _):
             at = b.mul(i, _WORD(4))
             for r, o in each:
+                weight = as_floats(b, b.gep(weights[o], [b.mul(i, _WORD(form.bytes))]), form, 1)
                 product = b.fmul(
                     b.load(_at(b, inputs[r], at, _FLOAT), align=4),
-                    b.load(_at(b, weights[o], at, _FLOAT), align=4),
+                    b.extract_element(weight, _INT(0)),
                     flags=_CONTRACT,
                 )
                 b.store(b.fadd(b.load(rest[r, o]), product, flags=_CONTRACT), rest[r, o])
@@ -119,14 +124,16 @@ def _tile(module: ir.Module) -> ir.Function:
     return made
 
 
-_tile_address: Any = locator(_tile)
+_float32_tile: Any = locator(lambda module: _tile(module, FLOAT32))
+_bfloat16_tile: Any = locator(lambda module: _tile(module, BFLOAT16))
 
 
 @callback(types.void(types.int64))
 def stored_product(address):
     """Do units of the STORED_PRODUCT at `address` until none is left."""
     job = carray(pointer(address), (1,), STORED_PRODUCT)[0]
-    tile, tiles, bytes = _tile_address(), tiles_of(job.rows, np.int64(ROWS)), 4 * job.columns
+    tile = _bfloat16_tile() if job.half else _float32_tile()
+    tiles, bytes, out_bytes = tiles_of(job.rows, np.int64(ROWS)), 4 * job.columns, (4 - 2 * job.half) * job.columns
     while True:
         low = fetch_add(address, 1) * job.share
         if low >= job.outs:
@@ -138,11 +145,11 @@ def stored_product(address):
             for t in range(tiles):
                 first = first_of(t, job.rows, np.int64(ROWS))
                 count = first_of(t + 1, job.rows, np.int64(ROWS)) - first
-                ahead = OUTS * bytes if t == 0 else np.int64(0)
+                ahead = OUTS * out_bytes if t == 0 else np.int64(0)
                 call(
                     tile,
                     (
-                        job.weights + o * bytes, bias, job.x + first * bytes, job.y + 4 * (first * job.outs + o),
+                        job.weights + o * out_bytes, bias, job.x + first * bytes, job.y + 4 * (first * job.outs + o),
                         job.columns, outs, count, job.outs, ahead,
                     ),
                 )  # fmt: skip
