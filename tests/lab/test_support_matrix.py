@@ -35,6 +35,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "states": lambda: random_model("lfm2"),
     "one by one": lambda: random_model("jamba"),
     "encoder-decoder": lambda: random_encoder_decoder("t5"),
+    "encoder-decoder, one each": lambda: random_encoder_decoder("mvp", max_position_embeddings=256),
     "gguf": lambda: random_gguf(),
 }
 PROMPTS = [[5, 9, 33], [7, 8, 7, 8, 7, 8], [1]]

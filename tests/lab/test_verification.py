@@ -63,7 +63,7 @@ def test_an_encoder_decoder_passes_and_a_fault_in_what_it_reads_is_found(planted
 
         def confused(seqs, draft, taps=()):
             for seq in seqs if len(draft) else ():
-                target._sources[seq.id] = next(iter(target._sources.values()))
+                target.sources._held[seq.id] = next(iter(target.sources._held.values()))
             return run(seqs, draft, taps)
 
         monkeypatch.setattr(target, "run", confused)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 class Attend(Protocol):
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """q [1, H, n, D], keys [1, Hk, S, D], values [1, Hk, S, Dv], additive mask [n, S] or None -> [1, H, n, Dv]"""
+        """q [1, H, n, D], keys [1, Hk, S, D], values [1, Hk, S, Dv], additive mask [n, S] or [1, H, n, S] or None ->
+        [1, H, n, Dv]"""
         ...
 
 
@@ -32,11 +33,17 @@ def rows_apart(attend: Attend, q: Tensor, keys: Tensor, values: Tensor, mask: Te
     """`attend`, one row after another.
 
     q     [1, H, f n, D]: n rows, or f heads with n rows each.
-    mask  [f n, S], additive; None: every row sees everything.
+    mask  [f n, S] or [1, H, f n, S], additive: minus infinity where a row does not see, the same for all heads. None:
+          every row sees everything.
     """
     rows = q.unflatten(2, (-1, n))  # [1, H, f, n, D]
+    masks = None if mask is None else mask.unflatten(-2, (-1, n))  # [..., f, n, S]
     out = []
     for i in range(n):
-        seen = slice(None) if mask is None else mask[i] == 0  # the same for all heads
-        out.append(attend(rows[:, :, :, i], keys[:, :, seen], values[:, :, seen], None))  # [1, H, f, Dv]
+        seen, bias = slice(None), None
+        if masks is not None:
+            own = masks[..., i, :]  # [..., f, S]
+            seen = own.flatten(0, -2)[0] != -torch.inf
+            bias = own[..., seen] if bool(own[..., seen].any()) else None
+        out.append(attend(rows[:, :, :, i], keys[:, :, seen], values[:, :, seen], bias))  # [1, H, f, Dv]
     return torch.stack(out, 3).flatten(2, 3)

@@ -1,63 +1,133 @@
-"""`EncoderDecoder`: an encoder-decoder of transformers (T5, BART, Marian, ...) as a `Target`.
+"""An encoder-decoder of transformers (T5, BART, Marian, ...) as a `Target`.
 
-A request's prompt is its source. The encoder reads it once, together with the sources of the requests that join in the
-same step. What it made of it, and the keys and values of the cross-attention, stay with the request. The text begins
-with the model's start token; its own keys and values are cropped after a rejection, as in `ChainsOnly`.
+A request's prompt is its source, which the encoder reads once (`encoded_sources`). The text begins with the model's
+start token. Its decoder runs like a decoder without an encoder: packed over our own KV blocks, with the cross-attention
+of each sequence (`packed_cross`), or one sequence after another, each with a cache of transformers.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence as Seq
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, Encoder, Runtime, TargetOut
 from slipstream.core.torch_threads import all_threads
-from slipstream.errors import TargetError, UnsupportedModelError
-from slipstream.models.executor import check_ids
+from slipstream.errors import UnsupportedModelError
+from slipstream.models.executor import Batch
 from slipstream.models.module_shape import ModuleShape, shape_of
+from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.activation_rounding import measured_limit, runtime_of
 from slipstream.targets.huggingface.chains_only import ChainsOnly
+from slipstream.targets.huggingface.encoded_sources import EncodedSources
 from slipstream.targets.huggingface.module_parts import ModuleParts
-from slipstream.targets.huggingface.output_rules import OutputRules, ruled
-from slipstream.targets.huggingface.rollback import RollbackCache
+from slipstream.targets.huggingface.output_rules import OutputRules
+from slipstream.targets.huggingface.packed_cross import CrossAttention, CrossCache, PackedPositions
+from slipstream.targets.huggingface.packed_module import PackedModule
+from slipstream.targets.huggingface.packed_pass import PackedError, PackedPass, Picked
+from slipstream.targets.huggingface.rollback import RollbackCache, attends, new_cache
 from slipstream.targets.huggingface.trials import (
     NOT_ROLLED_BACK,
     WITHOUT_SPECULATION,
     Limit,
     check_chains,
+    check_packed,
     fault_of,
     same,
 )
 
-MOST_ENCODED = 8192
-"""Most tokens, padding included, of sources that are encoded together."""
+log = logging.getLogger("slipstream")
 
 
-@dataclass
-class Source:
-    """hidden [1, S, d]: what the encoder made of a source. cross: keys and values of the cross-attention, filled by the
-    first pass of the decoder. rules: the processors of its text."""
+class PackedAnswers(PackedModule):
+    """The decoder of an encoder-decoder as an `Executor`. sources: what its sequences answer."""
 
-    hidden: Tensor
-    cross: DynamicCache
-    rules: list[Any]
+    def __init__(self, parts: ModuleParts, shape: ModuleShape, runtime: Runtime, sources: EncodedSources):
+        super().__init__(parts, shape, runtime)
+        self.sources = sources
+        self._cross_cache = CrossCache(shape.layers)
+        self._positions = PackedPositions(parts.decoder, sources.pad)
+
+    def _run(self, batch: Batch, layers: int, apart: bool = False, picked: Picked | None = None) -> Tensor:
+        cross = CrossAttention([self.sources.of(seq_id) for seq_id in batch.seq_ids], self._cross_cache)
+        try:
+            logits = self._pass(batch, layers, apart, picked, cross)
+        except BaseException:
+            cross.forget()
+            raise
+        if cross.attended != layers:
+            raise PackedError(f"{cross.attended} of {layers} layers used the cross-attention that was given")
+        return logits
+
+    def _inputs(self, one: PackedPass) -> dict[str, Any]:
+        assert isinstance(one.cross, CrossAttention)
+        given = {
+            "decoder_input_ids": one.tokens[None],
+            "decoder_attention_mask": torch.ones_like(one.tokens)[None],  # or some models count the cache's tokens
+            "encoder_outputs": self.sources.output(one.cross.hidden),
+            "past_key_values": EncoderDecoderCache(self._cache, self._cross_cache),
+        }
+        if "decoder_position_ids" in self._takes:
+            given["decoder_position_ids"] = one.positions[None]
+        return given
+
+    @contextmanager
+    def _attending(self) -> Iterator[None]:
+        with super()._attending(), self._positions.given():
+            yield
 
 
-class EncoderDecoder(ChainsOnly):
-    """rules: what the model forces and forbids in its texts; None: nothing.
+class PackedEncoderDecoder(Decoder):
+    """A `Target` around `PackedAnswers`: rows of several sequences in one forward, trees."""
 
-    together  whether several sources are encoded in one pass, padded. False for models that then compute something
-              else, such as mixtures of experts with a limited capacity.
-    """
+    def __init__(self, executor: PackedAnswers, encoder: Encoder, chunk: int = 512, source: Path | None = None):
+        super().__init__(executor, chunk, source=source)
+        self.encoder, self.sources = encoder, executor.sources
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `Target`. What is kept of a text is no use to a text that answers another source, so the KV cache is not
+        declared."""
+        return replace(super().capabilities, encoder=self.encoder, fork=self.fork, memory=None)
+
+    @all_threads()
+    @torch.inference_mode()
+    def run(
+        self,
+        seqs: Seq[Sequence],
+        draft: Draft,
+        taps: Seq[int] = (),
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+    ) -> TargetOut:
+        """See `Decoder.run`. Raises TargetError for a sequence without a source."""
+        self.sources.read(seqs)
+        out = super().run(seqs, draft, taps, layers, hidden)
+        return replace(out, logits=self.sources.ruled(seqs, draft, out.logits))
+
+    def release(self, seq_id: int) -> None:
+        super().release(seq_id)
+        self.sources.release(seq_id)
+
+    def fork(self, parent_id: int, child_id: int, length: int) -> None:
+        """See `core.target.Fork`. Both answer the same source. Raises TargetError for what `OutputRules.check_beams`
+        does not let pass."""
+        self.sources.check_beams()
+        self.executor.fork(parent_id, child_id, length)
+        self.sources.share(parent_id, child_id)
+
+
+class ChainsEncoderDecoder(ChainsOnly):
+    """For models whose decoder cannot be packed: one forward for each sequence, chains."""
 
     def __init__(
         self,
@@ -65,16 +135,11 @@ class EncoderDecoder(ChainsOnly):
         shape: ModuleShape,
         runtime: Runtime,
         encoder: Encoder,
-        pad: int | None,
+        sources: EncodedSources,
         chunk: int = 512,
     ):
         super().__init__(parts, shape, runtime, None, chunk)
-        self.encoder, self.together = encoder, True
-        self.rules: OutputRules | None = None
-        self._reads: Any = parts.module.get_encoder()
-        self._pad = pad
-        self._output_type: Any = BaseModelOutput  # of the encoder; mixtures of experts have one of their own
-        self._sources: dict[int, Source] = {}
+        self.encoder, self.sources = encoder, sources
 
     @property
     def capabilities(self) -> Capabilities:
@@ -85,82 +150,27 @@ class EncoderDecoder(ChainsOnly):
     @torch.inference_mode()
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
         """See `Target.run`. Raises TargetError for a sequence without a source, and for a draft with siblings."""
-        self._encode([seq for seq in seqs if seq.id not in self._sources])
+        self.sources.read(seqs)
         out = super().run(seqs, draft, taps)
-        parts = []
-        for b, seq in enumerate(seqs):
-            first, last = draft.splits[b], draft.splits[b + 1]
-            logits, rules = out.logits[first + b : last + b + 1], self._sources[seq.id].rules
-            parts.append(ruled(rules, seq.tokens[: seq.end], draft.ids[first:last], logits) if rules else logits)
-        return replace(out, logits=torch.cat(parts))
+        return replace(out, logits=self.sources.ruled(seqs, draft, out.logits))
 
     def release(self, seq_id: int) -> None:
         super().release(seq_id)
-        self._sources.pop(seq_id, None)
+        self.sources.release(seq_id)
 
     def fork(self, parent_id: int, child_id: int, length: int) -> None:
-        """See `core.target.Fork`. Both read the same source. Raises TargetError for what `OutputRules.check_beams` does
-        not let pass."""
-        if self.rules is not None:
-            self.rules.check_beams()
+        """See `PackedEncoderDecoder.fork`."""
+        self.sources.check_beams()
         super().fork(parent_id, child_id, length)
-        self._sources[child_id] = self._sources[parent_id]
-
-    def source(self, seq_id: int) -> Source:
-        """What is kept of a sequence's source (for tests and tools). Raises TargetError for unknown ids."""
-        if seq_id not in self._sources:
-            raise TargetError(f"no source of sequence {seq_id} is kept", why="it was never run, or is released already")
-        return self._sources[seq_id]
+        self.sources.share(parent_id, child_id)
 
     # --- parts -------------------------------------------------------------------------------------------------
 
-    def _encode(self, seqs: Seq[Sequence]) -> None:
-        """Read the sources of sequences."""
-        for seq in seqs:
-            if not seq.source:
-                raise TargetError(
-                    f"sequence {seq.id} has no source",
-                    why="an encoder-decoder answers one",
-                    fix="see core.target.begun",
-                )
-            check_ids(torch.tensor(list(seq.source)), self.vocab_size)
-        rules = [[] if self.rules is None else self.rules.of(seq) for seq in seqs]
-        for group in self._groups([len(seq.source) for seq in seqs]):
-            each = self.encoded([seqs[b].source for b in group])
-            if len(group) > 1 and not all(bool(hidden.isfinite().all()) for hidden in each):
-                # Padding that sees nothing in its window is NaN in some models, which spreads to what is beside it.
-                each = [self.encoded([seqs[b].source])[0] for b in group]
-            for b, hidden in zip(group, each, strict=True):
-                self._sources[seqs[b].id] = Source(hidden, DynamicCache(), rules[b])
-
-    def _groups(self, lengths: Seq[int]) -> Iterator[list[int]]:
-        """Which sources are encoded together: those of similar length, so that little is padding."""
-        group: list[int] = []
-        for b in sorted(range(len(lengths)), key=lambda b: lengths[b]):
-            if group and not (self.together and lengths[b] * (len(group) + 1) <= MOST_ENCODED):
-                yield group
-                group = []
-            group.append(b)
-        if group:
-            yield group
-
-    def encoded(self, sources: Seq[Seq[int]]) -> list[Tensor]:
-        """The encoder's hidden states [1, S, d] of each source, from one pass."""
-        longest = max(map(len, sources))
-        pad = self._pad or 0
-        ids = [[*source, *[pad] * (longest - len(source))] for source in sources]
-        seen = [[1] * len(source) + [0] * (longest - len(source)) for source in sources]
-        given = torch.tensor(ids, device=self.device), torch.tensor(seen, device=self.device)  # [B, S] each
-        out = self._reads(input_ids=given[0], attention_mask=given[1])
-        hidden: Tensor = out.last_hidden_state
-        self._output_type = type(out)
-        return [hidden[b : b + 1, : len(source)].contiguous() for b, source in enumerate(sources)]
-
     def _inputs(self, seq: Sequence, held: RollbackCache, ids: Tensor) -> dict[str, Any]:
-        source = self._sources[seq.id]
+        source = self.sources.of(seq.id)
         return {
             "decoder_input_ids": ids,
-            "encoder_outputs": self._output_type(last_hidden_state=source.hidden),
+            "encoder_outputs": self.sources.output(source.hidden),
             self._cache_name: EncoderDecoderCache(held.cache, source.cross),
         }
 
@@ -169,7 +179,8 @@ class EncoderDecoder(ChainsOnly):
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """See `ChainsOnly`. A padding token ends a pass: some models (M2M100) number the positions after one otherwise
         than when they read the tokens one at a time."""
-        ends = [i + 1 for i, token in enumerate(tokens) if token == self._pad and i + 1 < len(tokens)]
+        pad = self.sources.pad
+        ends = [i + 1 for i, token in enumerate(tokens) if token == pad and i + 1 < len(tokens)]
         if not ends:
             return super()._forward(seq, held, tokens, keep, taps)
         each = []
@@ -180,10 +191,10 @@ class EncoderDecoder(ChainsOnly):
 
     def _drop(self, seq_id: int) -> None:
         super()._drop(seq_id)
-        self._sources[seq_id].cross = DynamicCache()
+        self.sources.of(seq_id).cross = DynamicCache()
 
 
-def of_encoder_decoder(module: Any, source: Path | None = None, chunk: int = 512) -> EncoderDecoder:
+def of_encoder_decoder(module: Any, source: Path | None = None, chunk: int = 512) -> Decoder | ChainsOnly:
     """A target around an encoder-decoder of transformers in memory, which stays as it is.
 
     Raises UnsupportedModelError for one that reads something else than text, that cannot be rolled back, or whose
@@ -198,29 +209,49 @@ def of_encoder_decoder(module: Any, source: Path | None = None, chunk: int = 512
     pad = _pad_of(config, generation)
     own = _start_of(config, generation, name)
     ids = [token for token in range(width) if token != pad]
-    texts = [[ids[(37 * i + 11 + 5 * b) % len(ids)] for i in range(7)] for b in (0, 1)]
-    sources, text = [texts[0], texts[1][:5]], [*own, *texts[1]]
-    truth = [_own_logits(module, parts, each, text) for each in sources]
+    made_up = [[ids[(37 * i + 11 + 5 * b) % len(ids)] for i in range(7)] for b in (0, 1)]
+    inputs, texts = [made_up[0], made_up[1][:5]], [[*own, *made_up[1]], [*own, *made_up[0]]]
+    truth = [_own_logits(module, parts, *pair) for pair in zip(inputs, texts, strict=True)]
     shape = shape_of(config, generation, truth[0].shape[-1])
     assert shape.source_context is not None
-    limit = measured_limit(module, lambda output: _own_logits(module, parts, sources[0], output), text)
-    runtime = runtime_of(module, limit, source)
-    made = EncoderDecoder(parts, shape, runtime, Encoder(shape.source_context, own), pad, chunk)
-    made.together = fault_of(_check_together, made, sources, limit) is None
-    for each, wanted in zip(sources, truth, strict=True):
-        why = fault_of(check_chains, made, text, wanted, limit, each)
-        if why is not None:
-            raise UnsupportedModelError(
-                f"a {name} cannot be rolled back: {why}", why=NOT_ROLLED_BACK, fix=WITHOUT_SPECULATION
-            )
-    made.rules = OutputRules(generation, len(own), shape.eos_ids, parts.device)
+    limit = measured_limit(module, lambda output: _own_logits(module, parts, inputs[0], output), texts[0])
+    runtime, encoder = runtime_of(module, limit, source), Encoder(shape.source_context, own)
+    sources = EncodedSources(parts, shape.vocab_size, pad)
+    sources.together = fault_of(_check_together, sources, inputs, limit) is None
+    why = _unpacked(module, parts)
+    if why is None:
+        packed = PackedAnswers(parts, shape, runtime, sources)
+        trial = PackedEncoderDecoder(packed, encoder)
+        why = fault_of(check_packed, packed, texts, truth, limit, trial, inputs)
+    made: PackedEncoderDecoder | ChainsEncoderDecoder
+    if why is None:
+        made = PackedEncoderDecoder(packed, encoder, chunk, source)
+    else:
+        log.info("%s is not packed (%s): each sequence is a forward of its own", name, why)
+        made = ChainsEncoderDecoder(parts, shape, runtime, encoder, sources, chunk)
+        for each, text, wanted in zip(inputs, texts, truth, strict=True):
+            why = fault_of(check_chains, made, text, wanted, limit, each)
+            if why is not None:
+                raise UnsupportedModelError(
+                    f"a {name} cannot be rolled back: {why}", why=NOT_ROLLED_BACK, fix=WITHOUT_SPECULATION
+                )
+    sources.rules = OutputRules(generation, len(own), shape.eos_ids, parts.device)
     return made
 
 
-def _check_together(target: EncoderDecoder, sources: Seq[Seq[int]], limit: Limit) -> None:
+def _unpacked(module: Any, parts: ModuleParts) -> str | None:
+    """Why its decoder is not even tried in packed passes; None if it is."""
+    if not attends(new_cache(parts.cache_config)):
+        return "its cache holds more than keys and values"
+    if any(hasattr(part, "expert_capacity") for part in module.modules()):
+        return "its experts take a limited number of tokens, of whichever sequence"
+    return None
+
+
+def _check_together(sources: EncodedSources, inputs: Seq[Seq[int]], limit: Limit) -> None:
     with torch.inference_mode():
-        alone = [target.encoded([source])[0] for source in sources]
-        for hidden, wanted in zip(target.encoded(sources), alone, strict=True):
+        alone = [sources.encoded([each])[0] for each in inputs]
+        for hidden, wanted in zip(sources.encoded(inputs), alone, strict=True):
             same(hidden[0], wanted[0], limit, "a pass over two sources")
 
 

@@ -2,7 +2,7 @@
 
     packed           rows of several sequences in one forward over our own KV blocks: trees, batches, prefix cache
     chains only      one transformers cache for each sequence
-    encoder-decoder  the same, and what its encoder made of its source (`encoder_decoder`)
+    encoder-decoder  either of these, and what its encoder made of its source (`encoder_decoder`)
     refused          where the cache cannot be rolled back
 
 Which of these holds is not looked up in a list of architectures: the model is tried (`trials`).
@@ -70,7 +70,7 @@ def of_module(module: Any, source: Path | None = None, chunk: int = 512, kv_bloc
         faults: list[str] = []
         for kind in KINDS:
             packed = PackedModule(parts, shape, runtime, kind, kv_blocks)
-            why = fault_of(check_packed, packed, texts, truth, limit)
+            why = fault_of(check_packed, packed, texts, truth, limit, Decoder(packed))
             if why is None:
                 return Decoder(packed, chunk, source=source, head_host=host)
             faults.append(why)

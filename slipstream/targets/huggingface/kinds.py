@@ -31,7 +31,15 @@ STATES = Kind("states", "the same; recurrent states are copied", False, False, F
 ONE_BY_ONE = Kind("one by one", "the same; one token at a time: exact, but not faster", False, False, False, pays=False)
 ENCODER_DECODER = Kind(
     "encoder-decoder",
-    "transformers, a source that is encoded once and a cache for each text",
+    "transformers, a source that is encoded once, rows of several texts over our own KV blocks",
+    trees=True,
+    early_exit=False,
+    one_forward=True,
+    heads=False,
+)
+ENCODER_DECODER_EACH = Kind(
+    "encoder-decoder, one each",
+    "the same, a cache for each text",
     trees=False,
     early_exit=False,
     one_forward=False,
@@ -47,7 +55,7 @@ GGUF = Kind(
     models="GGUF files of causal models with a KV cache",
 )
 
-KINDS = (OWN, PACKED, ONE_EACH, STATES, ONE_BY_ONE, ENCODER_DECODER, GGUF)
+KINDS = (OWN, PACKED, ONE_EACH, STATES, ONE_BY_ONE, ENCODER_DECODER, ENCODER_DECODER_EACH, GGUF)
 
 ARCHITECTURES: dict[str, Kind] = {
     **dict.fromkeys(
@@ -62,5 +70,6 @@ ARCHITECTURES: dict[str, Kind] = {
     **dict.fromkeys(("bamba", "lfm2", "mamba2", "qwen3_next"), STATES),
     **dict.fromkeys(("jamba", "mamba"), ONE_BY_ONE),
     **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5"), ENCODER_DECODER),
+    "mvp": ENCODER_DECODER_EACH,
 }  # fmt: skip
 """`model_type` of transformers 5.23 -> how it takes part. Others are tried when they are loaded, too."""

@@ -97,8 +97,8 @@ class PackedLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the blocks are made by `ModuleBlocks`."""
 
-    def get_seq_length(self) -> int:
-        return 0  # positions are given
+    def get_seq_length(self) -> Any:
+        return current_pass().before
 
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
         """Nobody reads them: masks are made for each sequence."""

@@ -123,7 +123,7 @@ class ModuleParts:
             for i, layer in enumerate(self.layers):
                 if not first <= i < last:
                     own = layer.__dict__.get("forward")  # of a tool that moves tensors between devices
-                    undo.callback(_put_back, layer, own)
+                    undo.callback(put_back, layer, own)
                     layer.forward = standing_in(hidden if i == first - 1 else None)
             yield
 
@@ -152,7 +152,7 @@ def is_plain(weight: Tensor) -> bool:
     return plain and weight.is_floating_point() and weight.itemsize > 1
 
 
-def _put_back(layer: nn.Module, own: Any) -> None:
+def put_back(layer: nn.Module, own: Any) -> None:
     if own is None:
         del layer.forward
     else:

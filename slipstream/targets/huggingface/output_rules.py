@@ -111,13 +111,12 @@ class OutputRules:
         return made
 
 
-def ruled(processors: Seq[Any], text: Seq[int], chain: Seq[int], logits: Tensor) -> Tensor:
-    """Logits [n + 1, V] after a text and after each of n draft tokens that follow it, as the processors leave them."""
-    ids = torch.tensor([[*text, *chain]], device=logits.device)  # [1, L]
+def ruled(processors: Seq[Any], histories: Seq[Seq[int]], logits: Tensor) -> Tensor:
+    """Logits [n, V], each after a text of its own (`histories`), as the processors leave them."""
     rows = []
-    for i in range(len(chain) + 1):
-        scores = logits[i : i + 1]
+    for i, text in enumerate(histories):
+        ids, scores = torch.tensor([list(text)], device=logits.device), logits[i : i + 1]
         for one in processors:
-            scores = one(ids[:, : len(text) + i], scores)
+            scores = one(ids, scores)
         rows.append(scores)
     return torch.cat(rows).to(logits.dtype)

@@ -7,8 +7,10 @@ prefix cache, hidden states, early exits. What makes it possible is described in
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from slipstream.models.module_shape import ModuleShape
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_blocks import ModuleBlocks, PackedCache
 from slipstream.targets.huggingface.module_parts import ModuleParts
-from slipstream.targets.huggingface.packed_pass import NAME, PackedError, PackedPass, PackedRow, running
+from slipstream.targets.huggingface.packed_pass import NAME, Cross, PackedError, PackedPass, PackedRow, Picked, running
 
 _SPREAD = 16  # blocks that a sequence can grow by next to others before reading it needs a copy
 
@@ -70,11 +72,13 @@ class PackedModule(TorchPaged[ModuleBlocks]):
             first, last = layers or (0, self.config.layers)
             check_slice(self.config, first, last, taps)
             wanted = tuple(dict.fromkeys(taps if layers is None else (*taps, last)))
-            apart = nullcontext() if layers is None else self.parts.only(first, last, hidden, self.tuples)
-            with self.parts.hidden_states(wanted) as seen, apart:
-                logits = self._run(batch, last - first)
-                if self.kind != "dense" and spoilt(logits, len(batch.seq_ids)):
-                    logits = self._run(batch, last - first, apart=True)
+            through = partial(self._through, taps=wanted, span=(first, last), sliced=layers is not None)
+            logits, seen = through(batch, hidden)
+            # In a dense pass, even rows of different sequences meet in attention.
+            if self.kind == "dense" and spoilt(logits, 1):
+                logits, seen = self._row_by_row(batch, hidden, through)
+            elif self.kind != "dense" and spoilt(logits, len(batch.seq_ids)):
+                logits, seen = through(batch, hidden, apart=True)
             stream = seen.get(last)
             if layers is not None and -1 not in taps and last not in taps:
                 seen.pop(last, None)
@@ -88,22 +92,59 @@ class PackedModule(TorchPaged[ModuleBlocks]):
 
     # --- parts -------------------------------------------------------------------------------------------------
 
-    def _run(self, batch: Batch, layers: int, apart: bool = False) -> Tensor:
+    def _through(
+        self,
+        batch: Batch,
+        hidden: Tensor | None,
+        taps: tuple[int, ...],
+        span: tuple[int, int],
+        sliced: bool,
+        apart: bool = False,
+        picked: Picked | None = None,
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Logits [R, V] of the selected rows, and hidden states by tap, of one pass through the layers of `span`."""
+        only = self.parts.only(*span, hidden, self.tuples) if sliced else nullcontext()
+        with self.parts.hidden_states(taps) as seen, only:
+            return self._run(batch, span[1] - span[0], apart, picked), seen
+
+    def _row_by_row(
+        self, batch: Batch, hidden: Tensor | None, through: Callable[..., tuple[Tensor, dict[int, Tensor]]]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """The same with each row as a pass of its own, over nothing but the slots that it sees."""
+        logits, states = list[Tensor](), list[dict[int, Tensor]]()
+        for b, start in enumerate(batch.splits[:-1]):
+            for i in range(start, batch.splits[b + 1]):
+                spans = [range(0)] * len(batch.seq_ids)
+                spans[b] = range(i - start, i - start + 1)
+                given = None if hidden is None else hidden[i : i + 1]
+                one = replace(batch.cut(spans), select=[0])
+                row, seen = through(one, given, picked=_picked(batch, b, i - start))
+                logits.append(row)
+                states.append(seen)
+        every = torch.cat(logits)  # [M, V]
+        return every[list(batch.select)], {tap: torch.cat([seen[tap] for seen in states]) for tap in states[0]}
+
+    def _run(self, batch: Batch, layers: int, apart: bool = False, picked: Picked | None = None) -> Tensor:
         """Logits [R, V] of the selected rows, through this many layers."""
+        return self._pass(batch, layers, apart, picked)
+
+    def _pass(
+        self, batch: Batch, layers: int, apart: bool, picked: Picked | None, cross: Cross | None = None
+    ) -> Tensor:
         places = [place for own in self._reserve(batch) for place in own]
         scattered: list[int] = []
         rows: list[PackedRow] = []
         for b in range(len(batch.seq_ids)):
-            rows.append(self._row(batch, b, scattered, rows[-1].offset + rows[-1].total if rows else 0))
+            rows.append(self._row(batch, b, scattered, rows[-1].offset + rows[-1].total if rows else 0, picked))
         copied = torch.tensor(scattered) if scattered else None
-        one = PackedPass(self.kind, rows, self._blocks, torch.tensor(places), copied, self.device, apart)
+        to = torch.tensor(places)
+        one = PackedPass(self.kind, rows, self._blocks, batch.tokens, to, copied, self.device, apart, cross)
         select = torch.tensor(list(batch.select), dtype=torch.int64, device=self.device)
-        given: dict[str, Any] = {"use_cache": True, "past_key_values": self._cache}
-        given["position_ids"] = torch.tensor([list(batch.positions)], device=self.device)  # [1, M]
-        if "logits_to_keep" in self._takes:
-            given["logits_to_keep"] = select
         with self._attending(), running(one), self._few_rows.fast():
-            out = self.parts.module(input_ids=batch.tokens[None], **given)
+            given = self._inputs(one)
+            if "logits_to_keep" in self._takes:
+                given["logits_to_keep"] = select
+            out = self.parts.module(use_cache=True, **given)
         used = one.cached if self.kind == "dense" else one.attended
         if used != layers:
             raise PackedError(f"{used} of {layers} layers used the attention and the cache that were given")
@@ -111,11 +152,19 @@ class PackedModule(TorchPaged[ModuleBlocks]):
         logits = logits if "logits_to_keep" in self._takes else logits[select]
         return logits if logits.dtype == torch.float64 else logits.float()
 
+    def _inputs(self, one: PackedPass) -> dict[str, Any]:
+        """What the model is called with."""
+        return {
+            "input_ids": one.tokens[None],
+            "past_key_values": self._cache,
+            "position_ids": one.positions[None],  # [1, M]
+        }
+
     @contextmanager
     def _attending(self) -> Iterator[None]:
         """The model uses our attention in this block, and its own after it: it may be someone else's, too."""
-        config = self.parts.module.config
-        before = {id(one): (one, one._attn_implementation) for one in (config, self.parts.config)}
+        configs = self.parts.module.config, self.parts.config, self.parts.cache_config
+        before = {id(one): (one, one._attn_implementation) for one in configs}
         for one, _ in before.values():
             one._attn_implementation = NAME
         try:
@@ -124,7 +173,7 @@ class PackedModule(TorchPaged[ModuleBlocks]):
             for one, own in before.values():
                 one._attn_implementation = own
 
-    def _row(self, batch: Batch, b: int, scattered: list[int], offset: int) -> PackedRow:
+    def _row(self, batch: Batch, b: int, scattered: list[int], offset: int, picked: Picked | None) -> PackedRow:
         """Sequence `b` of the batch. Blocks that are not consecutive are added to `scattered`."""
         start, stop = batch.splits[b], batch.splits[b + 1]
         total = batch.past[b] + stop - start
@@ -134,4 +183,16 @@ class PackedModule(TorchPaged[ModuleBlocks]):
         if not in_place:
             scattered += table
         positions = torch.tensor(list(batch.positions[start:stop]))
-        return PackedRow(start, stop, total, positions, batch.trees[b], in_place, first, offset)
+        total = total if picked is None else len(picked.slots)
+        return PackedRow(start, stop, total, positions, batch.trees[b], in_place, first, offset, picked)
+
+
+def _picked(batch: Batch, b: int, row: int) -> Picked | None:
+    """The slots that a row of sequence `b` sees, where it does not see all before its own."""
+    tree, past = batch.trees[b], batch.past[b]
+    if tree is None:
+        return None
+    new = [i for i in range(row + 1) if tree[row, i]]
+    positions = batch.positions[batch.splits[b] : batch.splits[b + 1]]
+    slots, at = [past + i for i in new], [positions[i] for i in new]
+    return Picked(torch.tensor([*range(past), *slots]), torch.tensor([*range(past), *at]))

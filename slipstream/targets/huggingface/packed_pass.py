@@ -12,6 +12,9 @@ Three kinds of models take part (`KINDS`):
     dense     the model has its own attention but asks transformers for its masks: it gets all slots, and one mask in
               which each sequence sees its own
 
+In the decoder of an encoder-decoder, cross-attention is run on each sequence's own source (`packed_cross`), and a bias
+of positions (T5) is computed by the model for the positions of the rows, over the slots of the longest sequence.
+
 A mask is a function of two indices in transformers (causal, sliding window, chunks). Evaluated at *positions* it holds
 for any slot of the cache; what a node of a tree may see among the new rows is added here.
 """
@@ -19,10 +22,10 @@ for any slot of the cache; what a node of a tree may see among the new rows is a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -51,12 +54,21 @@ class PackedError(TargetError):
 
 
 @dataclass(frozen=True, slots=True)
+class Picked:
+    """Some slots of a sequence [S], and their positions [S]."""
+
+    slots: Tensor
+    at: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class PackedRow:
     """One sequence of a pass: rows start:stop, and slots 0..total-1 after it.
 
     positions  [n] of its new tokens. tree: bool [n, n], what a new token sees among the new ones; None: a chain.
     in_place   whether its blocks are consecutive; first: place of slot 0 in the cache, or in the gathered blocks.
     offset     of slot 0, where the slots of all sequences lie one after another.
+    picked     the only slots that exist in the pass, `total` of them; None: all.
     """
 
     start: int
@@ -67,6 +79,14 @@ class PackedRow:
     in_place: bool
     first: int
     offset: int
+    picked: Picked | None = None
+
+    @property
+    def at(self) -> Tensor:
+        """[total]: the position of each slot."""
+        if self.picked is not None:
+            return self.picked.at
+        return torch.cat((torch.arange(self.total - len(self.positions)), self.positions))
 
 
 class Blocks(Protocol):
@@ -79,11 +99,22 @@ Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 
 
+class Cross(Protocol):
+    """Cross-attention in one pass (see `packed_cross`)."""
+
+    @property
+    def new(self) -> Seq[Any]: ...
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None: ...
+
+    def share(self, key: Tensor) -> list[Pair] | None: ...
+
+
 @dataclass
 class PackedPass:
-    """kind: one of KINDS. places: int64 [M], where each new token's keys and values go; scattered: blocks of the
-    sequences whose blocks are not consecutive, one after another. device: of the embeddings. apart: whether each row
-    attends on its own (see `rows_apart`).
+    """kind: one of KINDS. tokens: int64 [M]; places: int64 [M], where each one's keys and values go; scattered: blocks
+    of the sequences whose blocks are not consecutive, one after another. device: of the embeddings. apart: whether each
+    row attends on its own (see `rows_apart`). cross: cross-attention of the decoder of an encoder-decoder.
 
     cached, attended  how many layers have written keys and values, and have used `packed_attention`.
     """
@@ -91,10 +122,12 @@ class PackedPass:
     kind: str
     rows: list[PackedRow]
     blocks: Blocks
+    tokens: Tensor
     places: Tensor
     scattered: Tensor | None
     device: torch.device
     apart: bool = False
+    cross: Cross | None = None
     cached: int = 0
     attended: int = 0
     _written: Pair | None = None
@@ -106,12 +139,27 @@ class PackedPass:
         """Slots of all sequences."""
         return self.rows[-1].offset + self.rows[-1].total
 
+    @cached_property
+    def positions(self) -> Tensor:
+        """int64 [M], on `device`."""
+        return torch.cat([row.positions for row in self.rows]).to(self.device)
+
+    @property
+    def before(self) -> Tensor | int:
+        """What the model takes for the length of its cache. In a decoder with cross-attention, [M, 1]: what makes the
+        positions of the rows out of their numbers in the pass. Elsewhere positions are given, and it is 0."""
+        if self.cross is None:
+            return 0
+        return (self.positions - torch.arange(len(self.places), device=self.device))[:, None]
+
     def write(self, layer: int, keys: Tensor, values: Tensor) -> Pair:
         """keys [1, Hk, M, D], values [1, Hv, M, Dv]: of one layer, for all rows. Returns what the model goes on with:
         the same, or all slots [1, Hk, S, D]."""
         self.cached += 1
         self._held = self.blocks.write(layer, self.places, keys[0], values[0])
         self._copied = None if self.scattered is None else self.blocks.gather(layer, self.scattered)
+        if self.cross is not None:  # as many as the longest sequence has, for a bias; attention reads the blocks
+            keys = keys[:, :, :1].expand(-1, -1, max(row.total for row in self.rows), -1)
         self._written = keys, values
         if self.kind == "blocks":
             return keys, values
@@ -144,8 +192,22 @@ class PackedPass:
     def _own(self, row: PackedRow, hidden: int) -> Pair:
         held = self._held if row.in_place else self._copied
         assert held is not None
+        if row.picked is not None:
+            places = (row.first + row.picked.slots).to(held[0].device)
+            return held[0][:, places], held[1][:, places]
         first, last = row.first + hidden, row.first + row.total
         return held[0][:, first:last], held[1][:, first:last]
+
+    def bias(self, row: PackedRow, bias: Tensor) -> Tensor:
+        """A sequence's share [H, n, S] of a bias of positions [1, H, M, K], whose columns are positions."""
+        if bias.shape[2] != len(self.places) or bias.shape[3] < row.total:
+            raise PackedError(
+                f"a bias of positions has the shape {list(bias.shape)} in a pass of {len(self.places)} rows"
+            )
+        own = bias[0, :, row.start : row.stop, : row.total]
+        if row.tree is None:
+            return own
+        return own.index_select(-1, row.at.to(own.device))
 
 
 _here = threading.local()
@@ -176,15 +238,24 @@ class PackedMask:
 
     rows: list[tuple[Tensor | None, int]]
     _made: dict[tuple[int, int, torch.dtype, torch.device], Tensor | None] = field(default_factory=dict)
+    _bias: Tensor | None = None
 
-    def additive(self, b: int, fold: int, like: Tensor) -> Tensor | None:
-        """[fold * n, S]: 0 where it sees, minus infinity elsewhere."""
+    def additive(self, b: int, fold: int, like: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        """[fold * n, S]: 0 where it sees, minus infinity elsewhere. bias: of positions (see `PackedPass.bias`), which
+        is added: [1, H / fold, fold * n, S]."""
+        if bias is not self._bias:  # most models compute it in their first layer, and use it in all
+            self._made, self._bias = {}, bias
         key = (b, fold, like.dtype, like.device)
         if key not in self._made:
-            seen, mask = self.rows[b][0], None
+            (seen, first), mask = self.rows[b], None
             if seen is not None:
                 mask = torch.zeros(seen.shape, dtype=like.dtype).masked_fill_(~seen, -torch.inf).repeat(fold, 1)
                 mask = mask.to(like.device)
+            if bias is not None:
+                run = current_pass()
+                own = run.bias(run.rows[b], bias)[..., first:].to(like)  # [H, n, S]
+                own = own.reshape(1, len(own) // fold, -1, own.shape[-1])
+                mask = own if mask is None else own + mask
             self._made[key] = mask
         return self._made[key]
 
@@ -193,9 +264,11 @@ def packed_mask(
     *, mask_function: Function | None = None, dtype: torch.dtype = torch.float32, **_: Any
 ) -> PackedMask | Tensor:
     """See `AttentionMaskInterface`. For models with their own attention a tensor [1, 1, M, S]."""
-    from transformers.masking_utils import causal_mask_function
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
     sees: Any = mask_function or causal_mask_function
+    if current_pass().cross is not None and sees is bidirectional_mask_function:
+        return PackedMask([])  # of the cross-attention, in which each sequence sees its whole source
     run, zero = current_pass(), torch.zeros((), dtype=torch.int64)
     rows: list[tuple[Tensor | None, int]] = []
     dense = torch.zeros(len(run.places), run.slots, dtype=torch.bool) if run.kind == "dense" else None
@@ -204,8 +277,7 @@ def packed_mask(
         if n == 1 and sees is causal_mask_function and dense is None:
             rows.append((None, 0))
             continue
-        at = torch.cat((torch.arange(row.total - n), row.positions))  # [S]
-        seen = sees(zero, zero, row.positions[:, None], at[None, :]).expand(n, row.total)
+        seen = sees(zero, zero, row.positions[:, None], row.at[None, :]).expand(n, row.total)
         if row.tree is not None:
             seen = seen.clone()
             seen[:, row.total - n :] &= row.tree
@@ -238,20 +310,28 @@ def packed_attention(
     """See `AttentionInterface`. query [1, H, M, D] -> [1, M, H, Dv].
 
     softcap  scores become softcap * tanh(score / softcap). s_aux: [H], a score for seeing nothing.
+    position_bias  [1, H, M, K], see `PackedPass.bias`; without a meaning in cross-attention.
     """
     run = current_pass()
-    run.attend(key, value)
-    if not isinstance(attention_mask, PackedMask) or position_bias is not None or is_causal is False or dropout:
+    crossed = None if run.cross is None else run.cross.share(key)
+    biased = position_bias is not None and run.cross is None
+    if crossed is None:
+        run.attend(key, value)
+    if dropout or (crossed is None and (not isinstance(attention_mask, PackedMask) or biased or is_causal is False)):
         raise PackedError("the model's attention has a mask or a bias of its own")
-    heads, kv_heads = query.shape[1], key.shape[1]
-    out = query.new_empty(query.shape[2], heads, value.shape[-1])  # [M, H, Dv]
+    heads, width = query.shape[1], (value if crossed is None else crossed[0][1]).shape[-1]
+    out = query.new_empty(query.shape[2], heads, width)  # [M, H, Dv]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     for b, row in enumerate(run.rows):
         n = row.stop - row.start
+        if crossed is None:
+            keys, values = run.share(row, attention_mask.rows[b][1], key, value)
+        else:
+            keys, values = crossed[b]
+        kv_heads = len(keys)
         fold = heads // kv_heads if n <= _FOLD_ROWS or softcap is not None or s_aux is not None else 1
-        keys, values = run.share(row, attention_mask.rows[b][1], key, value)
         q = query[0, :, row.start : row.stop].reshape(heads // fold, fold * n, query.shape[-1])  # [Hk, G n, D]
-        mask = attention_mask.additive(b, fold, query)
+        mask = None if crossed is not None else attention_mask.additive(b, fold, query, position_bias)
         attend: Attend
         if softcap is None and s_aux is None:
             attend = partial(F.scaled_dot_product_attention, scale=scale, enable_gqa=heads // fold != kv_heads)
@@ -259,7 +339,7 @@ def packed_attention(
             attend = partial(_eager, scale=scale, softcap=softcap, sinks=s_aux)
         given = q[None], keys[None], values[None], mask
         seen = rows_apart(attend, *given, n) if run.apart else attend(*given)
-        out[row.start : row.stop] = seen.reshape(heads, n, value.shape[-1]).transpose(0, 1)
+        out[row.start : row.stop] = seen.reshape(heads, n, width).transpose(0, 1)
     return out[None], None
 
 

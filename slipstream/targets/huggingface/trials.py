@@ -80,10 +80,20 @@ def same(found: Tensor, wanted: Tensor, limit: Limit, what: str) -> None:
         raise _Differs(f"{what} gave logits that differ by {error:.1e} of the largest, allowed are {limit.largest:.0e}")
 
 
-def check_packed(packed: PackedModule, texts: Seq[Seq[int]], truth: Seq[Tensor], limit: Limit) -> None:
-    """Two sequences in one pass, a tree whose later branch is kept, and layers apart."""
-    target, (a, b) = Decoder(packed), texts
-    seqs = [Sequence(list(a[:4])), Sequence(list(b[:2]))]
+def check_packed(
+    packed: PackedModule,
+    texts: Seq[Seq[int]],
+    truth: Seq[Tensor],
+    limit: Limit,
+    target: Decoder,
+    sources: Seq[Seq[int]] = ((), ()),
+) -> None:
+    """Two sequences in one pass, a tree whose later branch is kept, and layers apart.
+
+    target   around `packed`. sources: what the texts answer, of an encoder-decoder, whose layers are not run apart.
+    """
+    a, b = texts
+    seqs = [Sequence(list(a[:4]), source=sources[0]), Sequence(list(b[:2]), source=sources[1])]
     try:
         out = target.run(seqs, Draft.empty(2, target.device))
         same(out.logits, torch.stack([truth[0][3], truth[1][1]]), limit, "a packed pass")
@@ -92,8 +102,8 @@ def check_packed(packed: PackedModule, texts: Seq[Seq[int]], truth: Seq[Tensor],
             seq.kv_len = len(seq.tokens)
             seq.tokens.append(text[seq.kv_len])
         other = (a[5] + 1) % packed.config.vocab_size
-        draft = Draft.trees([([other, a[5], a[6]], [-1, -1, 1]), (b[3:], [-1, 0])], target.device)
-        taps = (0, 1, packed.config.layers, -1)
+        draft = Draft.trees([([other, a[5], a[6]], [-1, -1, 1]), (b[3:5], [-1, 0])], target.device)
+        taps = () if any(sources) else (0, 1, packed.config.layers, -1)
         out = target.run(seqs, draft, taps)
         rows = [0, 2, 3, 4, 5, 6]
         wanted = torch.cat((truth[0][4:7], truth[1][2:5]))
@@ -105,7 +115,7 @@ def check_packed(packed: PackedModule, texts: Seq[Seq[int]], truth: Seq[Tensor],
             seq.kv_len = len(seq.tokens) - 1
         whole = target.run(seqs, Draft.empty(2, target.device)).logits.clone()
         same(whole, torch.stack([truth[0][6], truth[1][4]]), limit, "a packed pass after a rollback")
-        packed.slices = fault_of(_check_slices, packed, target, seqs, whole, limit) is None
+        packed.slices = not any(sources) and fault_of(_check_slices, packed, target, seqs, whole, limit) is None
     finally:
         for seq in seqs:
             target.release(seq.id)

@@ -13,10 +13,12 @@ from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
+from slipstream.errors import TargetError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.huggingface_target import of_module
 from tests.checkpoints import random_llama
 from tests.targets.huggingface.architectures import VOCAB, random_model
+from tests.targets.reference import Wide
 
 SPOILT = 7
 """Its embedding is infinite, so that its keys and values, and what sees them, are NaN."""
@@ -46,6 +48,8 @@ TARGETS = {
     "packed, capped scores": lambda: spoilt_after("gemma2"),
     "packed, sinks": lambda: spoilt_after("gpt-oss"),
     "packed, gathered": lambda: spoilt_after("deepseek-v3"),
+    "packed, dense": lambda: spoilt_after("gpt-j"),
+    "packed, dense, falcon": lambda: spoilt_after("falcon"),
 }
 
 
@@ -53,7 +57,6 @@ def spoilt_after(name: str) -> Target:
     """The trials at load use every id."""
     module = random_model(name)
     made = of_module(module)
-    assert isinstance(made, Decoder)
     overflowing(module)
     return made
 
@@ -79,7 +82,8 @@ def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(name: s
         for given in (clean, nodes):
             seqs = [Sequence(list(text)) for text in texts]
             draft = Draft.trees([(given, parents), (clean[:2], [-1, 0])])
-            out.append(target.run(seqs, draft, (1,)).logits.clone())
+            with Wide(True):
+                out.append(target.run(seqs, draft, (1,)).logits.clone())
             for seq in seqs:
                 target.release(seq.id)
         for row in range(out[0].shape[0]):
@@ -89,7 +93,7 @@ def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(name: s
                 torch.testing.assert_close(out[1][row], out[0][row], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["own", "packed"])
+@pytest.mark.parametrize("name", ["own", "packed", "packed, dense"])
 def test_text_is_that_of_plain_decoding_where_a_draft_overflows(name: str) -> None:
     target, prompt = TARGETS[name](), [5, 9, 33, 11, 2]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -98,6 +102,14 @@ def test_text_is_that_of_plain_decoding_where_a_draft_overflows(name: str) -> No
     recorded = {tuple(prompt): [SPOILT if i % 3 == 2 else token for i, token in enumerate(wanted)]}
     llm = LLM(target, "replay", draft_tokens=4, draft_options={"continuations": recorded})
     assert llm.generate([prompt], params)[0].token_ids == wanted
+
+
+def test_a_request_that_overflows_spoils_no_other_request_of_its_batch() -> None:
+    """Not even where the model's own attention runs over the slots of all of them. The error names the one."""
+    target = TARGETS["packed, dense"]()
+    seqs = [Sequence([3, SPOILT]), Sequence([5, 9, 33])]
+    with pytest.raises(TargetError, match=rf"not finite for sequences \[{seqs[0].id}\]"):
+        target.run(seqs, Draft.empty(2))
 
 
 def test_a_pass_without_overflow_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:

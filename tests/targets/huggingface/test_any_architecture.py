@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.core.draft import Draft, Verdict
+from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Target, TargetOut
+from slipstream.core.target import Target
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface import kinds
 from slipstream.targets.huggingface.chains_only import ChainsOnly
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.rollback import states
 from tests.targets.huggingface.architectures import ARCHITECTURES, ONE_EACH, PACKED, VOCAB, random_model
+from tests.targets.huggingface.wrong_siblings import WrongSiblings
 from tests.targets.reference import Wide, assert_close
 
 PROMPTS = [[5, 9, 33], [7], [1, 2, 3, 4, 5, 6, 7, 8], [60, 61, 2, 17, 17], [11, 11, 40]]
@@ -52,41 +53,9 @@ def logits(name: str, text: Seq[int]) -> torch.Tensor:
         return model(name)(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0]
 
 
-class WrongSiblings:
-    """Drafts trees: at each depth a wrong token first and the right one beside it, which goes on. Every third draft is
-    wrong from depth 2 on."""
-
-    name = "siblings"
-    taps: tuple[int, ...] = ()
-
-    def __init__(self, texts: Seq[Seq[int]]):
-        self.texts, self.asked = texts, 0
-
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        self.asked += 1
-        rows = []
-        for seq, depth in zip(seqs, budget, strict=True):
-            text = next(t for t in self.texts if list(t[: len(seq.tokens)]) == seq.tokens)
-            ids: list[int] = []
-            parents: list[int] = []
-            for i, right in enumerate(text[len(seq.tokens) : len(seq.tokens) + depth]):
-                shift = 1 if self.asked % 3 == 0 and i else 0
-                above = len(ids) - 1 if i else -1
-                ids += [(right + 5) % VOCAB, (right + shift) % VOCAB]
-                parents += [above, above]
-            rows.append((ids, parents))
-        return Draft.trees(rows)
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        pass
-
-    def release(self, seq_id: int) -> None:
-        pass
-
-
 def test_every_entry_of_the_table_has_a_model_here() -> None:
     known = {model(name).config.model_type for name in ARCHITECTURES}
-    causal = {name for name, kind in kinds.ARCHITECTURES.items() if kind is not kinds.ENCODER_DECODER}
+    causal = {name for name, kind in kinds.ARCHITECTURES.items() if not kind.name.startswith("encoder-decoder")}
     assert {name.removesuffix(" (alibi)") for name in causal} == known
 
 
@@ -124,7 +93,7 @@ def test_greedy_text_is_that_of_transformers(name: str, batch: int) -> None:
 @pytest.mark.parametrize("name", PACKED)
 def test_a_branch_that_is_not_the_first_is_kept(name: str) -> None:
     texts = [[*p, *text] for p, text in zip(PROMPTS, generated(name), strict=True)]
-    done = LLM(target(name), WrongSiblings(texts), draft_tokens=4, max_batch=5).generate(
+    done = LLM(target(name), WrongSiblings(texts, VOCAB), draft_tokens=4, max_batch=5).generate(
         PROMPTS, SamplingParams(max_tokens=TOKENS)
     )
     assert [c.token_ids for c in done] == generated(name)

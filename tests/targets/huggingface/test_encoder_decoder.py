@@ -19,7 +19,7 @@ from slipstream.core.warp import warp
 from slipstream.drafters.model import ModelDrafter
 from slipstream.errors import PairError, ParameterError, PromptError, TargetError, UnsupportedModelError
 from slipstream.targets.huggingface import kinds
-from slipstream.targets.huggingface.encoder_decoder import EncoderDecoder
+from slipstream.targets.huggingface.encoder_decoder import ChainsEncoderDecoder, PackedEncoderDecoder
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.rollback import states
 from tests.checkpoints import random_llama
@@ -28,12 +28,14 @@ from tests.significance import assert_distribution, beginnings, needed
 from tests.targets.conformance import Case, Conformance
 from tests.targets.huggingface.encoder_decoders import (
     ENCODER_DECODERS,
+    PACKED,
     SOURCES,
     TOKENS,
     VOCAB,
     generated,
     random_encoder_decoder,
 )
+from tests.targets.huggingface.wrong_siblings import WrongSiblings
 from tests.targets.reference import CLOSE, Wide, assert_close
 
 
@@ -43,10 +45,16 @@ def model(name: str) -> Any:
 
 
 @functools.cache
-def target(name: str) -> EncoderDecoder:
+def target(name: str) -> PackedEncoderDecoder | ChainsEncoderDecoder:
     made = of_module(model(name))
-    assert isinstance(made, EncoderDecoder)
+    assert isinstance(made, PackedEncoderDecoder if name in PACKED else ChainsEncoderDecoder)
     return made
+
+
+def keeps_nothing(of: PackedEncoderDecoder | ChainsEncoderDecoder) -> bool:
+    """Neither sources nor keys and values."""
+    held = of.executor.kv_memory.usage.used if isinstance(of, PackedEncoderDecoder) else len(of._held)
+    return not len(of.sources) and not held
 
 
 @functools.cache
@@ -76,12 +84,14 @@ def encodings(own: Any) -> Iterator[list[int]]:
 
 def test_every_entry_of_the_table_has_a_model_here() -> None:
     known = {model(name).config.model_type for name in ENCODER_DECODERS}
-    assert {name for name, kind in kinds.ARCHITECTURES.items() if kind is kinds.ENCODER_DECODER} == known
+    of_both = (kinds.ENCODER_DECODER, kinds.ENCODER_DECODER_EACH)
+    assert {name for name, kind in kinds.ARCHITECTURES.items() if kind in of_both} == known
 
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
 def test_what_it_declares_is_what_the_table_says(name: str) -> None:
-    can, kind = target(name).capabilities, kinds.ENCODER_DECODER
+    can, kind = target(name).capabilities, kinds.ARCHITECTURES[model(name).config.model_type]
+    assert kind is (kinds.ENCODER_DECODER if name in PACKED else kinds.ENCODER_DECODER_EACH)
     assert can.encoder is not None
     assert can.encoder.start == (model(name).generation_config.decoder_start_token_id,)
     assert (can.trees, can.early_exit is not None, can.head_host is not None) == (
@@ -90,7 +100,7 @@ def test_what_it_declares_is_what_the_table_says(name: str) -> None:
         kind.heads,
     )
     assert can.memory is None
-    assert target(name).together
+    assert target(name).sources.together
 
 
 @pytest.mark.parametrize("batch", [1, 5])
@@ -109,8 +119,42 @@ def test_greedy_text_is_that_of_transformers(name: str, batch: int) -> None:
         assert counted == [batch]
     assert all(c.stats.accepted for c in done)
     assert batch == 1 or any(c.stats.proposed > c.stats.accepted for c in done)
-    assert not target(name)._sources
-    assert not target(name)._held
+    assert keeps_nothing(target(name))
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "marian", "m2m-100"])
+def test_eight_requests_of_different_lengths_that_join_one_after_another_get_their_own_texts(name: str) -> None:
+    """A new one joins in each step; each draft is a tree, whose right branch is not the first."""
+    sources = [*SOURCES, [4, 44, 14, 24, 34], [50, 3], [6] * 11]
+    lengths = [9, 3, 12, 6, 10, 1, 8, 11]
+    wanted = [generated(model(name), [s], n)[0] for s, n in zip(sources, lengths, strict=True)]
+    start = list(target(name).encoder.start)
+    llm = LLM(target(name), WrongSiblings([[*start, *text] for text in wanted], VOCAB), draft_tokens=3, max_batch=8)
+    engine = llm.engine()
+    seqs = [llm.sequence(s, SamplingParams(max_tokens=n)) for s, n in zip(sources, lengths, strict=True)]
+    for seq in seqs:
+        engine.add(seq)
+        engine.step()
+    while engine.unfinished:
+        engine.step()
+    assert [seq.output for seq in seqs] == wanted
+    assert sum(seq.stats.accepted for seq in seqs) > 10
+    assert all(seq.stats.drafter_faults == 0 for seq in seqs)
+    assert keeps_nothing(target(name))
+
+
+def test_a_step_of_a_batch_is_one_forward_of_the_decoder() -> None:
+    passes: list[int] = []
+    hook = (
+        model("t5")
+        .get_decoder()
+        .register_forward_pre_hook(lambda _, __, given: passes.append(given["input_ids"].shape[1]), with_kwargs=True)
+    )
+    try:
+        LLM(target("t5"), max_batch=5).generate(SOURCES, SamplingParams(max_tokens=4))
+    finally:
+        hook.remove()
+    assert passes == [5] * 4
 
 
 def test_texts_of_these_models_differ_between_sources_and_do_not_stand_still() -> None:
@@ -120,10 +164,16 @@ def test_texts_of_these_models_differ_between_sources_and_do_not_stand_still() -
         assert sum(len(set(text)) for text in texts(name)) >= 12
 
 
+def kept_of(of: PackedEncoderDecoder | ChainsEncoderDecoder, seq: Sequence) -> list[torch.Tensor]:
+    """Keys and values of a text, and of its source."""
+    own = [of.executor.kv(seq.id, len(seq.tokens))] if isinstance(of, PackedEncoderDecoder) else states(of.held(seq.id))
+    return [*own, *states(of.sources.of(seq.id).cross)]
+
+
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
 def test_after_rollbacks_of_differing_depth_the_caches_are_those_of_a_fresh_prefill(name: str) -> None:
     of, source = target(name), SOURCES[2]
-    of.rules, rules = None, of.rules  # raw logits
+    of.sources.rules, rules = None, of.sources.rules  # raw logits
     pad = model(name).config.pad_token_id
     ids = [token for token in range(VOCAB) if token != pad]
     try:
@@ -139,39 +189,46 @@ def test_after_rollbacks_of_differing_depth_the_caches_are_those_of_a_fresh_pref
             of.run([seq], Draft.empty(1))
             fresh = Sequence(list(seq.tokens), source=source)
             of.run([fresh], Draft.empty(1))
-            for of_text in (lambda one: of.held(one.id), lambda one: of.source(one.id).cross):
-                found, wanted = states(of_text(seq)), states(of_text(fresh))
-                assert len(found) == len(wanted) > 0
-                for a, b in zip(found, wanted, strict=True):
-                    assert_close(a, b)
+            for a, b in zip(kept_of(of, seq), kept_of(of, fresh), strict=True):
+                assert_close(a, b)
     finally:
-        of.rules = rules
+        of.sources.rules = rules
         of.release(seq.id)
         of.release(fresh.id)
 
 
 class SourceCase(Case):
-    """Every sequence answers the same source."""
+    """Sequences answer different sources, each the one that its first token says."""
 
     def sequence(self, n: int) -> Sequence:
-        seq = Sequence(self.ids(n), source=SOURCES[2])
+        seq = Sequence(ids := self.ids(n), source=source_of(ids))
         self.born.append(seq)
         return seq
 
 
-@pytest.mark.parametrize("case", ["mt5", "bart"], indirect=True)
-class TestConformance(Conformance):
-    """What every target promises; trees are cut to chains before they come here."""
+def source_of(text: Seq[int]) -> list[int]:
+    return SOURCES[text[0] % len(SOURCES)]
 
-    @pytest.fixture
-    def case(self, request: pytest.FixtureRequest) -> Iterator[SourceCase]:
-        name, of = request.param, target(request.param)
-        rules, of.rules = of.rules, None  # raw logits
-        with Wide(True):
-            made = SourceCase(of, lambda ids: logits(name, SOURCES[2], ids), CLOSE)
-            yield made
-            made.close()
-        of.rules = rules
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest) -> Iterator[SourceCase]:
+    name, of = request.param, target(request.param)
+    rules, of.sources.rules = of.sources.rules, None  # raw logits
+    with Wide(True):
+        made = SourceCase(of, lambda ids: logits(name, source_of(ids), ids), CLOSE)
+        yield made
+        made.close()
+    of.sources.rules = rules
+
+
+@pytest.mark.parametrize("case", ["mt5", "bart"], indirect=True)
+class TestPackedConformance(Conformance):
+    """What every target promises."""
+
+
+@pytest.mark.parametrize("case", ["mvp"], indirect=True)
+class TestChainsConformance(Conformance):
+    """Trees are cut to chains before they come here."""
 
     test_every_branch_of_a_tree_equals_its_own_chain = None
     test_draft_directly_after_a_prompt = None
@@ -180,6 +237,45 @@ class TestConformance(Conformance):
     test_ragged_batches_equal_each_sequence_alone = None
     test_sequences_join_and_leave_between_steps = None
     test_a_fork_goes_on_by_itself = None
+
+
+@pytest.mark.parametrize("parents", [[-1, 0, 1, 2], [-1, 0, -1, 2]], ids=["chain", "two chains"])
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(name: str, parents: list[int]) -> None:
+    own = random_encoder_decoder(name)
+    of, spoilt, clean = of_module(own), 8, [20, 21, 22, 23]
+    with torch.no_grad():
+        own.get_decoder().get_input_embeddings().weight[spoilt] = torch.inf
+    texts = [([11, 9, 33, 5], SOURCES[0]), ([12, 4], SOURCES[2])]
+    for at, below in ((1, {1, 2, 3} if parents[2] == 1 else {1}), (2, {2, 3})):
+        found = []
+        for nodes in (clean, [spoilt if i == at else token for i, token in enumerate(clean)]):
+            seqs = [Sequence(list(text), source=source) for text, source in texts]
+            found.append(of.run(seqs, Draft.trees([(nodes, parents), (clean[:2], [-1, 0])])).logits.clone())
+            for seq in seqs:
+                of.release(seq.id)
+        for row in range(len(found[0])):
+            if row - 1 in below:
+                assert not found[1][row].isfinite().any()
+            else:
+                assert_close(found[1][row], found[0][row])
+
+
+def test_a_source_on_which_the_encoder_overflows_ends_its_request_alone() -> None:
+    own = random_encoder_decoder("pegasus")
+    of, spoilt = of_module(own), SOURCES[3][0]
+    with torch.no_grad():
+        own.get_encoder().get_input_embeddings().weight[spoilt] = torch.inf
+    engine = (llm := LLM(of, "ngram", draft_tokens=2, max_batch=5)).engine()
+    seqs = [llm.sequence(s, SamplingParams(max_tokens=TOKENS)) for s in SOURCES]
+    for seq in seqs:
+        engine.add(seq)
+    while engine.unfinished:
+        engine.step()
+    assert [seq.finish == "error" for seq in seqs] == [False, False, False, True, False]
+    assert [seq.output for seq in seqs if seq.finish != "error"] == [
+        t for i, t in enumerate(texts("pegasus")) if i != 3
+    ]
 
 
 @pytest.mark.parametrize("name", ["t5", "m2m-100"])
@@ -232,7 +328,7 @@ def test_sampled_texts_have_the_distribution_of_the_model(name: str, temperature
 
 
 def test_sources_that_are_encoded_together_are_those_of_similar_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.targets.huggingface.encoder_decoder.MOST_ENCODED", 10)
+    monkeypatch.setattr("slipstream.targets.huggingface.encoded_sources.MOST_ENCODED", 10)
     with encodings(model("bart")) as counted:
         done = LLM(target("bart")).generate(SOURCES, SamplingParams(max_tokens=TOKENS))
     assert counted == [2, 2, 1]  # lengths 1 and 3, 4 and 5, 8
@@ -263,8 +359,8 @@ def test_where_padding_changes_what_the_encoder_makes_each_source_is_encoded_alo
     crowded = Crowded(own.encoder, nan)
     own.get_encoder = lambda: crowded
     made = of_module(own)
-    assert isinstance(made, EncoderDecoder)
-    assert made.together == together
+    assert isinstance(made, PackedEncoderDecoder)
+    assert made.sources.together == together
     assert [c.token_ids for c in LLM(made).generate(SOURCES, SamplingParams(max_tokens=TOKENS))] == texts("t5")
 
 
@@ -280,12 +376,11 @@ def test_requests_join_and_leave_between_steps_and_what_is_kept_of_them_goes_wit
         engine.step()
         engine.step()
         engine.abort(seqs[1])
-        assert seqs[1].id not in of._sources
+        assert seqs[1].id not in of.sources
         while engine.unfinished:
             engine.step()
     assert sum(counted) == 5
-    assert not of._sources
-    assert not of._held
+    assert keeps_nothing(of)
     for seq, n, source in zip(seqs, lengths, SOURCES, strict=True):
         if seq is not seqs[1]:
             assert seq.output == generated(model("marian"), [source], n)[0]
@@ -302,14 +397,14 @@ def test_the_first_step_does_not_teach_what_a_plain_step_costs() -> None:
 
 def test_a_fault_of_one_source_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     of = target("bart")
-    own = of.encoded
+    own = of.sources.encoded
 
     def broken(sources: Seq[Seq[int]]) -> list[torch.Tensor]:
         if any(list(source) == SOURCES[3] for source in sources):
             raise RuntimeError("out of memory")
         return own(sources)
 
-    monkeypatch.setattr(of, "encoded", broken)
+    monkeypatch.setattr(of.sources, "encoded", broken)
     llm = LLM(of, max_batch=5)
     engine = llm.engine()
     seqs = [llm.sequence(s, SamplingParams(max_tokens=TOKENS)) for s in SOURCES]
@@ -319,8 +414,7 @@ def test_a_fault_of_one_source_ends_its_request_alone(monkeypatch: pytest.Monkey
         engine.step()
     assert [seq.finish == "error" for seq in seqs] == [False, False, False, True, False]
     assert [seq.output for seq in seqs[:3]] == texts("bart")[:3]
-    assert not of._sources
-    assert not of._held
+    assert keeps_nothing(of)
 
 
 def test_a_fault_within_a_pass_leaves_no_half_filled_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +437,7 @@ def test_beams_are_those_of_transformers_and_share_what_was_encoded(name: str) -
     with encodings(model(name)) as counted:
         found = llm.beam_search(SOURCES[:2], params)
     assert counted == [2]
-    assert not target(name)._sources
+    assert keeps_nothing(target(name))
     for source, beams in zip(SOURCES, found, strict=False):
         ids = torch.tensor([source])
         wanted = model(name).generate(
@@ -381,8 +475,8 @@ def test_a_model_that_drafts_for_itself_is_always_right(name: str, length: int) 
         assert one.stats.accepted == one.stats.proposed > 0
     drafter = llm.drafter
     assert isinstance(drafter, ModelDrafter)
-    assert isinstance(drafter.model, EncoderDecoder)
-    assert not drafter.model._sources
+    assert isinstance(drafter.model, PackedEncoderDecoder)
+    assert keeps_nothing(drafter.model)
 
 
 @pytest.mark.parametrize("drafter", ["medusa", "eagle3", "layerskip"])
@@ -425,7 +519,16 @@ def test_a_draft_model_with_another_tokenizer_is_refused(way: str) -> None:
 
 def test_a_tree_of_a_draft_model_that_runs_chains_only_is_refused() -> None:
     with pytest.raises(ParameterError, match="tree is 'topk', the draft model runs chains only"):
-        LLM(target("t5"), target("t5"), draft_options={"tree": "topk"})
+        LLM(target("bart"), target("mvp"), draft_options={"tree": "topk"})
+
+
+def test_trees_of_a_draft_model_are_verified() -> None:
+    draft = of_module(random_encoder_decoder("t5", noise=0.1))
+    llm = LLM(target("t5"), draft, draft_tokens=3, max_batch=5, draft_options={"tree": "topk"})
+    done = llm.generate(SOURCES, SamplingParams(max_tokens=TOKENS))
+    assert [c.token_ids for c in done] == texts("t5")
+    assert all(c.stats.drafter_faults == 0 for c in done)
+    assert sum(c.stats.accepted for c in done) > 0
 
 
 def test_a_draft_model_that_begins_in_the_middle_of_a_text_reads_the_source_again() -> None:

@@ -53,6 +53,9 @@ MODELS: dict[str, Callable[[], Any]] = {
         "jamba", torch.float32, **WIDE, num_experts=1, num_experts_per_tok=1, mamba_dt_rank=64, mamba_d_state=16
     ),
     "encoder-decoder": lambda: random_encoder_decoder("t5", d_model=64, d_kv=16, d_ff=128),
+    "encoder-decoder, one each": lambda: random_encoder_decoder(
+        "mvp", d_model=64, encoder_ffn_dim=128, decoder_ffn_dim=128
+    ),
 }
 
 

@@ -1,0 +1,41 @@
+"""A drafter of trees whose right branch is never the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
+
+
+class WrongSiblings:
+    """Drafts trees: at each depth a wrong token first and the right one beside it, which goes on. Every third draft is
+    wrong from depth 2 on."""
+
+    name = "siblings"
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, texts: Seq[Seq[int]], vocab_size: int):
+        self.texts, self.vocab_size, self.asked = texts, vocab_size, 0
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        self.asked += 1
+        rows = []
+        for seq, depth in zip(seqs, budget, strict=True):
+            text = next(t for t in self.texts if list(t[: len(seq.tokens)]) == seq.tokens)
+            ids: list[int] = []
+            parents: list[int] = []
+            for i, right in enumerate(text[len(seq.tokens) : len(seq.tokens) + depth]):
+                shift = 1 if self.asked % 3 == 0 and i else 0
+                above = len(ids) - 1 if i else -1
+                ids += [(right + 5) % self.vocab_size, (right + shift) % self.vocab_size]
+                parents += [above, above]
+            rows.append((ids, parents))
+        return Draft.trees(rows)
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        pass
+
+    def release(self, seq_id: int) -> None:
+        pass
