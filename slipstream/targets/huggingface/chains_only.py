@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from slipstream.backends.torch.rows_apart import spoilt
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, HeadHost, Runtime, TargetOut
@@ -138,7 +139,14 @@ class ChainsOnly:
             while len(text) - len(held.tokens) > max(self.chunk, len(chain) + 1):
                 most = min(self.chunk, len(text) - len(held.tokens) - len(chain) - 1)
                 pieces.append(self._forward(seq, held, text[len(held.tokens) : len(held.tokens) + most], 1, taps)[1])
-            logits, last = self._forward(seq, held, text[len(held.tokens) :], len(chain) + 1, taps)
+            before = len(held.tokens)
+            logits, last = self._forward(seq, held, text[before:], len(chain) + 1, taps)
+            if spoilt(logits, 1):  # a draft token on which the model overflows spoils the rows before it, too
+                if not held.roll_back(before):
+                    held = self._held[seq.id] = RollbackCache(self.parts.cache_config)
+                if len(held.tokens) < before:
+                    self._forward(seq, held, text[len(held.tokens) : before], 1, ())
+                logits, last = self._apart(seq, held, text[before:], len(chain) + 1, taps)
         except BaseException:
             self._drop(seq.id)
             raise
@@ -163,9 +171,7 @@ class ChainsOnly:
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Read tokens; logits [keep, V] after the last ones."""
         if self.one_by_one and held.tokens and len(tokens) > 1:
-            each = [self._next(seq, held, token, taps) for token in tokens]
-            states = {tap: torch.cat([seen[tap] for _, seen in each]) for tap in taps}
-            return torch.cat([logits for logits, _ in each[-keep:]]), states
+            return self._apart(seq, held, tokens, keep, taps)
         ids = torch.tensor([list(tokens)], device=self.device)  # [1, n]
         check_ids(ids[0], self.vocab_size)
         given = self._inputs(seq, held, ids)
@@ -177,6 +183,14 @@ class ChainsOnly:
         logits: Tensor = out.logits[0, -keep:].to(self.device)  # [keep, V]
         states = {tap: seen[tap].to(self.device) for tap in taps}
         return (logits if logits.dtype == torch.float64 else logits.float()), states
+
+    def _apart(
+        self, seq: Sequence, held: RollbackCache, tokens: Seq[int], keep: int, taps: Seq[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """`_forward`, one token after another, so that no token can spoil one before it (see `rows_apart`)."""
+        each = [self._next(seq, held, token, taps) for token in tokens]
+        states = {tap: torch.cat([seen[tap] for _, seen in each]) for tap in taps}
+        return torch.cat([logits for logits, _ in each[-keep:]]), states
 
     def _inputs(self, seq: Sequence, held: RollbackCache, ids: Tensor) -> dict[str, Any]:
         """What the model is called with to read ids [1, n]."""

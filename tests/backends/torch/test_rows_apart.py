@@ -53,6 +53,9 @@ TARGETS = {
 }
 
 
+CHAINS = {"one each": lambda: spoilt_after("bloom"), "states": lambda: spoilt_after("lfm2")}
+
+
 def spoilt_after(name: str) -> Target:
     """The trials at load use every id."""
     module = random_model(name)
@@ -93,9 +96,9 @@ def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(name: s
                 torch.testing.assert_close(out[1][row], out[0][row], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["own", "packed", "packed, dense"])
+@pytest.mark.parametrize("name", ["own", "packed", "packed, dense", "one each", "states"])
 def test_text_is_that_of_plain_decoding_where_a_draft_overflows(name: str) -> None:
-    target, prompt = TARGETS[name](), [5, 9, 33, 11, 2]
+    target, prompt = (TARGETS | CHAINS)[name](), [5, 9, 33, 11, 2]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     wanted = LLM(target).generate([prompt], params)[0].token_ids
     assert SPOILT not in wanted
