@@ -144,12 +144,12 @@ class Layout:
 
     def matrix(self, weight: Tensor, form: str, bias: Tensor | None = None) -> Any:
         """A MATRIX record of weight [out, in] and bias [out]."""
-        from slipstream.backends.native.kernels import addresses, tiles
+        from slipstream.backends.native.kernels import addresses, formats
         from slipstream.backends.native.kernels.processor import PANEL, byte_offset
         from slipstream.backends.native.kernels.products import ALIGN
         from slipstream.backends.native.kernels.records import MATRIX
 
-        kind = next(f for f in tiles.FORMATS if f.name == form)
+        kind = next(f for f in formats.FORMATS if f.name == form)
         outs, width = weight.shape
         unit = GROUP if kind.grouped else kind.step
         columns, padded = -(-width // unit) * unit, -(-outs // ALIGN) * ALIGN
@@ -173,7 +173,7 @@ class Layout:
             made["bias"] = self.keep(np.pad(bias.float().numpy(), (0, padded - outs)))
         made["tile"], made["form"], made["most_rows"] = (
             addresses.matrix_tile_address(kind),
-            tiles.FORMATS.index(kind),
+            formats.FORMATS.index(kind),
             kind.most_rows,
         )
         made["outs"], made["width"], made["columns"] = padded, width, columns
@@ -194,7 +194,7 @@ class Layout:
 
     def embedding(self, weight: Tensor) -> Any:
         """An EMBEDDING record of weight [V, d], stored by rows in the narrowest exact format."""
-        from slipstream.backends.native.kernels import tiles
+        from slipstream.backends.native.kernels import formats
         from slipstream.backends.native.kernels.records import EMBEDDING
 
         form = narrowest([weight])
@@ -202,22 +202,22 @@ class Layout:
         before = self.nbytes
         made["values"] = self.keep(_bits(weight, form))
         self.nbytes = before  # a pass reads only single rows
-        made["form"] = next(i for i, f in enumerate(tiles.FORMATS) if f.name == form)
+        made["form"] = next(i for i, f in enumerate(formats.FORMATS) if f.name == form)
         made["count"], made["width"] = weight.shape
         return made[()]
 
 
 def _row_bytes(kind: object, columns: int, unit: int) -> int:
     """Bytes of a packed row (see `kernels.tiles._matrix_tile`)."""
-    from slipstream.backends.native.kernels import tiles
+    from slipstream.backends.native.kernels import formats
 
-    if kind is tiles.INT8_QUADS:
+    if kind is formats.INT8_QUADS:
         return columns + 8 * (columns // unit)
-    if kind is tiles.INT8_QUADS_TWICE:
+    if kind is formats.INT8_QUADS_TWICE:
         return 2 * columns + 12
-    if kind is tiles.INT8_PAIRS:
+    if kind is formats.INT8_PAIRS:
         return 2 * columns + 4
-    return 2 * columns if kind is tiles.BFLOAT16_PAIRS else 4 * columns
+    return 2 * columns if kind is formats.BFLOAT16_PAIRS else 4 * columns
 
 
 @dataclass(frozen=True)

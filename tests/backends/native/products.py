@@ -7,7 +7,7 @@ import torch
 from numba import njit
 
 from slipstream.backends.int8 import quantise_rows
-from slipstream.backends.native.kernels import records, tiles
+from slipstream.backends.native.kernels import formats, records
 from slipstream.backends.native.kernels.matrices import linear, scratch_of
 from slipstream.backends.native.kernels.memory import address_of
 from slipstream.backends.native.kernels.records import NOTHING
@@ -54,8 +54,8 @@ class Product:
         return y[:, : self.outs]
 
 
-def format_named(name: str) -> tiles.Format:
-    return next(form for form in tiles.FORMATS if form.name == name)
+def format_named(name: str) -> formats.Format:
+    return next(form for form in formats.FORMATS if form.name == name)
 
 
 # --- plain models ----------------------------------------------------------------------------------------------------

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import functools
 
-from slipstream.backends.native.kernels import tiles
+from slipstream.backends.native.kernels import formats
 from slipstream.backends.native.kernels.compiled import entry
-from slipstream.backends.native.kernels.tiles import Format, attention_tile, matrix_tile
+from slipstream.backends.native.kernels.formats import Format
+from slipstream.backends.native.kernels.tiles import attention_tile, matrix_tile
 
-_float32 = matrix_tile(tiles.FLOAT32)
-_float16 = matrix_tile(tiles.FLOAT16)
-_bfloat16 = matrix_tile(tiles.BFLOAT16)
-_bfloat16_pairs = matrix_tile(tiles.BFLOAT16_PAIRS)
-_int8_pairs = matrix_tile(tiles.INT8_PAIRS)
-_int8_quads = matrix_tile(tiles.INT8_QUADS)
-_int8_quads_twice = matrix_tile(tiles.INT8_QUADS_TWICE)
-_scores_float32, _mix_float32 = attention_tile(tiles.FLOAT32, True), attention_tile(tiles.FLOAT32, False)
-_scores_float16, _mix_float16 = attention_tile(tiles.FLOAT16, True), attention_tile(tiles.FLOAT16, False)
+_float32 = matrix_tile(formats.FLOAT32)
+_float16 = matrix_tile(formats.FLOAT16)
+_bfloat16 = matrix_tile(formats.BFLOAT16)
+_bfloat16_pairs = matrix_tile(formats.BFLOAT16_PAIRS)
+_int8_pairs = matrix_tile(formats.INT8_PAIRS)
+_int8_quads = matrix_tile(formats.INT8_QUADS)
+_int8_quads_twice = matrix_tile(formats.INT8_QUADS_TWICE)
+_scores_float32, _mix_float32 = attention_tile(formats.FLOAT32, True), attention_tile(formats.FLOAT32, False)
+_scores_float16, _mix_float16 = attention_tile(formats.FLOAT16, True), attention_tile(formats.FLOAT16, False)
 
 
 @entry

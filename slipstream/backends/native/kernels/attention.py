@@ -13,9 +13,10 @@ from numba import carray
 
 from slipstream.backends.native.kernels.arithmetic import is_finite, rms_norm, rotate, softmax_in_place
 from slipstream.backends.native.kernels.compiled import kernel
+from slipstream.backends.native.kernels.formats import FLOAT32
 from slipstream.backends.native.kernels.memory import address_of, call, floats, integers, pointer, put_half
+from slipstream.backends.native.kernels.processor import PANEL
 from slipstream.backends.native.kernels.records import NOTHING, ROW
-from slipstream.backends.native.kernels.tiles import FLOAT32, PANEL
 
 MOST_HEADS = FLOAT32.most_rows
 """Number of query heads of one key/value head, from one or several rows, that are processed together."""

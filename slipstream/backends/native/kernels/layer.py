@@ -11,6 +11,7 @@ from numba import carray, types
 from slipstream.backends.native.kernels.arithmetic import exp, layer_norm, maximum, rms_norm
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import callback, kernel
+from slipstream.backends.native.kernels.formats import BFLOAT16_PAIRS, FLOAT16, FLOAT32, FORMATS
 from slipstream.backends.native.kernels.matrices import (
     attend,
     attention_scratch,
@@ -31,10 +32,10 @@ from slipstream.backends.native.kernels.memory import (
     shorts,
     where,
 )  # fmt: skip
+from slipstream.backends.native.kernels.processor import PANEL
 from slipstream.backends.native.kernels.products import ALIGN
 from slipstream.backends.native.kernels.records import BOARD, CACHE, LAYER, MATRIX, MODEL, NOTHING, ROWS
 from slipstream.backends.native.kernels.rows import ACTIVATE, GATE, NORM
-from slipstream.backends.native.kernels.tiles import BFLOAT16_PAIRS, FLOAT16, FLOAT32, FORMATS, PANEL
 
 _FLOAT32, _FLOAT16, _PAIRS = FORMATS.index(FLOAT32), FORMATS.index(FLOAT16), FORMATS.index(BFLOAT16_PAIRS)
 

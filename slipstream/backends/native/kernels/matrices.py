@@ -8,6 +8,7 @@ from slipstream.backends.native.kernels.attention import MOST_HEADS, parts_of, r
 from slipstream.backends.native.kernels.compiled import kernel
 from slipstream.backends.native.kernels.memory import address_of, integers
 from slipstream.backends.native.kernels.pool import share
+from slipstream.backends.native.kernels.processor import PANEL
 from slipstream.backends.native.kernels.products import ALIGN, BAND
 from slipstream.backends.native.kernels.records import (
     ATTENDED,
@@ -20,7 +21,6 @@ from slipstream.backends.native.kernels.records import (
     SOFTMAX,
 )  # fmt: skip
 from slipstream.backends.native.kernels.rows import PLAIN, tiles_of
-from slipstream.backends.native.kernels.tiles import PANEL
 
 _NO_EPS = np.float32(0)
 

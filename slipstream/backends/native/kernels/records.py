@@ -22,7 +22,7 @@ _I, _F = np.int64, np.float32
 
 MATRIX = _record(
     tile=_I,  # address of the code: see `tiles._matrix_tile`
-    form=_I,  # index in `tiles.FORMATS`
+    form=_I,  # index in `formats.FORMATS`
     most_rows=_I,  # of a tile
     weights=_I,
     scales=_I,  # float32 [outs], for integer weights

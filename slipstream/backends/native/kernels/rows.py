@@ -6,15 +6,15 @@ import numpy as np
 
 from slipstream.backends.native.kernels.arithmetic import activate, gate, layer_norm, max_abs, rms_norm
 from slipstream.backends.native.kernels.compiled import EXACT, kernel
-from slipstream.backends.native.kernels.memory import floats, integers, small, words
-from slipstream.backends.native.kernels.processor import byte_offset
-from slipstream.backends.native.kernels.tiles import (
+from slipstream.backends.native.kernels.formats import (
     BFLOAT16_PAIRS,
     FORMATS,
     INT8_PAIRS,
     INT8_QUADS,
     INT8_QUADS_TWICE,
 )  # fmt: skip
+from slipstream.backends.native.kernels.memory import floats, integers, small, words
+from slipstream.backends.native.kernels.processor import byte_offset
 
 PLAIN, NORM, GATE, ACTIVATE = map(np.int64, range(4))  # typed: each literal argument would have its own type
 """How a row is transformed first."""

@@ -1,9 +1,10 @@
 """Products of few rows with a matrix as torch stores it, [out, in], which is neither copied nor packed.
 
-y[r, o] = bias[o] + sum over i of x[r, i] * w[o, i], with weights in float32 or bfloat16 and all else in float32. A tile is a few rows times a few outputs; each sum has a vector of
-partial sums, which are added pairwise in the end. So tiles of all sizes add in the same order, and a row of the result
-is bitwise the same alone and among other rows. While the first tile of some outputs is computed, the weights of the
-next ones are fetched: over few rows, memory is what a product waits for.
+y[r, o] = bias[o] + sum over i of x[r, i] * w[o, i], with weights in float32 or bfloat16, and all else in float32. A
+tile is a few rows times a few outputs; each sum has a vector of partial sums, which are added pairwise in the end. So
+tiles of all sizes add in the same order, and a row of the result is bitwise the same alone and among other rows. While
+the first tile of some outputs is computed, the weights of the next ones are fetched: over few rows, memory is what a
+product waits for.
 
 Threads take units of outputs by a counter. They are not those of `pool` but of whoever calls `stored_product` on
 several threads at once.
@@ -20,102 +21,101 @@ from numba.core import cgutils
 
 from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.kernels.compiled import callback
+from slipstream.backends.native.kernels.formats import BFLOAT16, FLOAT32, Format
 from slipstream.backends.native.kernels.memory import call, fetch_add, pointer
 from slipstream.backends.native.kernels.records import STORED_PRODUCT
 from slipstream.backends.native.kernels.rows import first_of, tiles_of
-from slipstream.backends.native.kernels.tiles import (
-    BFLOAT16,
-    FLOAT32,
-    Format,
-    _CONTRACT,
-    _FLOAT,
-    _INT,
-    _WORD,
-    _at,
-    _bytes_at,
-    _function,
-    _load,
-    _take,
+from slipstream.backends.native.kernels.vectors import (
+    BYTE,
+    CONTRACT,
+    FLOAT,
+    INT,
+    WORD,
     as_floats,
+    bytes_at,
+    load_vector,
     locator,
-)  # fmt: skip
+    new_function,
+    place_at,
+    take,
+)
 
 LANES = processor.lanes()
 OUTS, ROWS = (3, 8) if processor.registers() == 32 else (2, 5)
 """Most outputs and rows of a tile: its sums, the weights of one step and a part of a row stay in registers."""
-_VECTOR = ir.VectorType(_FLOAT, LANES)
+_VECTOR = ir.VectorType(FLOAT, LANES)
 
 
 def _tile(module: ir.Module, form: Format) -> ir.Function:
     """Arguments: w, bias, x, y (addresses; bias 0: none), columns, outs (OUTS or less), rows, stride (of y, in floats),
     ahead (bytes from w on to what is fetched meanwhile)."""
     name = f"slipstream_stored_tile_{form.name}"
-    made = _function(module, name, 9)
+    made = new_function(module, name, 9)
     if made is None:
         return module.get_global(name)
     b = ir.IRBuilder(made.append_basic_block())
-    w, bias, x, y = (_bytes_at(b, each) for each in made.args[:4])
+    w, bias, x, y = (bytes_at(b, each) for each in made.args[:4])
     columns, outs, rows, stride, ahead = made.args[4:]
-    row_bytes, weight_bytes = b.mul(columns, _WORD(4)), b.mul(columns, _WORD(form.bytes))
-    whole = b.mul(b.udiv(columns, _WORD(LANES)), _WORD(LANES))
+    row_bytes, weight_bytes = b.mul(columns, WORD(4)), b.mul(columns, WORD(form.bytes))
+    whole = b.mul(b.udiv(columns, WORD(LANES)), WORD(LANES))
     fetch = cgutils.get_or_insert_function(
         module,
-        ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _INT, _INT, _INT]),
+        ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), INT, INT, INT]),
         "llvm.prefetch.p0i8",
     )
 
     def products(count: int, wide: int) -> None:
         """`count` rows times `wide` outputs."""
         each = [(r, o) for r in range(count) for o in range(wide)]
-        weights = [b.gep(w, [b.mul(weight_bytes, _WORD(o))]) for o in range(wide)]
-        inputs = [b.gep(x, [b.mul(row_bytes, _WORD(r))]) for r in range(count)]
+        weights = [b.gep(w, [b.mul(weight_bytes, WORD(o))]) for o in range(wide)]
+        inputs = [b.gep(x, [b.mul(row_bytes, WORD(r))]) for r in range(count)]
         zeros = ir.Constant(_VECTOR, [0.0] * LANES)
         sums = {ro: cgutils.alloca_once(b, _VECTOR) for ro in each}
-        rest = {ro: cgutils.alloca_once(b, _FLOAT) for ro in each}
+        rest = {ro: cgutils.alloca_once(b, FLOAT) for ro in each}
         for ro in each:
             b.store(zeros, sums[ro])
-            b.store(_FLOAT(0.0), rest[ro])
-        with cgutils.for_range_slice(b, _WORD(0), whole, _WORD(LANES), inc=True) as (i, _):
-            at = b.mul(i, _WORD(4))
+            b.store(FLOAT(0.0), rest[ro])
+        with cgutils.for_range_slice(b, WORD(0), whole, WORD(LANES), inc=True) as (i, _):
+            at = b.mul(i, WORD(4))
             near = []
             for place in weights:
-                here = b.gep(place, [b.mul(i, _WORD(form.bytes))])
+                here = b.gep(place, [b.mul(i, WORD(form.bytes))])
                 near.append(as_floats(b, here, form, LANES))
-                b.call(fetch, [b.gep(here, [ahead]), _INT(0), _INT(2), _INT(1)])
+                b.call(fetch, [b.gep(here, [ahead]), INT(0), INT(2), INT(1)])
             for r in range(count):
-                numbers = _load(b, b.gep(inputs[r], [at]), _FLOAT, LANES, 4)
+                numbers = load_vector(b, b.gep(inputs[r], [at]), FLOAT, LANES, 4)
                 for o in range(wide):
-                    product = b.fmul(numbers, near[o], flags=_CONTRACT)
-                    b.store(b.fadd(b.load(sums[r, o]), product, flags=_CONTRACT), sums[r, o])
-        with cgutils.for_range_slice(b, whole, columns, _WORD(1), inc=True) as (i, _):
-            at = b.mul(i, _WORD(4))
+                    product = b.fmul(numbers, near[o], flags=CONTRACT)
+                    b.store(b.fadd(b.load(sums[r, o]), product, flags=CONTRACT), sums[r, o])
+        with cgutils.for_range_slice(b, whole, columns, WORD(1), inc=True) as (i, _):
+            at = b.mul(i, WORD(4))
             for r, o in each:
-                weight = as_floats(b, b.gep(weights[o], [b.mul(i, _WORD(form.bytes))]), form, 1)
+                weight = as_floats(b, b.gep(weights[o], [b.mul(i, WORD(form.bytes))]), form, 1)
                 product = b.fmul(
-                    b.load(_at(b, inputs[r], at, _FLOAT), align=4),
-                    b.extract_element(weight, _INT(0)),
-                    flags=_CONTRACT,
+                    b.load(place_at(b, inputs[r], at, FLOAT), align=4),
+                    b.extract_element(weight, INT(0)),
+                    flags=CONTRACT,
                 )
-                b.store(b.fadd(b.load(rest[r, o]), product, flags=_CONTRACT), rest[r, o])
+                b.store(b.fadd(b.load(rest[r, o]), product, flags=CONTRACT), rest[r, o])
         for r, o in each:
             total, width = b.load(sums[r, o]), LANES
             while width > 1:
                 width //= 2
-                total = b.fadd(_take(b, total, range(width)), _take(b, total, range(width, 2 * width)))
-            found = b.fadd(b.extract_element(total, _INT(0)), b.load(rest[r, o]))
+                total = b.fadd(take(b, total, range(width)), take(b, total, range(width, 2 * width)))
+            found = b.fadd(b.extract_element(total, INT(0)), b.load(rest[r, o]))
             place = cgutils.alloca_once_value(b, found)
-            with b.if_then(b.icmp_unsigned("!=", made.args[1], _WORD(0))):
-                b.store(b.fadd(found, b.load(_at(b, bias, _WORD(4 * o), _FLOAT), align=4)), place)
+            with b.if_then(b.icmp_unsigned("!=", made.args[1], WORD(0))):
+                b.store(b.fadd(found, b.load(place_at(b, bias, WORD(4 * o), FLOAT), align=4)), place)
             b.store(
-                b.load(place), _at(b, y, b.mul(b.add(b.mul(stride, _WORD(r)), _WORD(o)), _WORD(4)), _FLOAT), align=4
+                b.load(place), place_at(b, y, b.mul(b.add(b.mul(stride, WORD(r)), WORD(o)), WORD(4)), FLOAT), align=4
             )
 
     end = b.append_basic_block("end")
-    choice = b.switch(b.add(b.mul(outs, _WORD(ROWS + 1)), rows), end)
+    choice = b.switch(b.add(b.mul(outs, WORD(ROWS + 1)), rows), end)
     for wide in range(1, OUTS + 1):
         for count in range(1, ROWS + 1):
             block = b.append_basic_block(f"outs{wide}_rows{count}")
-            choice.add_case(_WORD(wide * (ROWS + 1) + count), block)
+            choice.add_case(WORD(wide * (ROWS + 1) + count), block)
             b.position_at_end(block)
             products(count, wide)
             b.branch(end)
