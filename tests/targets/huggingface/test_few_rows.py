@@ -98,6 +98,12 @@ def test_other_numbers_and_layouts_are_left_to_torch(x: torch.Tensor, weight: to
     assert torch.equal(linear(x, weight, None), F.linear(x, weight))
 
 
+def test_a_bias_that_is_part_of_something_is_added_as_torch_adds_it() -> None:
+    weight, x, bias = torch.randn(64, 32), torch.randn(2, 32), torch.randn(64, 2)[:, 1]
+    with torch.inference_mode():
+        torch.testing.assert_close(linear(x, weight, bias), F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+
+
 def test_gradients_flow_where_somebody_wants_them() -> None:
     weight = torch.randn(64, 32, requires_grad=True)
     linear(torch.randn(2, 32), weight, None).sum().backward()
