@@ -19,8 +19,8 @@ SOURCES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 def documented() -> dict[str, int]:
     """Folder -> number of lines, highest layer first."""
-    table = PAGE.read_text(encoding="utf-8").split("<!-- rooms")[1].split("<!-- end of rooms")[0]
-    return {room: int(lines.replace(",", "")) for room, lines in re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", table, re.M)}
+    table = PAGE.read_text(encoding="utf-8").split("<!-- packages")[1].split("<!-- end of rooms")[0]
+    return {package: int(lines.replace(",", "")) for package, lines in re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", table, re.M)}
 
 
 def room_of(parts: tuple[str, ...]) -> str:
@@ -56,15 +56,15 @@ def test_every_folder_is_documented_with_its_approximate_number_of_lines() -> No
     del counted["__init__"]
     assert set(counted) == set(documented())
     wrong = {
-        room: (lines, counted[room])
-        for room, lines in documented().items()
-        if abs(lines - counted[room]) > 100 + lines / 10
+        package: (lines, counted[package])
+        for package, lines in documented().items()
+        if abs(lines - counted[package]) > 100 + lines / 10
     }
-    assert not wrong, f"room: (documented, counted) {wrong}"
+    assert not wrong, f"package: (documented, counted) {wrong}"
 
 
 def test_imports_point_down() -> None:
-    order = {room: i for i, room in enumerate(documented())}
+    order = {package: i for i, package in enumerate(documented())}
     upward = sorted(
         {
             f"{path} imports {there}"
