@@ -19,11 +19,11 @@ SOURCES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 def documented() -> dict[str, int]:
     """Folder -> number of lines, highest layer first."""
-    table = PAGE.read_text(encoding="utf-8").split("<!-- packages")[1].split("<!-- end of rooms")[0]
+    table = PAGE.read_text(encoding="utf-8").split("<!-- packages")[1].split("<!-- end of packages")[0]
     return {package: int(lines.replace(",", "")) for package, lines in re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", table, re.M)}
 
 
-def room_of(parts: tuple[str, ...]) -> str:
+def package_of(parts: tuple[str, ...]) -> str:
     """("drafters", "model") -> "drafters"; ("llm",) -> "llm". `__main__` is the command line."""
     name = parts[0].removesuffix(".py")
     return "cli" if name == "__main__" else name
@@ -45,14 +45,14 @@ def imports() -> list[tuple[Path, str, str]]:
             for name in names:
                 there = name.split(".")[1:]
                 if there and there[0] != "__version__":
-                    found.append((path.relative_to(PACKAGE), room_of(parts), there[0]))
+                    found.append((path.relative_to(PACKAGE), package_of(parts), there[0]))
     return found
 
 
 def test_every_folder_is_documented_with_its_approximate_number_of_lines() -> None:
     counted: Counter[str] = Counter()
     for path in SOURCES:
-        counted[room_of(path.relative_to(PACKAGE).parts)] += len(path.read_text(encoding="utf-8").splitlines())
+        counted[package_of(path.relative_to(PACKAGE).parts)] += len(path.read_text(encoding="utf-8").splitlines())
     del counted["__init__"]
     assert set(counted) == set(documented())
     wrong = {
