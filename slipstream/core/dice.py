@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from slipstream.core.draft import consecutive
 from slipstream.core.random import DRAFT, VERIFY, Stream
 from slipstream.core.sequence import Sequence
 
@@ -60,10 +61,11 @@ class Dice:
         """[R, V] -> int64 [R]: argmax(log probs + noise) with the noise of position `positions[owner[r]] + depth[r]` of
         sequence `owner[r]` for row r (Gumbel-max)."""
         vocab = probs.shape[-1]
-        noise = np.stack(
-            [self._streams[b].gumbel(self._positions[b] + d, vocab) for b, d in zip(owner, depth, strict=True)]
-        )
-        return (probs.log() + torch.from_numpy(noise).to(probs.device)).argmax(-1)
+        places: dict[tuple[int, int], int] = {}  # nodes of equal depth share their noise: it is drawn once
+        rows = [places.setdefault(place, len(places)) for place in zip(owner, depth, strict=True)]
+        noise = np.stack([self._streams[b].gumbel(self._positions[b] + d, vocab) for b, d in places])
+        own = noise if len(places) == len(rows) else noise[rows]
+        return (probs.log() + torch.from_numpy(own).to(probs.device)).argmax(-1)
 
 
 def invert(probs: Tensor, u: Tensor) -> Tensor:
@@ -83,13 +85,14 @@ def sample_draft_tokens(probs: Tensor, seqs: Seq[Sequence], depth: int) -> Tenso
     Under the rule `coupled` the token is picked with the noise that the target will use at that position, so that
     similar distributions give equal tokens. Otherwise the draw is independent of everything that verification draws.
     """
-    tokens = torch.empty(len(seqs), dtype=torch.int64)
+    tokens = torch.empty(len(seqs), dtype=torch.int64, device=probs.device)
+    drawn = [b for b, seq in enumerate(seqs) if not seq.coupled]
     for b, seq in enumerate(seqs):
-        position = len(seq.tokens)
         if seq.coupled:
-            noise = torch.from_numpy(seq.random.gumbel(position + depth, probs.shape[-1])).to(probs.device)
+            noise = torch.from_numpy(seq.random.gumbel(len(seq.tokens) + depth, probs.shape[-1])).to(probs.device)
             tokens[b] = (probs[b].log() + noise).argmax()
-        else:
-            u = torch.tensor(seq.random.uniforms(DRAFT, position, depth + 1)[depth:], device=probs.device)  # [1]
-            tokens[b] = invert(probs[b : b + 1], u)[0]
-    return tokens.to(probs.device)
+    if drawn:
+        rows = consecutive(drawn)
+        u = [seqs[b].random.uniforms(DRAFT, len(seqs[b].tokens), depth + 1)[depth] for b in drawn]
+        tokens[rows] = invert(probs[rows], torch.tensor(u, dtype=torch.float64, device=probs.device))
+    return tokens
