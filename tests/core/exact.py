@@ -48,6 +48,27 @@ def chance(x: float) -> Fraction:
     return Fraction(0) if not x > 0 else Fraction(1) if x >= 1 else rational(x)
 
 
+Options = list[tuple[Any, Fraction]]
+"""The answers that are possible, each with its probability."""
+
+
+def possible(options: Options) -> Options:
+    assert sum(w for _, w in options) == 1, f"not a distribution: {options}"
+    return [(value, w) for value, w in options if w > 0]
+
+
+@cache
+def acceptance(x: float) -> Options:
+    """Answers of `Dice.accept`."""
+    return possible([(True, chance(x)), (False, 1 - chance(x))])
+
+
+@cache
+def choices(row: tuple[float, ...]) -> Options:
+    """Answers of `Dice.choose` and `Dice.pick`."""
+    return possible([(token, rational(x)) for token, x in enumerate(row)])
+
+
 class Walk:
     """One run of one sequence: answers given, its probability so far, and the branches not taken."""
 
@@ -55,9 +76,7 @@ class Walk:
         self.tape, self.taken, self.weight = tape, list[int](), Fraction(1)
         self.answers, self.open = list[bool](), list[tuple[int, ...]]()
 
-    def take(self, options: list[tuple[Any, Fraction]]) -> Any:
-        assert sum(w for _, w in options) == 1, f"not a distribution: {options}"
-        options = [(value, w) for value, w in options if w > 0]
+    def take(self, options: Options) -> Any:
         index = len(self.taken)
         choice = self.tape[index] if index < len(self.tape) else 0
         if index >= len(self.tape):
@@ -80,26 +99,23 @@ class ExactDice(Dice):
 
     def _accept(self, b: int, x: float) -> bool:
         walk = self.walks[b]
-        if not on_trial(self.rule, self.rows[b].shape, walk.answers):
+        if not on_trial(self.rule, self.rows[b].shape, tuple(walk.answers)):
             return True  # the answer must not matter; this one would do most harm
-        yes = chance(x)
-        walk.answers.append(walk.take([(True, yes), (False, 1 - yes)]))
+        walk.answers.append(walk.take(acceptance(x)))
         return walk.answers[-1]
 
     def choose(self, probs: Tensor) -> Tensor:
         assert probs.shape[0] == len(self.rows)
-        return torch.tensor([walk.take(_options(row)) for walk, row in zip(self.walks, probs.tolist(), strict=True)])
+        rows = zip(self.walks, probs.tolist(), strict=True)
+        return torch.tensor([walk.take(choices(tuple(row))) for walk, row in rows])
 
     def pick(self, probs: Tensor, owner: Seq[int], depth: Seq[int]) -> Tensor:
         rows = zip(owner, probs.tolist(), strict=True)
-        return torch.tensor([self.walks[b].take(_options(row)) for b, row in rows])
+        return torch.tensor([self.walks[b].take(choices(tuple(row))) for b, row in rows])
 
 
-def _options(row: list[float]) -> list[tuple[int, Fraction]]:
-    return [(token, rational(x)) for token, x in enumerate(row)]
-
-
-def on_trial(rule: Rule, shape: Shape, answers: Seq[bool]) -> bool:
+@cache
+def on_trial(rule: Rule, shape: Shape, answers: tuple[bool, ...]) -> bool:
     """Whether the next answer can matter to a sequence that has received `answers`. In a batch the rules proceed
     in lockstep and also ask for sequences that are finished; branching there would change nothing and cost a lot."""
     if rule.name == "block":
@@ -131,7 +147,7 @@ def pack(rows: Seq[WeightedDraft]) -> tuple[Draft, Tensor]:
     for row in rows:
         splits.append(splits[-1] + len(row.tokens))
     kinds = "".join(row.shape.kinds for row in rows)
-    q = [[float(x) for x in probs] for row in rows for probs in row.q]
+    q = [probs for row in rows for probs in row.q_rows]
     draft = Draft(
         tokens=torch.tensor([t for row in rows for t in row.tokens], dtype=torch.int64),
         parents=[parent for row in rows for parent in row.shape.parents],
@@ -140,7 +156,7 @@ def pack(rows: Seq[WeightedDraft]) -> tuple[Draft, Tensor]:
         acceptable=[kind != "n" for kind in kinds] if "n" in kinds else None,
     )
     replace(draft, q=None).check([row.shape.height for row in rows], rows[0].world.vocab, 16)
-    distributions = [[float(x) for x in probs] for row in rows for probs in row.distributions()]
+    distributions = [probs for row in rows for probs in row.rows]
     return draft, torch.tensor(distributions, dtype=torch.float64)
 
 
@@ -165,7 +181,7 @@ def explore(rule: Rule, drafts: Seq[WeightedDraft], at_once: int = 4096) -> list
 def weighed(rule: Rule, drafts: Seq[WeightedDraft], at_once: int = 4096) -> list[Outcome]:
     """The outcomes of all `drafts` together, each with the probability of its draft and of the run after it."""
     return [
-        replace(outcome, weight=made.weight * outcome.weight)
+        Outcome(outcome.tokens, outcome.accepted, made.weight * outcome.weight)
         for made, found in zip(drafts, explore(rule, drafts, at_once), strict=True)
         for outcome in found
     ]

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache, cached_property
 from itertools import pairwise
 
 Text = tuple[int, ...]
@@ -42,9 +43,11 @@ def steady(p: Distribution, q: Distribution) -> World:
     return World(len(p), lambda _: p, lambda _: q, lambda text, node: q.index(max(q)))
 
 
+@cache
 def random_world(seed: int, vocab: int, greedy: bool = False) -> World:
     """Distributions that differ after every text: with zeros, with p == q here and there, with point masses, all of one
-    denominator in 4..12. greedy: p is a point mass everywhere, as at temperature 0."""
+    denominator in 4..12. greedy: p is a point mass everywhere, as at temperature 0. Each is drawn once: it is asked for
+    again with every draft."""
     n = random.Random(f"{seed}").randint(4, 12)
 
     def draw(*key: object) -> Distribution:
@@ -54,9 +57,11 @@ def random_world(seed: int, vocab: int, greedy: bool = False) -> World:
         cuts = [0, *sorted(rng.randint(0, n) for _ in range(vocab - 1)), n]
         return tuple(Fraction(b - a, n) for a, b in pairwise(cuts))
 
+    @cache
     def p(text: Text) -> Distribution:
         return point(vocab, random.Random(f"{seed}/top/{text}").randrange(vocab)) if greedy else draw("p", text)
 
+    @cache
     def q(text: Text) -> Distribution:
         return p(text) if random.Random(f"{seed}/same/{text}").random() < 0.1 else draw("q", text)
 
@@ -78,7 +83,7 @@ class Shape:
     def chain(kinds: str) -> Shape:
         return Shape(tuple(range(-1, len(kinds) - 1)), kinds)
 
-    @property
+    @cached_property
     def height(self) -> int:
         depths: list[int] = []
         for parent in self.parents:
@@ -101,9 +106,19 @@ class WeightedDraft:
         """The text that `node` ends; -1 is the empty one."""
         return () if node < 0 else (*self.text(self.shape.parents[node]), self.tokens[node])
 
-    def distributions(self) -> list[Distribution]:
+    @cached_property
+    def rows(self) -> list[list[float]]:
         """The target's distribution at the last pending token and at every node."""
-        return [self.world.p(self.text(node)) for node in range(-1, len(self.tokens))]
+        return [_floats(self.world.p(self.text(node))) for node in range(-1, len(self.tokens))]
+
+    @cached_property
+    def q_rows(self) -> list[list[float]]:
+        """`q` in float64."""
+        return [_floats(own) for own in self.q]
+
+
+def _floats(distribution: Distribution) -> list[float]:
+    return [float(x) for x in distribution]
 
 
 def every_draft(world: World, shape: Shape) -> Iterator[WeightedDraft]:
