@@ -8,27 +8,42 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 import slipstream.core.warp
 import slipstream.drafters.chains
+import slipstream.engine.engine
+import slipstream.llm
+from slipstream.core.constraint import Constraint
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
+from slipstream.errors import TargetError
 from slipstream.llm import LLM
+from slipstream.targets.toy import ToyTarget
 from tests.core.letter_tokenizer import constraint_of
 
 Warp = Callable[..., Tensor]
+Row = NDArray[np.float64] | TargetError
+
+ROWS = 8192
+"""Rows of a step that prompts may take. Some requests still join while others decode, and steps are few."""
 
 
-def remembering(warp: Warp) -> Warp:
+class Remembered:
     """A cached `warp`: it is a pure function, and thousands of requests with one prompt call it with few different
-    arguments."""
-    known: dict[object, Tensor] = {}
-    kept: list[SamplingParams] = []  # kept alive, so that ids are not reused
+    arguments. Rows that depend on their history are kept one by one, others by whole calls."""
 
-    def remembered(
+    def __init__(self, warp: Warp):
+        self.warp = warp
+        self.calls: dict[object, Tensor] = {}
+        self.rows: dict[object, dict[object, Row]] = {}
+        self.kept: list[SamplingParams] = []  # kept alive, so that ids are not reused
+
+    def __call__(
+        self,
         logits: Tensor,
         params: SamplingParams,
         prompt: Seq[int] = (),
@@ -36,36 +51,93 @@ def remembering(warp: Warp) -> Warp:
         stop_ids: frozenset[int] = frozenset(),
         allowed: NDArray[np.bool_] | None = None,
     ) -> Tensor:
-        history = None if outputs is None else (tuple(prompt), tuple(map(tuple, outputs)))
-        key = logits.numpy().tobytes(), id(params), history, frozenset(stop_ids)
-        if key not in known:
-            known[key] = warp(logits, params, prompt, outputs, stop_ids, allowed)
-            kept.append(params)
-        return known[key]
+        if outputs is None:
+            key = logits.numpy().tobytes(), id(params), frozenset(stop_ids)
+            if key not in self.calls:
+                self.calls[key] = self.warp(logits, params, prompt, outputs, stop_ids, allowed)
+                self.kept.append(params)
+            return self.calls[key]
+        request = id(params), tuple(prompt), frozenset(stop_ids)
+        if request not in self.rows:
+            self.rows[request] = {}
+            self.kept.append(params)
+        known = self.rows[request]
+        keys = [(row.tobytes(), tuple(output)) for row, output in zip(logits.numpy(), outputs, strict=True)]
+        for i, key in enumerate(keys):
+            if key not in known:
+                may = None if allowed is None else allowed[i : i + 1]
+                known[key] = self._row(logits[i : i + 1], params, prompt, outputs[i : i + 1], stop_ids, may)
+        rows = [known[key] for key in keys]
+        for row in rows:
+            if isinstance(row, TargetError):
+                raise row.with_traceback(None)
+        return torch.from_numpy(np.array(rows))
 
-    return remembered
+    def _row(self, *arguments: object) -> Row:
+        try:
+            return self.warp(*arguments)[0].numpy()
+        except TargetError as fault:  # no token is possible there
+            return fault
 
 
 @contextmanager
 def hurry() -> Iterator[None]:
-    """Use the cached `warp` and switch off the garbage collector, which would scan a hundred thousand live objects."""
+    """Use the cached `warp` and switch off the garbage collector, which would scan a hundred thousand live objects. It
+    passes over those that are alive in the end, until the next time."""
     collecting = gc.isenabled()
+    gc.unfreeze()
     with pytest.MonkeyPatch.context() as patch:
         for module in (slipstream.core.warp, slipstream.drafters.chains):
-            patch.setattr(module, "warp", remembering(module.warp))
+            patch.setattr(module, "warp", Remembered(module.warp))
         gc.disable()
         try:
             yield
         finally:
             if collecting:
+                gc.freeze()
                 gc.enable()
 
 
-def sample(llm: LLM, prompt: Seq[int], params: SamplingParams, n: int, seed: int = 0) -> list[Sequence]:
+@contextmanager
+def many_prompts_a_step(enough_memory: bool) -> Iterator[None]:
+    """Let a step read `ROWS` rows of prompts."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (slipstream.llm, slipstream.engine.engine) if enough_memory else ():
+            patch.setattr(module, "MOST_ROWS", ROWS)
+        yield
+
+
+class RememberedForm:
+    """A constraint whose answers are kept: what may follow a text is a function of the text."""
+
+    def __init__(self, form: Constraint):
+        self.form = form
+        self.rows: dict[object, NDArray[np.bool_]] = {}
+        self.ends: dict[object, bool] = {}
+
+    def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
+        key = tuple(output), tuple(map(tuple, tails))
+        if key not in self.rows:
+            self.rows[key] = self.form.allowed(output, tails)
+        return self.rows[key]
+
+    def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
+        key = tuple(output), tuple(tail)
+        if key not in self.ends:
+            self.ends[key] = self.form.complete(output, tail)
+        return self.ends[key]
+
+
+def sample(
+    llm: LLM, prompt: Seq[int], params: SamplingParams, n: int, seed: int = 0, share_form: bool = False
+) -> list[Sequence]:
     """n finished sequences of one request, the i-th with the random stream of seed + i. All have the *same*
-    params object, without a seed, so that whole batches are warped at once."""
-    with hurry():
+    params object, without a seed, so that whole batches are warped at once. share_form: one constraint for all of
+    them, whose answers are kept; otherwise each has its own, as in production."""
+    with hurry(), many_prompts_a_step(isinstance(llm.target, ToyTarget)):
         one = llm.sequence(prompt, params)  # checked once, not n times
+        form = constraint_of(params, llm.target.vocab_size, one.stop_ids)
+        shared = RememberedForm(form) if share_form and form is not None else None
         seqs = [
             Sequence(
                 one.tokens,
@@ -73,7 +145,7 @@ def sample(llm: LLM, prompt: Seq[int], params: SamplingParams, n: int, seed: int
                 one.stop_ids,
                 one.context,
                 one.decode,
-                constraint_of(params, llm.target.vocab_size, one.stop_ids),
+                shared or constraint_of(params, llm.target.vocab_size, one.stop_ids),
                 source=one.source,
                 stream=Stream(seed + i),
             )

@@ -85,7 +85,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 def cell(drafter: Drafter, params: SamplingParams, rule: str = "rejection") -> tuple[float, list[Sequence]]:
     """p-value, and the sequences."""
     llm = LLM(toy_target(), drafter, draft_tokens=3, rule=rule, max_batch=N, tokenizer=letter_tokenizer(V))
-    seqs = sample(llm, PROMPT, params, N, seed=2026)
+    seqs = sample(llm, PROMPT, params, N, seed=2026, share_form=True)
     probs = joint_distribution(TARGET, PROMPT, params, frozenset({EOS}))
     return g_test(beginnings(seq.output for seq in seqs), probs), seqs
 

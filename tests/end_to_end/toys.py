@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -34,13 +36,14 @@ class ToyDrafter:
 
     def __init__(self, oracle: Oracle, widths: Seq[int], replacement: bool = False, argmax: bool = False):
         self.oracle, self.widths, self.replacement, self.argmax = oracle, widths, replacement, argmax
-        self._distributions: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
+        self._nodes: dict[object, Siblings] = {}
+        self._table: list[np.ndarray] = []  # the distributions of all `Siblings`
         self._params: list[SamplingParams] = []  # kept alive, so that ids are not reused
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         tokens: list[int] = []
         parents: list[int] = []
-        distributions: list[np.ndarray] = []
+        rows: list[int] = []  # of the table
         splits = [0]
         for seq, depth in zip(seqs, budget, strict=True):
             start = len(tokens)
@@ -49,22 +52,20 @@ class ToyDrafter:
             for width in self.widths[:depth]:
                 below = []
                 for node, path in ends:
-                    probs = self._distribution(seq, path)
+                    left = self._siblings(seq, path)
                     for _ in range(width):
-                        if probs[probs > 0].sum() == 0:
+                        if not left.ends:
                             break  # fewer possible tokens than siblings
-                        token = int(probs.argmax()) if self.argmax else _invert(probs, next(uniforms))
+                        token = left.most_likely if self.argmax else bisect_right(left.ends, next(uniforms))
                         below.append((len(tokens) - start, (*path, token)))
                         tokens.append(token)
                         parents.append(node)
-                        distributions.append(probs)
+                        rows.append(left.row)
                         if not self.replacement:
-                            probs = probs.copy()
-                            probs[token] = 0.0
-                            probs /= probs.sum() or 1.0
+                            left = left.others.get(token) or self._without(left, token)
                 ends = below
             splits.append(len(tokens))
-        q = torch.from_numpy(np.stack(distributions)) if distributions else None  # [N, V]
+        q = torch.from_numpy(np.stack(self._table)[rows]) if rows else None  # [N, V]
         return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits, q)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
@@ -73,19 +74,41 @@ class ToyDrafter:
     def release(self, seq_id: int) -> None:
         pass
 
-    def _distribution(self, seq: Sequence, path: tuple[int, ...]) -> np.ndarray:
-        """[V], by the request's own parameters, float64."""
-        key = id(seq.params), (seq.prompt, *seq.tokens, *path)
-        if key not in self._distributions:
+    def _siblings(self, seq: Sequence, path: tuple[int, ...]) -> Siblings:
+        """What the first child of a node is drawn from, by the request's own parameters, float64."""
+        key = id(seq.params), seq.prompt, tuple(seq.tokens), path
+        if key not in self._nodes:
             self._params.append(seq.params)
             logits = self.oracle.logits([*seq.tokens, *path])[None]
-            self._distributions[key] = distributions_after(logits, [seq], [path])[0].numpy()
-        return self._distributions[key]
+            self._nodes[key] = self._made(distributions_after(logits, [seq], [path])[0].numpy())
+        return self._nodes[key]
+
+    def _without(self, left: Siblings, token: int) -> Siblings:
+        probs = self._table[left.row].copy()
+        probs[token] = 0.0
+        left.others[token] = self._made(probs / (probs.sum() or 1.0))
+        return left.others[token]
+
+    def _made(self, probs: np.ndarray) -> Siblings:
+        self._table.append(probs)
+        total = probs.cumsum()
+        ends = (total / total[-1]).tolist() if total[-1] else []
+        return Siblings(len(self._table) - 1, ends, int(probs.argmax()))
 
 
-def _invert(probs: np.ndarray, u: float) -> int:
-    total = probs.cumsum()
-    return int((total / total[-1] <= u).sum())
+@dataclass
+class Siblings:
+    """A distribution that children of a node are drawn from, in the form in which thousands of draws are fast.
+
+    row     of the table of distributions.
+    ends    cumulative probabilities; empty if no token is possible.
+    others  what is left for the next sibling after each token.
+    """
+
+    row: int
+    ends: list[float]
+    most_likely: int
+    others: dict[int, Siblings] = field(default_factory=dict)
 
 
 def _chains(draft: Draft, probs: Tensor, dice: Dice, ratio: bool, residual: bool) -> Decision:
