@@ -20,7 +20,10 @@ SOURCES = sorted(path for path in PACKAGE.rglob("*.py"))
 def documented() -> dict[str, int]:
     """Folder -> number of lines, highest layer first."""
     table = PAGE.read_text(encoding="utf-8").split("<!-- packages")[1].split("<!-- end of packages")[0]
-    return {package: int(lines.replace(",", "")) for package, lines in re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", table, re.M)}
+    return {
+        package: int(lines.replace(",", ""))
+        for package, lines in re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", table, re.M)
+    }
 
 
 def package_of(parts: tuple[str, ...]) -> str:
