@@ -52,7 +52,9 @@ def _config(kind: str, **shape: Any) -> Any:
 
 
 PACKED: dict[str, Callable[[], Any]] = {
-    "gemma2": lambda: _config("Gemma2", **_COMMON, head_dim=8, query_pre_attn_scalar=8, **_ALTERNATING),
+    "gemma2": lambda: _config(  # "eager": its default in transformers 5.17 leaves out the soft caps
+        "Gemma2", **_COMMON, head_dim=8, query_pre_attn_scalar=8, **_ALTERNATING, attn_implementation="eager"
+    ),
     "gemma3": lambda: _config("Gemma3Text", **_COMMON, head_dim=8, query_pre_attn_scalar=8, **_ALTERNATING),
     "phi": lambda: _config("Phi", **_MHA, partial_rotary_factor=0.5),
     "phi3": lambda: _config("Phi3", **_COMMON, sliding_window=7),
