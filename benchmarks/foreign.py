@@ -41,7 +41,7 @@ from slipstream.models.text import load_tokenizer
 from slipstream.settings import INTERSECTION, STRING
 from slipstream.targets.sources import as_target
 
-IDLE = 2
+IDLE = 3
 """Layers that do nothing. With these, the draft model of the same tokenizer gains 1.5x or a little more."""
 SHARE = 0.6
 """Of the tokens in the cut vocabulary."""
@@ -95,10 +95,10 @@ def _joined(pair: str | Seq[str]) -> str:
 def measure(options: argparse.Namespace, folder: Path) -> tuple[Result, dict[str, str]]:
     """The run, and for each tokenizer how many tokens are shared."""
     llm = LLM(deeper(folder / "target", zoo.target_dir(), options.idle), threads=THREADS)
-    arms, shared = list[Contender](), dict[str, str]()
+    k, arms, shared = options.draft_tokens, list[Contender](), dict[str, str]()
 
-    def arm(label: str, model: Target | Writer, length: int = options.draft_tokens) -> None:
-        arms.append(Contender(label, "model", length, {"model": model}))
+    def arm(label: str, model: Target | Writer) -> None:
+        arms.append(Contender(label, "model", k, {"model": model}))
 
     def draft(path: Path) -> Target:
         return as_target(path, threads=THREADS)
@@ -108,11 +108,10 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[Result, dict[str
     if options.trained is not None:
         paths["trained"] = options.trained
     for name, path in paths.items():
-        theirs, length = load_tokenizer(path), options.trained_tokens if name == "trained" else options.draft_tokens
+        theirs = load_tokenizer(path)
         for method in (INTERSECTION, STRING):
             model = draft(path)
-            own = with_own_tokenizer(model, theirs, llm.tokenizer, llm.target.vocab_size, method)
-            arm(f"{name}, {method}", own, length)
+            arm(f"{name}, {method}", with_own_tokenizer(model, theirs, llm.tokenizer, llm.target.vocab_size, method))
         width = llm.target.vocab_size, model.vocab_size
         shared[name] = str(vocabularies(llm.tokenizer, theirs, width, STRING).shared)
     config = BenchConfig(tokens=96, rounds=options.rounds, seconds=60 * options.minutes, sampling={"ignore_eos": True})
@@ -155,7 +154,6 @@ def main() -> int:
     parser.add_argument("--idle", type=int, default=IDLE, help="layers of the target that do nothing")
     parser.add_argument("--draft-tokens", type=int, default=5)
     parser.add_argument("--trained", type=Path, help="folder of a draft model with a tokenizer of its own")
-    parser.add_argument("--trained-tokens", type=int, default=3, help="draft tokens of that model")
     parser.add_argument("--prompts", type=int, default=16, help="code and edit prompts together")
     parser.add_argument("--rounds", type=int, default=3, help="timed passes over the prompts")
     parser.add_argument("--minutes", type=float, default=4, help="time limit: no pass begins after it")

@@ -31,7 +31,7 @@ bench-huggingface: $(READY)
 # draft model is trained on with it, on the Python source of .venv and one thread; a run that was stopped goes on.
 foreign-draft: $(READY)
 	$(BIN)/python -m recipes.embedded.train --out $(FOREIGN) --role draft --pre-tokenizer gpt2 --lr 2e-3 --threads 1 \
-		--start slipstream/zoo/models/draft --budget-minutes 38 --step-tokens 4096 --decay-share 0.5 --resume
+		--start slipstream/zoo/models/draft --budget-tokens 6000000 --step-tokens 4096 --decay-share 0.6 --resume
 	$(BIN)/python -m recipes.embedded.export $(FOREIGN) $(FOREIGN)/model
 
 side-by-side: $(READY)
