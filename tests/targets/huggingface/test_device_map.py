@@ -19,10 +19,12 @@ from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.chains_only import ChainsOnly
+from slipstream.targets.huggingface.encoder_decoder import PackedEncoderDecoder
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.rollback import states
 from tests.checkpoints import random_llama
 from tests.targets.huggingface.architectures import VOCAB, random_model
+from tests.targets.huggingface.encoder_decoders import SOURCES, random_encoder_decoder
 
 PROMPTS = [[5, 9, 33, 5, 9, 33], [7, 8, 9, 10]]
 SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -170,6 +172,19 @@ def test_devices_that_are_not_there_are_refused_before_anything_is_loaded(
 ) -> None:
     with pytest.raises(ParameterError, match=r"device_map is '(cuda:[01]|auot|meta)', "):
         LLM(folders["llama"], device_map=device_map)
+
+
+def test_keys_and_values_of_the_cross_attention_are_where_their_layer_is() -> None:
+    module = random_encoder_decoder("t5")
+    target = of_module(module)
+    assert isinstance(target, PackedEncoderDecoder)
+    target.executor._blocks.layers[:] = [None, None]  # type: ignore[attr-defined]  # those of the trial
+    put_far(module.decoder.block[1])
+    seqs = [Sequence([0], source=source) for source in SOURCES[:2]]
+    for _ in range(2):  # what was written is read
+        assert target.run(seqs, Draft.trees([([5, 7, 9], [-1, -1, 1]), ([4], [-1])])).logits.device.type == "cpu"
+    cross = states(target.sources.of(seqs[0].id).cross)
+    assert [x.device.type for x in cross] == ["cpu", "cpu", FAR.type, FAR.type]
 
 
 def test_a_device_map_of_a_loaded_model_is_refused(small: Any) -> None:

@@ -280,11 +280,13 @@ def test_a_source_on_which_the_encoder_overflows_ends_its_request_alone() -> Non
 
 @pytest.mark.parametrize("name", ["t5", "m2m-100"])
 def test_a_padding_token_in_a_draft_is_read_as_in_plain_decoding(name: str) -> None:
-    """M2M100 numbers the positions after one otherwise if it reads several tokens at once."""
+    """M2M100 numbers the positions after one otherwise if it reads several tokens at once. Here a branch lies between
+    the tokens of the chain."""
     of, pad = target(name), model(name).config.pad_token_id
     chain = [9, pad, 30, pad, 12]
     one, alone = begun(of, SOURCES[0]), begun(of, SOURCES[0])
-    together = of.run([one], Draft.chains([chain])).logits.clone()
+    tree = Draft.trees([([9, pad, pad, 30, 8, pad, 12], [-1, -1, 0, 2, 1, 3, 5])])
+    together = of.run([one], tree).logits[[0, 1, 3, 4, 6, 7]].clone()
     apart = []
     for token in [None, *chain]:
         if token is not None:
@@ -583,6 +585,13 @@ def test_the_prefix_cache_is_off_so_that_texts_of_different_sources_share_nothin
             engine.step()
         assert [seq.output for seq in seqs] == texts("mbart")
     assert engine.prefixes.hits == 0
+
+
+def test_experts_that_take_a_limited_number_of_tokens_get_those_of_one_request_at_a_time() -> None:
+    """In one forward for all, a request could take the places of another."""
+    own = random_encoder_decoder("t5")
+    own.decoder.block[1].expert_capacity = 4
+    assert isinstance(of_module(own), ChainsEncoderDecoder)
 
 
 def test_a_fixed_kv_cache_and_custom_generate_are_refused_by_name() -> None:

@@ -13,7 +13,8 @@ from slipstream.core.draft import Draft
 from slipstream.core.target import begun
 from slipstream.errors import TargetError, UnsupportedModelError
 from slipstream.targets.huggingface.huggingface_target import of_module
-from tests.targets.huggingface.encoder_decoders import SOURCES, TOKENS, generated, random_encoder_decoder
+from tests.targets.huggingface.encoder_decoders import SOURCES, TOKENS, VOCAB, generated, random_encoder_decoder
+from tests.targets.huggingface.wrong_siblings import WrongSiblings
 
 
 @pytest.fixture
@@ -63,6 +64,18 @@ def test_texts_are_those_of_transformers(own: Any, name: str) -> None:
         assert [c.token_ids for c in done] == wanted
         assert all(c.finish_reason == ("stop" if c.token_ids[-1] in _eos(own) else "length") for c in done)
         assert all(c.stats.drafter_faults == 0 for c in done)
+
+
+def test_rules_hold_on_every_branch_of_a_tree(own: Any) -> None:
+    """Each with the text that leads to it."""
+    own.generation_config.no_repeat_ngram_size, own.generation_config.repetition_penalty = 2, 1.3
+    wanted, target = generated(own), of_module(own)
+    encoder = target.capabilities.encoder
+    assert encoder is not None
+    drafter = WrongSiblings([[*encoder.start, *text] for text in wanted], VOCAB)
+    done = LLM(target, drafter, draft_tokens=4).generate(SOURCES, SamplingParams(max_tokens=TOKENS))
+    assert [c.token_ids for c in done] == wanted
+    assert all(c.stats.accepted > 3 for c in done)
 
 
 def test_a_draft_model_follows_its_own_configuration(own: Any) -> None:
