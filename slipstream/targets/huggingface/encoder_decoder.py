@@ -57,15 +57,20 @@ class PackedAnswers(PackedModule):
         self._cross_cache = CrossCache(shape.layers)
         self._positions = PackedPositions(parts.decoder, sources.pad)
 
+    def read(self, seqs: Seq[Sequence]) -> None:
+        """See `EncodedSources.read`. Waits for a pass of another thread, in which the model has another attention."""
+        with self._calls:
+            self.sources.read(seqs)
+
     def _run(self, batch: Batch, layers: int, apart: bool = False, picked: Picked | None = None) -> Tensor:
         cross = CrossAttention([self.sources.of(seq_id) for seq_id in batch.seq_ids], self._cross_cache)
         try:
             logits = self._pass(batch, layers, apart, picked, cross)
+            if cross.attended != layers:
+                raise PackedError(f"{cross.attended} of {layers} layers used the cross-attention that was given")
         except BaseException:
             cross.forget()
             raise
-        if cross.attended != layers:
-            raise PackedError(f"{cross.attended} of {layers} layers used the cross-attention that was given")
         return logits
 
     def _inputs(self, one: PackedPass) -> dict[str, Any]:
@@ -91,7 +96,7 @@ class PackedEncoderDecoder(Decoder):
 
     def __init__(self, executor: PackedAnswers, encoder: Encoder, chunk: int = 512, source: Path | None = None):
         super().__init__(executor, chunk, source=source)
-        self.encoder, self.sources = encoder, executor.sources
+        self.encoder, self.sources, self._read = encoder, executor.sources, executor.read
 
     @property
     def capabilities(self) -> Capabilities:
@@ -110,7 +115,7 @@ class PackedEncoderDecoder(Decoder):
         hidden: Tensor | None = None,
     ) -> TargetOut:
         """See `Decoder.run`. Raises TargetError for a sequence without a source."""
-        self.sources.read(seqs)
+        self._read(seqs)
         out = super().run(seqs, draft, taps, layers, hidden)
         return replace(out, logits=self.sources.ruled(seqs, draft, out.logits))
 

@@ -32,8 +32,8 @@ _PAST = "past_key_values_length"
 class CrossAttention:
     """Keys and values of the cross-attention in one pass.
 
-    sources  of the sequences of the pass, in order. new: those among them without keys and values. layers: the cache
-             that the model sees.
+    sources  of the sequences of the pass, in order. cache: what the model takes for theirs.
+    new      those among them without keys and values. attended: how many layers have used it.
     """
 
     def __init__(self, sources: Seq[Source], cache: CrossCache):

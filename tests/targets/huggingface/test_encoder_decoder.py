@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import replace
@@ -429,6 +430,32 @@ def test_a_fault_within_a_pass_leaves_no_half_filled_cache(monkeypatch: pytest.M
     hook.remove()
     assert_close(of.run([seq], Draft.empty(1)).logits, logits("t5", SOURCES[0], seq.tokens))
     of.release(seq.id)
+
+
+def test_two_threads_share_a_target() -> None:
+    """One reads a source while the other is within a pass, in which the model has another attention."""
+    of, own, faults = target("bart"), model("bart"), list[BaseException]()
+    one, other = begun(of, SOURCES[0]), begun(of, SOURCES[1])
+
+    def run_other() -> None:
+        try:
+            of.run([other], Draft.empty(1))
+        except BaseException as fault:
+            faults.append(fault)
+
+    thread = threading.Thread(target=run_other)
+
+    def meanwhile(*_: Any) -> None:
+        hook.remove()
+        thread.start()
+        thread.join(0.2)  # it waits for this pass
+
+    hook = own.model.decoder.layers[0].register_forward_pre_hook(meanwhile)
+    of.run([one], Draft.empty(1))
+    thread.join()
+    assert not faults
+    for seq in (one, other):
+        of.release(seq.id)
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
