@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from slipstream.core.beams import Beam as Beam
     from slipstream.core.params import SamplingParams as SamplingParams
     from slipstream.core.stats import SpecStats as SpecStats
-    from slipstream.core.structured import Structured as Structured
+    from slipstream.core.structured import Structured as Structured, Trigger as Trigger
     from slipstream.errors import SlipstreamError as SlipstreamError
     from slipstream.integrations.custom_generation import custom_generate as custom_generate
     from slipstream.llm import LLM as LLM, Chunk as Chunk, Completion as Completion
@@ -32,6 +32,7 @@ _HOME = {
     "SamplingParams": "slipstream.core.params",
     "SpecStats": "slipstream.core.stats",
     "Structured": "slipstream.core.structured",
+    "Trigger": "slipstream.core.structured",
     "SpeculativeDecoder": "slipstream.speculative_decoder",
     "custom_generate": "slipstream.integrations.custom_generation",
     "load_model_pair": "slipstream.speculative_decoder",

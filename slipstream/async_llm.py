@@ -13,7 +13,7 @@ from contextlib import aclosing
 from types import TracebackType
 
 from slipstream.core.params import SamplingParams
-from slipstream.core.sequence import TokenLogprob
+from slipstream.core.token_logprob import TokenLogprob
 from slipstream.engine.engine_thread import EngineThread
 from slipstream.engine.messages import Ask, Load, Update
 from slipstream.engine.request_checks import Prompt
@@ -24,7 +24,7 @@ from slipstream.llm import LLM, Chunk, Completion
 class AsyncLLM:
     """Decodes the requests of many coroutines together, in one thread with one persistent engine.
 
-    llm   its drafter, rule, draft length and `max_batch` of now are those of every request that names no other.
+    llm   its drafter, rule, draft length and `max_batch` of now are those of every request that names no others.
 
     Used with `async with`, or closed with `close`. Only the coroutines of one event loop may use it.
     """
@@ -50,6 +50,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         rule: str | None = None,
         prediction: Prompt = (),
+        drafter: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """Complete one prompt; yields what each step added, and the completion in the last chunk. Closing the iterator,
         or cancelling who waits for it, aborts the request.
@@ -60,6 +61,9 @@ class AsyncLLM:
         prediction  text or ids that the output is expected to hold, such as the file that is being edited: draft
               tokens are copied from it. It changes how fast the request is decoded, not what is.
 
+        drafter  what proposes its draft tokens, if not the drafter of the `LLM`: one of `LLM.request_drafters`, which
+              are that one and those that need no weights. With a prediction, one that looks up texts.
+
         Raises the errors of `LLM.generate`, for this request alone, and EngineError once the engine has stopped.
         """
         checks = self.llm.checks
@@ -68,7 +72,7 @@ class AsyncLLM:
         expected = await asyncio.to_thread(checks.prediction, prediction)
         output: list[Update] = []
         text = self.llm.text_stream(params)
-        async with aclosing(self.steps(Ask(ids, params, rule, expected))) as steps:
+        async with aclosing(self.steps(Ask(ids, params, rule, expected, drafter))) as steps:
             async for update in steps:
                 output.append(update)
                 last = update.finish is not None

@@ -12,6 +12,7 @@
     ├── RuleError                  a verification rule got an input that it does not support
     ├── DraftError                 a drafter returned an invalid draft
     ├── TargetError                the target failed while running (non-finite logits, out of memory)
+    │   └── DeadEndError           what the request asks for leaves no token possible, or takes too much work
     ├── EngineError                the engine has stopped: no request can run any more
     ├── ReaderError                what a request gained was not read, and it was ended
     └── ResultError                a result file cannot be read or written
@@ -81,6 +82,11 @@ class DraftError(SlipstreamError):
 
 class TargetError(SlipstreamError):
     """The target failed while running."""
+
+
+class DeadEndError(TargetError):
+    """A request cannot go on because of what it asks for: every token is forbidden where its text stands, or its form
+    takes too much work. The target is well."""
 
 
 class EngineError(SlipstreamError):

@@ -22,11 +22,13 @@ from slipstream.core.beams import Beam
 from slipstream.core.drafter import Drafter, drafts_nothing, reads_predictions
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
 from slipstream.core.rules import Rule, rule_named
-from slipstream.core.sequence import Sequence, TokenLogprob
+from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
-from slipstream.core.stop import completed_at
+from slipstream.core.stop_strings import completed_at
 from slipstream.core.target import Target, begun
+from slipstream.core.token_logprob import TokenLogprob
 from slipstream.core.turns import Turns
+from slipstream.core.warp import check_possible
 from slipstream.drafters.choice import STACK, DrafterFactory
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.registry import DRAFTERS, make_drafter, most_chosen
@@ -34,9 +36,10 @@ from slipstream.engine.beam_search import BeamSearch, Search
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import MOST_ROWS, Engine
 from slipstream.engine.engine_thread import Prepared
-from slipstream.engine.log_likelihoods import Scored, score
+from slipstream.engine.log_likelihoods import score
 from slipstream.engine.messages import Ask
 from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params
+from slipstream.engine.scored import Scored
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.grammar.compiler import Grammars
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
@@ -330,7 +333,7 @@ class LLM:
         ids = self.checks.prompt(prompt)
         stop_ids = self._stop_ids(params.ignore_eos, params.stop_token_ids)
         form = params.structured
-        return begun(
+        seq = begun(
             self.target,
             ids,
             params=params,
@@ -339,6 +342,8 @@ class LLM:
             decode=self._decode,
             constraint=None if form is None else self._grammars.constraint(form, stop_ids),
         )
+        check_possible(seq, self.target.vocab_size)
+        return seq
 
     def _stop_ids(self, ignore_eos: bool, more: Seq[int]) -> frozenset[int]:
         eos = () if ignore_eos else self.target.capabilities.eos_ids
@@ -420,7 +425,7 @@ class LLM:
 
     def _named(self, name: str) -> tuple[Drafter, int | DraftLengths]:
         """One of `request_drafters`, and how many tokens it drafts: chosen in each step if those of the `LLM` are."""
-        if name not in self.request_drafters:
+        if not isinstance(name, str) or name not in self.request_drafters:
             raise ParameterError(f"a request names the drafter {name!r}", fix=did_you_mean(name, self.request_drafters))
         if name not in self._weightless:
             self._weightless[name] = make_drafter(name, self.target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,8 +109,6 @@ def serve(models: ModelOptions, server: ServerOptions) -> None:
     if missing:
         raise ParameterError(f"{', '.join(missing)} is not installed", fix="pip install 'slipstream[server]'")
     quieten()
-    drafter, arguments = checked_arguments(models)
-    text = tokenizer(models)
     from slipstream.server.serving import bound
 
     with bound(server.host, server.port) as listening:  # before the model is loaded
@@ -119,11 +118,11 @@ def serve(models: ModelOptions, server: ServerOptions) -> None:
             from slipstream.server.reply_format import ReplyFormat
             from slipstream.server.service import Limits, Service
 
-        arguments["kv_tokens"] = kv_tokens(models, arguments, server.max_batch)
+        text = tokenizer(models)
         tracing = _tracing(server.otlp_endpoint)
         replies = ReplyFormat.of(text, server.tool_format, server.reasoning)
-        options = arguments | {"max_batch": server.max_batch}
-        engine = RemoteEngine(models.target, drafter, options, server.engine_restart, server.engine_timeout)
+        model = partial(checked_model, models, server.max_batch)
+        engine = RemoteEngine(model, server.engine_restart, server.engine_timeout)
         try:
             limits = Limits(
                 body=server.max_body,
@@ -151,6 +150,15 @@ def serve(models: ModelOptions, server: ServerOptions) -> None:
             if tracing is not None:
                 tracing.close()
             engine.stop()
+
+
+def checked_model(models: ModelOptions, max_batch: int) -> tuple[Any, Any, dict[str, Any]]:
+    """What the engine's process loads, after the checks that need no weights, and with a table of the memory that it
+    will take. Both import torch, so that process makes them."""
+    quieten()
+    drafter, arguments = checked_arguments(models)
+    arguments["kv_tokens"] = kv_tokens(models, arguments, max_batch)
+    return models.target, drafter, arguments | {"max_batch": max_batch}
 
 
 def kv_tokens(models: ModelOptions, arguments: dict[str, Any], max_batch: int) -> int | None:

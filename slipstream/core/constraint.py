@@ -19,7 +19,7 @@ class Constraint(Protocol):
         """Which tokens may follow each tail: [R, V]. All may after a tail that cannot become text: because it holds a
         forbidden token, or goes on after the text has ended. What is sampled there is never used.
 
-        Raises TargetError if nothing is known of the output itself, because a limit on the work was met."""
+        Raises DeadEndError if nothing is known of the output itself, because a limit on the work was met."""
         ...
 
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:

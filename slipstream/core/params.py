@@ -273,6 +273,12 @@ class SamplingParams(Strict):
         return max(self.temperature, 1e-30)
 
     @cached_property
+    def biases(self) -> tuple[list[int], list[float]]:
+        """The ids of `logit_bias`, ascending, and what is added to the logit of each; -100 forbids."""
+        pairs = sorted((self.logit_bias or {}).items())
+        return [token for token, _ in pairs], [bias if bias > -100 else -math.inf for _, bias in pairs]
+
+    @cached_property
     def needs_history(self) -> bool:
         """True if the distribution at a node depends on which tokens came before it (beyond the model itself)."""
         return self._uses(Effect.NEEDS_HISTORY)

@@ -17,6 +17,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.stats import SpecStats
+from slipstream.core.token_logprob import TokenLogprob
 
 if TYPE_CHECKING:
     from slipstream.core.rules import Rule
@@ -25,16 +26,6 @@ _ids = itertools.count()
 
 LEAD = 8
 """Tokens of the prompt's end that a source or a prediction is put behind, for lookup drafters."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Log-probability (natural) of one emitted token under the target's own logits, before any warping, and the
-    `top` most likely tokens with theirs, most likely first."""
-
-    id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(eq=False)

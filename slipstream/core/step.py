@@ -12,10 +12,11 @@ from slipstream.core.draft import Draft, Verdict, consecutive
 from slipstream.core.drafter import Drafter, read_prompts
 from slipstream.core.prune import prune
 from slipstream.core.rules import RULES, Rule, follow, verify
-from slipstream.core.sequence import Sequence, TokenLogprob
+from slipstream.core.sequence import Sequence
 from slipstream.core.step_clock import StepClock
 from slipstream.core.stop import stop
 from slipstream.core.target import Target, TargetOut
+from slipstream.core.token_logprob import TokenLogprob
 from slipstream.core.torch_threads import host_threads
 from slipstream.core.warp import distributions, distributions_and_dead_ends, first_maxima
 from slipstream.errors import TargetError

@@ -18,6 +18,7 @@ from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
+from slipstream.core.stop_strings import completed_at
 
 
 def stop(seqs: Seq[Sequence], draft: Draft, verdict: Verdict) -> Verdict:
@@ -65,9 +66,3 @@ def completed_stop(output: Seq[int], seq: Sequence) -> str | None:
     text, before = seq.decode(tail), seq.decode(tail[:-1])
     ends = [(completed_at(text, before, s), s) for s in seq.params.stop]
     return min((end for end in ends if end[0] >= 0), default=(0, None))[1]
-
-
-def completed_at(text: str, before: str, stop: str) -> int:
-    """Where in `text` the first `stop` begins that ends after `before`, the text without its last token; -1 if none.
-    An incomplete character, which decodes to U+FFFD, does not count as text yet."""
-    return text.find(stop, max(0, len(before.rstrip("\ufffd")) - len(stop) + 1))

@@ -14,6 +14,34 @@ KINDS = ("json_schema", "json_object", "regex", "grammar", "choice", "tokens")
 
 
 @dataclass(frozen=True)
+class Trigger(Strict):
+    """Where the form begins in a text that is free otherwise, as calls of tools do. Without one, the text has no form.
+
+    texts      the form begins with one of these, wherever it occurs first; it is part of the form.
+    first      only where the text begins with one, white space aside; other texts are free to their end.
+    repeats    after the form is complete, the text is free up to the next trigger; else it ends there.
+    reasoning  (begin, end): a text that begins with `begin`, white space aside, is free up to `end`: it has no triggers
+               there. An empty `begin`: the prompt has begun it already.
+    """
+
+    texts: Seq[str]
+    first: bool = False
+    repeats: bool = False
+    reasoning: Seq[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("first", "repeats"):
+            if not isinstance(getattr(self, name), bool):
+                raise _wrong(f"trigger.{name}", getattr(self, name), "True or False")
+        object.__setattr__(self, "texts", _choices("trigger.texts", self.texts))
+        if self.reasoning is not None:
+            begin, end = self.reasoning if len(self.reasoning) == 2 else ("", "")
+            if not isinstance(begin, str) or not isinstance(end, str) or not end:
+                raise _wrong("trigger.reasoning", self.reasoning, "None or two texts, of which the first may be empty")
+            object.__setattr__(self, "reasoning", (begin, end))
+
+
+@dataclass(frozen=True)
 class Structured(Strict):
     """The form of a text, by exactly one of the first six. Every token is sampled from the target's distribution over
     the tokens that the form allows there. A text that ends with finish "stop" has the form; one that is cut by
@@ -28,6 +56,7 @@ class Structured(Strict):
     tokens       token ids, which are the text: with `logprobs`, how likely the target finds them. Without `after`.
     after        the text before the first occurrence of this string, and the string itself, are free (the reasoning of
                  a model, `after="</think>"`). Stop ids may then end the text also before it. None: all has the form.
+    trigger      the text is free but for what begins with a trigger (see `Trigger`). Without `after` and `tokens`.
     """
 
     json_schema: Mapping[str, Any] | bool | str | None = None
@@ -37,6 +66,7 @@ class Structured(Strict):
     choice: Seq[str] | None = None
     tokens: Seq[int] | None = None
     after: str | None = None
+    trigger: Trigger | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.json_object, bool):
@@ -54,11 +84,16 @@ class Structured(Strict):
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
         if self.choice is not None:
-            object.__setattr__(self, "choice", _choices(self.choice))
+            object.__setattr__(self, "choice", _choices("choice", self.choice))
         if self.tokens is not None:
             object.__setattr__(self, "tokens", _tokens(self.tokens))
             if self.after is not None:
                 raise _wrong("after", self.after, "None with tokens, which are the whole text")
+        if self.trigger is not None:
+            if not isinstance(self.trigger, Trigger):
+                raise _wrong("trigger", self.trigger, "a Trigger or None")
+            if self.tokens is not None or self.after is not None:
+                raise _wrong("trigger", self.trigger, "None with tokens or after")
 
     def _is_schema(self, kind: str) -> bool:
         return kind == "json_schema" and self.json_schema is not None  # False is a schema, if one that nothing meets
@@ -82,12 +117,12 @@ def _schema_text(schema: Any) -> str:
         ) from fault
 
 
-def _choices(choice: Any) -> tuple[str, ...]:
+def _choices(name: str, choice: Any) -> tuple[str, ...]:
     if isinstance(choice, (str, Mapping)) or not isinstance(choice, Seq) or not choice:
-        raise _wrong("choice", choice, "a list of strings")
+        raise _wrong(name, choice, "a list of strings")
     for text in choice:
         if not isinstance(text, str) or not text:
-            raise _wrong("choice", choice, "a list of strings that are not empty")
+            raise _wrong(name, choice, "a list of strings that are not empty")
     return tuple(choice)
 
 

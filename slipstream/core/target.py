@@ -16,6 +16,7 @@ from torch import Tensor
 
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
+from slipstream.core.encoder import Encoder
 from slipstream.core.sequence import Sequence
 from slipstream.errors import PairError
 
@@ -240,19 +241,6 @@ class Runtime:
     threads: int | None = None
     source: Path | None = None
     weights_only: bool = False
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """What an encoder-decoder declares: each of its texts answers a source (`Sequence.source`), which its encoder reads
-    once.
-
-    context  most tokens of a source.
-    start    ids that every text begins with, before its output.
-    """
-
-    context: int
-    start: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ Probabilities are float64 whatever the logits are: p and q are then compared, an
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import Tensor
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
-from slipstream.errors import TargetError
+from slipstream.errors import DeadEndError, ParameterError, TargetError
 
 NEVER = float("-inf")
 GREEDY = SamplingParams()
@@ -42,15 +43,18 @@ def warp(
              Only read if `params.needs_history`.
     stop_ids ids that min_tokens holds back.
     allowed  [R, at least V], which tokens the form of a structured output allows. Only read if there is one.
-    Returns  float64 [R, V], each row sums to 1. Raises TargetError if a row has no possible token or holds NaN.
+    Returns  float64 [R, V], each row sums to 1. Raises TargetError if a row holds NaN, DeadEndError if the parameters
+             leave no token possible in it.
     """
     x = _edit(logits, params, prompt, outputs, stop_ids, allowed)  # [R, V]
     if params.greedy:
         top = x.argmax(-1, keepdim=True)  # [R, 1]
-        _check(x.gather(-1, top))
+        if not _finite(x.gather(-1, top)):
+            raise _no_distribution(logits, x)
         return torch.zeros(x.shape, dtype=torch.float64, device=x.device).scatter_(-1, top, 1.0)
     probs = torch.softmax(x.double() / params.divisor, -1)  # [R, V]
-    _check(probs[:, :1])
+    if not _finite(probs[:, :1]):
+        raise _no_distribution(logits, x)
     if params.top_k and params.top_k < probs.shape[-1]:
         probs = _keep_first(probs, params.top_k)
     if params.top_p < 1:
@@ -66,25 +70,36 @@ def first_maxima(logits: Tensor) -> list[int]:
     if logits.device.type == "cpu" and logits.dtype != torch.bfloat16:  # numpy is ten times as fast; it has no bfloat16
         rows = logits.detach().numpy()
         tops = rows.argmax(-1)  # [R] a NaN counts as the maximum
-        _check_sum(rows[np.arange(len(tops)), tops].sum(dtype=np.float64))
-        return tops.tolist()
-    best = logits.max(-1)
-    _check(best.values)
-    return best.indices.tolist()
+        finite = math.isfinite(rows[np.arange(len(tops)), tops].sum(dtype=np.float64))
+    else:
+        best = logits.max(-1)
+        finite, tops = _finite(best.values), best.indices
+    if not finite:
+        raise _no_distribution(logits, logits)
+    found: list[int] = tops.tolist()
+    return found
 
 
-def _check(sample: Tensor) -> None:
-    _check_sum(float(sample.double().sum()))
+def _finite(sample: Tensor) -> bool:
+    """Whether every row has a distribution. sample: the maximum or a probability of each. A NaN, or a row of -inf only,
+    makes the whole softmax row NaN and the maximum NaN or -inf; so is then the sum."""
+    return math.isfinite(float(sample.double().sum()))
 
 
-def _check_sum(total: float) -> None:
-    # A NaN, or a row of -inf only, makes the whole softmax row NaN and the maximum NaN or -inf; so is then the sum.
-    if not math.isfinite(total):
-        raise TargetError(
-            "logits are NaN, or every token is forbidden, at some position",
+def _no_distribution(logits: Tensor, edited: Tensor) -> TargetError:
+    """Why some row has none: parameters have ruled out every token, or the target has failed."""
+    ruled_out = (edited == NEVER).all(-1) & (logits > NEVER).any(-1)  # [R]
+    if bool(ruled_out.any()) and not bool(logits.isnan().any()):
+        return DeadEndError(
+            "every token is forbidden at some position",
             why="there is no distribution over them",
-            fix="check the weights (NaN), or loosen logit_bias / bad_words / structured",
+            fix="loosen logit_bias, bad_words, min_tokens or structured, which together leave no token possible",
         )
+    return TargetError(
+        "logits are NaN, or every token is forbidden by them, at some position",
+        why="there is no distribution over them",
+        fix="check the weights",
+    )
 
 
 def _edit(
@@ -102,9 +117,10 @@ def _edit(
     if x is logits:
         x = x.clone()
     vocab = x.shape[-1]
-    for token, bias in (params.logit_bias or {}).items():
-        if token < vocab:  # a padded draft vocabulary may be narrower than the target's
-            x[:, token] += bias if bias > -100 else NEVER
+    if params.logit_bias:
+        ids, biases = params.biases
+        known = bisect_left(ids, vocab)  # a padded draft vocabulary may be narrower than the target's
+        x[:, ids[:known]] += torch.tensor(biases[:known], dtype=torch.float64, device=x.device)
     if params.needs_history:
         assert outputs is not None, "these parameters depend on the history: outputs must be given"
         for row, output in zip(x, outputs, strict=True):
@@ -157,6 +173,25 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     value = value.masked_fill(before >= top_p, 0.0)
     kept = torch.zeros_like(probs).scatter_(-1, order, value)
     return kept / kept.sum(-1, keepdim=True)
+
+
+def check_possible(seq: Sequence, vocab_size: int) -> None:
+    """Raise ParameterError if the parameters of a sequence leave no token possible at its first one, whatever the
+    target says. At later ones the request fails with a DeadEndError."""
+    if not seq.params.edits_logits:
+        return
+    outputs, prompt = [seq.output], seq.tokens[: seq.prompt]
+    try:
+        allowed = allowed_after(seq, outputs)
+    except DeadEndError as fault:
+        raise ParameterError(fault.what, why=fault.why, fix=fault.fix) from fault
+    row = _edit(torch.zeros(1, vocab_size), seq.params, prompt, outputs, seq.stop_ids, allowed)  # [1, V]
+    if not bool((row > NEVER).any()):
+        raise ParameterError(
+            f"the parameters forbid all {vocab_size} tokens as the first one",
+            why="no token could be sampled",
+            fix="loosen logit_bias, bad_words, min_tokens or structured, which together leave no token possible",
+        )
 
 
 def distributions(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:

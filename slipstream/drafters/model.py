@@ -19,9 +19,10 @@ from slipstream.core.common_beginning import common_beginning
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.encoder import Encoder
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Encoder, Target, TargetOut
+from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.chains import Chains
 from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence as Seq
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 
 import torch
 
@@ -21,35 +20,11 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, begun
 from slipstream.core.torch_threads import host_threads
+from slipstream.engine.scored import Scored
 from slipstream.errors import TargetError
 
 MOST_SCORED = 256
 """Most tokens that are scored in one forward, all texts together."""
-
-
-@dataclass(eq=False)
-class Scored:
-    """A text that is given.
-
-    context, continuation  token ids; the context is not empty.
-    logprobs  of each token of the continuation (natural), under the target's own logits, before any sampling parameter.
-    greedy    whether each of them is the first maximum of the logits: greedy decoding would continue the context so.
-    """
-
-    context: list[int]
-    continuation: list[int]
-    logprobs: list[float] = field(default_factory=list)
-    greedy: bool = True
-
-    @property
-    def logprob(self) -> float:
-        """Of the whole continuation."""
-        return sum(self.logprobs)
-
-    @property
-    def slots(self) -> int:
-        """Tokens that are run: nothing follows the last one."""
-        return len(self.context) + len(self.continuation) - 1
 
 
 def score(target: Target, texts: Seq[Scored], max_batch: int, lock: AbstractContextManager[object]) -> Iterator[Scored]:

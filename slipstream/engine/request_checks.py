@@ -1,19 +1,20 @@
-"""`RequestChecks`: prompts and parameters of requests, checked against one model before anything runs."""
+"""`RequestChecks`: prompts and parameters of requests, checked against one model before anything runs. Does not import
+torch: the process that answers HTTP checks requests, too."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from dataclasses import replace
 from operator import index
 from typing import Any, SupportsIndex
 
 import numpy as np
-from torch import Tensor
 
 from slipstream.core.beam_params import BeamParams
+from slipstream.core.encoder import Encoder
 from slipstream.core.params import SamplingParams
-from slipstream.core.target import Encoder
-from slipstream.engine.log_likelihoods import Scored
+from slipstream.engine.scored import Scored
 from slipstream.errors import ParameterError, PromptError
 
 Prompt = str | Seq[int]
@@ -161,7 +162,9 @@ def not_params(given: Any, wanted: str = "SamplingParams") -> ParameterError:
 def _token_ids(prompt: Any) -> list[int]:
     """The ids in a prompt that is not text. Raises PromptError for anything else."""
     if isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, Mapping)):
-        given = prompt.tolist() if isinstance(prompt, (np.ndarray, Tensor)) else list(prompt)
+        torch = sys.modules.get("torch")  # who has a tensor has imported it
+        arrays = np.ndarray if torch is None else (np.ndarray, torch.Tensor)
+        given = prompt.tolist() if isinstance(prompt, arrays) else list(prompt)
         if all(type(each) is int for each in given):  # a check of the protocol takes microseconds per token
             return given
         wrong = [each for each in given if isinstance(each, bool) or not isinstance(each, SupportsIndex)]

@@ -1,14 +1,16 @@
 """`Grammars`: turns `Structured` into the constraint of a request, by llguidance.
 
 Work is limited, so that no grammar takes forever: llguidance counts what it does, and gives up when a grammar is
-compiled (ParameterError) or in the middle of a text (TargetError). What it does not count is refused before: see
+compiled (ParameterError) or in the middle of a text (DeadEndError). What it does not count is refused before: see
 `schema_faults`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +66,7 @@ class Grammars:
     def _compile(self, structured: Structured) -> tuple[LLMatcher, FreeText]:
         vocabulary = self._vocabulary()
         matcher = compiled(vocabulary, structured)
-        return matcher, FreeText(vocabulary, matcher, structured.after)
+        return matcher, FreeText(vocabulary, matcher, structured)
 
 
 def compiled(vocabulary: Vocabulary, structured: Structured) -> LLMatcher:
@@ -74,13 +76,16 @@ def compiled(vocabulary: Vocabulary, structured: Structured) -> LLMatcher:
     def matcher(grammar: str) -> LLMatcher:
         return LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=_limits())
 
-    if structured.json_schema is not None:
-        check_multiples(json.loads(str(structured.json_schema)))
-    made = matcher(_grammar(structured) + NOT_FORCED)
+    grammar = _grammar(structured)
+    schemas = list(_schemas(grammar)) if structured.kind in ("json_schema", "grammar") else []
+    for place, schema in reversed(schemas):
+        check_multiples(schema)
+        if (strict := _strict(schema)) != json.dumps(schema):
+            grammar = grammar[: place.start] + strict + grammar[place.stop :]
+    made = matcher(grammar + NOT_FORCED)
     if found := fault_of(made):
-        if structured.json_schema is not None:
-            found = _schema_fault(json.loads(str(structured.json_schema)), matcher)
-        raise _refused(structured, found)
+        faults = (fault for _, schema in schemas if (fault := _schema_fault(schema, matcher)))
+        raise _refused(structured, next(faults, found))
     probe = made.deep_copy()
     for n in range(PROBED):
         mask = probe.compute_bitmask()
@@ -100,7 +105,7 @@ def _grammar(structured: Structured) -> str:
     from llguidance import grammar_from, regex_to_lark
 
     if structured.json_schema is not None:
-        return f"start: %json {_strict(json.loads(str(structured.json_schema)))}"
+        return f"start: %json {structured.json_schema}"
     if structured.json_object:
         return 'start: %json {"type": "object"}'
     if structured.regex is not None:
@@ -113,6 +118,19 @@ def _grammar(structured: Structured) -> str:
         raise _refused(structured, str(fault)) from fault
 
 
+def _schemas(grammar: str) -> Iterator[tuple[slice, Any]]:
+    """Place and value of each JSON schema in a grammar. What is no JSON llguidance refuses."""
+    end = 0
+    for found in _INLINE.finditer(grammar):
+        if found.start() >= end:
+            with suppress(ValueError, RecursionError):
+                schema, end = _DECODER.raw_decode(grammar, found.end())
+                yield slice(found.end(), end), schema
+
+
+_INLINE, _DECODER = re.compile(r"%json\s*"), json.JSONDecoder()
+
+
 def _strict(schema: Any) -> str:
     """The schema as JSON. It can ask llguidance to ignore keywords that it does not know; not here."""
     if isinstance(schema, dict) and isinstance(schema.get("x-guidance"), dict):
@@ -121,7 +139,7 @@ def _strict(schema: Any) -> str:
 
 
 def _schema_fault(schema: Any, matcher: Callable[[str], LLMatcher]) -> str:
-    """What is wrong with a schema, and where."""
+    """What is wrong with a schema, and where; "" if nothing is."""
     from llguidance import LLMatcher
 
     def fault(part: Any) -> str:
@@ -131,7 +149,7 @@ def _schema_fault(schema: Any, matcher: Callable[[str], LLMatcher]) -> str:
         found = fault(schema)
     except ValueError as deep:  # nested too deeply
         return str(deep)
-    return f"{found}, at {place_of(schema, found, fault)}"
+    return found and f"{found}, at {place_of(schema, found, fault)}"
 
 
 def _limits() -> LLParserLimits:

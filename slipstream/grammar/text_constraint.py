@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.errors import TargetError
+from slipstream.errors import DeadEndError
 from slipstream.grammar.free_text import FreeText, Place
 from slipstream.grammar.token_bytes import Vocabulary
 
@@ -37,6 +37,10 @@ class State:
     fault: str = ""
 
 
+FREE_AGAIN = Place(None)
+"""After a form that may be followed by others."""
+
+
 class TextConstraint:
     """See `Constraint`. A stop id may follow exactly where the text has the form.
 
@@ -58,7 +62,7 @@ class TextConstraint:
         states = [self._state(tuple(tail)) for tail in tails]
         fault = next((state.fault for tail, state in zip(tails, states, strict=True) if not tail), "")
         if fault:
-            raise TargetError(
+            raise DeadEndError(
                 f"the form of a structured output cannot be followed after {len(output)} tokens: {fault}",
                 why="its text may not go on unchecked",
                 fix="simplify the form, above all repetitions within repetitions",
@@ -75,9 +79,12 @@ class TextConstraint:
         old, new = self._output, list(output)
         if new == old:
             return
-        gained = tuple(new[len(old) :]) if new[: len(old)] == old else None
-        n = len(gained or ())
-        self._states = {} if gained is None else {t[n:]: s for t, s in self._states.items() if t[:n] == gained}
+        gained = tuple(new[len(old) :])
+        goes_on = new[: len(old)] == old
+        if not goes_on or [self._state(gained[:n]) for n in range(1, len(gained) + 1)][-1].over:
+            self._states = {}
+        n = len(gained)
+        self._states = {tail[n:]: state for tail, state in self._states.items() if tail[:n] == gained}
         self._output = new
 
     def _state(self, tail: Tail) -> State:
@@ -89,6 +96,8 @@ class TextConstraint:
         place = self._free.start
         for index, token in enumerate(self._output):
             place = self._free.advance(place, token, index)
+            if place.begin is not None and self._free.repeats:
+                place = self._made(place, self._output[: index + 1]).place
         return self._made(place, self._output)
 
     def _below(self, tail: Tail) -> State:
@@ -106,6 +115,8 @@ class TextConstraint:
             return State(place, self._none, fault=fault)
         allowed = self._vocabulary.row(mask)
         if accepting and not allowed.any():
+            if self._free.repeats:
+                return State(FREE_AGAIN, self._free.allowed(FREE_AGAIN))
             return State(place, self._all, over=True, complete=True)
         allowed[self._stops] = accepting
         return State(place, allowed)

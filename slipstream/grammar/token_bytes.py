@@ -70,6 +70,12 @@ class Vocabulary:
         known = min(self.size, self.tokens.vocab_size)
         return [self.tokens.decode_bytes([token]) for token in range(known)] + [b""] * (self.size - known)
 
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """The ids of special tokens."""
+        known = min(self.size, self.tokens.vocab_size)
+        return frozenset(token for token in range(known) if self.tokens.is_special_token(token))
+
 
 def _refused(what: str, fix: str) -> ParameterError:
     return ParameterError(

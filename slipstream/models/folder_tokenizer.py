@@ -32,6 +32,14 @@ _OTHERS = {
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 """Of an added token."""
 
+_OPTIONS = frozenset((
+    "chat_template", "continue_final_message", "max_length", "messages", "padding", "return_assistant_tokens_mask",
+    "return_dict", "return_tensors", "sanitize_control_tokens", "template", "tokenizer_kwargs", "truncation",
+))  # fmt: skip
+"""Arguments of `apply_chat_template` that do more than give a value to the template."""
+
+_SCALARS = (str, int, float, bool)
+
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Fields of a message that transformers copies to each other."""
 
@@ -135,13 +143,17 @@ class FolderTokenizer:
 
     def apply_chat_template(self, conversation: Any, **named: Any) -> Any:
         """Text of a conversation (tokenize=False), or its ids."""
-        template = self._template.get("default") if isinstance(self._template, dict) else self._template
-        asked = set(named) <= {"tokenize", "add_generation_prompt"} and named.get("tokenize") is False
-        if self._whole is not None or template is None or not asked or not _is_plain(conversation):
-            return self.transformers.apply_chat_template(conversation, **named)
-        from slipstream.models.chat_template import render
+        if self._whole is None and named.get("tokenize") is False and _is_plain(conversation):
+            from slipstream.models.chat_template import chosen_template, names_read, render
 
-        return render(template, conversation, named.get("add_generation_prompt", False), **self._special)
+            template = chosen_template(self._template, named.get("tools") is not None)
+            names = {name: value for name, value in named.items() if name not in ("tokenize", "add_generation_prompt")}
+            read = names.keys() <= {"tools", *names_read(template)} - _OPTIONS and _is_json(names)
+            if template and read and _are_objects(names.get("tools", [])):
+                return render(
+                    template, conversation, named.get("add_generation_prompt", False), **{**self._special, **names}
+                )
+        return self.transformers.apply_chat_template(conversation, **named)
 
 
 def _same(tokenizer: Any) -> Any:
@@ -149,17 +161,26 @@ def _same(tokenizer: Any) -> Any:
 
 
 def _is_plain(conversation: Any) -> bool:
-    """Whether it is a list of messages of text, which reach the template as they are."""
+    """Whether it is a list of messages that reach the template as they are."""
     return (
-        type(conversation) is list
-        and bool(conversation)
-        and all(type(message) is dict for message in conversation)
-        and all(
-            type(name) is str and type(value) is str and name not in _REASONING
-            for message in conversation
-            for name, value in message.items()
+        bool(conversation)
+        and _are_objects(conversation)
+        and _is_json(conversation)
+        and not any(
+            name in _REASONING or value is None for message in conversation for name, value in message.items()
         )
     )
+
+
+def _are_objects(value: Any) -> bool:
+    return type(value) is list and all(type(each) is dict for each in value)
+
+
+def _is_json(value: Any) -> bool:
+    """Whether it is made of JSON's types alone."""
+    if type(value) is dict:
+        return all(type(name) is str and _is_json(each) for name, each in value.items())
+    return all(map(_is_json, value)) if type(value) is list else value is None or type(value) in _SCALARS
 
 
 def is_general(folder: Path) -> bool:

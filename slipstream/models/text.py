@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.stop import completed_at
+from slipstream.core.stop_strings import completed_at
 from slipstream.errors import LoadError
 from slipstream.models.folder_tokenizer import FolderTokenizer, is_general, open_folder
 from slipstream.models.gguf_header import is_gguf, read_header
@@ -73,13 +73,17 @@ def decoder_of(tokenizer: Any) -> Decode:
 def decoder_keeping(tokenizer: Any, markers: Seq[str] | None) -> Decode:
     """As `decoder_of`, but with the special tokens that are among the markers; None: with all special tokens."""
     kept = {tokenizer.convert_tokens_to_ids(marker) for marker in markers or ()}
-    whole = not isinstance(tokenizer, FolderTokenizer)
-    added = tokenizer.added_tokens_decoder if whole else tokenizer.backend_tokenizer.get_added_tokens_decoder()
-    special = {token for token, known in added.items() if known.special}
-    dropped = frozenset() if markers is None else special - kept
+    dropped = frozenset() if markers is None else special_tokens(tokenizer).keys() - kept
     return lambda ids: tokenizer.decode(
         [token for token in ids if token not in dropped], skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
+
+
+def special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Id -> name of the special tokens among the added ones."""
+    whole = not isinstance(tokenizer, FolderTokenizer)
+    added = tokenizer.added_tokens_decoder if whole else tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    return {token: known.content for token, known in added.items() if known.special}
 
 
 def stray_byte(tokenizer: Any) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from slipstream.errors import EngineError, RequestError, RuleError, SlipstreamError
+from slipstream.errors import DeadEndError, EngineError, RequestError, RuleError, SlipstreamError
 
 TYPES = {
     400: "invalid_request_error",
@@ -72,6 +72,8 @@ def api_error(fault: Exception, param: str | None = None) -> ApiError:
         return fault
     if isinstance(fault, (RequestError, RuleError)):
         return ApiError(400, str(fault), param)
+    if isinstance(fault, DeadEndError):
+        return ApiError(400, str(fault), param, "no_token_possible")
     if isinstance(fault, EngineError):
         return ApiError(503, str(fault), code="engine_unavailable", retry_after=10)
     if isinstance(fault, SlipstreamError):

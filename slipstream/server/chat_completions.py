@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from slipstream.core.sequence import TokenLogprob
+from slipstream.core.token_logprob import TokenLogprob
 from slipstream.server.answering import Form, Object, answer
 from slipstream.server.chat_requests import chat_generation
 from slipstream.server.fields import CHAT, body_schema, fields_of, given_fields

@@ -95,6 +95,10 @@ def _form(service: Service, talk: Conversation, form: Structured | None) -> Stru
     called = talk.use.form
     if called is not None and form is not None:
         raise ApiError(400, "tool_choice asks for a call, and another field for a form of the text", "tool_choice")
+    if talk.use.choice == "auto" and talk.use.strict:
+        if form is not None:
+            raise ApiError(400, "a function is strict, and another field gives the form of the whole text", "tools")
+        return service.replies.strict_form(talk.text, talk.use, service.tokenizer)
     form = called or form
     end = service.replies.end_of_reasoning(talk.text)
     return form if form is None or end is None else replace(form, after=end)

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from slipstream.core.sequence import TokenLogprob
+from slipstream.core.token_logprob import TokenLogprob
 from slipstream.errors import PromptError
 from slipstream.server.answering import Form, Object, answer, generation_of
 from slipstream.server.api_error import ApiError

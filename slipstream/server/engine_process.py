@@ -3,6 +3,8 @@
     to the engine      ("submit", key, Ask), ("abort", key)
     from the engine    ModelFacts or the error of loading, once; then a Report a step
 
+Only the engine's process imports torch and reads weights; the other one tokenises, and reads and writes texts.
+
 The engine's process ends when its pipe is closed, however the other one ended, so it never stays behind. It ignores
 SIGINT and SIGTERM, which terminals and service managers send to all processes: the other one tells it when to end.
 """
@@ -29,18 +31,22 @@ LOOK_EVERY = 0.5
 """Seconds between two looks at an engine that is silent."""
 
 
+Model = tuple[Any, Any, Mapping[str, Any]]
+"""Target, draft and the other arguments of `LLM`."""
+
+
 class RemoteEngine:
     """A process with an engine, and its streams.
 
-    target, draft, options  as for `LLM`; they are pickled.
+    model     called in that process, so it is pickled: what to load.
     restarts  how often the process is started again if it dies; the requests that it had end with an error.
     timeout   seconds without a report, while requests run or wait, after which the process is killed.
 
-    Raises what loading raises.
+    Raises what `model` and loading raise.
     """
 
-    def __init__(self, target: Any, draft: Any, options: Mapping[str, Any], restarts: int = 0, timeout: float = 300.0):
-        self._arguments = (target, draft, dict(options))
+    def __init__(self, model: Callable[[], Model], restarts: int = 0, timeout: float = 300.0):
+        self._model = model
         self._restarts, self._timeout = restarts, timeout
         self._stopped = False
         self.over = False
@@ -56,7 +62,7 @@ class RemoteEngine:
         context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(
-            target=run_engine, args=(theirs, *self._arguments), name="slipstream-engine", daemon=True
+            target=run_engine, args=(theirs, self._model), name="slipstream-engine", daemon=True
         )
         self.process.start()
         theirs.close()  # so that the pipe ends with the process
@@ -149,14 +155,15 @@ class RemoteEngine:
             return EngineError(f"{what} (exit code {self.process.exitcode})", fix=self._advice)
 
 
-def run_engine(pipe: Connection, target: Any, draft: Any, options: dict[str, Any]) -> None:
+def run_engine(pipe: Connection, model: Callable[[], Model]) -> None:
     """The life of the engine's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    from slipstream.engine.engine_thread import EngineThread
-    from slipstream.llm import LLM
-
     try:
+        target, draft, options = model()
+        from slipstream.engine.engine_thread import EngineThread
+        from slipstream.llm import LLM
+
         llm = LLM(target, draft, **options)
     except Exception as fault:
         known = isinstance(fault, SlipstreamError)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from anyio import fail_after
 
 from slipstream.core.params import SamplingParams
-from slipstream.core.sequence import TokenLogprob
+from slipstream.core.token_logprob import TokenLogprob
 from slipstream.core.stats import SpecStats
 from slipstream.core.structured import Structured
 from slipstream.engine.messages import Ask, Update

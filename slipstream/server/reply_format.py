@@ -9,8 +9,12 @@ from uuid import uuid4
 
 from jinja2 import TemplateError
 
+from slipstream.core.structured import Structured
 from slipstream.errors import LoadError, ParameterError, did_you_mean
 from slipstream.models.chat_template import chosen_template, names_read
+from slipstream.models.text import special_tokens
+from slipstream.server.api_error import ApiError
+from slipstream.server.call_grammars import Calls
 from slipstream.server.reply import Reader, Reply
 from slipstream.server.reply_reader import FORMATS, NAMED, REQUIRED, ReplyReader, ToolFormat
 from slipstream.server.template_reader import REASONING_FIELDS, TemplateReader
@@ -84,6 +88,24 @@ class ReplyFormat:
 
     def _inside(self, prompt: str) -> bool:
         return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning[0])
+
+    def strict_form(self, prompt: str, use: ToolUse, tokenizer: Any) -> Structured:
+        """The form of an answer to this prompt that may call, in which the arguments of strict functions meet their
+        schemas. Raises ApiError 400 if the way in which this model calls is not known well enough."""
+        if self.template is not None or self.calls is None or self.calls.strict is None:
+            i = next(i for i, tool in enumerate(use.tools) if tool["function"]["name"] in use.strict)
+            raise ApiError(
+                400,
+                "strict cannot be enforced while the model decides whether it calls: its checkpoint declares how it "
+                "writes calls in a response template, for which there is no grammar. Leave strict out, set tool_choice "
+                "to required, or start the server with --tool-format",
+                f"tools[{i}].function.strict",
+                "unsupported_field",
+            )
+        reasoning = self.reasoning and ("" if self._inside(prompt) else self.reasoning[0], self.reasoning[1])
+        names = {text: token for token, text in special_tokens(tokenizer).items()}
+        special = {text: names[text] for text in self.calls.markers if text in names}
+        return self.calls.strict(Calls(use.schemas, use.parallel, special, reasoning))
 
     def reply(self, prompt: str, use: ToolUse) -> Reply:
         """A reply to this prompt, of which nothing was said yet."""

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence as Seq
 from dataclasses import dataclass
 
+from slipstream.server import call_grammars
 from slipstream.server.reply import ARGUMENTS, CALL, CONTENT, REASONING, Delta
 
 Reading = Generator[None, str, str]
@@ -33,6 +34,7 @@ class ToolFormat:
     markers  texts that begin or end calls; they are kept where they are special tokens.
     signs    a chat template that holds all of these asks for this format.
     id_length  of the ids of calls, if templates of the kind check it.
+    strict   writes the form of a text whose calls meet their schemas.
     """
 
     name: str
@@ -40,6 +42,7 @@ class ToolFormat:
     markers: tuple[str, ...] = ()
     signs: tuple[str, ...] = ()
     id_length: int = 0
+    strict: call_grammars.Form | None = None
 
 
 class ReplyReader:
@@ -379,9 +382,11 @@ def _named(reader: ReplyReader) -> Reading:
 
 
 FORMATS = (
-    ToolFormat("hermes", _hermes, ("<tool_call>", "</tool_call>"), ("<tool_call>",)),
-    ToolFormat("mistral", _mistral, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), ("[TOOL_CALLS]",), id_length=9),
-    ToolFormat("llama", _llama, ("<|python_tag|>",), ("ipython", '"parameters"')),
+    ToolFormat("hermes", _hermes, ("<tool_call>", "</tool_call>"), ("<tool_call>",), strict=call_grammars.hermes),
+    ToolFormat(
+        "mistral", _mistral, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), ("[TOOL_CALLS]",), 9, call_grammars.mistral
+    ),
+    ToolFormat("llama", _llama, ("<|python_tag|>",), ("ipython", '"parameters"'), strict=call_grammars.llama),
 )
 """What models write of their own accord. The first whose signs are in the chat template is taken."""
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Any
 
+from slipstream.core.encoder import Encoder
 from slipstream.core.params import SamplingParams
-from slipstream.core.target import Encoder
 from slipstream.engine.request_checks import RequestChecks
 from slipstream.engine.streams import Streams
 from slipstream.errors import PromptError, RequestError

@@ -21,11 +21,13 @@ class ToolUse:
     """tools     as a chat template gets them, those that may not be called left out.
     choice    "auto", "required" or "named" (the one that is left must be called).
     parallel  whether there may be several calls.
+    strict    names of the functions whose arguments have to meet their schemas even if the model decides.
     """
 
     tools: tuple[dict[str, Any], ...] = ()
     choice: str = "auto"
     parallel: bool = True
+    strict: frozenset[str] = frozenset()
 
     @property
     def functions(self) -> frozenset[str]:
@@ -44,24 +46,40 @@ class ToolUse:
             raise ApiError(400, f"tools: {fault}", "tools") from fault
 
     def _schema(self) -> Any:
-        functions = [tool["function"] for tool in self.tools]
         if self.choice == "named":
-            return _SPACING | functions[0].get("parameters", _NO_PARAMETERS)
-        shared = {str(i): _moved(each.get("parameters", _NO_PARAMETERS), i) for i, each in enumerate(functions)}
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": each["name"]}, "arguments": {"$ref": f"#/$defs/{i}"}},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for i, each in enumerate(functions)
-        ]
+            return SPACING | self.schemas[self.tools[0]["function"]["name"]]
+        call, shared = call_schema(self.schemas, "arguments")
         most = {} if self.parallel else {"maxItems": 1}
-        return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, "$defs": shared, **_SPACING}
+        return {"type": "array", "items": call, "minItems": 1, **most, "$defs": shared, **SPACING}
+
+    @property
+    def schemas(self) -> dict[str, Any]:
+        """Function -> what its arguments have to meet: any object, if the model decides and it is not strict."""
+        functions = [tool["function"] for tool in self.tools]
+        checked = {each["name"] for each in functions} if self.choice != "auto" else self.strict
+        return {
+            each["name"]: each.get("parameters", _NO_PARAMETERS) if each["name"] in checked else {"type": "object"}
+            for each in functions
+        }
 
 
-_SPACING = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+def call_schema(schemas: Mapping[str, Any], arguments: str) -> tuple[Any, dict[str, Any]]:
+    """Schema of one call, {"name": NAME, arguments: {...}}, and what it refers to, which is to be `$defs` at the
+    root. schemas: see `ToolUse`; arguments: the key that these have."""
+    shared = {str(i): _moved(schema, i) for i, schema in enumerate(schemas.values())}
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, arguments: {"$ref": f"#/$defs/{i}"}},
+            "required": ["name", arguments],
+            "additionalProperties": False,
+        }
+        for i, name in enumerate(schemas)
+    ]
+    return {"anyOf": calls}, shared
+
+
+SPACING = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 """White space as `json.dumps` writes it: where any is allowed, small models go on with it without end."""
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -97,7 +115,8 @@ def tool_use(given: Mapping[str, Any]) -> ToolUse:
     if choice in ("auto", "required"):
         if choice == "required" and not checked:
             raise ApiError(400, "tool_choice is 'required', but there are no tools", "tool_choice")
-        return ToolUse(tuple(checked.values()), choice, parallel)
+        strict = frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict"))
+        return ToolUse(tuple(checked.values()), choice, parallel, strict)
     name = _named(choice)
     if name not in checked:
         raise ApiError(400, f"tool_choice names {name!r}, which is not among the tools", "tool_choice")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from slipstream.cli.loading import uncollected
+from tests.server.talking import talking_tokenizer
 
 HEAVY = (
     "torch",
@@ -86,6 +87,57 @@ def test_a_chat_template_needs_no_transformers():
     code, found = imported("generate", "--chat", "def f(", "--max-tokens", "2")
     assert code == 0
     assert found == {"torch", "numpy", "tokenizers", "numba", "jinja2"}
+
+
+def test_the_process_that_answers_http_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    """Its application answers completions, and chats with tools and forms, over an engine that says one token."""
+    talking_tokenizer(tmp_path)
+    code = f"""
+import asyncio, json, sys, httpx
+from slipstream.cli.serve import serve
+from slipstream.core.stats import SpecStats
+from slipstream.core.token_logprob import TokenLogprob
+from slipstream.engine.messages import Load, Report, Update
+from slipstream.engine.streams import Streams
+from slipstream.models.text import load_tokenizer
+from slipstream.server import engine_process, serving
+from slipstream.server.app import create_app
+from slipstream.server.service import ModelFacts, Service
+
+def submit(key, ask):
+    said = Update(key, ask.ids[:1], [False], [None], [TokenLogprob(1, -1.0)], "stop", stats=SpecStats())
+    streams.deliver(Report([said], Load()))
+
+streams = Streams(submit, lambda key: None)
+facts = ModelFacts(4096, 512, 4, "ngram", "rejection", 4)
+app = create_app(Service("m", facts, load_tokenizer({str(tmp_path)!r}), streams))
+user = [{{"role": "user", "content": "hi"}}]
+call = {{"id": "a", "type": "function", "function": {{"name": "now", "arguments": "{{}}"}}}}
+tools = [{{"type": "function", "function": {{"name": "now"}}}}]
+asked = [
+    ("/v1/completions", {{"prompt": "a b", "logprobs": 1, "guided_regex": "a+", "stop": "x"}}),
+    ("/v1/chat/completions", {{"messages": user, "tools": tools, "chat_template_kwargs": {{"enable_thinking": True}}}}),
+    ("/v1/chat/completions", {{"messages": [*user, {{"role": "assistant", "content": "", "tool_calls": [call]}},
+                               {{"role": "tool", "tool_call_id": "a", "content": "9"}}], "tools": tools}}),
+    ("/v1/messages", {{"messages": user, "max_tokens": 4}}),
+    ("/tokenize", {{"messages": user, "return_token_strs": True}}),
+]
+
+async def main():
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as http:
+        for path, body in asked:
+            answered = await http.post(path, json=body)
+            assert answered.status_code == 200, (path, answered.text)
+        assert (await http.get("/metrics")).status_code == 200
+
+asyncio.run(main())
+print(json.dumps([name for name in ("torch", "transformers") if name in sys.modules]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2]
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
 
 
 @pytest.mark.parametrize("fault", [None, ValueError])

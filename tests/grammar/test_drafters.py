@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from slipstream import LLM, SamplingParams, Structured
+from slipstream import LLM, SamplingParams, Structured, Trigger
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.settings import RULES
 from slipstream.targets.toy import ToyTarget
@@ -63,6 +63,24 @@ def test_sampled_text_has_the_constrained_distribution(name: str, rule: str) -> 
     seqs = sample(llm, prompt, params, n, seed=6, share_form=rule != "rejection")
     assert not any(seq.stats.drafter_faults for seq in seqs)
     assert g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target()), prompt, params)) >= LEVEL
+
+
+CALLS = Structured(regex="a(bc|cb|d)", trigger=Trigger(["a"], repeats=True))
+
+
+@pytest.mark.parametrize("name", ["model", "suffix", "medusa", "eagle3", "model, tree sampled", "medusa, sampled"])
+def test_triggered_forms_hold_in_free_text_and_keep_its_distribution(name: str) -> None:
+    """As above, of the first four tokens, n = 2000; and greedy texts."""
+    prompt, n = [0, 1, 2, 0, 1, 2, 0], 2000
+    params = SamplingParams(temperature=1.0, max_tokens=5, structured=CALLS)
+    seqs = sample(llm_of(name, draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
+    exact = joint_distribution(Oracle(target()), prompt, params, length=4)
+    assert g_test(beginnings((seq.output for seq in seqs), 4), exact) >= LEVEL
+    greedy = SamplingParams(structured=CALLS, max_tokens=30)
+    prompts = Case(target, MAKERS[name]).prompts(3)
+    done = llm_of(name, max_batch=2).generate(prompts, greedy)
+    assert [each.token_ids for each in done] == [plain(prompt, greedy) for prompt in prompts]
+    assert all(re.fullmatch("([b-e]|a(bc|cb|d))*(a[bc]?)?", each.text) for each in done)
 
 
 @pytest.mark.parametrize("name", ["none", "model", "suffix", "eagle3", "medusa", "lookahead", "recycling"])

@@ -6,13 +6,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence as Seq
 from itertools import product
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from slipstream import Structured
-from slipstream.errors import TargetError
+from slipstream import Structured, Trigger
+from slipstream.errors import ParameterError, TargetError
 from slipstream.grammar.compiler import Grammars
 from slipstream.grammar.text_constraint import TextConstraint
 
@@ -143,3 +144,81 @@ def test_a_text_is_not_complete_before_its_free_part_ends() -> None:
     assert found.complete((b,), (b, 3))
     assert not constraint(Structured(choice=["c", "cd"], after="bb")).complete((b,), (PIECES.index("bc"),))
     assert constraint(Structured(choice=["c"], after="bb")).complete((b,), (PIECES.index("bc"),)), "by the rest of bc"
+
+
+# --- forms that are triggered ---------------------------------------------------------------------------------------
+
+TRIGGERED = Structured(choice=["dab", "dcd"], trigger=Trigger(["d"], repeats=True))
+
+
+def follow(said: str, repeats: bool = True) -> set[str] | None:
+    """What may follow a text, by brute force: None for anything, else the texts that it must go on with or begin."""
+    place = 0
+    while (place := said.find("d", place)) >= 0:
+        open_ = {word for word in ("dab", "dcd") if word.startswith(said[place:]) and word != said[place:]}
+        if open_:
+            return {word[len(said) - place :] for word in open_}
+        place += 3
+        if not repeats:
+            return set()
+    return None
+
+
+def may(said: str, piece: str) -> bool:
+    """A piece may go on with a form, or write the beginning of the next one, but not both."""
+    rest = follow(said)
+    if rest is not None:
+        return any(word.startswith(piece) for word in rest)
+    first = piece.find("d")
+    return first < 0 or any(word.startswith(piece[first:]) for word in ("dab", "dcd"))
+
+
+def test_masks_of_triggered_forms_are_those_of_brute_force_in_any_order_of_asking() -> None:
+    found, rng = constraint(TRIGGERED), random.Random(2)
+    for _ in range(300):
+        tokens: list[int] = []
+        for _ in range(rng.randrange(9)):
+            tokens.append(rng.choice([t for t, piece in enumerate(PIECES) if may(text(tokens), piece)]))
+        at = rng.randrange(len(tokens) + 1)
+        wanted = {t for t, piece in enumerate(PIECES) if may(text(tokens), piece)}
+        if follow(text(tokens)) is None:
+            wanted |= {EOS, PADDING}
+        assert allowed(found, tokens[:at], tokens[at:]) == [wanted], text(tokens)
+        assert not found.complete(tokens[:at], tokens[at:])
+
+
+def test_a_triggered_form_that_does_not_repeat_ends_the_text() -> None:
+    once = constraint(Structured(choice=["dab", "dcd"], trigger=Trigger(["d"])))
+    a, d, ab = 0, 3, PIECES.index("ab")
+    assert not once.complete((), (a, d))
+    assert once.complete((a,), (d, ab))
+    assert constraint(TRIGGERED).complete((a,), (d, ab)) is False
+
+
+def test_a_trigger_that_counts_only_at_the_beginning_leaves_other_texts_free() -> None:
+    first = constraint(Structured(choice=["dab"], trigger=Trigger(["d"], first=True)))
+    a, d, cd = 0, 3, PIECES.index("cd")
+    assert allowed(first, [], (d,), (a, d), (cd,)) == [{a, PIECES.index("ab")}, FREE, FREE]
+    assert allowed(first, [], ()) == [FREE - {PIECES.index("dd")}]
+
+
+def test_triggers_within_the_reasoning_do_not_count() -> None:
+    a, b, c, d = range(4)
+    form = Structured(choice=["dab"], trigger=Trigger(["d"], reasoning=("ab", "bc")))
+    found, after = constraint(form), {a, PIECES.index("ab")}
+    assert allowed(found, [], (a, b, d), (a, b, d, b, c), (a, b, d, b, c, d)) == [FREE, FREE - {PIECES.index("dd")}, after]
+    assert allowed(found, [], (a, d), (b, d)) == [after, after], "no reasoning"
+    begun = constraint(Structured(choice=["dab"], trigger=Trigger(["d"], reasoning=("", "bc"))))
+    assert allowed(begun, [], (d,), (d, b, c, d)) == [FREE, after]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"texts": []}, {"texts": "d"}, {"texts": [""]}, {"texts": ["d"], "reasoning": ("a", "")},
+     {"texts": ["d"], "reasoning": ("a",)}, {"texts": ["d"], "first": 1}],
+)  # fmt: skip
+def test_triggers_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match=r"trigger\."):
+        Trigger(**wrong)
+    with pytest.raises(ParameterError, match="trigger"):
+        Structured(choice=["a"], trigger=Trigger(["a"]), after="b")

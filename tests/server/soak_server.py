@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
+
+import torch
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
+from slipstream.models.text import load_tokenizer
 
 RAISES, RAISES_LATER, NAN, DRAFTER_RAISES = 41, 43, 45, 47
 """max_tokens of a request whose prompt the target cannot read, of one at whose sixth token it raises, of one whose
@@ -18,16 +22,6 @@ logits are NaN there, and of one for which the drafter raises."""
 LATER = 6
 KV_TOKENS = 4096
 """Size of the KV cache: full soon, so that what grows afterwards is not the prefix cache."""
-
-
-class FaultyTarget:
-    """Stands for the target until the engine's process has it: weights are not sent through a pipe."""
-
-    def __init__(self, folder: str):
-        self.folder = folder
-
-    def __reduce__(self) -> Any:
-        return faulty_target, (self.folder,)
 
 
 def faulty_target(folder: str) -> Any:
@@ -62,23 +56,24 @@ class FaultyDrafter(NgramDrafter):
         return super().propose(seqs, budget)
 
 
+def model(folder: str) -> tuple[Any, Any, dict[str, Any]]:
+    """What the engine's process loads."""
+    drafter = FaultyDrafter(NgramConfig(), torch.device("cpu"))
+    options = {"draft_tokens": 4, "max_batch": 8, "tokenizer": load_tokenizer(folder)}
+    return faulty_target(folder), drafter, options
+
+
 def main(folder: str) -> None:
     """Serve until SIGTERM."""
-    import torch
-
-    from slipstream.models.text import load_tokenizer
     from slipstream.server.app import create_app
     from slipstream.server.engine_process import RemoteEngine
     from slipstream.server.service import Limits, Service
     from slipstream.server.serving import bound, serve
 
-    tokenizer = load_tokenizer(folder)
-    drafter = FaultyDrafter(NgramConfig(), torch.device("cpu"))
-    options = {"draft_tokens": 4, "max_batch": 8, "tokenizer": tokenizer}
     with bound("127.0.0.1", 0) as listening:
-        engine = RemoteEngine(FaultyTarget(folder), drafter, options)
+        engine = RemoteEngine(partial(model, folder))
         try:
-            service = Service("soak", engine.facts, tokenizer, engine.streams, Limits(waiting=24))
+            service = Service("soak", engine.facts, load_tokenizer(folder), engine.streams, Limits(waiting=24))
             print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
             serve(create_app(service), service, listening, 0.0)
         finally:

@@ -91,8 +91,12 @@ class TestProcesses:
             eventually(lambda: http.get("/health").status_code == 200, 120)
             assert http.post("/v1/completions", json=short).json()["choices"][0]["text"] == text
 
-    def test_the_engine_ends_with_a_killed_server(self) -> None:
-        with server() as (made, _, engine):
+    def test_the_process_that_answers_has_no_torch_and_its_engine_ends_with_it(self) -> None:
+        with server() as (made, http, engine):
+            said = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "logprobs": True}
+            assert http.post("/v1/chat/completions", json=said).status_code == 200
+            mapped = [b"libtorch" in Path(f"/proc/{pid}/maps").read_bytes() for pid in (made.pid, engine)]
+            assert mapped == [False, True]
             made.kill()
             eventually(lambda: not alive(engine))
 

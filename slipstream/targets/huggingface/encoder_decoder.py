@@ -19,8 +19,9 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from slipstream.core.draft import Draft
+from slipstream.core.encoder import Encoder
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Capabilities, Encoder, Runtime, TargetOut
+from slipstream.core.target import Capabilities, Runtime, TargetOut
 from slipstream.core.torch_threads import all_threads
 from slipstream.errors import UnsupportedModelError
 from slipstream.models.executor import Batch

@@ -1,0 +1,127 @@
+"""`strict` where the model decides whether it calls: text is free, and the arguments of calls meet their schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jsonschema
+import pytest
+
+from slipstream import LLM
+from slipstream.server.api_error import ApiError
+from slipstream.server.reply_format import ReplyFormat
+from slipstream.server.tools import tool_use
+from tests.server.hosting import Host, hosted, refused
+from tests.server.talking import JSON_TEMPLATE, PARAMETERS, TOOLS, USER, talking_tokenizer
+from tests.server.writing_target import WritingTarget
+
+PATH, V, EOS = "/v1/chat/completions", 4096, 0
+WRONG = '{"city": "Paris", "days": 40, "sure": true}'
+STRICT = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}, TOOLS[1]]
+TEXTS = {
+    "hermes": f'I look.\n<tool_call>\n{{"name": "weather", "arguments": {WRONG}}}\n</tool_call>',
+    "llama": f'{{"name": "weather", "parameters": {WRONG}}}',
+    "llama, marked": f'<|python_tag|>{{"parameters": {WRONG}, "name": "weather"}}',
+    "mistral": f'I look.[TOOL_CALLS] [{{"name": "weather", "arguments": {WRONG}}}]',
+    "mistral, newer": f"[TOOL_CALLS]weather[ARGS]{WRONG}",
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return talking_tokenizer(tmp_path_factory.mktemp("strict"))
+
+
+@contextmanager
+def writing(tokenizer: Any, text: str, form: str = "hermes", reasoning: str = "none") -> Iterator[Host]:
+    """A server whose model writes a text."""
+    llm = LLM(WritingTarget(tokenizer.encode(text), V, EOS), tokenizer=tokenizer, draft_tokens=4)
+    with hosted(llm, replies=ReplyFormat.of(tokenizer, form, reasoning)) as made:
+        yield made
+
+
+def asked(host: Host, **body: Any) -> Any:
+    """The choice of an answer."""
+    answered = host.post(PATH, **{"messages": USER, "tools": STRICT, "max_tokens": 120, "temperature": 0} | body)
+    assert answered.status_code == 200, answered.text
+    return answered.json()["choices"][0]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_call_that_would_break_its_schema_meets_it_with_every_drafter(tokenizer: Any, name: str) -> None:
+    with writing(tokenizer, TEXTS[name], name.partition(",")[0]) as host:
+        (broken,) = asked(host, tools=TOOLS)["message"]["tool_calls"]
+        assert json.loads(broken["function"]["arguments"]) == json.loads(WRONG), "the model is no test"
+        expected = {"type": "content", "content": TEXTS[name]}
+        for speculation in ({"enabled": False}, {"drafter": "suffix"}, {"drafter": "recycling"}):
+            for temperature in (0, 1):
+                body = {"speculation": speculation, "temperature": temperature, "seed": 3}
+                found = asked(host, **body, **({"prediction": expected} if "drafter" in speculation else {}))
+                assert found["finish_reason"] == "tool_calls", found
+                if "I look" in TEXTS[name]:
+                    assert found["message"]["content"].startswith("I look.")
+                for call in found["message"]["tool_calls"]:
+                    assert call["function"]["name"] in ("weather", "now")
+                    if call["function"]["name"] == "weather":
+                        jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS)
+
+
+def test_text_and_functions_that_are_not_strict_stay_as_the_model_writes_them(tokenizer: Any) -> None:
+    text = 'A < b, <tool_cal>.\n<tool_call>{"name": "now", "arguments": {"any": [1]}}</tool_call> It is <late>.'
+    with writing(tokenizer, text) as host:
+        for tools in (STRICT, TOOLS):
+            found = asked(host, tools=tools)["message"]
+            assert found["content"] == "A < b, <tool_cal>. It is <late>.", found
+            assert [json.loads(call["function"]["arguments"]) for call in found["tool_calls"]] == [{"any": [1]}]
+        events = [json.loads(event)["choices"][0]["delta"] for event in host.events(
+            PATH, messages=USER, tools=STRICT, max_tokens=120, temperature=0)]  # fmt: skip
+        assert "".join(delta.get("content") or "" for delta in events) == found["content"]
+
+
+def test_an_unknown_function_is_not_called(tokenizer: Any) -> None:
+    with writing(tokenizer, '<tool_call>{"name": "rain", "arguments": {}}</tool_call>') as host:
+        assert "tool_calls" not in asked(host, tools=TOOLS)["message"]
+        (call,) = asked(host)["message"]["tool_calls"]
+        assert call["function"]["name"] in ("weather", "now")
+
+
+def test_without_parallel_calls_the_text_ends_with_the_first(tokenizer: Any) -> None:
+    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    with writing(tokenizer, f"{call}{call} more") as host:
+        assert len(asked(host)["message"]["tool_calls"]) == 2
+        found = asked(host, parallel_tool_calls=False)
+        assert (found["message"]["content"], len(found["message"]["tool_calls"])) == (None, 1)
+        assert found["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_reasoning_is_free_and_calls_are_checked_after_it(tokenizer: Any, begun: bool) -> None:
+    thought = 'Perhaps <tool_call>{"name": "rain"}?'
+    text = f"{'' if begun else '<think>'}{thought}</think>{TEXTS['hermes']}"
+    with writing(tokenizer, text, reasoning="<think> </think>") as host:
+        found = asked(host, chat_template_kwargs={"enable_thinking": begun})["message"]
+        assert found["reasoning"] == thought
+        assert found["content"] == "I look."
+        for call in found["tool_calls"]:
+            assert call["function"]["name"] == "weather"
+            jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS)
+
+
+def test_what_cannot_be_enforced_is_refused_by_name(tokenizer: Any) -> None:
+    with writing(tokenizer, "It rains.") as host:
+        form = {"type": "json_object"}
+        assert "strict" in refused(host.post(PATH, messages=USER, tools=STRICT, response_format=form), 400, "tools")
+        unknown = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}, "strict": True}
+        tools = [TOOLS[1], {"type": "function", "function": unknown}]
+        assert "#/$defs/1/properties/a" in refused(host.post(PATH, messages=USER, tools=tools), 400)
+        assert host.post(PATH, messages=USER, tools=STRICT, tool_choice="none", max_tokens=1).status_code == 200
+
+
+def test_a_response_template_has_no_grammar_and_strict_is_refused(tokenizer: Any) -> None:
+    declared = ReplyFormat(template=JSON_TEMPLATE)
+    with pytest.raises(ApiError, match="response template") as fault:
+        declared.strict_form("", tool_use({"tools": STRICT[::-1]}), tokenizer)
+    assert (fault.value.status, fault.value.param) == (400, "tools[1].function.strict")
