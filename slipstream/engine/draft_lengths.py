@@ -9,6 +9,10 @@ lengths of single requests). Length 0 for all is plain decoding.
 Rows of prompts that are read in the same step have to be read at some time, so the time that they owe is no cost of
 the tokens (see `_without_drafts`). On a busy server nearly every step has such rows.
 
+Requests of other drafters in the same step have their rows, their tokens and the seconds of their drafting there: what
+they were in the last steps, they are taken to be in the next one (see `Others`). So the lengths of each drafter are
+chosen for the tokens of all per second, given those of the others.
+
 Nothing is measured beforehand. The survival S of each request is learned from its own steps, starting from that of the
 requests before it (`DepthStats`). Times are medians of recent steps; what was never timed is estimated from its
 neighbours. The first steps draft, then one is plain, and now and then another. If drafts do not pay, the drafter rests,
@@ -91,7 +95,7 @@ class Times:
         a bad moment would look bad for good, because it would not be chosen again."""
         return self._count - self._last[n] > STALE * len(self._samples[n]) ** 2
 
-    def nearest(self, n: int) -> float:
+    def nearest(self, n: float) -> float:
         """The median of the nearest number that was timed."""
         at = bisect_left(self._known, n)
         around = self._known[max(0, at - 1) : at + 1]
@@ -188,12 +192,47 @@ class Survival:
 
 
 @dataclass(frozen=True)
+class Others:
+    """Requests of other drafters in a step. rows: theirs in the forward, draft tokens included; tokens: that they
+    gained; seconds: of their drafting."""
+
+    requests: float = 0
+    rows: float = 0
+    tokens: float = 0
+    seconds: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether they draft nothing, or hardly ever."""
+        return self.rows < 1.05 * self.requests or not self.requests
+
+
+class Company:
+    """What a request of another drafter was in the last steps, on average."""
+
+    def __init__(self) -> None:
+        self._rows, self._tokens, self._seconds = Mean(16), Mean(16), Mean(16)
+
+    def add(self, others: Others) -> None:
+        if others.requests:
+            self._rows.add(others.rows / others.requests)
+            self._tokens.add(others.tokens / others.requests)
+            self._seconds.add(others.seconds / others.requests)
+
+    def of(self, requests: int) -> Others:
+        """Of so many, as far as is known: they have a row and a token each."""
+        rows, tokens = max(1.0, self._rows.value), max(1.0, self._tokens.value)
+        return Others(requests, requests * rows, requests * tokens, requests * self._seconds.value)
+
+
+@dataclass(frozen=True)
 class _Cost:
-    """What a step of a trial took and gave."""
+    """What a step of a trial took and gave. others: those that drafted in it."""
 
     seconds: float
     requests: int
     accepted: int
+    others: Others
 
 
 @dataclass
@@ -211,7 +250,8 @@ class Step:
     given, its draft tokens, and how many of them were accepted. draft, rest: seconds of drafting, and of all else.
     repeats: plain steps in this call. catching_up: whether a drafter read what it had not followed, such as a prompt:
     that takes its time once, however long the drafts are. prompt_rows: rows of prompts in the forward, of requests that
-    are not among `ids`."""
+    are not among `ids`; read_rows: those that the drafter reads, all unless it is given. others: requests of other
+    drafters; the seconds of their drafting are in neither `draft` nor `rest`."""
 
     ids: Seq[int]
     lengths: Seq[int]
@@ -222,6 +262,8 @@ class Step:
     repeats: int = 1
     catching_up: bool = False
     prompt_rows: int = 0
+    read_rows: int | None = None
+    others: Others = Others()
 
 
 @dataclass
@@ -240,6 +282,7 @@ class DraftLengths:
         self._survival = Survival(self.most, self.prior)
         self._plain, self._forward = Times(), Times()  # by requests, by rows
         self._compared = False  # whether a plain step was timed
+        self._company = Company()
         self._with_prompts = Mean(64)  # the share of steps that read prompts
         self._reading = Mean(16)  # seconds in which the drafter reads a row of a prompt
         self._drafting: dict[int, Times] = {}  # by requests that draft: by levels
@@ -256,8 +299,9 @@ class DraftLengths:
 
     # --- choosing ------------------------------------------------------------------------------------------------
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
-        """Draft lengths for these requests, each at most its limit. prompt_rows: see `Step`."""
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, others: int = 0) -> list[int]:
+        """Draft lengths for these requests, each at most its limit. prompt_rows: see `Step`. others: how many requests
+        of other drafters are in the step."""
         limits = [min(limit, self.most) for limit in limits]
         none = [0] * len(ids)
         if self.resting or not any(limits):
@@ -268,85 +312,99 @@ class DraftLengths:
             return [min(FIRST, limit) for limit in limits]
         key, lengths, used = self._chosen
         if key != tuple(ids) or used >= KEEP:
-            found, gain = self._best(ids, limits, prompt_rows)
+            found, gain = self._best(ids, limits, prompt_rows, self._company.of(others))
             gain = math.inf if self._trial else gain
             if gain < 1 + (0 if self._pays else MARGIN):
                 self._begin_rest(gain)
                 return none
             lengths, used = found, 0
             if not self._pays:
-                self._pays, self._pause, self._caught_up = True, FIRST_REST, []
+                self._pays, self._caught_up = True, []
+                if not others or not self._trial:  # trials cost the others, too: in company only success counts
+                    self._pause = FIRST_REST
         self._chosen = tuple(ids), lengths, used + 1
         return list(map(min, lengths, limits))
 
-    def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int) -> tuple[list[int], float]:
+    def _best(self, ids: Seq[int], limits: Seq[int], prompt_rows: int, others: Others) -> tuple[list[int], float]:
         """The lengths with the most expected tokens per second, at least one draft token, and their gain over plain
         decoding."""
-        count, drafting = len(ids), [b for b, limit in enumerate(limits) if limit > 0]
+        drafting = [b for b, limit in enumerate(limits) if limit > 0]
         own, reach = [ids[b] for b in drafting], np.array([limits[b] for b in drafting])
         survival = self._survival.of(own) * (np.arange(self.most) < reach[:, None])  # [D, most]
         width = self._survival.width(own)
         levels = self._levels(len(drafting))
-        owed, plain = self._without_drafts(count, prompt_rows)
+        count, others = _plain_ones(len(ids), others)
+        owed, plain = self._without_drafts(count, others, prompt_rows)
+        tokens, rows = count + others.tokens, count + others.rows  # without drafts
         best, lengths = 0.0, list[int]()
         for depth in range(1, max(limits) + 1):
             order = np.sort(survival[:, :depth].ravel())[::-1]
             order = order[order > 0]
-            tokens = count + np.cumsum(order)  # [n] with the n most probable draft tokens
-            rows = count + width * np.arange(1, len(order) + 1)
-            forward = np.maximum(self._forward.estimate(rows + prompt_rows) - owed, SHORTEST)
-            rates = tokens / (forward + levels.estimate(np.array([depth])))
+            gained = tokens + np.cumsum(order)  # [n] with the n most probable draft tokens
+            run = rows + width * np.arange(1, len(order) + 1)
+            forward = np.maximum(self._forward.estimate(run + prompt_rows) - owed, SHORTEST)
+            rates = gained / (forward + levels.estimate(np.array([depth])) + others.seconds)
             at = int(rates.argmax())
             if rates[at] > best:
                 best = float(rates[at])
                 lengths = (survival[:, :depth] >= order[at]).sum(1).tolist()
-        found = [0] * count
+        found = [0] * len(ids)
         for b, length in zip(drafting, lengths, strict=True):
             found[b] = length
-        return found, best * plain / count
+        return found, best * plain / tokens
 
     def _levels(self, drafting: int) -> Times:
         """Times of drafting with about so many requests."""
         return self._drafting[min(self._drafting, key=lambda known: abs(known - drafting))]
 
-    def _plainly(self, count: int) -> float:
+    def _plainly(self, count: float) -> float:
         """Seconds of a plain step."""
         return self._plain.nearest(count) if len(self._plain) else float(self._forward.estimate(np.array([count]))[0])
 
-    def _without_drafts(self, count: int, prompt_rows: int) -> tuple[float, float]:
-        """Of a step over the pending tokens of so many requests and these rows: (seconds that its prompts owe, seconds
-        that are left). If every step reads prompts, they would take it without the tokens, and owe what it takes
-        without them. If few do, there would be a step without the prompts, and they owe what they add to it."""
+    def _beside(self, count: float, others: Others) -> float:
+        """Seconds of a step in which only the others draft."""
+        if not others.requests:
+            return self._plainly(count)
+        return float(self._forward.estimate(np.array([count + others.rows]))[0]) + others.seconds
+
+    def _without_drafts(self, count: float, others: Others, prompt_rows: int) -> tuple[float, float]:
+        """Of a step over the pending tokens of so many requests, the others and these rows: (seconds that its prompts
+        owe, seconds that are left). If every step reads prompts, they would take it without the tokens, and owe what it
+        takes without them. If few do, there would be a step without the prompts, and they owe what they add to it."""
         if not prompt_rows:
-            return 0.0, self._plainly(count)
-        prompts, tokens, both = self._forward.estimate(np.array([prompt_rows, count, count + prompt_rows])).tolist()
+            return 0.0, self._beside(count, others)
+        rows = count + others.rows
+        prompts, tokens, both = self._forward.estimate(np.array([prompt_rows, rows, rows + prompt_rows])).tolist()
         added = both - tokens
         owed = added + self._with_prompts.value * (prompts - added)
-        return owed, both - owed
+        return owed, both - owed + others.seconds
 
     # --- learning ------------------------------------------------------------------------------------------------
 
     def learn(self, step: Step) -> None:
         """Take note of a step: of its time, and of what became of its draft tokens."""
-        count, drafting = len(step.ids), sum(length > 0 for length in step.lengths)
+        drafting = sum(length > 0 for length in step.lengths)
         self._rested(step)
+        self._company.add(step.others)
         self._with_prompts.add(float(step.prompt_rows > 0))
         if step.prompt_rows:
             step = self._without_prompts(step)
-        seconds = (step.draft + step.rest) / step.repeats
+        count, others = _plain_ones(len(step.ids), step.others)
+        own = (step.draft + step.rest) / step.repeats
         if not drafting:
             self._compared, self._drafted, self._renew = True, 0, min(4 * self._renew, RENEW)
             if not step.prompt_rows:
-                self._plain.add(count, seconds)
-                self._forward.add(count, seconds)
+                self._forward.add(count + int(others.rows), own)
+                if not others.requests:
+                    self._plain.add(count, own)
             return
         self._drafted += 1
         if not step.prompt_rows:
-            self._forward.add(count + sum(step.nodes), step.rest)
+            self._forward.add(count + int(others.rows) + sum(step.nodes), step.rest)
         drafted = [b for b, length in enumerate(step.lengths) if length]
         each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
         self._survival.learn([step.ids[b] for b in drafted], *each)
-        cost = _Cost(seconds, count, sum(step.accepted))
+        cost = _Cost(own + others.seconds, count, sum(step.accepted), others)
         self._late = self._late + 1 if step.catching_up else 0
         if 0 < self._late <= PATIENCE:
             self._caught_up.append(cost)
@@ -367,13 +425,13 @@ class DraftLengths:
 
     def _without_prompts(self, step: Step) -> Step:
         """Learn from a step in which prompts were read; the step with the times that it would have taken without."""
-        others, rows = len(step.ids) + sum(step.nodes), step.prompt_rows
-        whole = others + rows
+        others, rows = len(step.ids) + sum(step.nodes) + int(step.others.rows), step.prompt_rows
+        whole, read = others + rows, rows if step.read_rows is None else step.read_rows
         grain = max(1, int(SAME * 2 ** int(math.log2(whole))))
         self._forward.add(round(whole / grain) * grain, step.rest)
-        if not any(step.lengths):
-            self._reading.add(step.draft / rows)
-        draft = max(0.0, step.draft - rows * self._reading.value)
+        if read and not any(step.lengths):
+            self._reading.add(step.draft / read)
+        draft = max(0.0, step.draft - read * self._reading.value)
         without, with_them = self._forward.estimate(np.array([others, whole])).tolist()
         return replace(step, draft=draft, rest=step.rest - (with_them - without))
 
@@ -403,8 +461,14 @@ class DraftLengths:
 
     def _lost(self, cost: _Cost) -> float:
         """Plain steps that a step took beyond what it gained."""
-        return cost.seconds / self._plainly(cost.requests) - 1 - cost.accepted / cost.requests
+        tokens = cost.requests + cost.others.tokens
+        return cost.seconds / self._beside(cost.requests, cost.others) - 1 - cost.accepted / tokens
 
     def release(self, seq_id: int) -> None:
         """Forget a request; unknown ids are ignored."""
         self._survival.forget(seq_id)
+
+
+def _plain_ones(count: int, others: Others) -> tuple[int, Others]:
+    """Others that draft nothing are like requests of one's own that draft nothing."""
+    return (count + int(others.requests), Others()) if others.plain else (count, others)

@@ -36,7 +36,7 @@ from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.fits_target import check_fits, check_source, fitting_lengths, slots
 from slipstream.engine.mixed_drafters import MixedDrafters
 from slipstream.engine.shared_prefixes import SharedPrefixes
-from slipstream.engine.timed_step import TimedStep
+from slipstream.engine.timed_step import Group, TimedStep
 
 _nonces = itertools.count()
 """Of this process, because several engines may share a drafter. In order, so that a program repeats its texts."""
@@ -69,6 +69,11 @@ class Request:
     followed: bool = False
     detached: bool = False
     preempted: bool = False
+
+    def counts_for(self, lengths: DraftLengths) -> bool:
+        """Whether these lengths decide for it, or know what it takes, because it decodes plainly."""
+        resting = self.lengths is not None and self.lengths.resting
+        return self.lengths is lengths or resting or self.drafter is NO_DRAFTER
 
 
 @dataclass
@@ -193,18 +198,18 @@ class Engine:
             self._admit()
             seqs, prompts = self._rows()
             lengths = self._fitted(seqs, prompts, self._chosen(seqs, _prompt_rows(seqs, prompts)))
-            learning = self._learning(seqs, prompts)
-            timed = None if learning is None else self._timed(seqs, prompts, lengths)
+            timed = self._timed(seqs, prompts, lengths)
+            drafter = self._drafter_of([*seqs, *prompts])
             try:
                 if timed is not None and not any(lengths) and not timed.prompt_rows:
-                    self._run_plainly(seqs)
+                    self._run_plainly(seqs, drafter)
                 else:
-                    self._run(seqs, prompts, lengths, self._drafter_of([*seqs, *prompts]))
+                    self._run(seqs, prompts, lengths, drafter)
             except Exception as fault:
                 timed = None
                 self._run_alone([*seqs, *prompts], fault)
-            if timed is not None and learning is not None:
-                learning.learn(timed.step())
+            if timed is not None:
+                timed.teach(drafter.seconds if isinstance(drafter, MixedDrafters) else None)
             for seq, length in zip(seqs, lengths, strict=True):
                 self._request(seq).followed = length > 0
             self.stats.steps += 1
@@ -240,37 +245,40 @@ class Engine:
             for seq in first:
                 self._keep(seq)
 
-    def _run_plainly(self, seqs: Seq[Sequence]) -> None:
+    def _run_plainly(self, seqs: Seq[Sequence], drafter: Drafter) -> None:
         """A step that drafts nothing and is timed: without hidden states, because plain decoding has none. If a drafter
         needs them, the tokens are read again with the next step."""
-        drafter = self._drafter_of(seqs)
         again = [(seq, seq.kv_len) for seq in seqs if self._attached(seq).taps]
         self._run(seqs, [], [0] * len(seqs), NO_DRAFTER if again else drafter)
         for seq, known in again:
             seq.kv_len = known if seq.finish is None else seq.kv_len
 
-    def _learning(self, seqs: Seq[Sequence], prompts: Seq[Sequence]) -> DraftLengths | None:
-        """What learns from a step: the lengths of one drafter, if all requests have that one or none. A step of which
-        no request could draft tells nothing."""
-        ran = [*seqs, *prompts]
-        lengths = [one.lengths for one in map(self._request, ran) if one.drafter is not NO_DRAFTER]
-        if any(own is not lengths[0] for own in lengths):
-            return None
+    def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> TimedStep | None:
+        """What times a step, and teaches the lengths of each drafter of which a request decodes; None if there are no
+        such lengths. A step of which no request could draft tells nothing."""
         # The first step of a text that answers a source reads that, too.
-        if any(seq.source and seq.kv_len == 0 for seq in ran):
+        if any(seq.source and seq.kv_len == 0 for seq in (*seqs, *prompts)):
             return None
-        could = any(_decodes(seq) and self._request(seq).drafter is not NO_DRAFTER for seq in seqs)
-        return lengths[0] if could else None
-
-    def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> TimedStep:
         decoding = [b for b, seq in enumerate(seqs) if _decodes(seq)]
-        behind = any(n and not self._request(seq).followed for seq, n in zip(seqs, lengths, strict=True))
-        rows, ran = _prompt_rows(seqs, prompts), len(seqs) + len(prompts)
-        return TimedStep([seqs[b] for b in decoding], [lengths[b] for b in decoding], behind, rows, ran)
+        requests = [self._request(seqs[b]) for b in decoding]
+        own = [lengths[b] for b in decoding]
+        groups = []
+        for learning in {id(one.lengths): one.lengths for one in requests}.values():
+            if learning is not None:
+                members = [i for i, one in enumerate(requests) if one.counts_for(learning)]
+                mine = [i for i in members if requests[i].lengths is learning]
+                behind = any(own[i] and not requests[i].followed for i in mine)
+                read = _prompt_rows(
+                    *([s for s in each if self._request(s).lengths is learning] for each in (seqs, prompts))
+                )
+                groups.append(Group(learning, id(requests[mine[0]].drafter), members, behind, read))
+        if not groups:
+            return None
+        rows = _prompt_rows(seqs, prompts)
+        return TimedStep([seqs[b] for b in decoding], own, groups, rows, len(seqs) + len(prompts))
 
     def _chosen(self, seqs: Seq[Sequence], prompt_rows: int) -> list[int]:
-        """The draft length of each request: its most, or what is chosen for the requests of its drafter, as if they and
-        those that decode plainly were alone."""
+        """The draft length of each request: its most, or what is chosen for the requests of its drafter."""
         requests = list(map(self._request, seqs))
         most = [0 if one.detached else budget(one.seq, one.draft_tokens) for one in requests]
         decoding = [b for b, seq in enumerate(seqs) if _decodes(seq)]
@@ -278,10 +286,13 @@ class Engine:
         for lengths in choosing.values():
             if lengths is None:
                 continue
-            own = [b for b in decoding if requests[b].lengths is lengths or requests[b].drafter is NO_DRAFTER]
-            ids, limits = [seqs[b].id for b in own], [most[b] for b in own]
-            for b, length in zip(own, lengths.choose(ids, limits, prompt_rows), strict=True):
-                most[b] = length
+            own = [b for b in decoding if requests[b].counts_for(lengths)]
+            ids = [seqs[b].id for b in own]
+            limits = [most[b] if requests[b].lengths is lengths else 0 for b in own]
+            chosen = lengths.choose(ids, limits, prompt_rows, len(decoding) - len(own))
+            for b, length in zip(own, chosen, strict=True):
+                if requests[b].lengths is lengths:
+                    most[b] = length
         return most
 
     def _run_alone(self, seqs: Seq[Sequence], fault: Exception) -> None:

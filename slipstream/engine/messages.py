@@ -6,8 +6,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from slipstream.core.params import SamplingParams
-from slipstream.core.token_logprob import TokenLogprob
 from slipstream.core.stats import SpecStats
+from slipstream.core.token_logprob import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

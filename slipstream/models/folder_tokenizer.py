@@ -166,9 +166,7 @@ def _is_plain(conversation: Any) -> bool:
         bool(conversation)
         and _are_objects(conversation)
         and _is_json(conversation)
-        and not any(
-            name in _REASONING or value is None for message in conversation for name, value in message.items()
-        )
+        and not any(name in _REASONING or value is None for message in conversation for name, value in message.items())
     )
 
 

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from anyio import fail_after
 
 from slipstream.core.params import SamplingParams
-from slipstream.core.token_logprob import TokenLogprob
 from slipstream.core.stats import SpecStats
 from slipstream.core.structured import Structured
+from slipstream.core.token_logprob import TokenLogprob
 from slipstream.engine.messages import Ask, Update
 from slipstream.server.api_error import ApiError
 from slipstream.server.reply import Delta, Reply

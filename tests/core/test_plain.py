@@ -272,7 +272,7 @@ def test_a_drafter_that_reads_hidden_states_gets_them(engine, calls):
 class NoneYet(DraftLengths):
     """Lengths that are always 0, though the drafter may be asked at any time."""
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, others: int = 0) -> list[int]:
         return [0] * len(ids)
 
     def learn(self, step: Step) -> None:

@@ -444,7 +444,7 @@ def test_a_dead_end_ends_the_request_where_plain_decoding_does_and_nowhere_else(
             up_to_a_dead_end([found], target, DRAFTERS_OF_DEAD_ENDS[drafter](target), rule)
             assert (found.output, found.finish) == (wanted.output, wanted.finish)
             if not found.finish:
-                with pytest.raises(TargetError, match="logits are NaN|every token is forbidden"):
+                with pytest.raises(TargetError, match=r"logits are NaN|every token is forbidden"):
                     step([found], target, NoDrafter(), RULES[rule], 3)
 
 

@@ -16,7 +16,7 @@ class ErraticLengths(DraftLengths):
         self._draw = random.Random(seed)
         self.rests = self.plain_steps = self.drafting_steps = 0
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, others: int = 0) -> list[int]:
         if self._draw.random() < (0.5 if self.resting else 0.15):
             self.resting = not self.resting
             self.rests += self.resting

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slipstream.engine.draft_lengths import DraftLengths, Step, Times
-from tests.engine.simulated_world import BusyServer, World, adaptive, fixed
+from tests.engine.simulated_world import BusyServer, Company, World, adaptive, fixed
 
 TOKENS = 3000
 ALPHAS = (0.0, 0.3, 0.6, 0.8, 0.95)
@@ -55,6 +55,27 @@ def test_a_server_that_always_reads_prompts_loses_at_most_3_percent(batch: int, 
             where = f"acceptance {alpha}, level {level}: {found:.4f}, fixed {[round(rate, 4) for rate in rates]}"
             assert found >= 0.97 * rates[0], where
             assert found >= 0.95 * max(rates), where
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_drafter_that_does_not_pay_costs_its_requests_at_most_3_percent_beside_one_that_does(count: int) -> None:
+    """Both draft in the same steps. Compared with the same company in which the requests of the bad one decode plainly;
+    means of runs over machines on which they lose in different ways. Neither of the two may lose."""
+    found, wanted = [], []
+    for seed, (row, level, bad) in enumerate(
+        [(0.02, 0.03, 0.0), (0.02, 0.1, 0.2), (0.15, 0.03, 0.0), (0.15, 0.1, 0.1)]
+    ):
+        worlds = [World([a] * count, level=level, row=row) for a in (0.85, bad)]
+        plain = Company([replace(world, seed=90 + i) for i, world in enumerate(worlds)]).run([None, None], TOKENS)
+        for policy, rates, more in ((None, wanted, 0), (DraftLengths(), found, 10)):
+            seeded = [replace(world, seed=seed + more + 50 * i) for i, world in enumerate(worlds)]
+            rates.append(
+                [rate / p for rate, p in zip(Company(seeded).run([DraftLengths(), policy], TOKENS), plain, strict=True)]
+            )
+    good, bad_ones = (np.mean(found, 0) / np.mean(wanted, 0)).tolist()
+    assert bad_ones >= 0.97, (found, wanted)
+    assert good >= 0.97, (found, wanted)
+    assert np.mean(found, 0)[0] > 1.4, "it keeps its gain"
 
 
 def test_requests_that_accept_more_get_longer_drafts() -> None:

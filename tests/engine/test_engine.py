@@ -463,9 +463,9 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
     """A prompt of 30 tokens is read beside a request that decodes, 8 rows a step."""
 
     class Told(DraftLengths):
-        def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
+        def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, others: int = 0) -> list[int]:
             chosen.append((list(ids), prompt_rows))
-            return super().choose(ids, limits, prompt_rows)
+            return super().choose(ids, limits, prompt_rows, others)
 
         def learn(self, step: Step) -> None:
             learned.append((list(step.ids), step.prompt_rows))
@@ -492,11 +492,13 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
 
 
 def test_each_drafter_has_lengths_of_its_own() -> None:
-    """Steps of one drafter teach its lengths, steps of several teach none; a finished request leaves nothing."""
+    """Steps of several drafters teach those of each, with the requests of the others told apart; a finished request
+    leaves nothing."""
     lengths = {name: DraftLengths(4) for name in ("scripted", "suffix")}
     learned: list[str] = []
+    steps: list[tuple[str, Step]] = []
     for name, own in lengths.items():
-        own.learn = lambda step, name=name: learned.append(name)  # type: ignore[method-assign]
+        own.learn = lambda step, name=name: (learned.append(name), steps.append((name, step)))  # type: ignore
     target = toy()
     made = engine(target, ScriptedDrafter({}, V), draft_tokens=lengths["scripted"])
     other = maker("suffix")(target)
@@ -512,9 +514,21 @@ def test_each_drafter_has_lengths_of_its_own() -> None:
     both = [Sequence([1, 2, 3], params) for _ in range(2)]
     made.add(both[0])
     made.add(both[1], other, draft_tokens=lengths["suffix"])
+    made.add(off := Sequence([1, 2, 3], replace(params, draft_tokens=0)))
+    steps.clear()
     while not any(seq.finish for seq in both):
         made.step()
-    assert learned == []
+    assert learned
+    assert learned.count("scripted") == learned.count("suffix")
+    for name, step in steps:
+        mine, other = both if name == "scripted" else both[::-1]
+        assert set(step.ids) == {mine.id, off.id}
+        assert other.id not in step.ids
+        assert step.others.requests == 1
+        assert step.others.rows >= 1
+        assert step.others.tokens >= 1
+        assert step.others.seconds >= 0 <= step.draft
+        assert step.rest > 0
     drain(made)
     assert not any(own._survival._rows for own in lengths.values())
 

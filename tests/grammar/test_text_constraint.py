@@ -206,7 +206,11 @@ def test_triggers_within_the_reasoning_do_not_count() -> None:
     a, b, c, d = range(4)
     form = Structured(choice=["dab"], trigger=Trigger(["d"], reasoning=("ab", "bc")))
     found, after = constraint(form), {a, PIECES.index("ab")}
-    assert allowed(found, [], (a, b, d), (a, b, d, b, c), (a, b, d, b, c, d)) == [FREE, FREE - {PIECES.index("dd")}, after]
+    assert allowed(found, [], (a, b, d), (a, b, d, b, c), (a, b, d, b, c, d)) == [
+        FREE,
+        FREE - {PIECES.index("dd")},
+        after,
+    ]
     assert allowed(found, [], (a, d), (b, d)) == [after, after], "no reasoning"
     begun = constraint(Structured(choice=["dab"], trigger=Trigger(["d"], reasoning=("", "bc"))))
     assert allowed(begun, [], (d,), (d, b, c, d)) == [FREE, after]

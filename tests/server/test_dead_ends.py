@@ -27,7 +27,9 @@ USER = [{"role": "user", "content": "hi"}]
     ],
     ids=lambda fields: " and ".join(fields),
 )
-@pytest.mark.parametrize("more", [{}, {"temperature": 0}, {"stream": True, "n": 2}, {"speculation": {"enabled": False}}])
+@pytest.mark.parametrize(
+    "more", [{}, {"temperature": 0}, {"stream": True, "n": 2}, {"speculation": {"enabled": False}}]
+)
 def test_parameters_that_forbid_every_first_token_are_refused(host: Host, fields: Any, more: dict[str, Any]) -> None:
     before = host.llm.load.steps
     for path, prompt in ((PATH, {"prompt": ["a", "b"]}), (CHAT_PATH, {"messages": USER})):

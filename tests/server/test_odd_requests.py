@@ -10,7 +10,12 @@ import pytest
 from tests.server.hosting import Host
 
 V = 4096
-LETTERS = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "additionalProperties": False}
+LETTERS = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", "y"]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 VALUES: dict[str, list[Any]] = {
     "temperature": [0, 1e-300, 1e-30, 0.7, 100, 100.0],
     "top_p": [1, 5e-324, 1e-9, 0.5],
