@@ -66,11 +66,11 @@ def test_a_drafter_that_does_not_pay_costs_its_requests_at_most_3_percent_beside
         [(0.02, 0.03, 0.0), (0.02, 0.1, 0.2), (0.15, 0.03, 0.0), (0.15, 0.1, 0.1)]
     ):
         worlds = [World([a] * count, level=level, row=row) for a in (0.85, bad)]
-        plain = Company([replace(world, seed=90 + i) for i, world in enumerate(worlds)]).run([None, None], TOKENS)
+        plain = Company([replace(world, seed=90 + i) for i, world in enumerate(worlds)]).run([None, None], 1200)
         for policy, rates, more in ((None, wanted, 0), (DraftLengths(), found, 10)):
             seeded = [replace(world, seed=seed + more + 50 * i) for i, world in enumerate(worlds)]
             rates.append(
-                [rate / p for rate, p in zip(Company(seeded).run([DraftLengths(), policy], TOKENS), plain, strict=True)]
+                [rate / p for rate, p in zip(Company(seeded).run([DraftLengths(), policy], 1200), plain, strict=True)]
             )
     good, bad_ones = (np.mean(found, 0) / np.mean(wanted, 0)).tolist()
     assert bad_ones >= 0.97, (found, wanted)

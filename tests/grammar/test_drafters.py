@@ -68,19 +68,23 @@ def test_sampled_text_has_the_constrained_distribution(name: str, rule: str) -> 
 CALLS = Structured(regex="a(bc|cb|d)", trigger=Trigger(["a"], repeats=True))
 
 
-@pytest.mark.parametrize("name", ["model", "suffix", "medusa", "eagle3", "model, tree sampled", "medusa, sampled"])
-def test_triggered_forms_hold_in_free_text_and_keep_its_distribution(name: str) -> None:
-    """As above, of the first four tokens, n = 2000; and greedy texts."""
-    prompt, n = [0, 1, 2, 0, 1, 2, 0], 2000
-    params = SamplingParams(temperature=1.0, max_tokens=5, structured=CALLS)
-    seqs = sample(llm_of(name, draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
-    exact = joint_distribution(Oracle(target()), prompt, params, length=4)
-    assert g_test(beginnings((seq.output for seq in seqs), 4), exact) >= LEVEL
-    greedy = SamplingParams(structured=CALLS, max_tokens=30)
+@pytest.mark.parametrize("name", ["suffix", "model", "model, tree sampled", "medusa, sampled", "eagle3"])
+def test_greedy_text_with_triggered_forms_is_that_of_plain_constrained_decoding(name: str) -> None:
+    params = SamplingParams(structured=CALLS, max_tokens=30)
     prompts = Case(target, MAKERS[name]).prompts(3)
-    done = llm_of(name, max_batch=2).generate(prompts, greedy)
-    assert [each.token_ids for each in done] == [plain(prompt, greedy) for prompt in prompts]
+    done = llm_of(name, max_batch=2).generate(prompts, params)
+    assert [each.token_ids for each in done] == [plain(prompt, params) for prompt in prompts]
     assert all(re.fullmatch("([b-e]|a(bc|cb|d))*(a[bc]?)?", each.text) for each in done)
+
+
+@pytest.mark.parametrize("name", ["suffix", "model, tree sampled"])
+def test_sampled_text_with_triggered_forms_has_the_constrained_distribution(name: str) -> None:
+    """As above under `rejection`, of the first three tokens, n = 1500: a form that held for half of the calls that come
+    second would be found in every run."""
+    prompt, n = [0, 1, 2, 0, 1, 2, 0], 1500
+    params = SamplingParams(temperature=1.0, max_tokens=4, structured=CALLS)
+    seqs = sample(llm_of(name, draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
+    assert g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target()), prompt, params)) >= LEVEL
 
 
 @pytest.mark.parametrize("name", ["none", "model", "suffix", "eagle3", "medusa", "lookahead", "recycling"])
