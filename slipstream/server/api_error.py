@@ -73,7 +73,7 @@ def api_error(fault: Exception, param: str | None = None) -> ApiError:
     if isinstance(fault, (RequestError, RuleError)):
         return ApiError(400, str(fault), param)
     if isinstance(fault, DeadEndError):
-        return ApiError(400, str(fault), param, "no_token_possible")
+        return ApiError(400, str(fault), param, "dead_end")
     if isinstance(fault, EngineError):
         return ApiError(503, str(fault), code="engine_unavailable", retry_after=10)
     if isinstance(fault, SlipstreamError):

@@ -56,8 +56,8 @@ def test_a_dead_end_in_the_middle_of_a_text_ends_its_request_alone(host: Host, t
         others = [pool.submit(host.post, PATH, **well) for _ in range(2)]
         answered = host.post(PATH, **dead)
         assert "every token is forbidden" in refused(answered, 400)
-        assert answered.json()["error"]["code"] == "no_token_possible"
+        assert answered.json()["error"]["code"] == "dead_end"
         assert [each.result().json()["choices"][0]["text"] for each in others] == [text, text]
     *_, last = [json.loads(event) for event in host.events(PATH, **dead)]
-    assert last["error"]["code"] == "no_token_possible"
+    assert last["error"]["code"] == "dead_end"
     eventually(lambda: host.service.admitted == 0 and not host.llm.load.running)
