@@ -13,8 +13,9 @@ from slipstream.grammar.text_constraint import TextConstraint
 from tests.core.fake_drafters import LETTERS
 
 
+@cache
 def letter_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
-    """Token i writes letter i; no token is special."""
+    """Token i writes letter i; no token is special. Not to be changed: it is made once."""
     backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(LETTERS[:vocab])}, []))
     backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=backend)

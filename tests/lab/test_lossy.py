@@ -18,7 +18,7 @@ PARAMS = [SamplingParams(temperature=1.0, max_tokens=2, seed=seed, ignore_eos=Tr
 
 
 def run(drafter, rule="typical", params=PARAMS) -> tuple[LLM, Distance, list[list[int]]]:
-    llm = LLM(ToyTarget(vocab=4, sharpness=1.0), drafter, draft_tokens=1, rule=rule)
+    llm = LLM(ToyTarget(vocab=4, sharpness=1.0), drafter, draft_tokens=1, rule=rule, max_batch=512)
     into = Distance()
     llm._rule = recorded(RULES[rule], into)
     return llm, into, [done.token_ids for done in llm.generate([[1, 2]] * len(params), params)]
