@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import pytest
 
 from slipstream import LLM
 from slipstream.server.adapter_fields import ADAPTER_FIELDS, MESSAGES
+from tests.server import clients
 from tests.server.hosting import Host, hosted
 from tests.server.talking import ARGUMENTS, CALL, NOW, TOOLS, USER, talking_tokenizer
 
@@ -28,8 +28,8 @@ def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host
 
 
 @pytest.fixture
-def client(talker: Host) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=talker.url, api_key="key", max_retries=0)
+def client(talker: Host) -> clients.anthropic.Anthropic:
+    return clients.anthropic.Anthropic(base_url=talker.url, api_key="key", max_retries=0)
 
 
 def forced(text: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def forced(text: str) -> dict[str, Any]:
     return {"model": "embedded", "max_tokens": 200, "extra_body": {"structured_outputs": {"choice": [text]}}}
 
 
-def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, client: anthropic.Anthropic) -> None:
+def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, client: clients.anthropic.Anthropic) -> None:
     talk = [{"role": "system", "content": "Be brief."}, *USER]
     chat = talker.post("/v1/chat/completions", temperature=0, max_tokens=16, messages=talk).json()
     text = chat["choices"][0]["message"]["content"]
@@ -58,7 +58,7 @@ def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, client: ant
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_thinking_text_and_use_of_tools_are_blocks_and_can_be_sent_back(
-    client: anthropic.Anthropic, stream: bool
+    client: clients.anthropic.Anthropic, stream: bool
 ) -> None:
     given: Any = {"messages": USER, "tools": FUNCTIONS, **forced(f"<think>Hm.</think>I look. {CALL}{NOW}")}
     if stream:
@@ -78,7 +78,7 @@ def test_thinking_text_and_use_of_tools_are_blocks_and_can_be_sent_back(
     assert client.messages.create(**given | {"messages": back} | forced("Sun!")).content[0].text == "Sun!"
 
 
-def test_forced_calls_and_forms(client: anthropic.Anthropic) -> None:
+def test_forced_calls_and_forms(client: clients.anthropic.Anthropic) -> None:
     given: Any = {"model": "embedded", "messages": USER, "max_tokens": 300, "extra_body": {"frequency_penalty": 2}}
     for choice in ({"type": "tool", "name": "weather"}, {"type": "any", "disable_parallel_tool_use": True}):
         found: Any = client.messages.create(**given, tools=FUNCTIONS[:1], tool_choice=choice)
@@ -89,13 +89,13 @@ def test_forced_calls_and_forms(client: anthropic.Anthropic) -> None:
     assert json.loads(client.messages.create(**given, output_config=form).content[0].text)["a"] in (1, 2)
 
 
-def test_errors_are_those_of_the_client(talker: Host, client: anthropic.Anthropic) -> None:
-    with pytest.raises(anthropic.BadRequestError, match="stop_sequences"):
+def test_errors_are_those_of_the_client(talker: Host, client: clients.anthropic.Anthropic) -> None:
+    with pytest.raises(clients.anthropic.BadRequestError, match="stop_sequences"):
         client.messages.create(model="embedded", messages=USER, max_tokens=5, stop_sequences=[""])
-    with pytest.raises(anthropic.NotFoundError):
+    with pytest.raises(clients.anthropic.NotFoundError):
         client.messages.create(model="other", messages=USER, max_tokens=5)
-    with pytest.raises(anthropic.AuthenticationError):
-        anthropic.Anthropic(base_url=talker.url, api_key="no", max_retries=0).messages.create(
+    with pytest.raises(clients.anthropic.AuthenticationError):
+        clients.anthropic.Anthropic(base_url=talker.url, api_key="no", max_retries=0).messages.create(
             model="embedded", messages=USER, max_tokens=5
         )
     by_header = talker.http.get("/v1/models", headers={"Authorization": "", "x-api-key": "key"})

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import json
 
-import openai
 import pytest
 
 from slipstream import LLM, SamplingParams
+from tests.server import clients
 from tests.server.hosting import Host, hosted
 
 USER: list = [{"role": "user", "content": "Write a function that adds two numbers."}]
 
 
 @pytest.fixture
-def client(host: Host) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
+def client(host: Host) -> clients.openai.OpenAI:
+    return clients.openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
 
 
-def test_completions_whole_and_streamed(client: openai.OpenAI, pair: LLM) -> None:
+def test_completions_whole_and_streamed(client: clients.openai.OpenAI, pair: LLM) -> None:
     expected = pair.generate(["def add("], SamplingParams(max_tokens=16))[0].text
     body = {"model": "embedded", "prompt": "def add(", "temperature": 0, "max_tokens": 16}
     assert client.completions.create(**body).choices[0].text == expected
     assert "".join(chunk.choices[0].text for chunk in client.completions.create(**body, stream=True)) == expected
 
 
-def test_chat_whole_and_streamed(client: openai.OpenAI, pair: LLM) -> None:
+def test_chat_whole_and_streamed(client: clients.openai.OpenAI, pair: LLM) -> None:
     expected = pair.chat(USER, SamplingParams(max_tokens=24))
     body = {"model": "embedded", "messages": USER, "temperature": 0, "max_completion_tokens": 24}
     found = client.chat.completions.create(**body, logprobs=True, top_logprobs=2)
@@ -42,7 +42,7 @@ def test_chat_whole_and_streamed(client: openai.OpenAI, pair: LLM) -> None:
     assert chunks[-1].usage.total_tokens == found.usage.total_tokens
 
 
-def test_structured_output(client: openai.OpenAI) -> None:
+def test_structured_output(client: clients.openai.OpenAI) -> None:
     schema = {
         "type": "object",
         "properties": {"ok": {"type": "boolean"}, "size": {"enum": [1, 2]}},
@@ -58,18 +58,18 @@ def test_structured_output(client: openai.OpenAI) -> None:
     assert choice.choices[0].message.content in ("red", "blue")
 
 
-def test_models_are_listed(client: openai.OpenAI) -> None:
+def test_models_are_listed(client: clients.openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["embedded"]
     assert client.models.retrieve("embedded").id == "embedded"
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(clients.openai.NotFoundError):
         client.models.retrieve("gpt-4")
 
 
-def test_errors_are_those_of_the_client(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as bad:
+def test_errors_are_those_of_the_client(client: clients.openai.OpenAI) -> None:
+    with pytest.raises(clients.openai.BadRequestError) as bad:
         client.chat.completions.create(model="embedded", messages=USER, temperature=-1)
     assert (bad.value.param, bad.value.type) == ("temperature", "invalid_request_error")
-    with pytest.raises(openai.NotFoundError) as missing:
+    with pytest.raises(clients.openai.NotFoundError) as missing:
         client.chat.completions.create(model="gpt-4", messages=USER)
     assert missing.value.code == "model_not_found"
 
@@ -77,10 +77,10 @@ def test_errors_are_those_of_the_client(client: openai.OpenAI) -> None:
 def test_only_those_with_a_key_are_answered(pair: LLM) -> None:
     with hosted(pair, keys=("first", "second")) as host:
         for key in ("first", "second"):
-            client = openai.OpenAI(base_url=f"{host.url}/v1", api_key=key, max_retries=0)
+            client = clients.openai.OpenAI(base_url=f"{host.url}/v1", api_key=key, max_retries=0)
             assert client.models.list().data
-        with pytest.raises(openai.AuthenticationError):
-            openai.OpenAI(base_url=f"{host.url}/v1", api_key="third", max_retries=0).models.list()
+        with pytest.raises(clients.openai.AuthenticationError):
+            clients.openai.OpenAI(base_url=f"{host.url}/v1", api_key="third", max_retries=0).models.list()
         paths = set(host.http.get("/openapi.json").json()["paths"]) - {"/health"}
         for path in ("/metrics", "/docs", "/openapi.json", "/ready", "/tokenize", "/nowhere", *paths):
             answered = host.http.get(path, headers={"Authorization": ""})

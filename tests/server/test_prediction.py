@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import openai
 import pytest
 
 from slipstream import LLM
+from tests.server import clients
 from tests.server.hosting import Host, hosted
 
 PATH = "/v1/completions"
@@ -52,7 +52,7 @@ def test_a_prediction_in_another_form_is_refused(host: Host, value: object) -> N
 
 
 def test_the_official_client_can_predict(host: Host) -> None:
-    client = openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
+    client = clients.openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
     found = client.chat.completions.create(
         model="embedded",
         messages=[{"role": "user", "content": "hi"}],

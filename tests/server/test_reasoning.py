@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from slipstream import LLM
 from slipstream.errors import LoadError, ParameterError
 from slipstream.server.reply_format import THINK, ReplyFormat
 from slipstream.server.reply_reader import FORMATS
+from tests.server import clients
 from tests.server.hosting import hosted
 from tests.server.talking import CALL, JSON_TEMPLATE, TOOLS, USER, talking_tokenizer
 
@@ -63,7 +63,7 @@ def test_a_form_holds_after_the_reasoning_that_the_prompt_begins(pair: LLM, tmp_
 def test_the_response_template_of_a_checkpoint_is_followed(pair: LLM, tmp_path: Any, stream: bool) -> None:
     template = JSON_TEMPLATE | {"start_anchor": "<|assistant|>\n"}
     with hosted(pair, tokenizer=talking_tokenizer(tmp_path, response_template=template)) as host:
-        client = openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
+        client = clients.openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
         text = 'Now: <call>{"name": "now", "arguments": {}}</call>'
         given: Any = {"model": "embedded", "messages": USER, "tools": TOOLS, "max_tokens": 100}
         given["extra_body"] = {"guided_choice": [text]}

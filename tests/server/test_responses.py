@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 
 from slipstream import LLM
 from slipstream.server.adapter_fields import ADAPTER_FIELDS, RESPONSES
+from tests.server import clients
 from tests.server.hosting import Host, hosted, refused
 from tests.server.talking import ARGUMENTS, CALL, NOW, TOOLS, USER, talking_tokenizer
 
@@ -25,8 +25,8 @@ def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host
 
 
 @pytest.fixture
-def client(talker: Host) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{talker.url}/v1", api_key="any", max_retries=0)
+def client(talker: Host) -> clients.openai.OpenAI:
+    return clients.openai.OpenAI(base_url=f"{talker.url}/v1", api_key="any", max_retries=0)
 
 
 def forced(text: str) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def forced(text: str) -> dict[str, Any]:
     return {"model": "embedded", "extra_body": {"structured_outputs": {"choice": [text]}}, "max_output_tokens": 200}
 
 
-def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, client: openai.OpenAI) -> None:
+def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, client: clients.openai.OpenAI) -> None:
     chat = talker.post("/v1/chat/completions", temperature=0, max_tokens=16,
                        messages=[{"role": "system", "content": "Be brief."}, *USER]).json()  # fmt: skip
     text = chat["choices"][0]["message"]["content"]
@@ -53,7 +53,7 @@ def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, client: ope
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_reasoning_text_and_calls_are_items_and_can_be_sent_back(client: openai.OpenAI, stream: bool) -> None:
+def test_reasoning_text_and_calls_are_items_and_can_be_sent_back(client: clients.openai.OpenAI, stream: bool) -> None:
     given: Any = {"input": USER, "tools": FUNCTIONS, **forced(f"<think>Hm.</think>I look. {CALL}{NOW}")}
     if stream:
         with client.responses.stream(**given) as streamed:
@@ -75,7 +75,7 @@ def test_reasoning_text_and_calls_are_items_and_can_be_sent_back(client: openai.
     assert client.responses.create(input=back, tools=FUNCTIONS, **forced("Sun!")).output_text == "Sun!"
 
 
-def test_forms_and_forced_calls(client: openai.OpenAI) -> None:
+def test_forms_and_forced_calls(client: clients.openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     form: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
     given: Any = {"model": "embedded", "input": "hi", "max_output_tokens": 200}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from slipstream import LLM
 from slipstream.drafters.registry import DRAFTERS
+from tests.server import clients
 from tests.server.hosting import Host, hosted
 
 PATH = "/v1/completions"
@@ -91,7 +91,7 @@ def test_statistics_tell_whether_other_choices_ran_at_the_same_time(host: Host) 
 
 
 def test_the_official_client_reads_a_stream_with_statistics(host: Host) -> None:
-    client = openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
+    client = clients.openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
     asked = client.chat.completions.create(
         model="embedded",
         messages=[{"role": "user", "content": "hi"}],

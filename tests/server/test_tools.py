@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
-import openai
 import pytest
 
 from slipstream import LLM
+from tests.server import clients
 from tests.server.hosting import Host, hosted, refused
 from tests.server.talking import ARGUMENTS, CALL, NOW, PARAMETERS, TOOLS, USER, talking_tokenizer
 
@@ -62,7 +62,7 @@ def test_a_call_that_is_cut_by_the_length_says_so(talker: Host) -> None:
 
 
 def test_the_official_client_reads_streamed_calls_and_answers_them(talker: Host) -> None:
-    client = openai.OpenAI(base_url=f"{talker.url}/v1", api_key="any", max_retries=0)
+    client = clients.openai.OpenAI(base_url=f"{talker.url}/v1", api_key="any", max_retries=0)
     given: Any = {"model": "embedded", "messages": USER, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
     text = f"I look. {CALL}{NOW}"
     with client.chat.completions.stream(**given, extra_body={"guided_choice": [text]}) as stream:
@@ -90,7 +90,7 @@ def test_the_official_client_reads_streamed_calls_and_answers_them(talker: Host)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("parallel", [False, True])
 def test_a_required_call_has_valid_arguments(talker: Host, stream: bool, parallel: bool) -> None:
-    client = openai.OpenAI(base_url=f"{talker.url}/v1", api_key="any", max_retries=0)
+    client = clients.openai.OpenAI(base_url=f"{talker.url}/v1", api_key="any", max_retries=0)
     for seed in range(3):
         given: Any = {"model": "embedded", "messages": USER, "tools": TOOLS, "tool_choice": "required", "seed": seed}
         given |= {"max_tokens": 600, "frequency_penalty": 2, "parallel_tool_calls": parallel}

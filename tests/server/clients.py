@@ -1,0 +1,13 @@
+"""The official clients, `clients.openai` and `clients.anthropic`. Each is imported when a test first uses it: it takes
+many seconds, which no process should need to collect the tests."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in ("openai", "anthropic"):
+        return importlib.import_module(name)
+    raise AttributeError(name)
