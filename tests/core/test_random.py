@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 
 import numpy as np
@@ -88,3 +89,13 @@ def test_gumbel_noise_stays_finite_at_a_uniform_of_zero(monkeypatch: pytest.Monk
     for u in (0.0, 1 - 2**-53):
         monkeypatch.setattr(Stream, "uniforms", lambda self, purpose, position, n, u=u: np.full(n, u))
         assert np.isfinite(Stream(0).gumbel(0, 3)).all()
+
+
+def test_python_threads_that_draw_at_once_get_the_numbers_of_one() -> None:
+    """The streams of a thread share a generator."""
+
+    def draw(seed: int) -> list[list[float]]:
+        return [Stream(seed).uniforms(VERIFY, i, 3).tolist() for i in range(200)]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(draw, range(40))) == [draw(seed) for seed in range(40)]
