@@ -14,7 +14,7 @@ they were in the last steps, they are taken to be in the next one (see `Others`)
 chosen for the tokens of all per second, given those of the others.
 
 Nothing is measured beforehand. The survival S of each request is learned from its own steps, starting from that of the
-requests before it (`DepthStats`). Times are medians of recent steps; what was never timed is estimated from its
+requests before it (see `Survival`). Times are medians of recent steps; what was never timed is estimated from its
 neighbours. The first steps draft, then one is plain, and now and then another. If drafts do not pay, the drafter rests,
 and is tried again after pauses that double and that are long enough for trials to cost little.
 
@@ -27,12 +27,13 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+
+from slipstream.engine.step_times import Mean, Times
+from slipstream.engine.survival import Survival
 
 log = logging.getLogger("slipstream")
 
@@ -48,12 +49,6 @@ FIRST_REST, LONGEST_REST = 32, 4096
 """Tokens per request that the first pause is long, and the longest."""
 RENEW = 256
 """Most steps that draft before a plain one is timed again; fewer at first."""
-FADE, FADE_ALL = 1 - 1 / 64, 1 - 1 / 512
-"""Weight that the record of a request, and that of all, keeps with each of its steps that draft."""
-WEIGHT = 8.0
-"""Draft tokens of other requests that count in the record of each."""
-STALE = 8
-"""Samples of a number are used until STALE * n^2 of others came, where n is how many there are."""
 PATIENCE = 8
 """Steps in a row whose time of drafting is not learned because a drafter caught up. With texts as short as that, it
 counts."""
@@ -63,132 +58,6 @@ SHORTEST = 1e-9
 """Seconds that a forward takes at least, where estimates say that its prompts took all of it."""
 KEEP = 4
 """Steps for which lengths are kept while nobody joins or leaves: choosing takes a tenth of a millisecond."""
-
-
-class Times:
-    """Seconds by a number (of rows, of levels): the median of the last few of each, and estimates between them."""
-
-    def __init__(self) -> None:
-        self._samples: dict[int, deque[float]] = {}
-        self._known: list[int] = []
-        self._medians: dict[int, float] = {}
-        self._count, self._last = 0, dict[int, int]()  # samples so far; and when each number had its last one
-
-    def __len__(self) -> int:
-        """How many samples there are, up to 9 of each number."""
-        return sum(map(len, self._samples.values()))
-
-    def add(self, n: int, seconds: float) -> None:
-        if n not in self._samples:
-            self._samples[n] = deque(maxlen=9)
-            insort(self._known, n)
-        elif self._stale(n):
-            self._samples[n].clear()
-        self._count += 1
-        self._last[n] = self._count
-        self._samples[n].append(seconds)
-        own = self._samples[n]  # of two, the greater may be that of a moment in which others had the processor
-        self._medians[n] = statistics.median(own) if len(own) > 2 else min(own)
-
-    def _stale(self, n: int) -> bool:
-        """Whether the samples of a number are too old: the fewer there are, the sooner. Else a number that was timed in
-        a bad moment would look bad for good, because it would not be chosen again."""
-        return self._count - self._last[n] > STALE * len(self._samples[n]) ** 2
-
-    def nearest(self, n: float) -> float:
-        """The median of the nearest number that was timed."""
-        at = bisect_left(self._known, n)
-        around = self._known[max(0, at - 1) : at + 1]
-        return self._medians[min(around, key=lambda known: abs(known - n))]
-
-    def estimate(self, numbers: np.ndarray) -> np.ndarray:
-        """Seconds for each of these numbers: between timed ones on a line that does not fall; beyond them with half the
-        slope of all of them, so that what looks nearly as good is tried, and then known; below them half of the least
-        time, and a share of the other half. A number that was timed once or twice, while others were timed more often,
-        counts as not timed: a sample from a moment in which others had the processor would rule it out for good. So
-        does one whose samples are old."""
-        often = [n for n in self._known if len(self._samples[n]) > 2 and not self._stale(n)]
-        xs = [n for n in self._known if n in often or n == self._known[0]] if often else self._known
-        pools: list[list[float]] = []  # mean, samples, numbers: neighbours that would fall are joined
-        for n in xs:
-            pools.append([self._medians[n], len(self._samples[n]), 1])
-            while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-                mean, count, many = pools.pop()
-                before = pools[-1]
-                before[0] = (before[0] * before[1] + mean * count) / (before[1] + count)
-                before[1], before[2] = before[1] + count, before[2] + many
-        ys = [mean for mean, _, many in pools for _ in range(int(many))]
-        slope = (ys[-1] - ys[0]) / (xs[-1] - xs[0]) if len(xs) > 1 else 0.0
-        inside = np.interp(numbers, xs, ys)
-        beyond = np.where(numbers > xs[-1], ys[-1] + slope / 2 * (numbers - xs[-1]), inside)
-        return np.where(numbers < xs[0], ys[0] * (1 + numbers / max(1, xs[0])) / 2, beyond)
-
-
-class Mean:
-    """Of about the last so many samples; 0 before the first."""
-
-    def __init__(self, last: int) -> None:
-        self.value, self._count, self._last = 0.0, 0, last
-
-    def add(self, sample: float) -> None:
-        self._count = min(self._count + 1, self._last)
-        self.value += (sample - self.value) / self._count
-
-
-class Survival:
-    """How likely draft token 1, 2, .. of each request is accepted, given that all before it are: estimated from its own
-    record, with `WEIGHT` draft tokens at the rates of all requests added to it, which start at `prior`. The records of
-    all requests are rows of one array: a step updates them together.
-
-    most  deepest draft token.
-    """
-
-    def __init__(self, most: int, prior: float):
-        self._depths, self._prior = np.arange(most), prior
-        self._rows: dict[int, int] = {}  # of each request
-        self._free: list[int] = []
-        self._compared, self._accepted = np.zeros((4, most)), np.zeros((4, most))
-        self._everyone = np.zeros((2, most))  # compared, accepted
-        self._width = np.ones(4)
-
-    def learn(self, ids: Seq[int], lengths: np.ndarray, nodes: np.ndarray, accepted: np.ndarray) -> None:
-        """Of each request: the length that it was given, its draft tokens, and how many were accepted. A draft that
-        ends before its length, because nothing was found, counts as rejected there."""
-        rows = [self._row(seq_id) for seq_id in ids]
-        compared = self._depths < np.minimum(lengths, accepted + 1)[:, None]  # [R, most]
-        right = self._depths < accepted[:, None]
-        self._compared[rows] = self._compared[rows] * FADE + compared
-        self._accepted[rows] = self._accepted[rows] * FADE + right
-        self._width[rows] += (nodes / lengths - self._width[rows]) / 8
-        self._everyone = self._everyone * FADE_ALL ** len(rows) + [compared.sum(0), right.sum(0)]
-
-    def of(self, ids: Seq[int]) -> np.ndarray:
-        """[R, most]: probability that each request accepts its first 1, 2, .. draft tokens."""
-        rows = [self._row(seq_id) for seq_id in ids]
-        compared, accepted = self._everyone
-        rate = (accepted.sum() + WEIGHT * self._prior) / (compared.sum() + WEIGHT)
-        usual = (accepted + WEIGHT * rate) / (compared + WEIGHT)  # [most]
-        own = (self._accepted[rows] + WEIGHT * usual) / (self._compared[rows] + WEIGHT)
-        return own.cumprod(1)
-
-    def width(self, ids: Seq[int]) -> float:
-        """Verified draft tokens per token of the length, on average: more than 1 for trees, less for lookups."""
-        return float(self._width[[self._row(seq_id) for seq_id in ids]].mean())
-
-    def forget(self, seq_id: int) -> None:
-        row = self._rows.pop(seq_id, None)
-        if row is not None:
-            self._free.append(row)
-
-    def _row(self, seq_id: int) -> int:
-        row = self._rows.get(seq_id)
-        if row is None:
-            row = self._rows[seq_id] = self._free.pop() if self._free else len(self._rows)
-            if row == len(self._width):
-                self._compared, self._accepted = (np.concatenate((a, 0 * a)) for a in (self._compared, self._accepted))
-                self._width = np.concatenate((self._width, 0 * self._width))
-            self._compared[row], self._accepted[row], self._width[row] = 0, 0, 1
-        return row
 
 
 @dataclass(frozen=True)

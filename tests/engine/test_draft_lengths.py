@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slipstream.engine.draft_lengths import DraftLengths, Step, Times
+from slipstream.engine.draft_lengths import DraftLengths, Step
+from slipstream.engine.step_times import Times
 from tests.engine.simulated_world import BusyServer, Company, World, adaptive, fixed
 
 TOKENS = 3000

@@ -1,0 +1,82 @@
+"""What steps took: `Times` by a number such as rows, and running `Mean`s."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left, insort
+from collections import deque
+
+import numpy as np
+
+STALE = 8
+"""Samples of a number are used until STALE * n^2 of others came, where n is how many there are."""
+
+
+class Times:
+    """Seconds by a number (of rows, of levels): the median of the last few of each, and estimates between them."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, deque[float]] = {}
+        self._known: list[int] = []
+        self._medians: dict[int, float] = {}
+        self._count, self._last = 0, dict[int, int]()  # samples so far; and when each number had its last one
+
+    def __len__(self) -> int:
+        """How many samples there are, up to 9 of each number."""
+        return sum(map(len, self._samples.values()))
+
+    def add(self, n: int, seconds: float) -> None:
+        if n not in self._samples:
+            self._samples[n] = deque(maxlen=9)
+            insort(self._known, n)
+        elif self._stale(n):
+            self._samples[n].clear()
+        self._count += 1
+        self._last[n] = self._count
+        self._samples[n].append(seconds)
+        own = self._samples[n]  # of two, the greater may be that of a moment in which others had the processor
+        self._medians[n] = statistics.median(own) if len(own) > 2 else min(own)
+
+    def _stale(self, n: int) -> bool:
+        """Whether the samples of a number are too old: the fewer there are, the sooner. Else a number that was timed in
+        a bad moment would look bad for good, because it would not be chosen again."""
+        return self._count - self._last[n] > STALE * len(self._samples[n]) ** 2
+
+    def nearest(self, n: float) -> float:
+        """The median of the nearest number that was timed."""
+        at = bisect_left(self._known, n)
+        around = self._known[max(0, at - 1) : at + 1]
+        return self._medians[min(around, key=lambda known: abs(known - n))]
+
+    def estimate(self, numbers: np.ndarray) -> np.ndarray:
+        """Seconds for each of these numbers: between timed ones on a line that does not fall; beyond them with half the
+        slope of all of them, so that what looks nearly as good is tried, and then known; below them half of the least
+        time, and a share of the other half. A number that was timed once or twice, while others were timed more often,
+        counts as not timed: a sample from a moment in which others had the processor would rule it out for good. So
+        does one whose samples are old."""
+        often = [n for n in self._known if len(self._samples[n]) > 2 and not self._stale(n)]
+        xs = [n for n in self._known if n in often or n == self._known[0]] if often else self._known
+        pools: list[list[float]] = []  # mean, samples, numbers: neighbours that would fall are joined
+        for n in xs:
+            pools.append([self._medians[n], len(self._samples[n]), 1])
+            while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+                mean, count, many = pools.pop()
+                before = pools[-1]
+                before[0] = (before[0] * before[1] + mean * count) / (before[1] + count)
+                before[1], before[2] = before[1] + count, before[2] + many
+        ys = [mean for mean, _, many in pools for _ in range(int(many))]
+        slope = (ys[-1] - ys[0]) / (xs[-1] - xs[0]) if len(xs) > 1 else 0.0
+        inside = np.interp(numbers, xs, ys)
+        beyond = np.where(numbers > xs[-1], ys[-1] + slope / 2 * (numbers - xs[-1]), inside)
+        return np.where(numbers < xs[0], ys[0] * (1 + numbers / max(1, xs[0])) / 2, beyond)
+
+
+class Mean:
+    """Of about the last so many samples; 0 before the first."""
+
+    def __init__(self, last: int) -> None:
+        self.value, self._count, self._last = 0.0, 0, last
+
+    def add(self, sample: float) -> None:
+        self._count = min(self._count + 1, self._last)
+        self.value += (sample - self.value) / self._count
