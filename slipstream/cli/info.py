@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +22,9 @@ SETTINGS = {
     "float16 KV": "kv-dtype float16",
 }
 """Name of a measured distance -> the option that it belongs to."""
+
+NARROW = 8
+"""Characters of a heading in the support matrix; its cells have at most six."""
 
 
 def info(
@@ -58,7 +62,8 @@ def show_matrix(as_json: bool, markdown: bool) -> None:
     elif markdown:
         print(support.page(), end="")
     else:
-        table = render.table("drafter", *(kind.name for kind in support.KINDS), left=1 + len(support.KINDS))
+        heads = ("\n".join(textwrap.wrap(kind.name, NARROW)) for kind in support.KINDS)
+        table = render.table("drafter", *heads, left=1 + len(support.KINDS))
         for name, spec in DRAFTERS.items():
             table.add_row(name, *(str(support.cell(kind, spec)) for kind in support.KINDS))
         console = render.out()

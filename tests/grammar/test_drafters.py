@@ -73,7 +73,7 @@ def test_greedy_text_with_triggered_forms_is_that_of_plain_constrained_decoding(
     params = SamplingParams(structured=CALLS, max_tokens=30)
     prompts = Case(target, MAKERS[name]).prompts(3)
     done = llm_of(name, max_batch=2).generate(prompts, params)
-    assert [each.token_ids for each in done] == [plain(prompt, params) for prompt in prompts]
+    assert [each.token_ids for each in done] == [plain(tuple(prompt), params) for prompt in prompts]
     assert all(re.fullmatch("([b-e]|a(bc|cb|d))*(a[bc]?)?", each.text) for each in done)
 
 
