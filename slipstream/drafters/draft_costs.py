@@ -25,7 +25,7 @@ def measure_draft_costs(
 ) -> CostCurve:
     """Median seconds of drafting in a step with n draft tokens, after another step of that length. Includes proposing
     and observing, and verification in excess of a plain decode step. `rows` of the curve are draft tokens, or levels of
-    trees. lengths: increasing, beginning with 1.
+    trees. lengths: increasing, beginning with 1; those for which the target's context has no room are left out.
 
     costs  of the target's forward by rows; None: the forward is not part of the curve. If given, the forward's time in
            excess of it is included: a forward may be slower because its rows form a tree, or because the drafter has
@@ -37,7 +37,10 @@ def measure_draft_costs(
     and releases it; running sequences are not affected. A drafter that keeps texts across requests would remember the
     made-up text; lookups are not measured (see `bandit`).
     """
-    pass_tokens = 2 * (sum(lengths) + len(lengths) + 1)
+    lengths = list(lengths)
+    while len(lengths) > 1 and 2 * _pass_tokens(lengths) + 3 > target.context:
+        lengths.pop()
+    pass_tokens = _pass_tokens(lengths)
     passes = max(2, min(repeats + 1, (target.context - 3) // pass_tokens))
     past = max(1, min(past, target.context - passes * pass_tokens - 2))
     params = SamplingParams(temperature=temperature, max_tokens=passes * pass_tokens + 2, seed=0)
@@ -70,3 +73,8 @@ def measure_draft_costs(
     finally:
         target.release(seq.id)
         drafter.release(seq.id)
+
+
+def _pass_tokens(lengths: Seq[int]) -> int:
+    """Most tokens that a pass over these lengths adds: two steps of each, and two plain ones."""
+    return 2 * (sum(lengths) + len(lengths) + 1)

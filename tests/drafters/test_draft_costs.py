@@ -103,3 +103,9 @@ def test_draft_costs_are_scaled_to_the_curve_if_the_machines_speed_changed(
 def test_a_drafter_that_takes_no_time_still_has_a_curve(clock: Clock) -> None:
     curve = measure_draft_costs(ToyTarget(8), NoDrafter(), (1, 3))
     assert 0 < curve(3) < 1e-6
+
+
+def test_lengths_for_which_the_context_has_no_room_are_left_out() -> None:
+    target = ToyTarget(8, context=64)
+    curve = measure_draft_costs(target, RandomDrafter(8), (1, 2, 4, 8, 12))
+    assert curve.rows == (1, 2, 4)
