@@ -406,7 +406,7 @@ class LLM:
             return self._named("suffix")
         made = self._stacks.get(drafter.name)
         if made is None or made[0] is not drafter:
-            stack = make_drafter(STACK, self.target, members=(make_drafter("suffix", self.target), drafter))
+            stack = make_drafter(STACK, self.target, members=(self._named("suffix")[0], drafter))
             fixed = isinstance(self._draft_tokens, int)
             most = DRAFTERS[STACK].length if fixed else DraftLengths(most_chosen(STACK))
             made = self._stacks[drafter.name] = drafter, stack, most

@@ -160,6 +160,7 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     active = f", {render.count(found['active_parameters'])} active per token" if experts else ""
     special = ", ".join(f"{role} {i}" for role, i in (found["special_tokens"] or {}).items() if i is not None)
     sizes = [f"{render.size(n)} in {dtype}" for dtype, n in (stored or {}).items()]
+    context, source = render.context(found["context"], "tokens"), found["source_context"]
     return [
         ("model", found["model"] + ("" if found["folder"] == found["model"] else f"  ({found['folder']})")),
         ("architecture", f"{found['architecture']}, {found['layers']} layers of width {found['hidden_size']}"),
@@ -175,15 +176,8 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("experts", f"{experts['per_token']} of {experts['count']} per token" if experts else "none: dense"),
         ("positions", positions(found)),
-        (
-            "context",
-            f"{render.context(found['context'], 'tokens')}, {render.size(found['kv_bytes_per_token'])} of KV each",
-        ),
-        *(
-            []
-            if found["source_context"] is None
-            else [("source", f"{render.context(found['source_context'], 'tokens')}, read once")]
-        ),
+        ("context", f"{context}, {render.size(found['kv_bytes_per_token'])} of KV each"),
+        *([] if source is None else [("source", f"{render.context(source, 'tokens')}, read once")]),
         ("vocabulary", vocabulary(found)),
         ("special", special or "unknown"),
         ("lm_head", "tied to the embedding" if found["tied_head"] else "not tied"),

@@ -262,17 +262,23 @@ def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(name: s
                 assert_close(found[1][row], found[0][row])
 
 
-def test_a_source_on_which_the_encoder_overflows_ends_its_request_alone() -> None:
-    own = random_encoder_decoder("pegasus")
-    of, spoilt = of_module(own), SOURCES[3][0]
-    with torch.no_grad():
-        own.get_encoder().get_input_embeddings().weight[spoilt] = torch.inf
-    engine = (llm := LLM(of, "ngram", draft_tokens=2, max_batch=5)).engine()
+def decoded(llm: LLM) -> list[Sequence]:
+    """The requests for all sources after their ends, which may be errors."""
+    engine = llm.engine()
     seqs = [llm.sequence(s, SamplingParams(max_tokens=TOKENS)) for s in SOURCES]
     for seq in seqs:
         engine.add(seq)
     while engine.unfinished:
         engine.step()
+    return seqs
+
+
+def test_a_source_on_which_the_encoder_overflows_ends_its_request_alone() -> None:
+    own = random_encoder_decoder("pegasus")
+    of, spoilt = of_module(own), SOURCES[3][0]
+    with torch.no_grad():
+        own.get_encoder().get_input_embeddings().weight[spoilt] = torch.inf
+    seqs = decoded(LLM(of, "ngram", draft_tokens=2, max_batch=5))
     assert [seq.finish == "error" for seq in seqs] == [False, False, False, True, False]
     assert [seq.output for seq in seqs if seq.finish != "error"] == [
         t for i, t in enumerate(texts("pegasus")) if i != 3
@@ -408,13 +414,7 @@ def test_a_fault_of_one_source_ends_its_request_alone(monkeypatch: pytest.Monkey
         return own(sources)
 
     monkeypatch.setattr(of.sources, "encoded", broken)
-    llm = LLM(of, max_batch=5)
-    engine = llm.engine()
-    seqs = [llm.sequence(s, SamplingParams(max_tokens=TOKENS)) for s in SOURCES]
-    for seq in seqs:
-        engine.add(seq)
-    while engine.unfinished:
-        engine.step()
+    seqs = decoded(LLM(of, max_batch=5))
     assert [seq.finish == "error" for seq in seqs] == [False, False, False, True, False]
     assert [seq.output for seq in seqs[:3]] == texts("bart")[:3]
     assert keeps_nothing(of)
