@@ -56,6 +56,9 @@ SAME = 1 / 8
 """Forwards with prompts whose numbers of rows differ by less than this share are one number among the times."""
 SHORTEST = 1e-9
 """Seconds that a forward takes at least, where estimates say that its prompts took all of it."""
+LEARN_LAST = 64
+"""Plain tokens per request at the end of a rest whose times are learned: the next trial is compared with them. Learning
+from all of a rest took 1 % of the time of a target of 14M parameters with int8 weights."""
 KEEP = 4
 """Steps for which lengths are kept while nobody joins or leaves: choosing takes a tenth of a millisecond."""
 
@@ -182,15 +185,13 @@ class DraftLengths:
         key, lengths, used = self._chosen
         if key != tuple(ids) or used >= KEEP:
             found, gain = self._best(ids, limits, prompt_rows, self._company.of(others))
-            gain = math.inf if self._trial else gain
-            if gain < 1 + (0 if self._pays else MARGIN):
-                self._begin_rest(gain)
-                return none
+            if not self._trial:
+                if gain < 1 + (0 if self._pays else MARGIN):
+                    self._begin_rest(gain)
+                    return none
+                if not self._pays:
+                    self._pays, self._pause, self._caught_up = True, FIRST_REST, []
             lengths, used = found, 0
-            if not self._pays:
-                self._pays, self._caught_up = True, []
-                if not others or not self._trial:  # trials cost the others, too: in company only success counts
-                    self._pause = FIRST_REST
         self._chosen = tuple(ids), lengths, used + 1
         return list(map(min, lengths, limits))
 
@@ -205,22 +206,20 @@ class DraftLengths:
         count, others = _plain_ones(len(ids), others)
         owed, plain = self._without_drafts(count, others, prompt_rows)
         tokens, rows = count + others.tokens, count + others.rows  # without drafts
-        best, lengths = 0.0, list[int]()
-        for depth in range(1, max(limits) + 1):
-            order = np.sort(survival[:, :depth].ravel())[::-1]
-            order = order[order > 0]
-            gained = tokens + np.cumsum(order)  # [n] with the n most probable draft tokens
-            run = rows + width * np.arange(1, len(order) + 1)
-            forward = np.maximum(self._forward.estimate(run + prompt_rows) - owed, SHORTEST)
-            rates = gained / (forward + levels.estimate(np.array([depth])) + others.seconds)
-            at = int(rates.argmax())
-            if rates[at] > best:
-                best = float(rates[at])
-                lengths = (survival[:, :depth] >= order[at]).sum(1).tolist()
+        depths = np.arange(1, max(limits) + 1)
+        # For each depth of the draft, all its draft tokens, the most probable first: [depths, n].
+        within = np.where(np.arange(self.most) < depths[:, None, None], survival, 0.0).reshape(len(depths), -1)
+        order = -np.sort(-within, axis=1)
+        run = rows + width * np.arange(1, order.shape[1] + 1)
+        forward = np.maximum(self._forward.estimate(run + prompt_rows) - owed, SHORTEST)
+        seconds = forward + levels.estimate(depths)[:, None] + others.seconds
+        rates = np.where(order > 0, (tokens + np.cumsum(order, axis=1)) / seconds, 0.0)
+        at = np.unravel_index(rates.argmax(), rates.shape)
+        lengths = (survival[:, : depths[at[0]]] >= order[at]).sum(1).tolist()
         found = [0] * len(ids)
         for b, length in zip(drafting, lengths, strict=True):
             found[b] = length
-        return found, best * plain / tokens
+        return found, float(rates[at]) * plain / tokens
 
     def _levels(self, drafting: int) -> Times:
         """Times of drafting with about so many requests."""
@@ -250,10 +249,23 @@ class DraftLengths:
 
     # --- learning ------------------------------------------------------------------------------------------------
 
+    @property
+    def learning(self) -> bool:
+        """Whether `learn` is to be told of the next step. If not, tell `rest` how many tokens it gave."""
+        return not self.resting or self._rest <= LEARN_LAST
+
+    def rest(self, tokens: int) -> None:
+        """Count tokens per request that were decoded plainly while the drafter rests."""
+        self._rest -= tokens
+        self._forward.age(tokens)
+        if self._rest <= 0:
+            self.resting, self._trial = False, TRIAL_STEPS
+
     def learn(self, step: Step) -> None:
         """Take note of a step: of its time, and of what became of its draft tokens."""
         drafting = sum(length > 0 for length in step.lengths)
-        self._rested(step)
+        if self.resting:
+            self.rest(step.repeats)
         self._company.add(step.others)
         self._with_prompts.add(float(step.prompt_rows > 0))
         if step.prompt_rows:
@@ -304,19 +316,14 @@ class DraftLengths:
         without, with_them = self._forward.estimate(np.array([others, whole])).tolist()
         return replace(step, draft=draft, rest=step.rest - (with_them - without))
 
-    def _rested(self, step: Step) -> None:
-        if self.resting:
-            self._rest -= step.repeats
-            if self._rest <= 0:
-                self.resting, self._trial = False, TRIAL_STEPS
-
     def _begin_rest(self, gain: float) -> None:
         """gain: of the best lengths over plain decoding, as predicted."""
         self.resting, self._pays = True, False
         tried, caught_up = ([self._lost(cost) for cost in costs] for costs in (self._tried, self._caught_up))
         lost = sum(max(0.0, each) for each in caught_up) + TRIAL_STEPS * statistics.median_low(tried or [0.0])
+        self._pause = min(2 * self._pause, LONGEST_REST) if lost > 0 else FIRST_REST
         self._rest = max(self._pause, int(lost / TRIAL_SHARE))
-        self._pause, self._tried, self._caught_up = min(2 * self._pause, LONGEST_REST), [], []
+        self._tried, self._caught_up = [], []
         found = self._counts
         if not self._told and found.steps >= TRIAL_STEPS:
             self._told = True

@@ -36,7 +36,7 @@ from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.fits_target import check_fits, check_source, fitting_lengths, slots
 from slipstream.engine.mixed_drafters import MixedDrafters
 from slipstream.engine.shared_prefixes import SharedPrefixes
-from slipstream.engine.timed_step import Group, TimedStep
+from slipstream.engine.timed_step import Group, RestingStep, TimedStep
 
 _nonces = itertools.count()
 """Of this process, because several engines may share a drafter. In order, so that a program repeats its texts."""
@@ -253,7 +253,7 @@ class Engine:
         for seq, known in again:
             seq.kv_len = known if seq.finish is None else seq.kv_len
 
-    def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> TimedStep | None:
+    def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> TimedStep | RestingStep | None:
         """What times a step, and teaches the lengths of each drafter of which a request decodes; None if there are no
         such lengths. A step of which no request could draft tells nothing."""
         # The first step of a text that answers a source reads that, too.
@@ -261,20 +261,20 @@ class Engine:
             return None
         decoding = [b for b, seq in enumerate(seqs) if _decodes(seq)]
         requests = [self._request(seqs[b]) for b in decoding]
+        all_lengths = {id(one.lengths): one.lengths for one in requests if one.lengths is not None}.values()
+        rows = _prompt_rows(seqs, prompts)
+        if not any(each.learning for each in all_lengths):
+            return RestingStep(seqs[decoding[0]], list(all_lengths), rows) if all_lengths else None
         own = [lengths[b] for b in decoding]
         groups = []
-        for learning in {id(one.lengths): one.lengths for one in requests}.values():
-            if learning is not None:
-                members = [i for i, one in enumerate(requests) if one.counts_for(learning)]
-                mine = [i for i in members if requests[i].lengths is learning]
-                behind = any(own[i] and not requests[i].followed for i in mine)
-                read = _prompt_rows(
-                    *([s for s in each if self._request(s).lengths is learning] for each in (seqs, prompts))
-                )
-                groups.append(Group(learning, id(requests[mine[0]].drafter), members, behind, read))
-        if not groups:
-            return None
-        rows = _prompt_rows(seqs, prompts)
+        for learning in all_lengths:
+            members = [i for i, one in enumerate(requests) if one.counts_for(learning)]
+            mine = [i for i in members if requests[i].lengths is learning]
+            behind = any(own[i] and not requests[i].followed for i in mine)
+            read = _prompt_rows(
+                *([s for s in each if self._request(s).lengths is learning] for each in (seqs, prompts))
+            )
+            groups.append(Group(learning, id(requests[mine[0]].drafter), members, behind, read))
         return TimedStep([seqs[b] for b in decoding], own, groups, rows, len(seqs) + len(prompts))
 
     def _chosen(self, seqs: Seq[Sequence], prompt_rows: int) -> list[int]:

@@ -20,6 +20,7 @@ class Times:
         self._known: list[int] = []
         self._medians: dict[int, float] = {}
         self._count, self._last = 0, dict[int, int]()  # samples so far; and when each number had its last one
+        self._line: tuple[np.ndarray, np.ndarray, float] | None = None  # see `_line_of_medians`
 
     def __len__(self) -> int:
         """How many samples there are, up to 9 of each number."""
@@ -32,10 +33,16 @@ class Times:
         elif self._stale(n):
             self._samples[n].clear()
         self._count += 1
+        self._line = None
         self._last[n] = self._count
         self._samples[n].append(seconds)
         own = self._samples[n]  # of two, the greater may be that of a moment in which others had the processor
         self._medians[n] = statistics.median(own) if len(own) > 2 else min(own)
+
+    def age(self, count: int) -> None:
+        """So many steps were not timed: samples are as old as if they had been."""
+        self._count += count
+        self._line = None
 
     def _stale(self, n: int) -> bool:
         """Whether the samples of a number are too old: the fewer there are, the sooner. Else a number that was timed in
@@ -54,6 +61,15 @@ class Times:
         time, and a share of the other half. A number that was timed once or twice, while others were timed more often,
         counts as not timed: a sample from a moment in which others had the processor would rule it out for good. So
         does one whose samples are old."""
+        if self._line is None:
+            self._line = self._line_of_medians()
+        xs, ys, slope = self._line
+        inside = np.interp(numbers, xs, ys)
+        beyond = np.where(numbers > xs[-1], ys[-1] + slope / 2 * (numbers - xs[-1]), inside)
+        return np.where(numbers < xs[0], ys[0] * (1 + numbers / max(1, xs[0])) / 2, beyond)
+
+    def _line_of_medians(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """(numbers, seconds, seconds for each further number), for `estimate`."""
         often = [n for n in self._known if len(self._samples[n]) > 2 and not self._stale(n)]
         xs = [n for n in self._known if n in often or n == self._known[0]] if often else self._known
         pools: list[list[float]] = []  # mean, samples, numbers: neighbours that would fall are joined
@@ -66,9 +82,7 @@ class Times:
                 before[1], before[2] = before[1] + count, before[2] + many
         ys = [mean for mean, _, many in pools for _ in range(int(many))]
         slope = (ys[-1] - ys[0]) / (xs[-1] - xs[0]) if len(xs) > 1 else 0.0
-        inside = np.interp(numbers, xs, ys)
-        beyond = np.where(numbers > xs[-1], ys[-1] + slope / 2 * (numbers - xs[-1]), inside)
-        return np.where(numbers < xs[0], ys[0] * (1 + numbers / max(1, xs[0])) / 2, beyond)
+        return np.array(xs), np.array(ys), slope
 
 
 class Mean:

@@ -24,6 +24,18 @@ class Group:
     read_rows: int
 
 
+class RestingStep:
+    """In place of a `TimedStep` where all drafters rest and nothing is to be learned: tokens are counted."""
+
+    def __init__(self, seq: Sequence, lengths: Seq[DraftLengths], prompt_rows: int):
+        self._seq, self._lengths, self._before = seq, lengths, len(seq.tokens)
+        self.prompt_rows = prompt_rows
+
+    def teach(self, drafting: Mapping[int, float] | None) -> None:
+        for each in self._lengths:
+            each.rest(len(self._seq.tokens) - self._before)
+
+
 class TimedStep:
     """What a step, or a call of several plain ones, took and gave: the difference of the counters before and after.
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slipstream.engine.draft_lengths import DraftLengths, Step
+from slipstream.engine.draft_lengths import TRIAL_STEPS, DraftLengths, Step
 from slipstream.engine.step_times import Times
-from tests.engine.simulated_world import BusyServer, Company, World, adaptive, fixed
+from tests.engine.simulated_world import BusyServer, Company, World, adaptive, fixed, taught
 
 TOKENS = 3000
 ALPHAS = (0.0, 0.3, 0.6, 0.8, 0.95)
@@ -52,7 +52,7 @@ def test_a_server_that_always_reads_prompts_loses_at_most_3_percent(batch: int, 
                 busy.run(lambda _, most, __, k=k: [min(k, n) for n in most], 300, resting=lambda k=k: k == 0)
                 for k in (0, 1, 4)
             ]
-            found = busy.run(policy.choose, 300, policy.learn, lambda policy=policy: policy.resting)
+            found = busy.run(policy.choose, 300, taught(policy), lambda policy=policy: policy.resting)
             where = f"acceptance {alpha}, level {level}: {found:.4f}, fixed {[round(rate, 4) for rate in rates]}"
             assert found >= 0.97 * rates[0], where
             assert found >= 0.95 * max(rates), where
@@ -133,6 +133,20 @@ def test_a_drafter_that_becomes_useful_is_found_again() -> None:
     adaptive(World([0.9], level=0.1, row=0.05), policy, 600)
     assert not policy.resting
     assert policy.choose([0], [8])[0] > 2
+
+
+def test_pauses_of_a_drafter_that_never_pays_grow() -> None:
+    """In 20,000 tokens: at most 8 pauses until they are 4,096 tokens long, then 4, and a trial after each."""
+    world, policy, drafted = World([0.0], level=0.1, row=0.05, stride=8), DraftLengths(), 0
+
+    def choose() -> list[int]:
+        nonlocal drafted
+        lengths = policy.choose(range(1), [8])
+        drafted += any(lengths)
+        return lengths
+
+    world.run(choose, 20_000, taught(policy))
+    assert drafted <= 13 * TRIAL_STEPS
 
 
 def test_the_user_is_told_once_that_drafts_do_not_pay(caplog: pytest.LogCaptureFixture) -> None:

@@ -464,8 +464,10 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
 
     class Told(DraftLengths):
         def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, others: int = 0) -> list[int]:
-            chosen.append((list(ids), prompt_rows))
-            return super().choose(ids, limits, prompt_rows, others)
+            lengths = super().choose(ids, limits, prompt_rows, others)
+            if self.learning:
+                chosen.append((list(ids), prompt_rows))
+            return lengths
 
         def learn(self, step: Step) -> None:
             learned.append((list(step.ids), step.prompt_rows))
