@@ -42,6 +42,7 @@ from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not
 from slipstream.engine.scored import Scored
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.grammar.compiler import Grammars
+from slipstream.models.generation_defaults import generation_defaults
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
 from slipstream.settings import AUTO, DRAFT_QUANTISATIONS, DRAFT_TOKENIZERS, SAME, one_of
 from slipstream.targets.memory_plan import plan
@@ -112,6 +113,9 @@ class LLM:
                   either, the output's distribution is the target's.
     tokenizer     only needed if the target brings none; without one, prompts are token ids.
     draft_options options of the drafter, e.g. {"confidence": 0.3} or {"max_ngram": 4}.
+    generation_config  what holds where a request says nothing. "auto": penalties and forbidden ids of the checkpoint's
+                  generation_config.json; `chat` and `serve` also sample as it says. "none": nothing of it. A folder or
+                  file: that one. A `Target` has none.
     progress      called with (bytes read, bytes in all) while weights are loaded.
     device_map    where transformers puts the target's layers, as in its `from_pretrained`: "auto", or a mapping. Needs
                   accelerate; a draft model is not spread.
@@ -140,6 +144,7 @@ class LLM:
         kv_tokens: int | None = None,
         tokenizer: Any = None,
         draft_options: Mapping[str, Any] | None = None,
+        generation_config: str | Path = AUTO,
         progress: Callable[[int, int], None] | None = None,
         device_map: Any = None,
         trust_remote_code: bool = False,
@@ -181,9 +186,9 @@ class LLM:
             **self._load,
         )
         self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
-        self.checks = RequestChecks(
-            self.tokenizer, self.target.vocab_size, self.target.context, self.target.capabilities.encoder
-        )
+        encoder = self.target.capabilities.encoder
+        self.defaults = generation_defaults(generation_config, target, path, encoder is not None)
+        self.checks = RequestChecks(self.tokenizer, self.target.vocab_size, self.target.context, encoder)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
         self._grammars = Grammars(self.tokenizer, self.target.vocab_size)
         self._weightless: dict[str, Drafter] = {}  # by name, made when a request first wants one
@@ -284,6 +289,12 @@ class LLM:
                 why="beams are not drafted: a step keeps the best of all continuations, not one accepted text",
                 fix="write LLM(target) without a draft, or llm.use(None) before",
             )
+        if self.defaults.rules:
+            raise ParameterError(
+                f"beam search was asked of a model whose generation_config.json has {', '.join(self.defaults.rules)}",
+                why="beams are compared by their probabilities without such rules",
+                fix='write LLM(..., generation_config="none")',
+            )
         stop_ids = self._stop_ids(params.ignore_eos, params.stop_token_ids)
         more = {"params": SamplingParams(max_tokens=params.max_tokens), "context": self.target.context}
         searches = [
@@ -329,7 +340,7 @@ class LLM:
 
     def sequence(self, prompt: Prompt, params: SamplingParams | None = None) -> Sequence:
         """A checked request, ready for `decode`."""
-        params = self.checks.params(params or SamplingParams())
+        params = self.defaults.fill(self.checks.params(params or SamplingParams()))
         ids = self.checks.prompt(prompt)
         stop_ids = self._stop_ids(params.ignore_eos, params.stop_token_ids)
         form = params.structured

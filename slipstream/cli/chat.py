@@ -30,8 +30,9 @@ def chat(
     raw: Annotated[bool, typer.Option("--raw", help="Complete each prompt without a chat template.")] = False,
 ) -> None:
     """Chat with a model. /help lists the commands that change sampling, drafter and rule."""
-    params = sampling.params()
+    sampling.params()  # raises what is wrong before anything is loaded
     llm = load(models)
+    params = sampling.params(llm.defaults.sampling)
     from slipstream.cli.session import Session
 
     session = Session(llm, models, params, raw=raw, system=system)
@@ -40,6 +41,10 @@ def chat(
         "without a chat template: prompts are completed as given" if session.raw else "using the model's chat template"
     )
     render.line(f"{how}; {FENCE} starts and ends a prompt of several lines, /help lists commands, Ctrl-D leaves")
+    if llm.defaults.sampling:
+        from slipstream.models.generation_defaults import shown
+
+        render.line(shown(llm.defaults.sampling))
     remember_history()
     loop(session)
 

@@ -168,6 +168,15 @@ class ModelOptions:
             rich_help_panel=_MODELS,
         ),
     ] = SAME
+    generation_config: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|none|FOLDER",
+            help="Penalties, forbidden ids and, for chat and serve, sampling of requests that give none: as the "
+            "target's generation_config.json says (auto), none, or as another one says.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = AUTO
     kv_dtype: Annotated[
         str | None,
         typer.Option(
@@ -329,20 +338,26 @@ def _is_place(value: Any) -> bool:
 
 
 def sampling_options(params: type[SamplingParams]) -> Any:
-    """A frozen dataclass with one field per sampling parameter that declares an option, with the same default.
-    Its `params()` makes the `params` and raises ParameterError for values out of range."""
+    """A frozen dataclass with one field per sampling parameter that declares an option; None or False if it was not
+    given. Its `params(defaults)` makes the `params`, with values for what was not given, and raises ParameterError for
+    values out of range."""
     types = get_type_hints(params)
     members: list[Any] = []
     for name, known in declared(params).items():
         if known.option:
             several = isinstance(known.default, tuple)  # then the option is repeated, and typer collects a list
-            option = typer.Option(*known.option, help=known.help, metavar=known.metavar, rich_help_panel=_SAMPLING)
+            flag = isinstance(known.default, bool)
+            default = False if several or flag or known.default is None else str(known.default)
+            option = typer.Option(
+                *known.option, help=known.help, metavar=known.metavar, rich_help_panel=_SAMPLING, show_default=default
+            )
             kind: Any = list[get_args(types[name])[0]] | None if several else types[name]  # type: ignore[misc]
-            members.append((name, Annotated[kind, option], field(default=None if several else known.default)))
+            kind = kind if flag else kind | None
+            members.append((name, Annotated[kind, option], field(default=False if flag else None)))
 
-    def made(self: Any) -> SamplingParams:
+    def made(self: Any, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return params(**{name: value for name, value in values.items() if value is not None})
+        return params(**dict(defaults or {}) | {name: value for name, value in values.items() if value is not None})
 
     return make_dataclass("SamplingOptions", members, frozen=True, namespace={"params": made})
 

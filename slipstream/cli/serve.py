@@ -113,6 +113,7 @@ def serve(models: ModelOptions, server: ServerOptions) -> None:
 
     with bound(server.host, server.port) as listening:  # before the model is loaded
         with uncollected():
+            from slipstream.models.generation_defaults import shown
             from slipstream.server.app import create_app
             from slipstream.server.engine_process import RemoteEngine
             from slipstream.server.reply_format import ReplyFormat
@@ -136,6 +137,8 @@ def serve(models: ModelOptions, server: ServerOptions) -> None:
             port = listening.getsockname()[1]
             address = f"http://{server.host}:{port}"
             render.line(f"serving {name} ({models.method} drafter) at {address}/v1, with a page at {address}/")
+            if engine.facts.sampling:
+                render.line(shown(engine.facts.sampling))
             from slipstream.server.serving import serve as answer
 
             def ends(end: Callable[[], None]) -> None:

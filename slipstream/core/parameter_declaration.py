@@ -40,6 +40,7 @@ class Parameter:
     """The declaration of one field; see `parameter`."""
 
     default: Any
+    neutral: Any
     check: Check
     effect: Effect
     option: tuple[str, ...] | None
@@ -56,6 +57,7 @@ def parameter(
     option: tuple[str, ...] | None = None,
     help: str = "",
     metavar: str | None = None,
+    neutral: Any = None,
     ids_in: Callable[[Any], Iterable[int]] = lambda value: (),
 ) -> Any:
     """A field of `SamplingParams`.
@@ -67,11 +69,11 @@ def parameter(
                it does not fit on a line, so neither the command line nor the chat has it.
     help       one short sentence for `--help`; needed where there is an option.
     metavar    what stands for the value in `--help`; None: its type.
+    neutral    another value that changes nothing; None: there is none.
     ids_in     the token ids that a value names. `LLM` refuses those outside the vocabulary.
     """
-    return field(
-        default=default, metadata={"parameter": Parameter(default, check, effect, option, help, metavar, ids_in)}
-    )
+    made = Parameter(default, neutral, check, effect, option, help, metavar, ids_in)
+    return field(default=default, metadata={"parameter": made})
 
 
 def declared(params: type) -> dict[str, Parameter]:

@@ -70,12 +70,13 @@ def _as_python(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-def number(low: float, high: float, *, open_low: bool = False) -> Check:
-    """A finite number in [low, high], or (low, high] if `open_low`."""
+def number(low: float, high: float, *, open_low: bool = False, optional: bool = False) -> Check:
+    """A finite number in [low, high], or (low, high] if `open_low`; None as well if `optional`."""
 
     def check(name: str, value: Any) -> Any:
         value = _as_python(value)
-        check_number(name, value, low, high, open_low=open_low)
+        if value is not None or not optional:
+            check_number(name, value, low, high, open_low=open_low)
         return value
 
     return check
@@ -168,6 +169,7 @@ class SamplingParams(Strict):
     top_p               keep the smallest set of most likely tokens whose mass reaches top_p, in (0, 1].
     min_p               drop tokens less likely than min_p times the most likely one, in [0, 1].
     repetition_penalty  divides positive and multiplies negative logits of tokens in prompt or output (> 0; CTRL, 2019).
+                        None: as the checkpoint's generation_config.json says, else 1, which changes nothing.
     frequency_penalty   subtracted from a logit once per occurrence in the output, in [-2, 2].
     presence_penalty    subtracted from a logit once if the token is in the output, in [-2, 2].
     logit_bias          token id -> value added to its logit, in [-100, 100]; -100 forbids.
@@ -201,10 +203,11 @@ class SamplingParams(Strict):
         Effect.FILTERS_PROBABILITIES,
         help="Drop tokens below this share of the highest probability.",
     )
-    repetition_penalty: float = parameter(
-        1.0,
-        number(0.0, 100.0, open_low=True),
+    repetition_penalty: float | None = parameter(
+        None,
+        number(0.0, 100.0, open_low=True, optional=True),
         Effect.NEEDS_HISTORY,
+        neutral=1.0,
         help="Repetition penalty; above 1 discourages repetition.",
     )
     frequency_penalty: float = parameter(
@@ -258,7 +261,7 @@ class SamplingParams(Strict):
     def _uses(self, *effects: Effect) -> bool:
         """Whether a parameter with one of these effects differs from its default."""
         return any(
-            known.effect in effects and getattr(self, name) != known.default
+            known.effect in effects and getattr(self, name) not in (known.default, known.neutral)
             for name, known in declared(type(self)).items()
         )
 

@@ -134,7 +134,7 @@ def _edit(
 
 def _penalise(row: Tensor, params: SamplingParams, prompt: Seq[int], output: Seq[int]) -> None:
     vocab = row.shape[-1]
-    if params.repetition_penalty != 1:  # prompt and output count (CTRL, Keskar et al. 2019, section 4.1)
+    if params.repetition_penalty not in (None, 1):  # prompt and output count (CTRL, Keskar et al. 2019, section 4.1)
         seen = torch.tensor(sorted({t for t in (*prompt, *output) if t < vocab}), device=row.device, dtype=torch.int64)
         old = row[seen]
         row[seen] = torch.where(old > 0, old / params.repetition_penalty, old * params.repetition_penalty)

@@ -22,7 +22,7 @@ A check in which too few draft tokens were verified says "not tested": equal tex
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ def verify(
 ) -> Result:
     """Checks the drafter that `llm` uses. Writes the result to `out` after every check, so an interruption keeps the
     checks that were done."""
+    config = replace(config, params=llm.defaults.fill(config.params))
     if llm.drafter.name == "none" or not llm.most_draft_tokens:
         raise ParameterError("there is no drafter to check", fix="name one: --drafter ngram, with --draft-tokens > 0")
     settings = {

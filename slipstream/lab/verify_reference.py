@@ -47,8 +47,9 @@ def edited(
     x, vocab = logits.copy(), len(logits)
     for token, bias in (params.logit_bias or {}).items():
         x[token] = -np.inf if bias <= -100 else x[token] + bias
+    penalty = params.repetition_penalty or 1.0
     for token in {*prompt, *output}:
-        x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
+        x[token] = x[token] / penalty if x[token] > 0 else x[token] * penalty
     for token, times in Counter(output).items():
         x[token] -= params.presence_penalty + times * params.frequency_penalty
     if len(output) < params.min_tokens:

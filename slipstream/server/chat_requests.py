@@ -39,7 +39,7 @@ async def chat_generation(service: Service, given: Mapping[str, Any]) -> Generat
     service.check_model(given.get("model"))
     talk = await asyncio.to_thread(conversation, service, given)
     n = count(given, "n", 1, service.limits.choices, 1)
-    params = service.checked(sampling_params(given, CHAT, service.checks.room(len(talk.ids))))
+    params = service.checked(sampling_params(given, CHAT, service.checks.room(len(talk.ids)), service.facts.sampling))
     params = replace(params, structured=_form(service, talk, params.structured))
     reply = partial(service.replies.reply, talk.text, talk.use)
     markers = service.replies.markers

@@ -104,7 +104,7 @@ def completions(service: Service) -> APIRouter:
         if nothing:  # the specification allows it
             given = {name: value for name, value in given.items() if name not in LENGTHS}
         room = service.checks.room(max(map(len, prompts)))
-        params = service.checked(sampling_params(given, COMPLETIONS, room))
+        params = service.checked(sampling_params(given, COMPLETIONS, room, service.facts.sampling))
         scored = echo and params.logprobs is not None
         generation = await generation_of(service, prompts, params, n, given, scored=scored)
         if nothing:

@@ -199,4 +199,5 @@ def facts_of(llm: Any) -> ModelFacts:
         "" if runtime is None else str(runtime.dtype).removeprefix("torch."),
         llm.request_drafters,
         llm.target.capabilities.encoder,
+        llm.defaults.sampling,
     )

@@ -78,7 +78,7 @@ FIELDS = (
         where=(COMPLETIONS,),
         unset=(False,),
     ),
-    _sampling("temperature", "0 is greedy. Default 1.", _NUMBER),
+    _sampling("temperature", "0 is greedy. Default: as the checkpoint says, else 1.", _NUMBER),
     _sampling("top_p", "Keep the most likely tokens up to this total probability.", _NUMBER),
     _sampling("top_k", "Keep the k most likely tokens; 0 or -1 keeps all.", _INTEGER, (-1,)),
     _sampling("min_p", "Drop tokens below this share of the highest probability.", _NUMBER),
@@ -203,10 +203,13 @@ def members(given: Mapping[str, Any], name: str, known: Iterable[str]) -> dict[s
     return {member: each for member, each in value.items() if each is not None}
 
 
-def sampling_params(given: Mapping[str, Any], where: str, room: int) -> SamplingParams:
-    """The parameters of a request. room: tokens that the context has left. Raises ApiError 400 with the field."""
+def sampling_params(
+    given: Mapping[str, Any], where: str, room: int, defaults: Mapping[str, Any] | None = None
+) -> SamplingParams:
+    """The parameters of a request. room: tokens that the context has left; defaults: fields that the model sets where
+    the request does not. Raises ApiError 400 with the field."""
     checks, named = declared(SamplingParams), dict[str, str]()
-    values: dict[str, Any] = {"temperature": 1.0}
+    values: dict[str, Any] = {"temperature": 1.0} | dict(defaults or {})
     for name, known in fields_of(where).items():
         if known.sampling and name in given:
             if known.sampling in named and given[name] != given[named[known.sampling]]:

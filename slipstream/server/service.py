@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import time
@@ -30,6 +30,7 @@ class ModelFacts:
     drafters             those that a request may name, with the most draft tokens a step of each.
     backend, dtype       what runs it; empty for a target that does not say.
     encoder              as of `Capabilities`.
+    sampling             fields of `SamplingParams` of requests that do not give them.
     """
 
     vocab_size: int
@@ -42,6 +43,7 @@ class ModelFacts:
     dtype: str = ""
     drafters: dict[str, int] = field(default_factory=dict)
     encoder: Encoder | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

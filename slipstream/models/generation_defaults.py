@@ -1,0 +1,141 @@
+"""`GenerationDefaults`: what a checkpoint's generation_config.json asks for where a request says nothing.
+
+Two kinds of settings are in that file. Some belong to the model: penalties and forbidden ids, without which its greedy
+text is not that of transformers' `generate`. They hold for every request that does not give its own. The others say how
+to sample (temperature, top-p, ...): conversations and servers begin with them, as in vLLM.
+
+Encoder-decoders honour the first kind in their target (`targets.huggingface.output_rules`). Does not import torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from slipstream.core.params import SamplingParams, Strict
+from slipstream.errors import ParameterError
+from slipstream.models.checkpoint import read_json, resolve
+from slipstream.models.gguf_header import is_gguf
+from slipstream.settings import AUTO
+
+log = logging.getLogger("slipstream")
+
+FILE = "generation_config.json"
+OFF = "none"
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+_NOT_HONOURED: Mapping[str, Any] = {
+    "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "begin_suppress_tokens": None, "min_length": 0,
+    "forced_bos_token_id": None, "forced_eos_token_id": None, "sequence_bias": None, "guidance_scale": 1.0,
+    "exponential_decay_length_penalty": None, "watermarking_config": None, "stop_strings": None, "typical_p": 1.0,
+    "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None,
+}  # fmt: skip
+"""Settings that change texts and are not honoured for a decoder, and their values with which they do nothing."""
+
+
+@dataclass(frozen=True)
+class GenerationDefaults(Strict):
+    """repetition_penalty, bad_words, min_tokens  as in `SamplingParams`, for requests that do not give them.
+    suppressed  ids that never occur, unless a request's `logit_bias` names them.
+    sampling    fields of `SamplingParams` with which conversations and servers sample.
+    """
+
+    repetition_penalty: float | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    suppressed: tuple[int, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(settings: Mapping[str, Any], encoder_decoder: bool = False) -> GenerationDefaults:
+        """From a parsed generation_config.json, or `to_dict()` of a loaded model's. What is not honoured is named in a
+        warning. Raises ParameterError for a value out of range."""
+        sampling = {name: settings[name] for name in SAMPLING if settings.get(name) is not None}
+        try:
+            SamplingParams(**sampling)
+            if encoder_decoder:
+                return GenerationDefaults(sampling=sampling)
+            eos = settings.get("eos_token_id")
+            ends = [(one,) for one in (eos if isinstance(eos, (list, tuple)) else [eos])]
+            # transformers leaves the end of the text possible.
+            words = [word for word in map(tuple, settings.get("bad_words_ids") or ()) if word not in ends]
+            made = GenerationDefaults(
+                settings.get("repetition_penalty"),
+                tuple(words),
+                settings.get("min_new_tokens") or 0,
+                tuple(settings.get("suppress_tokens") or ()),
+                sampling,
+            )
+            made.fill(SamplingParams())
+        except (ParameterError, TypeError) as fault:
+            raise ParameterError(
+                f"the checkpoint's {FILE} cannot be honoured: {fault}",
+                fix=f'correct the file, or give generation_config="{OFF}"',
+            ) from fault
+        ignored = [name for name, nothing in _NOT_HONOURED.items() if settings.get(name) not in (None, nothing)]
+        if ignored:
+            log.warning(
+                "%s of the checkpoint has %s, which is not honoured: texts may differ from those of `generate`",
+                FILE,
+                ", ".join(f"{name}={settings[name]!r}" for name in ignored),
+            )
+        return made
+
+    def fill(self, params: SamplingParams) -> SamplingParams:
+        """The parameters of a request, with these settings where it gives none. A text that is given stays as it is."""
+        if params.structured is not None and params.structured.tokens is not None:
+            return params
+        more: dict[str, Any] = {}
+        if self.repetition_penalty is not None and params.repetition_penalty is None:
+            more["repetition_penalty"] = self.repetition_penalty
+        if self.bad_words and not set(self.bad_words) <= set(params.bad_words):
+            more["bad_words"] = (*params.bad_words, *self.bad_words)
+        if self.min_tokens and not params.min_tokens:
+            more["min_tokens"] = min(self.min_tokens, params.max_tokens)
+        if set(self.suppressed) - set(params.logit_bias or ()):
+            more["logit_bias"] = dict.fromkeys(self.suppressed, -100.0) | dict(params.logit_bias or {})
+        return replace(params, **more) if more else params
+
+    @property
+    def rules(self) -> list[str]:
+        """Names of the settings that hold for every request."""
+        named = {"repetition_penalty": self.repetition_penalty not in (None, 1.0), "bad_words_ids": self.bad_words,
+                 "min_new_tokens": self.min_tokens, "suppress_tokens": self.suppressed}  # fmt: skip
+        return [name for name, value in named.items() if value]
+
+
+NOTHING = GenerationDefaults()
+
+
+def shown(sampling: Mapping[str, Any]) -> str:
+    """One line for users about `GenerationDefaults.sampling`."""
+    values = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
+    return f"defaults of the checkpoint's {FILE}: {values} (--generation-config none leaves them out)"
+
+
+def generation_defaults(
+    choice: str | Path, module: Any, folder: Path | str | None, encoder_decoder: bool
+) -> GenerationDefaults:
+    """The defaults that the argument `generation_config` of `LLM` chooses: "auto" (the target's own), "none", or a
+    folder or file. folder: of the target; None: `module` is the target, loaded already.
+
+    Raises ParameterError and ConfigError."""
+    if choice == OFF:
+        return NOTHING
+    if choice != AUTO:
+        path = Path(choice)
+        if not path.exists():
+            raise ParameterError(
+                f"generation_config is {str(choice)!r}, and there is no such file or folder",
+                fix=f'give "{AUTO}", "{OFF}", or a folder with {FILE}',
+            )
+        return GenerationDefaults.of(read_json(path / FILE if path.is_dir() else path), encoder_decoder)
+    if folder is None:
+        own = getattr(module, "generation_config", None)
+        return NOTHING if own is None else GenerationDefaults.of(own.to_dict(), encoder_decoder)
+    if is_gguf(folder):
+        return NOTHING
+    file = resolve(folder) / FILE
+    return GenerationDefaults.of(read_json(file), encoder_decoder) if file.is_file() else NOTHING
