@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from slipstream.errors import SlipstreamError as SlipstreamError
     from slipstream.integrations.custom_generation import custom_generate as custom_generate
     from slipstream.llm import LLM as LLM, Chunk as Chunk, Completion as Completion
+    from slipstream.models.pair_check import check_pair as check_pair
     from slipstream.speculative_decoder import (
         SpeculativeDecoder as SpeculativeDecoder,
         load_model_pair as load_model_pair,
@@ -34,6 +35,7 @@ _HOME = {
     "Structured": "slipstream.core.structured",
     "Trigger": "slipstream.core.structured",
     "SpeculativeDecoder": "slipstream.speculative_decoder",
+    "check_pair": "slipstream.models.pair_check",
     "custom_generate": "slipstream.integrations.custom_generation",
     "load_model_pair": "slipstream.speculative_decoder",
     "SlipstreamError": "slipstream.errors",

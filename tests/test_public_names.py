@@ -13,7 +13,7 @@ from tests.checkpoints import Tiny
 
 def test_dir_lists_the_public_names_and_each_of_them_exists() -> None:
     assert dir(slipstream) == sorted(slipstream.__all__)
-    assert {"LLM", "SamplingParams", "SpeculativeDecoder", "load_model_pair"} <= set(dir(slipstream))
+    assert {"LLM", "SamplingParams", "SpeculativeDecoder", "check_pair", "load_model_pair"} <= set(dir(slipstream))
     for name in dir(slipstream):
         assert getattr(slipstream, name) is not None
 

@@ -11,7 +11,7 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.demo import summary
-from slipstream.cli.loading import checkpoint, load, quieten
+from slipstream.cli.loading import load, quieten
 from slipstream.cli.options import ModelOptions
 from slipstream.errors import PairError, ParameterError
 from slipstream.settings import INTERSECTION, STRING
@@ -44,7 +44,7 @@ def check_pair(
     Exit code 0 if they are compatible, 1 if not. Weights are only loaded with --measure.
     """
     quieten()
-    from slipstream.models.pair_check import compare
+    from slipstream.models import pair_check
 
     if also and not measure:
         raise ParameterError("--also was given without --measure", fix="add --measure")
@@ -52,7 +52,7 @@ def check_pair(
         ModelOptions(target=name, draft=draft, drafter="model", draft_tokens=str(draft_tokens))
         for name in dict.fromkeys([target, *(also or ())])
     ]
-    report = compare(checkpoint(target, "target"), checkpoint(draft, "draft"))
+    report = pair_check.check_pair(target, draft)
     runs = measured(pairs) if measure and report.fits else {}
     if as_json:
         all_runs = [{"target": name} | summary(run) for name, own_runs in runs.items() for run in own_runs]

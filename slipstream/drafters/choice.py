@@ -108,8 +108,7 @@ def embedded_role(drafter: str) -> str:
 class DrafterFactory:
     """Makes drafters for one target.
 
-    checkpoint  folder or hub id that the target was loaded from; None: a target in memory, and vocabularies are only
-                compared by their width.
+    checkpoint  folder or hub id that the target was loaded from; None: a target in memory.
     load        options of `Decoder.load` for draft models.
     tokenizer   the target's; None if it has none.
     draft_tokenizer  one of `settings.DRAFT_TOKENIZERS`: what becomes of draft models with another tokenizer.
@@ -171,30 +170,37 @@ class DrafterFactory:
         return make_drafter(name, self.target, **options)
 
     def _model(self, draft: Any) -> Target | Writer:
-        """The draft model. Raises PairError if its tokenizer is known and differs from the target's, unless
-        `draft_tokenizer` says what becomes of it."""
+        """The draft model. Raises PairError if its tokens differ from the target's, unless `draft_tokenizer` says what
+        becomes of it. Of a model in memory whose checkpoint is unknown, only the number of ids is compared."""
         from slipstream.core.target import Target
         from slipstream.drafters.string_match import Writer
-        from slipstream.models.pair_check import require_pair
+        from slipstream.models.pair_check import require_pair, require_widths
         from slipstream.targets.sources import as_target
 
         path = checkpoint_of(draft, "draft") if isinstance(draft, (str, Path)) else None
         if self.draft_tokenizer != SAME and not self._same_tokens(path):
             return self._with_own_tokenizer(draft, path)
-        if isinstance(draft, (Target, Writer)):
-            return draft  # the settings are for the models that are loaded here
-        self.loaded += 1
-        if path is not None and self.checkpoint is not None:
-            require_pair(self.checkpoint, path)
-        return as_target(draft if path is None else path, **self.load)
+        if isinstance(draft, Writer):
+            return draft
+        ours, theirs = self.checkpoint or _source(self.target), path or _source(draft)
+        if ours is not None and theirs is not None:
+            require_pair(ours, theirs)
+        if isinstance(draft, Target):
+            model: Target = draft  # the settings are for the models that are loaded here
+        else:
+            self.loaded += 1
+            model = as_target(draft if path is None else path, **self.load)
+        if ours is None or theirs is None:
+            require_widths(self.target.vocab_size, model.vocab_size)
+        return model
 
     def _same_tokens(self, path: str | Path | None) -> bool:
         """Whether the tokenizer of a draft model is known to be the target's."""
-        from slipstream.models.pair_check import compare
+        from slipstream.models.pair_check import check_pair
 
         if path is None or self.checkpoint is None:
             return False
-        report = compare(self.checkpoint, path)
+        report = check_pair(self.checkpoint, path)
         return report.compared and report.fits
 
     def _with_own_tokenizer(self, draft: Any, path: str | Path | None) -> Target | Writer:
@@ -214,6 +220,14 @@ class DrafterFactory:
         self.loaded += 1
         model = as_target(path, **self.load)
         return with_own_tokenizer(model, theirs, self.tokenizer, self.target.vocab_size, self.draft_tokenizer)
+
+
+def _source(model: Any) -> Path | None:
+    """The checkpoint that a loaded target came from, if it is still there."""
+    from slipstream.core.target import Target
+
+    runtime = model.capabilities.runtime if isinstance(model, Target) else None
+    return runtime.source if runtime is not None and runtime.source is not None and runtime.source.exists() else None
 
 
 def _refuse_options(options: Mapping[str, Any], given: str, fix: str) -> None:

@@ -20,7 +20,7 @@ from slipstream.lab.known_pairs import CONTEXT, MODELS, acceptance_rates, known_
 from slipstream.lab.roofline import MEMORY_SHARE, ModelSize, memory_needed, pair_costs, placed
 from slipstream.models.checkpoint import read_json
 from slipstream.models.facts import ModelFacts, facts
-from slipstream.models.pair_check import PADDING, PairReport, compare_facts, kind_problem
+from slipstream.models.pair_check import PairReport, compare_facts, differ, kind_problem
 from slipstream.zoo import checkpoint_of
 
 REGISTRY = "registry"
@@ -244,7 +244,7 @@ def _vocabulary(report: PairReport, name: str | None, known: str | None) -> tupl
             ("", f"vocabulary of {ours} by name, not compared") if ours == theirs else (f"{theirs}'s, not {ours}'s", "")
         )
     sizes = report.target.config.vocab_size, report.draft.config.vocab_size
-    if max(sizes) - min(sizes) > PADDING * max(sizes):
+    if differ(*sizes):
         return f"{sizes[1]} ids, the target has {sizes[0]}", ""
     return "", "only vocabulary sizes were compared: tokenizer files are missing"
 

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.forecast import WEIGHTS_READ, Forecast, Rates, StepCosts, forecast
-from slipstream.errors import PairError
+from slipstream.errors import PairError, ParameterError
 from slipstream.models.facts import ROLES, ModelFacts, TokenMap, facts
+from slipstream.zoo import checkpoint_of
 
 SHOWN = 5
 """Maximum number of differing ids to list."""
 
 PADDING = 0.01
-"""Without tokenizers, a difference in head size below this share is treated as padding."""
+"""Without tokenizers, numbers of ids that differ by less than this share are treated as padded."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class PairReport:
-    """The result of `compare`.
+    """The result of `check_pair`.
 
     compared      whether both models have a token map; if not, only sizes were compared.
     common        number of ids that both models have; `differing` of them map to different tokens, and `differences`
@@ -95,16 +96,23 @@ class PairReport:
         }
 
 
-def compare(target: str | Path, draft: str | Path) -> PairReport:
-    """Compare two checkpoints (folders or hub ids) without loading their weights.
+def check_pair(target: str | Path, draft: str | Path) -> PairReport:
+    """Whether two checkpoints are compatible: folders, hub ids, GGUF files, or "embedded". Weights are not loaded.
 
-    Raises LoadError or a subclass if one of them cannot be read. The report says whether they are compatible.
+    Raises LoadError or a subclass if one of them cannot be read, ParameterError for what is no checkpoint.
     """
-    return compare_facts(facts(target), facts(draft))
+    for role, given in (("target", target), ("draft", draft)):
+        if not isinstance(given, (str, Path)):
+            raise ParameterError(
+                f"the {role} is a {type(given).__name__}",
+                why="tokens are compared, and a model in memory has no tokenizer",
+                fix="give the folder, hub id or GGUF file that it was loaded from, or 'embedded'",
+            )
+    return compare_facts(facts(checkpoint_of(target, "target")), facts(checkpoint_of(draft, "draft")))
 
 
 def compare_facts(ours: ModelFacts, theirs: ModelFacts) -> PairReport:
-    """Like `compare`, for facts that were read already."""
+    """Like `check_pair`, for facts that were read already."""
     differences, common = _differences(ours.tokenizer, theirs.tokenizer)
     plain = [d for d in differences if not _both_special(d.id, ours.tokenizer, theirs.tokenizer)]
     shown = tuple((plain or differences)[:SHOWN])
@@ -141,16 +149,34 @@ def kind_problem(target: bool, draft: bool) -> str:
 
 def require_pair(target: str | Path, draft: str | Path) -> None:
     """Raise PairError unless both checkpoints are of one kind and map the same ids to the same tokens."""
-    report = compare(target, draft)
+    report = check_pair(target, draft)
     require_kind(report.target.source_context is not None, report.draft.source_context is not None)
     if report.problem:
-        raise PairError(
-            report.problem,
-            why="draft tokens are passed as ids: nearly all would be rejected, and decoding would be slower",
-            fix="use a draft model of the target's family (see `slipstream check-pair`), the drafter 'ngram', which "
-            "needs no second model, or draft_tokenizer='intersection' or 'string' (--draft-tokenizer), with which the "
-            "draft model keeps its tokenizer",
+        raise _other_tokens(report.problem)
+
+
+def require_widths(target: int, draft: int) -> None:
+    """Raise PairError for models of which only the numbers of ids are known, if these differ by more than padding."""
+    if differ(target, draft):
+        raise _other_tokens(
+            f"the target has an output of {target} ids, the draft model one of {draft}: the difference is too large to "
+            "be padding"
         )
+
+
+def differ(*widths: int) -> bool:
+    """Whether numbers of ids differ by more than padding."""
+    return max(widths) - min(widths) > PADDING * max(widths)
+
+
+def _other_tokens(problem: str) -> PairError:
+    return PairError(
+        problem,
+        why="draft tokens are passed as ids: nearly all would be rejected, and decoding would be slower",
+        fix="use a draft model of the target's family (see `slipstream check-pair`), the drafter 'ngram', which "
+        "needs no second model, or draft_tokenizer='intersection' or 'string' (--draft-tokenizer), with which the "
+        "draft model keeps its tokenizer",
+    )
 
 
 def _differences(ours: TokenMap | None, theirs: TokenMap | None) -> tuple[list[Difference], int]:
@@ -184,8 +210,7 @@ def _problem(ours: ModelFacts, theirs: ModelFacts, plain: int, common: int, show
                 f"{names} do not share a vocabulary: {whole.source!r} has {len(whole.tokenizer.tokens)} tokens, "
                 f"{other.source!r} has an output of {width} ids and no tokenizer to compare"
             )
-    narrow, wide = sorted((ours.config.vocab_size, theirs.config.vocab_size))
-    if ours.tokenizer is None and theirs.tokenizer is None and wide - narrow > PADDING * wide:
+    if ours.tokenizer is None and theirs.tokenizer is None and differ(ours.config.vocab_size, theirs.config.vocab_size):
         return (
             f"{names} have outputs of {ours.config.vocab_size} and {theirs.config.vocab_size} ids, and neither has a "
             "tokenizer: the difference is too large to be padding"

@@ -11,6 +11,7 @@ Whoever drafts with a draft model, chains or trees, uses it as any other. Texts 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Seq
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class TranslatedModel:
         return Capabilities(
             trees=own.trees,
             multi_step=None if own.multi_step is None else TranslatedSteps(self, own.multi_step),
-            runtime=own.runtime,
+            runtime=None if own.runtime is None else replace(own.runtime, source=None),  # its ids are others
             memory=None if own.memory is None else TranslatedMemory(self.reader, own.memory),
             torch_threads=own.torch_threads,
             experts=own.experts,

@@ -14,13 +14,14 @@ from slipstream.drafters.choice import asked, checkpoints_of, embedded_role, met
 from slipstream.drafters.hybrid import HybridDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
-from slipstream.errors import LoadError, ParameterError
+from slipstream.errors import LoadError, PairError, ParameterError
 from slipstream.heads.eagle_format import save_eagle
 from slipstream.lab.configs import Choice
 from slipstream.lab.tuning import configurations
 from slipstream.models.checkpoint import read_json
+from slipstream.targets.decoder import Decoder
 from slipstream.targets.toy import ToyTarget
-from tests.checkpoints import Tiny
+from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer, random_llama
 from tests.heads.tiny_heads import config as eagle_config, head as eagle_head
 
 EXACT: dict[str, Any] = {"executor": "torch", "dtype": "float64", "device": "cpu"}
@@ -144,6 +145,31 @@ class TestInPython:
                 drafter(LLM(tiny.target, draft, executor="torch", draft_options=options, draft_tokens=4)).name
                 == "model"
             )
+
+    @pytest.mark.parametrize("given", ["itself", "option", "member"])
+    def test_a_model_in_memory_with_another_number_of_ids_is_refused_where_it_is_given(
+        self, llm: LLM, given: str
+    ) -> None:
+        other = ToyTarget(2 * V)
+        drafts = {"itself": (other, {}), "option": ("model", {"model": other}), "member": (["suffix", other], {})}
+        draft, options = drafts[given]
+        with pytest.raises(PairError, match=f"the target has an output of {V} ids, the draft model one of {2 * V}"):
+            llm.use(draft, **options)
+
+    def test_a_loaded_transformers_model_with_another_number_of_ids_is_refused(self, tiny: Tiny) -> None:
+        with pytest.raises(PairError, match="output of 320 ids, the draft model one of 64"):
+            LLM(tiny.target, random_llama(vocab_size=64), executor="torch", device="cpu")
+
+    def test_loaded_targets_are_compared_by_the_tokens_of_their_checkpoints(self, tiny: Tiny, tmp_path: Path) -> None:
+        padded, other = tmp_path / "padded", tmp_path / "other"
+        make_model(padded, vocab_size=448)
+        make_tokenizer(padded)
+        make_model(other)
+        make_tokenizer(other, texts=OTHER_TEXTS)
+        target = Decoder.load(tiny.target, executor="torch")
+        assert drafter(LLM(target, Decoder.load(padded, executor="torch"))).name == "model"
+        with pytest.raises(PairError, match="common ids map to different tokens"):
+            LLM(target, Decoder.load(other, executor="torch"))
 
     def test_embedded_is_the_shipped_head_as_the_option_of_a_drafter_that_reads_one(self) -> None:
         llm = LLM("embedded", "eagle3", draft_options={"head": "embedded"}, executor="torch", draft_tokens=4)

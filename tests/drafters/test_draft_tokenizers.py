@@ -24,7 +24,9 @@ from slipstream.drafters.registry import make_drafter
 from slipstream.drafters.string_match import complete
 from slipstream.errors import PairError, ParameterError
 from slipstream.llm import LLM
+from slipstream.models.text import tokenizer_of
 from slipstream.models.token_texts import TokenTexts
+from slipstream.targets.decoder import Decoder
 from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer
 from tests.drafters.fakes import MultiStepToy
@@ -393,3 +395,13 @@ def test_a_text_longer_than_the_draft_models_context_is_drafted_on() -> None:
     done = LLM(target, guard, draft_tokens=3).generate([[40, 41]], SamplingParams(max_tokens=80))[0]
     assert done.token_ids == Oracle(toy(ours)).greedy([40, 41], 80)
     assert guard.faults == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loaded_draft_model_that_was_given_its_tokenizer_is_taken(tiny: Tiny, tmp_path: Path, method: str) -> None:
+    make_model(tmp_path)
+    make_tokenizer(tmp_path, texts=OTHER_TEXTS)
+    theirs, ours = tokenizer_of(tmp_path), tokenizer_of(tiny.target)
+    model = with_own_tokenizer(Decoder.load(tmp_path, executor="torch"), theirs, ours, 320, method)
+    done = LLM(tiny.target, model, executor="torch", device="cpu").generate("def", SamplingParams(max_tokens=8))
+    assert done[0].stats.drafter_faults == 0

@@ -13,7 +13,7 @@ from slipstream.errors import CheckpointError, SlipstreamError, UnsupportedModel
 from slipstream.models.facts import facts
 from slipstream.models.gguf_header import is_gguf, read_header
 from slipstream.models.gguf_shape import gguf_shape
-from slipstream.models.pair_check import compare
+from slipstream.models.pair_check import check_pair
 from slipstream.models.text import load_tokenizer, tokenizer_of
 from tests.models.gguf_bytes import gguf_bytes, tiny_model
 
@@ -66,8 +66,8 @@ def test_models_whose_tokens_differ_are_no_pair(tmp_path: Path) -> None:
     ours = write(tmp_path, tiny_model(**WITH_TOKENS))
     same = write(tmp_path, tiny_model(**WITH_TOKENS), "same.gguf")
     other = dict(WITH_TOKENS, **{"tokenizer.ggml.tokens": [*TOKENS[:4], "x", *TOKENS[5:]]})
-    assert compare(ours, same).fits
-    report = compare(ours, write(tmp_path, tiny_model(**other), "other.gguf"))
+    assert check_pair(ours, same).fits
+    report = check_pair(ours, write(tmp_path, tiny_model(**other), "other.gguf"))
     assert not report.fits
     assert "4: 'c' / 'x'" in report.problem
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.errors import LoadError, PairError
+from slipstream.errors import LoadError, PairError, ParameterError
 from slipstream.models.facts import facts
-from slipstream.models.pair_check import compare, require_pair
+from slipstream.models.pair_check import check_pair, require_pair
+from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import CONTEXT, OTHER_TEXTS, clone, make_model, make_tokenizer
 
 
@@ -37,7 +38,7 @@ def edit_tokenizer(folder: Path, old: str, new: str) -> Path:
 
 
 def test_the_same_tokens_are_compatible(tiny):
-    report = compare(tiny.target, tiny.draft)
+    report = check_pair(tiny.target, tiny.draft)
     assert report.fits
     assert report.compared
     assert (report.differing, report.notes) == (0, ())
@@ -47,7 +48,7 @@ def test_the_same_tokens_are_compatible(tiny):
 
 def test_padding_is_compatible_and_noted(tiny, padded):
     for target, draft in ((tiny.target, padded), (padded, tiny.target)):
-        report = compare(target, draft)
+        report = check_pair(target, draft)
         assert report.fits
         (note,) = report.notes
         assert "padded to different widths" in note
@@ -60,7 +61,7 @@ def test_padding_is_compatible_and_noted(tiny, padded):
 def test_other_tokens_are_incompatible_and_the_first_five_are_listed(tiny, tmp_path):
     make_model(tmp_path)
     make_tokenizer(tmp_path, texts=OTHER_TEXTS)
-    report = compare(tiny.target, tmp_path)
+    report = check_pair(tiny.target, tmp_path)
     ours, theirs = (facts(path).tokenizer.tokens for path in (tiny.target, tmp_path))
     wrong = [i for i in sorted(ours.keys() & theirs.keys()) if ours[i] != theirs[i]]
     assert report.differing == len(wrong) > 5
@@ -74,7 +75,7 @@ def test_other_tokens_are_incompatible_and_the_first_five_are_listed(tiny, tmp_p
 
 def test_special_tokens_may_have_other_names(tiny, tmp_path):
     folder = edit_tokenizer(clone(tiny.draft, tmp_path / "draft"), "<|user|>", "<|human|>")
-    report = compare(tiny.target, folder)
+    report = check_pair(tiny.target, folder)
     assert report.fits
     assert report.differing == 1
     assert any("1 special tokens have different names (1: '<|user|>' / '<|human|>')" in note for note in report.notes)
@@ -86,7 +87,7 @@ def test_extra_tokens_on_one_side_are_harmless(tiny, tmp_path):
     tokenizer = make_tokenizer(folder)
     tokenizer.add_special_tokens(["<|tool|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    for report, side in ((compare(tiny.target, folder), "draft"), (compare(folder, tiny.target), "target")):
+    for report, side in ((check_pair(tiny.target, folder), "draft"), (check_pair(folder, tiny.target), "target")):
         assert report.fits
         assert any(f"1 tokens are known to the {side} alone ('<|tool|>')" in note for note in report.notes)
 
@@ -95,7 +96,7 @@ def test_different_eos_ids_are_noted(tiny, tmp_path):
     folder = clone(tiny.draft, tmp_path / "draft")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": {"content": "<|end|>"}}))
-    notes = compare(tiny.target, folder).notes
+    notes = check_pair(tiny.target, folder).notes
     assert "eos is 0 in the target and 3 in the draft: the target decides" in notes
 
 
@@ -103,9 +104,9 @@ def test_a_shorter_draft_context_is_noted(tiny, tmp_path):
     folder = clone(tiny.draft, tmp_path / "draft")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
-    (note,) = compare(tiny.target, folder).notes
+    (note,) = check_pair(tiny.target, folder).notes
     assert f"the draft's context is 64 tokens, the target's {CONTEXT}: drafting stops at 64" in note
-    assert not compare(folder, tiny.target).notes
+    assert not check_pair(folder, tiny.target).notes
 
 
 @pytest.mark.parametrize("side", ["target", "draft", "both"])
@@ -114,7 +115,7 @@ def test_without_tokenizers_only_sizes_are_compared(tiny, padded, tmp_path, side
     for name, folder in (("target", target), ("draft", draft)):
         if side in (name, "both"):
             bare(folder)
-    report = compare(target, draft)
+    report = check_pair(target, draft)
     assert report.fits
     assert not report.compared
     who = "neither model has" if side == "both" else f"the {side} has no"
@@ -168,7 +169,7 @@ def test_only_the_chosen_experts_count_as_active(tmp_path):
 def test_cost_and_gain_follow_the_closed_forms(tiny, tmp_path):
     make_model(tmp_path, num_hidden_layers=8)
     make_tokenizer(tmp_path)
-    report = compare(tmp_path, tiny.target)
+    report = check_pair(tmp_path, tiny.target)
     c = report.cost_ratio
     assert c == facts(tiny.target).step_parameters / facts(tmp_path).step_parameters
     assert 0.2 < c < 0.5
@@ -179,3 +180,12 @@ def test_cost_and_gain_follow_the_closed_forms(tiny, tmp_path):
     assert k >= 1
     assert report.expected(0.8).speedup == pytest.approx((1 - 0.8 ** (k + 1)) / (0.2 * (k * c + 1)))
     assert json.loads(json.dumps(report.as_dict()))["expected"]["0.8"]["draft_tokens"] == k
+
+
+def test_the_embedded_pair_is_named_as_everywhere():
+    assert check_pair("embedded", "embedded").fits
+
+
+def test_a_model_in_memory_is_refused_with_what_to_give_instead(tiny):
+    with pytest.raises(ParameterError, match=r"the draft is a ToyTarget.*give the folder"):
+        check_pair(tiny.target, ToyTarget())  # type: ignore[arg-type]
