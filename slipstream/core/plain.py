@@ -43,7 +43,10 @@ def plain_steps(
     if len(rules) > 1:
         return False
     rule = rules.pop()
-    steps = stride(seqs, capabilities.multi_step, drafter, rule, draft_tokens)
+    steps, memory = stride(seqs, capabilities.multi_step, drafter, rule, draft_tokens), capabilities.memory
+    # A call that does not fit would fail when it has taken blocks that single steps of other sequences need.
+    while memory and steps > 1 and memory.missing((seq.id, seq.kv_len, seq.end + steps - 1) for seq in seqs):
+        steps //= 2
     if steps < 2:
         return False
     assert capabilities.multi_step is not None

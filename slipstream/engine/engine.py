@@ -207,7 +207,7 @@ class Engine:
                     self._run(seqs, prompts, lengths, drafter)
             except Exception as fault:
                 timed = None
-                self._run_alone([*seqs, *prompts], fault)
+                self._run_alone([*seqs, *prompts], lengths, fault)
             if timed is not None:
                 timed.teach(drafter.seconds if isinstance(drafter, MixedDrafters) else None)
             for seq, length in zip(seqs, lengths, strict=True):
@@ -237,10 +237,13 @@ class Engine:
             for seq in seqs:
                 self.abort(seq)
 
-    def _run(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int], drafter: Drafter) -> None:
+    def _run(
+        self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int], drafter: Drafter, several: bool = True
+    ) -> None:
+        """One step, or `several` where nothing is drafted."""
         rule = self.rule
         first = [seq for seq in seqs if seq.unread > 1]
-        if prompts or not plain_steps(seqs, self.target, drafter, rule, lengths):
+        if prompts or not several or not plain_steps(seqs, self.target, drafter, rule, lengths):
             step(seqs, self.target, drafter, rule, lengths, prompts)
             for seq in first:
                 self._keep(seq)
@@ -295,18 +298,20 @@ class Engine:
                     most[b] = length
         return most
 
-    def _run_alone(self, seqs: Seq[Sequence], fault: Exception) -> None:
-        """After a fault, run each request without the others. Drafts of the failed step are lost, and so is what the
-        drafters know of these requests: whatever they drew last was not verified."""
-        for seq in seqs:
-            request = self._request(seq)
-            request.drafter.release(seq.id)
+    def _run_alone(self, seqs: Seq[Sequence], lengths: Seq[int], fault: Exception) -> None:
+        """After a fault, run each request without the others, with the draft length that it had in that step: so it
+        takes no block of a KV cache of fixed size that another one needs. Drafts of the failed step are lost, and so is
+        what the drafters know of these requests: whatever they drew last was not verified.
+
+        lengths: of those that gain tokens, which are first in `seqs`."""
+        for seq, length in itertools.zip_longest(seqs, lengths, fillvalue=0):
+            self._request(seq).drafter.release(seq.id)
             prompts = [seq] if seq.chunk_end is not None else []
             try:
                 if len(seqs) == 1:
                     raise fault
-                lengths = [] if prompts else [0 if request.detached else request.draft_tokens]
-                self._run([] if prompts else [seq], prompts, lengths, self._attached(seq))
+                gains = [] if prompts else [seq]
+                self._run(gains, prompts, [length] * len(gains), self._attached(seq), several=False)
             except Exception as own:
                 seq.finish, seq.error = "error", own
                 self.stats.errors += 1

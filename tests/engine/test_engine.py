@@ -84,6 +84,7 @@ class Session:
     def __init__(self, seed: int, blocks: int | None, prefix_cache: bool):
         self.draw = random.Random(seed)
         self.target = toy(blocks=blocks)
+        self.target.in_one_call = self.draw.random() < 0.5
         names = self.draw.sample(DRAFTERS, 2)
         self.drafters: list[Drafter] = [NoDrafter(), *(maker(name)(self.target) for name in names)]
         self.engine = engine(
@@ -351,6 +352,40 @@ def test_one_faulty_request_ends_with_an_error_and_the_others_go_on() -> None:
     assert made.stats.errors == 1
     target.check()
     assert not target.pool.tables
+
+
+@pytest.mark.parametrize("first", [2, 3, 4])
+def test_steps_that_share_a_call_take_no_block_that_another_request_needs(first: int) -> None:
+    """Of three blocks of four cells, the second request needs the last one; the first would fill it in later steps."""
+    target = toy(blocks=3)
+    target.in_one_call = True
+    made = engine(target)
+    seqs = [Sequence([i % V for i in range(n)], SamplingParams(max_tokens=6)) for n in (first, 4)]
+    for seq in seqs:
+        made.add(seq)
+    drain(made)
+    assert [seq.error for seq in seqs] == [None, None]
+    assert [seq.output for seq in seqs] == list(map(alone, seqs))
+    assert max(target.asked) > 1
+
+
+@pytest.mark.parametrize(("lengths", "blocks", "steps"), [((1, 1), 3, 1), ((5, 4), 5, 2), ((1, 5), 4, 2)])
+def test_after_a_fault_no_request_takes_blocks_that_another_one_needs(
+    lengths: tuple[int, int], blocks: int, steps: int
+) -> None:
+    target = toy(blocks=blocks, faulty=4)
+    made = engine(target, maker("model")(toy()))
+    params = SamplingParams(max_tokens=6, logit_bias={4: -100})
+    seqs, bad = [Sequence([0, 1, 2, 3, 0][:n], params) for n in lengths], Sequence([1, 4, 2], params)
+    for seq in seqs:
+        made.add(seq)
+    for _ in range(steps):
+        made.step()
+    made.add(bad)
+    drain(made)
+    assert bad.finish == "error"
+    assert [seq.error for seq in seqs] == [None, None]
+    assert [seq.output for seq in seqs] == list(map(alone, seqs))
 
 
 def test_a_sampled_request_is_refused_under_the_rule_greedy_before_it_runs() -> None:
