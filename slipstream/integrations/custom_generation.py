@@ -9,6 +9,7 @@ to us. What it returns has the types of `generate`. What cannot be honoured is r
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence as Seq
 from contextlib import closing
@@ -31,6 +32,8 @@ from slipstream.llm import LLM
 from slipstream.settings import AUTO, TRANSFORMERS
 from slipstream.targets.sources import as_target
 from slipstream.zoo import checkpoint_of
+
+_log = logging.getLogger("slipstream")
 
 _READ = {"attention_mask", "position_ids", "past_key_values", "cache_params", "cache_position", "use_cache"}
 _READ |= {"logits_to_keep", "num_logits_to_keep"}
@@ -123,13 +126,15 @@ class CustomGenerate:
                     temperature=1.0 if generation_config.do_sample else 0.0,
                     max_tokens=max(1, room),
                     ignore_eos=True,
-                    stop_token_ids=eos,
+                    stop_token_ids=[token for token in eos or () if 0 <= token < own.vocab_size],  # -1 never comes
                     seed=int(torch.randint(2**62, ()).item()),  # so that torch.manual_seed decides
                 ),
             )
             target.history[seq.id] = b, input_ids[b, : input_ids.shape[1] - len(prompt)].tolist()
             seqs.append(seq)
-        outputs = self._decode(llm, seqs, input_ids, criteria)
+        outputs = self._decode(llm, seqs, input_ids, criteria, together=eos is None)
+        if any(seq.finish == "length" and len(seq.output) < room for seq in seqs):
+            _log.warning("a text is cut at the context of %d tokens, where transformers goes on", target.context)
         self.stats = [seq.stats for seq in seqs]
         return _result(input_ids, outputs, seqs, target, generation_config)
 
@@ -158,23 +163,31 @@ class CustomGenerate:
             self._draft_model = as_target(draft)
         return ProcessedTarget(self._draft_model, processors.without_history())
 
-    def _decode(self, llm: LLM, seqs: list[Sequence], input_ids: Tensor, criteria: Seq[Any]) -> list[list[int]]:
-        """The output of each text, up to where a stopping criterion holds."""
+    def _decode(
+        self, llm: LLM, seqs: list[Sequence], input_ids: Tensor, criteria: Seq[Any], together: bool
+    ) -> list[list[int]]:
+        """The output of each text, up to where a stopping criterion holds, or `together` up to where one has held for
+        every text: without end tokens, transformers goes on with all of them."""
         engine = Engine(llm.target, llm.drafter, llm.rule, llm.lengths, len(seqs), prompt_rows=MOST_ROWS)
         shown = [0] * len(seqs)
+        held: dict[int, int] = {}  # which text -> its tokens when a criterion held first
         cut: dict[int, int] = {}  # which text -> its tokens that count
         if self.streamer is not None:
             self.streamer.put(input_ids.cpu())
         with closing(engine.decode(seqs)) as steps:  # a streamer may raise
             for _ in steps:
                 for b, seq in enumerate(seqs):
-                    while shown[b] < len(seq.output) and b not in cut:
+                    while shown[b] < len(seq.output) and b not in held:
                         shown[b] += 1
                         if self.streamer is not None:
                             self.streamer.put(torch.tensor(seq.output[shown[b] - 1 : shown[b]]))
                         if _ended(criteria, input_ids[b], seq.output[: shown[b]]):
-                            cut[b] = shown[b]
-                            engine.abort(seq)
+                            held[b] = shown[b]
+                if not together or len(held) == len(seqs):
+                    cut = {b: max(held.values()) if together else end for b, end in held.items()}
+                for b, end in cut.items():
+                    if len(seqs[b].output) >= end:
+                        engine.abort(seqs[b])
         if self.streamer is not None:
             self.streamer.end()
         return [seq.output[: cut.get(b)] for b, seq in enumerate(seqs)]
@@ -250,19 +263,19 @@ def _prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
     return prompts
 
 
-def _criteria(given: Seq[Any]) -> tuple[list[Any], tuple[int, ...]]:
-    """(criteria to ask after each token, ids that end a text); the length is known from the configuration."""
+def _criteria(given: Seq[Any]) -> tuple[list[Any], list[int] | None]:
+    """(criteria to ask after each token, ids that end a text or None); the length is known from the configuration."""
     from transformers import MaxLengthCriteria
     from transformers.generation import EosTokenCriteria
 
-    eos: list[int] = []
+    eos: list[int] | None = None
     rest = []
     for one in given:
         if isinstance(one, EosTokenCriteria):
-            eos += one.eos_token_id.flatten().tolist()
+            eos = [*(eos or ()), *one.eos_token_id.flatten().tolist()]
         elif not isinstance(one, MaxLengthCriteria):
             rest.append(one)
-    return rest, tuple(dict.fromkeys(eos))
+    return rest, eos
 
 
 def _ended(criteria: Seq[Any], prompt: Tensor, output: Seq[int]) -> bool:

@@ -201,6 +201,45 @@ def test_stopping_criteria_are_asked_after_each_token() -> None:
     assert found.shape[1] <= 10
 
 
+class Last(StoppingCriteria):
+    """Ends a text at one of these ids."""
+
+    def __init__(self, ids: list[int]):
+        self.ids = torch.tensor(ids)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.isin(input_ids[:, -1], self.ids)
+
+
+@pytest.mark.parametrize("eos", [None, 2, -1])
+@pytest.mark.parametrize("places", [[6], [8, 13, 9], [5, 5, 5], [16, 7, 7]])
+def test_of_a_batch_with_stopping_criteria_and_without_an_end_token_every_text_goes_on_until_all_have_ended(
+    places: list[int], eos: int | None
+) -> None:
+    """transformers pads texts only where there is an end token; it may be one that never comes."""
+    plain = model().generate(PADDED, attention_mask=MASK, do_sample=False, max_new_tokens=12)
+    last = Last([plain[b, at].item() for b, at in enumerate(places)])
+    for draft in (None, disturbed()):
+        wanted, found, _ = both(
+            model(), draft, do_sample=False, stopping_criteria=StoppingCriteriaList([last]), eos_token_id=eos
+        )
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("eos", [-1, [2, -1], VOCAB, [3, VOCAB + 7]])
+def test_an_end_token_that_the_vocabulary_lacks_never_comes(eos: Any) -> None:
+    wanted, found, _ = both(model(), disturbed(), do_sample=False, eos_token_id=eos)
+    assert torch.equal(found, wanted)
+
+
+def test_a_text_that_the_context_cuts_is_said_to_be_cut(caplog: pytest.LogCaptureFixture) -> None:
+    ids = torch.arange(3, 123)[None] % VOCAB
+    for tokens, warned in ((8, False), (12, True)):
+        wanted, found, _ = both(model(), disturbed(), ids, do_sample=False, max_new_tokens=tokens)
+        assert torch.equal(found, wanted[:, :128])
+        assert ("cut at the context of 128 tokens" in caplog.text) == warned
+
+
 def test_draft_lengths_are_chosen_and_what_was_learned_is_kept() -> None:
     fast = slipstream.custom_generate(draft=disturbed())
     wanted = model().generate(ONE, do_sample=False, max_new_tokens=12)
