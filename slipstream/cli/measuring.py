@@ -63,16 +63,16 @@ class OutputOptions:
 
     def check(self) -> None:
         """Raise ResultError unless all output files can be written. Called before the measurement."""
-        writable(self.out, self.page)
+        writable(out=self.out, page=self.page)
 
 
-def writable(*paths: Path | None) -> None:
-    """Raise ResultError unless all of these files can be written."""
+def writable(**files: Path | None) -> None:
+    """Raise ResultError unless all of these files, each named by its option, can be written."""
     from slipstream.lab.results import check_writable
 
-    for path in paths:
+    for option, path in files.items():
         if path is not None:
-            check_writable(path)
+            check_writable(path, f"--{option}")
 
 
 def unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
@@ -109,5 +109,5 @@ def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] 
     if files.page is not None:
         from slipstream.lab.report_page import write_page
 
-        write_page([result], files.page)
+        write_page([result], files.page, "--page")
         render.line(f"wrote {files.page}")

@@ -73,7 +73,7 @@ def tune(
     --draft-tokens is the maximum draft length to consider.
     """
     params, contenders = sampling.params(), models.longest()
-    writable(write)
+    writable(write=write)
     files.check()
     texts.check()
     from slipstream.lab.configs import Choice
@@ -100,7 +100,7 @@ def tune(
     finish(result, files, show)
     configs = result.data["configs"]
     if write is not None and configs is not None:
-        write_text(write, json.dumps(configs["slipstream"], indent=1) + "\n")
+        write_text(write, json.dumps(configs["slipstream"], indent=1) + "\n", "--write")
         render.line(f'wrote {write}; `slipstream generate --config {write} "..."` uses it')
     raise typer.Exit(code)
 

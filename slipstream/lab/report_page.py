@@ -21,10 +21,10 @@ from slipstream.lab.tables import Alarm, Column, Section, Table, remark
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def write_page(results: Seq[Result], path: str | Path) -> None:
-    """Raises ResultError."""
-    check_writable(path)
-    write_text(Path(path), page(results))
+def write_page(results: Seq[Result], path: str | Path, option: str = "--out") -> None:
+    """option: of the command, which names the file. Raises ResultError."""
+    check_writable(path, option)
+    write_text(Path(path), page(results), option)
 
 
 def export(results: Seq[Result], folder: str | Path, kind: str) -> list[Path]:
@@ -35,8 +35,9 @@ def export(results: Seq[Result], folder: str | Path, kind: str) -> list[Path]:
             prefix = f"{i + 1}-" if len(results) > 1 else ""
             path = folder / f"{prefix}{plot.name}.{kind}"
             if not written:
-                check_writable(path)
-            write_text(path, plots.png(plot, made_by(result)) if kind == "png" else plots.svg(plot))
+                check_writable(path, f"--{kind}")
+            drawn = plots.png(plot, made_by(result)) if kind == "png" else plots.svg(plot)
+            write_text(path, drawn, f"--{kind}")
             written.append(path)
     return written
 

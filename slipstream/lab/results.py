@@ -63,8 +63,9 @@ def write(result: Result, path: str | Path) -> None:
     write_text(path, text)
 
 
-def write_text(path: Path, text: str | bytes) -> None:
-    """Replaces the file atomically, so that no reader sees a partial file. Raises ResultError."""
+def write_text(path: Path, text: str | bytes, option: str = "--out") -> None:
+    """Replaces the file atomically, so that no reader sees a partial file. Raises ResultError, which says which
+    `option` names the file."""
     data = text.encode() if isinstance(text, str) else text
     temporary = None
     try:
@@ -78,30 +79,31 @@ def write_text(path: Path, text: str | bytes) -> None:
             with suppress(OSError):
                 os.unlink(temporary)
         raise ResultError(
-            f"{path} cannot be written: {fault.strerror}", fix="choose another file with --out"
+            f"{path} cannot be written: {fault.strerror}", fix=f"choose another file with {option}"
         ) from fault
 
 
-def check_writable(path: str | Path) -> None:
-    """Raises ResultError if a file cannot be written at `path`. To be called before a long measurement."""
+def check_writable(path: str | Path, option: str = "--out") -> None:
+    """Raises ResultError if a file cannot be written at `path`, which `option` names. To be called before a long
+    measurement."""
     path = Path(path)
     folder = path.parent
     if path.is_dir():
         raise ResultError(f"{path} is a folder, not a file", fix=f"name one: {path / 'result.json'}")
     if not folder.is_dir():
-        raise ResultError(f"the folder {folder} does not exist", fix=f"mkdir -p {folder}, or choose another --out")
+        raise ResultError(f"the folder {folder} does not exist", fix=f"mkdir -p {folder}, or choose another {option}")
     try:
         handle, probe = tempfile.mkstemp(dir=folder, prefix=".slipstream.")
     except OSError as fault:
         raise ResultError(
             f"the folder {folder} cannot be written to: {fault.strerror}",
             why="nothing was measured yet",
-            fix="choose another --out",
+            fix=f"choose another {option}",
         ) from fault
     os.close(handle)
     os.unlink(probe)
     if path.exists() and not os.access(path, os.W_OK):
-        raise ResultError(f"{path} exists and may not be written", fix="choose another --out")
+        raise ResultError(f"{path} exists and may not be written", fix=f"choose another {option}")
 
 
 def read(path: str | Path, kind: str | None = None) -> Result:

@@ -9,6 +9,7 @@ from typing import Any
 
 from slipstream.core.stop_strings import completed_at
 from slipstream.errors import LoadError
+from slipstream.models.checkpoint import resolve
 from slipstream.models.folder_tokenizer import FolderTokenizer, is_general, open_folder
 from slipstream.models.gguf_header import is_gguf, read_header
 
@@ -29,9 +30,10 @@ def load_tokenizer(path: str | Path) -> Any:
                 f"{Path(path).name} has no tokenizer", fix="convert the model with one, or pass token ids as prompts"
             )
         return made
+    folder = resolve(path, weights=False)
     try:
-        found = open_folder(Path(path), lambda: _transformers_tokenizer(path))
-        return _transformers_tokenizer(path) if found is None else found
+        found = open_folder(folder, lambda: _transformers_tokenizer(folder))
+        return _transformers_tokenizer(folder) if found is None else found
     except Exception as fault:
         known = isinstance(fault, (OSError, ValueError, KeyError)) or type(fault) is Exception  # the last: tokenizers
         if not known:
@@ -42,14 +44,14 @@ def load_tokenizer(path: str | Path) -> Any:
         ) from fault
 
 
-def _transformers_tokenizer(path: str | Path) -> Any:
-    if is_general(Path(path)):  # importing `AutoTokenizer`, for the same object, would take twice as long
+def _transformers_tokenizer(folder: Path) -> Any:
+    if is_general(folder):  # importing `AutoTokenizer`, for the same object, would take twice as long
         from transformers import PreTrainedTokenizerFast
 
-        return PreTrainedTokenizerFast.from_pretrained(str(path))
+        return PreTrainedTokenizerFast.from_pretrained(str(folder))
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+    return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
 
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "spiece.model", "*.tiktoken", "special_tokens_map.json")

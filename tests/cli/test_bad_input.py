@@ -73,6 +73,8 @@ TABLE: list[tuple[str, str]] = [
     ("generate x -m /nonexistent --executor openvino", "was removed because the native executor is faster"),
     ("generate x -m /nonexistent --executor openvino", "Fix: omit the option"),
     ("generate x -m /nonexistent --config openvino.json", "executor is 'openvino', which does not exist any more"),
+    ("serve -m /nonexistent", "'/nonexistent' is not a folder and not a hub id"),
+    ("train draft -m /nonexistent --data corpus --budget-tokens 9", "'/nonexistent' is not a folder and not a hub id"),
     # generate: parameters, refused before anything is loaded
     ("generate x -m /nonexistent --temperature=-1", "temperature is -1.0, must be a finite number in [0, 100]"),
     ("generate x -m /nonexistent --temperature=nan", "temperature is nan, must be a finite number in [0, 100]"),
@@ -141,6 +143,7 @@ TABLE: list[tuple[str, str]] = [
     ("sweep code {pair} --drafter modle", "did you mean 'model'"),
     ("sweep code {pair} --dtype float31,float32", "did you mean 'float32'"),
     ("sweep code {pair} --page /nonexistent/x.html", "the folder /nonexistent does not exist"),
+    ("sweep code {pair} --page /nonexistent/x.html", "or choose another --page"),
     # trace
     ("trace {pair} --drafters ngram,model", "2 drafters were named, only one can be traced"),
     ("trace {pair} --drafter none", "0 drafters were named"),
@@ -159,6 +162,7 @@ TABLE: list[tuple[str, str]] = [
     ("tune prompts.jsonl {pair} --drafter none", "there is no drafter to choose from"),
     ("tune prompts.jsonl {pair} --drafters ngram,sufix", "did you mean 'suffix'"),
     ("tune prompts.jsonl {pair} --write /nonexistent/c.json", "the folder /nonexistent does not exist"),
+    ("tune prompts.jsonl {pair} --write /nonexistent/c.json", "or choose another --write"),
     ("tune prompts.jsonl {pair} -k 0", "draft_tokens of model is 0"),
     ("tune prompts.jsonl {pair} --confirm 0", "Invalid value for '--confirm'"),
     ("tune nowhere.jsonl {pair}", "there is no prompt file"),

@@ -163,6 +163,8 @@ def test_unknown_and_damaged_results_are_refused(bench_result, tmp_path):
         page([made])
     with pytest.raises(ResultError, match="does not exist"):
         write_page([bench_result], tmp_path / "no" / "x.html")
+    with pytest.raises(ResultError, match="choose another --svg"):
+        export([bench_result], tmp_path / "no" / "folder", "svg")
     assert {"bench", "sweep", "trace"} <= set(SECTIONS)
 
 
