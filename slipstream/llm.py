@@ -40,7 +40,7 @@ from slipstream.engine.log_likelihoods import score
 from slipstream.engine.messages import Ask
 from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params
 from slipstream.engine.scored import Scored
-from slipstream.errors import ParameterError, did_you_mean
+from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.grammar.compiler import Grammars
 from slipstream.models.generation_defaults import generation_defaults
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
@@ -310,7 +310,9 @@ class LLM:
     def log_likelihoods(self, texts: Iterable[tuple[Prompt, Prompt]]) -> list[Scored]:
         """How probable the target finds given continuations. texts: pairs (context, continuation), each text or token
         ids; a continuation as text is encoded by itself. Several texts are one forward; the drafter is not asked."""
-        scored = [self.checks.pair(context, continuation) for context, continuation in texts]
+        if not isinstance(texts, Iterable):
+            raise PromptError(f"the texts are {texts!r:.60}", fix="write pairs: [(context, continuation), ...]")
+        scored = [self.checks.pair(text) for text in texts]
         for _ in score(self.target, scored, self.max_batch, self._lock):
             pass
         return scored

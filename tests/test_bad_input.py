@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream import LLM, SamplingParams
+from slipstream import LLM, SamplingParams, Structured
 from slipstream.drafters.ngram import NgramDrafter
 from slipstream.errors import ParameterError, PromptError, SlipstreamError
 from slipstream.targets.toy import ToyTarget
@@ -33,6 +33,46 @@ def test_a_token_id_outside_the_vocabulary(llm: LLM, token: int) -> None:
 def test_an_empty_prompt(llm: LLM, prompt: object) -> None:
     with pytest.raises(PromptError, match="empty"):
         llm.generate([prompt])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([{"rol": "user", "content": "x"}], "message 0 of the conversation has no role: {'rol': 'user'"),
+        ([{"role": "user", "content": "x"}, {"role": ["user"]}], "message 1 of the conversation has no role"),
+        (["x"], "message 0 of the conversation is 'x'"),
+        ([], "the conversation is [], must be a list"),
+        ({"role": "user", "content": "x"}, "must be a list of messages"),
+        (5, "the conversation is 5, must be a list"),
+        ([{"role": "user"}], "chat template refuses this conversation. 'dict object' has no attribute 'content'"),
+        ([{"role": "user", "content": 5}], "chat template refuses this conversation. can only concatenate str"),
+        ("a\ud800", "the conversation is no UTF-8 text: it has half of a surrogate pair, '\\ud800', at character"),
+    ],
+)
+def test_a_conversation_that_is_none(llm: LLM, messages: object, said: str) -> None:
+    with pytest.raises(PromptError, match=re.escape(said)):
+        llm.chat(messages)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [[("a",)], [("a", "b", "c")], ["ab"], "ab", [5], 5, [None]], ids=repr)
+def test_texts_to_score_that_are_no_pairs(llm: LLM, given: object) -> None:
+    with pytest.raises(PromptError, match=r"write pairs: \[\(context, continuation\)"):
+        llm.log_likelihoods(given)  # type: ignore[arg-type]
+
+
+def test_text_with_half_of_a_surrogate_pair(llm: LLM) -> None:
+    half = "for \udce9"
+    said = "is no UTF-8 text: it has byte 0xe9 at character 4"
+    with pytest.raises(PromptError, match="the prompt " + said):
+        llm.generate(half)
+    with pytest.raises(PromptError, match="the continuation " + said):
+        llm.log_likelihoods([("a", half)])
+    for name in ("stop", "bad_words"):
+        with pytest.raises(ParameterError, match=f"{name} {said}"):
+            SamplingParams(**{name: [half]})  # type: ignore[arg-type]
+    for form in ({"regex": half}, {"choice": ["a", half]}, {"json_schema": {"const": half}}, {"grammar": half}):
+        with pytest.raises(ParameterError, match=f"structured.{next(iter(form))} is no UTF-8 text"):
+            Structured(**form)  # type: ignore[arg-type]
 
 
 def test_an_unknown_parameter() -> None:
@@ -67,7 +107,7 @@ def test_settings_of_loading_are_refused_with_a_loaded_target(given: dict[str, o
 
 def test_a_loaded_draft_model_keeps_its_own_settings(tiny: Tiny) -> None:
     """Those that are given are for the target, which is loaded with them."""
-    draft = ToyTarget(600)
+    draft = ToyTarget(320)
     assert LLM(tiny.target, draft, executor="torch", dtype="float64", threads=1, device="cpu").drafter.name == "model"
 
 

@@ -17,6 +17,7 @@ from slipstream.cli.loading import banner, load
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
 from slipstream.cli.prompt_lines import encoded, is_lines, read_lines
 from slipstream.cli.structured_options import StructuredOptions
+from slipstream.core.checked_text import check_text
 from slipstream.errors import PromptError
 
 if TYPE_CHECKING:
@@ -123,25 +124,21 @@ def search_lines(models: ModelOptions, params: BeamParams, prompts: list[Any], c
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """The prompt from the argument, the file or standard input. Raises PromptError if none or both are given, or if it
     cannot be read."""
-    if prompt is None and file is None and not sys.stdin.isatty():
-        prompt = sys.stdin.read() or None
-        if prompt is not None:
-            return prompt
-    if (prompt is None) == (file is None):
-        raise PromptError(
-            "no prompt was given" if prompt is None else "both a prompt and --file were given",
-            fix='give one: slipstream generate "def add(a, b):", - for standard input, or --file',
-        )
     try:
-        if file is not None:
-            return file.read_text(encoding="utf-8")
-        return sys.stdin.read() if prompt == "-" else str(prompt)
+        if file is None and (prompt == "-" or (prompt is None and not sys.stdin.isatty())):
+            prompt = sys.stdin.read() or (prompt and "")
+        if (prompt is None) == (file is None):
+            raise PromptError(
+                "no prompt was given" if prompt is None else "both a prompt and --file were given",
+                fix='give one: slipstream generate "def add(a, b):", - for standard input, or --file',
+            )
+        text = str(prompt) if file is None else file.read_text(encoding="utf-8")
     except OSError as fault:
         raise PromptError(f"the prompt cannot be read: {fault}", fix="check the file name") from fault
     except UnicodeDecodeError as fault:
-        raise PromptError(
-            f"the prompt cannot be read from {file or 'standard input'}: {fault}", fix="give UTF-8 text"
-        ) from fault
+        raise PromptError(f"the prompt cannot be read from {file}: {fault}", fix="give UTF-8 text") from fault
+    check_text("the prompt", text, PromptError)
+    return text
 
 
 def run(llm: LLM, prompt: Prompt, params: SamplingParams, shown: bool, legend: bool) -> tuple[Completion, str]:

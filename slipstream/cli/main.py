@@ -5,6 +5,8 @@ Exit codes: 0 success, 1 a check failed or an unexpected error, 2 bad input, 130
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence as Seq
@@ -74,6 +76,7 @@ def main(arguments: Seq[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    check_streams()
     try:
         code = app(args=canonical(arguments), prog_name="slipstream", standalone_mode=False)
     except SlipstreamError as error:
@@ -89,7 +92,23 @@ def main(arguments: Seq[str] | None = None) -> None:
             code = _failed(error, debug, 1)
     if code == 130:
         render.restore_terminal()
+    try:
+        sys.stdout.flush()
+    except OSError as fault:  # what is in its buffer can never be written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = code or _failed(fault, debug, 1)
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def check_streams() -> None:
+    """Make every standard stream one that can be used: closed ones are empty, bytes that are not UTF-8 are refused as
+    text (`check_text`), and characters that a stream cannot write are replaced."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 until the process ends
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape" if name == "stdin" else "backslashreplace")
 
 
 def canonical(arguments: Seq[str]) -> list[str]:
@@ -106,6 +125,8 @@ def canonical(arguments: Seq[str]) -> list[str]:
 def _failed(error: Exception, debug: bool, code: int) -> int:
     if debug:
         traceback.print_exception(error)
+    if isinstance(error, BrokenPipeError):  # who reads the output has what it wanted, as `head` does
+        return code
     if isinstance(error, SlipstreamError):
         render.error(error)
     elif isinstance(error, OSError) and error.strerror:

@@ -25,6 +25,7 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import Any
 
+from slipstream.core.checked_text import check_text
 from slipstream.core.parameter_declaration import DISTRIBUTION, Check, Effect, declared, parameter
 from slipstream.core.strict import Strict
 from slipstream.core.structured import Structured
@@ -117,6 +118,7 @@ def text_list(name: str, value: Any) -> tuple[str, ...]:
             raise ParameterError(f"{name} holds {text!r}, must hold strings", fix="write it as text")
         if not text:
             raise ParameterError(f"{name} holds an empty string", fix="remove it: it would end every text at once")
+        check_text(name, text)
     return texts
 
 
@@ -132,6 +134,9 @@ def word_list(name: str, value: Any) -> tuple[tuple[int, ...] | str, ...]:
     words = tuple(word if isinstance(word, str) else id_list(name, word) for word in given)
     if not all(words):
         raise ParameterError(f"{name} holds an empty sequence", fix="remove it")
+    for word in words:
+        if isinstance(word, str):
+            check_text(name, word)
     return words
 
 

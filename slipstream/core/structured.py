@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
+from slipstream.core.checked_text import check_text
 from slipstream.core.strict import Strict
 from slipstream.errors import ParameterError
 
@@ -81,6 +82,7 @@ class Structured(Strict):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise _wrong(name, value, "text that is not empty")
+            check_text(f"structured.{name}", value or "")
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
         if self.choice is not None:
@@ -110,11 +112,13 @@ def _schema_text(schema: Any) -> str:
         value = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(value, (Mapping, bool)):
             raise _wrong("json_schema", value, "a mapping, a bool, or JSON text of one")
-        return json.dumps(dict(value) if isinstance(value, Mapping) else value, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(dict(value) if isinstance(value, Mapping) else value, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as fault:  # JSON's error names line and column
         raise ParameterError(
             f"structured.json_schema is not JSON: {fault}", fix="give a mapping of JSON values, or JSON text"
         ) from fault
+    check_text("structured.json_schema", text)
+    return text
 
 
 def _choices(name: str, choice: Any) -> tuple[str, ...]:
@@ -123,6 +127,7 @@ def _choices(name: str, choice: Any) -> tuple[str, ...]:
     for text in choice:
         if not isinstance(text, str) or not text:
             raise _wrong(name, choice, "a list of strings that are not empty")
+        check_text(f"structured.{name}", text)
     return tuple(choice)
 
 

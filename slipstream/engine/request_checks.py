@@ -12,6 +12,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from slipstream.core.beam_params import BeamParams
+from slipstream.core.checked_text import check_text
 from slipstream.core.encoder import Encoder
 from slipstream.core.params import SamplingParams
 from slipstream.engine.scored import Scored
@@ -57,6 +58,7 @@ class RequestChecks:
                     why="the target brings none",
                     fix="pass token ids or LLM(..., tokenizer=...), or put tokenizer.json next to the weights",
                 )
+            check_text("the prompt", prompt, PromptError)
             ids = self.tokenizer.encode(prompt) if prompt else []
         else:
             ids = _token_ids(prompt)
@@ -79,11 +81,18 @@ class RequestChecks:
             return self._within(_token_ids(text), name)
         if self.tokenizer is None:
             raise PromptError(f"a {name} as text needs a tokenizer", fix="give token ids")
+        check_text(f"the {name}", text, PromptError)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def pair(self, context: Prompt, continuation: Prompt) -> Scored:
-        """A text that is given, to be scored; no longer than the context, its last token, which is not run, apart."""
+    def pair(self, given: Any) -> Scored:
+        """A text that is given as (context, continuation), to be scored; no longer than the context, its last token,
+        which is not run, apart."""
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise PromptError(
+                f"a text to be scored is {given!r:.60}", fix="write pairs: [(context, continuation), ...]"
+            )
+        context, continuation = given
         ids = self._prompt_ids(context) if self.encoder is None else self.prompt(context)
         text = Scored(ids, self.prediction(continuation, "continuation"))
         if len(text.continuation) - 1 > self.room(len(ids)):
@@ -102,17 +111,26 @@ class RequestChecks:
         """What the chat template makes of a conversation. names: what else it reads, such as `tools`."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        turns = _turns(messages)
         if self.tokenizer is None or not self.tokenizer.chat_template:
             raise PromptError(
                 "this target has no chat template", fix="give a plain prompt to generate (without --chat)"
             )
-        text: str = self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, **names
-        )
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **names)
+        except (TemplateError, TypeError, ValueError) as fault:  # what the template's own code raises
+            raise PromptError(
+                "the model's chat template refuses this conversation",
+                why=str(fault),
+                fix="use the roles and contents that it knows",
+            ) from fault
         return text
 
     def chat_ids(self, text: str) -> list[int]:
         """Token ids of what a chat template has made."""
+        check_text("the conversation", text, PromptError)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
         return ids
 
@@ -152,6 +170,20 @@ class RequestChecks:
         outside = next((token for token in ids if token >= self.vocab_size), None)
         if outside is not None:
             raise ParameterError(f"a parameter names id {outside}, the vocabulary is 0..{self.vocab_size - 1}")
+
+
+def _turns(messages: Any) -> list[Message]:
+    """The messages of a conversation. Raises PromptError for what is none."""
+    fix = 'write [{"role": "user", "content": "..."}, ...]'
+    turns = list(messages) if isinstance(messages, Iterable) and not isinstance(messages, (bytes, Mapping)) else []
+    if not turns:
+        raise PromptError(f"the conversation is {messages!r:.60}, must be a list of messages", fix=fix)
+    for i, turn in enumerate(turns):
+        if not isinstance(turn, Mapping):
+            raise PromptError(f"message {i} of the conversation is {turn!r:.60}", fix=fix)
+        if not isinstance(turn.get("role"), str):
+            raise PromptError(f"message {i} of the conversation has no role: {dict(turn)!r:.60}", fix=fix)
+    return turns
 
 
 def not_params(given: Any, wanted: str = "SamplingParams") -> ParameterError:

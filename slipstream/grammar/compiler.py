@@ -22,7 +22,7 @@ from slipstream.errors import ParameterError
 from slipstream.grammar.free_text import FreeText
 from slipstream.grammar.given_tokens import GivenTokens
 from slipstream.grammar.schema_faults import check_multiples, place_of
-from slipstream.grammar.text_constraint import TextConstraint, fault_of
+from slipstream.grammar.text_constraint import PLACE, TextConstraint, fault_of
 from slipstream.grammar.token_bytes import Vocabulary
 
 if TYPE_CHECKING:
@@ -164,6 +164,8 @@ def _limits() -> LLParserLimits:
 
 
 def _refused(structured: Structured, found: str) -> ParameterError:
+    if structured.kind != "grammar":
+        found = PLACE.sub("", found)  # in a grammar that was made of it
     return ParameterError(
         f"structured.{structured.kind} cannot be compiled: {found}",
         why="a part that is left out would change what texts are allowed",

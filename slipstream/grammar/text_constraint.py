@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -149,8 +150,21 @@ class Walk:
         return mask, accepting, fault
 
 
+_REGEX = re.compile(r"regex parse error:\n    (?P<pattern>.*)\n    (?P<indent> *)\^.*\nerror: (?P<fault>.*)")
+"""The report of Rust's regex: the pattern, a mark below the part at fault, and the fault."""
+
+PLACE = re.compile(r"at \d+\(\d+\): ")
+"""Line and column in a grammar."""
+
+
 def fault_of(matcher: LLMatcher) -> str:
     """What is wrong, in one line; "" if nothing is. Its own report goes on with its state."""
     if not matcher.is_error():
         return ""
-    return matcher.get_error().split("\n<")[0].strip() or "no reason given"
+    report = matcher.get_error().strip()
+    first = report.split("\n")[0]
+    if regex := _REGEX.search(report):
+        wrong = regex["pattern"][len(regex["indent"]) :]
+        place = PLACE.match(first)
+        first = f"{place[0] if place else ''}at {wrong[:20]!r}: {regex['fault']}"
+    return first or "no reason given"

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from jinja2 import TemplateError
-
 from slipstream.core.structured import Structured
 from slipstream.errors import PromptError
 from slipstream.server.answering import generation_of
@@ -56,8 +54,6 @@ def conversation(service: Service, given: Mapping[str, Any]) -> Conversation:
         return Conversation(text, service.checks.prompt(service.checks.chat_ids(text)), use)
     except PromptError as fault:
         raise service.prompt_error(fault, "messages") from fault
-    except (TemplateError, TypeError, ValueError) as fault:  # what the template's own code raises
-        raise ApiError(400, f"the model's chat template refuses this conversation: {fault}", "messages") from fault
 
 
 def _template_names(service: Service, given: Mapping[str, Any], use: ToolUse) -> dict[str, Any]:

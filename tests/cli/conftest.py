@@ -32,8 +32,10 @@ def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> C
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
-    def run(*arguments: object, stdin: str = "") -> Result:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+    def run(*arguments: object, stdin: str | bytes | None = "") -> Result:
+        """stdin: text, bytes in any encoding, or None: closed."""
+        given = io.TextIOWrapper(io.BytesIO(stdin), "utf-8") if isinstance(stdin, bytes) else stdin
+        monkeypatch.setattr(sys, "stdin", io.StringIO(given) if isinstance(given, str) else given)
         capfd.readouterr()
         with pytest.raises(SystemExit) as left:
             main([str(argument) for argument in arguments])

@@ -1,0 +1,79 @@
+"""Standard streams that are closed, full, cut off, or in another encoding."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CAFE = "café".encode("latin-1")
+
+
+def in_shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`slipstream` is the command of this source, in bash."""
+    script = f"slipstream() {{ '{sys.executable}' -m slipstream \"$@\"; }}; set -o pipefail; {command}"
+    return subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+    )
+
+
+def test_without_standard_input_there_is_no_prompt(cli) -> None:
+    result = cli("generate", stdin=None)
+    assert (result.code, result.out) == (2, "")
+    assert "no prompt was given" in result.said
+
+
+def test_without_standard_input_a_chat_ends_at_once(cli, pair) -> None:
+    result = cli("chat", *pair, stdin=None)
+    assert (result.code, result.out) == (0, "")
+    assert "error" not in result.said
+
+
+@pytest.mark.parametrize("given", [(), ("-",)])
+def test_standard_input_that_is_not_utf8_is_refused_with_its_first_byte(cli, given) -> None:
+    result = cli("generate", *given, "-m", "/nonexistent", stdin=CAFE)
+    assert (result.code, result.out) == (2, "")
+    assert result.said.startswith("error: the prompt is no UTF-8 text: it has byte 0xe9 at character 3.")
+
+
+def test_a_chat_goes_on_after_a_line_that_is_not_utf8(cli, pair) -> None:
+    result = cli("chat", *pair, "-n", 2, stdin=CAFE + b"\nfor\n")
+    assert result.code == 0
+    assert result.said.count("error: the conversation is no UTF-8 text") == 1
+    assert "2 tokens" in result.said
+
+
+def test_arguments_that_are_not_utf8_are_refused_by_name(cli, pair) -> None:
+    broken = os.fsdecode(CAFE)
+    assert "the prompt is no UTF-8 text" in cli("generate", broken, "-m", "/nonexistent").said
+    for option in ("stop", "regex", "choice"):
+        said = cli("generate", "x", "-m", "/nonexistent", f"--{option}", broken).said
+        assert f"{option} is no UTF-8 text: it has byte 0xe9 at character 3" in said
+    assert "the conversation is no UTF-8 text" in cli("chat", *pair, "--system", broken, stdin="for\n").said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_said_and_fails() -> None:
+    done = in_shell("slipstream drafters > /dev/full")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: No space left on device.")
+    assert "Exception ignored" not in done.stderr
+
+
+def test_output_that_nobody_reads_to_its_end_is_no_error() -> None:
+    done = in_shell("slipstream drafters | (exec <&-); slipstream drafters --json | (exec <&-)")
+    assert done.stderr == ""
+
+
+def test_closed_standard_output_and_error_are_no_bug() -> None:
+    assert in_shell("slipstream drafters >&-").stderr == ""
+    done = in_shell("slipstream generate 2>&-")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_characters_that_the_output_cannot_have_are_escaped() -> None:
+    done = in_shell("slipstream drafters --json; slipstream simulate --help", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == 0, done.stderr
