@@ -33,6 +33,7 @@ from recipes.embedded.transplant import transplanted
 from slipstream.errors import ParameterError
 from slipstream.training.compact import DRAFT, CompactLlama, ModelShape, head_logits
 from slipstream.training.corpus import Package, build_corpus, installed_packages
+from slipstream.training.devices import has_bfloat16_products
 from slipstream.training.display import Display, StopSignal
 from slipstream.training.layerskip_recipe import LayerSkip, dropout_rates, exit_weights, kept_layers
 from slipstream.training.resume_state import load_checkpoint, load_weights, save_checkpoint
@@ -59,6 +60,7 @@ class BaseConfig:
             run (`transplant`); None: from scratch.
         pre_tokenizer: one of `PRE_TOKENIZERS`; a teacher's tokenizer is used as it is.
         teacher: folder of the target's run, or None; kl_weight: share of the distillation loss.
+        bf16: matrix products in bfloat16; None: where the hardware has them.
         data: folder of the token cache; default `OUT/data`, or the teacher's.
     """
 
@@ -87,7 +89,7 @@ class BaseConfig:
     seed: int = 0
     resume: bool = False
     device: str = "cpu"
-    bf16: bool = True
+    bf16: bool | None = None
     compile: bool = True
     threads: int = 2
     save_minutes: float = 4.0
@@ -227,7 +229,8 @@ class Trainer:
         return teacher.requires_grad_(False).to(self.device)
 
     def cast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16) if self.config.bf16 else nullcontext()
+        wanted = has_bfloat16_products(self.device) if self.config.bf16 is None else self.config.bf16
+        return torch.autocast(self.device.type, torch.bfloat16) if wanted else nullcontext()
 
     def save(self) -> None:
         self.progress.counters = dict(self.batches.counters)

@@ -116,7 +116,14 @@ class LoopOptions:
         ),
     ] = "cpu"
     threads: Annotated[int | None, typer.Option(help="Number of CPU threads.", rich_help_panel=_LOOP)] = None
-    bf16: Annotated[bool, typer.Option(help="Matrix products in bfloat16.", rich_help_panel=_LOOP)] = True
+    bf16: Annotated[
+        bool | None,
+        typer.Option(
+            help="Matrix products in bfloat16, else in float32.",
+            show_default="where the hardware has them",
+            rich_help_panel=_LOOP,
+        ),
+    ] = None
     save_minutes: Annotated[float, typer.Option(help="Minutes between checkpoints.", rich_help_panel=_LOOP)] = 4.0
     eval_steps: Annotated[int, typer.Option(help="Steps between evaluations.", rich_help_panel=_LOOP)] = 200
     max_steps: Annotated[

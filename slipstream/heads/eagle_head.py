@@ -82,6 +82,14 @@ def default_taps(layers: int) -> tuple[int, int, int]:
     return 2, layers // 2, layers - 3
 
 
+class _Norm(nn.RMSNorm):
+    """An RMS norm in the dtype of its weight: in training, states are bfloat16 and weights float32, for which PyTorch has
+    no fused norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 class _Attention(nn.Module):
     def __init__(self, c: DecoderConfig, width: int):
         super().__init__()
@@ -119,9 +127,9 @@ class _PlainLayer(nn.Module):
 
     def __init__(self, c: DecoderConfig, first: bool):
         super().__init__()
-        self.input_layernorm = None if first else nn.RMSNorm(c.hidden_size, c.norm_eps)
+        self.input_layernorm = None if first else _Norm(c.hidden_size, c.norm_eps)
         self.self_attn = _Attention(c, c.hidden_size)
-        self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, c.norm_eps)
+        self.post_attention_layernorm = _Norm(c.hidden_size, c.norm_eps)
         self.mlp = _MLP(c)
 
     def forward(self, layer: int, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
@@ -136,10 +144,10 @@ class _MidLayer(nn.Module):
     def __init__(self, c: DecoderConfig, norm_before_residual: bool):
         super().__init__()
         self.norm_before_residual = norm_before_residual
-        self.input_layernorm = nn.RMSNorm(c.hidden_size, c.norm_eps)
-        self.hidden_norm = nn.RMSNorm(c.hidden_size, c.norm_eps)
+        self.input_layernorm = _Norm(c.hidden_size, c.norm_eps)
+        self.hidden_norm = _Norm(c.hidden_size, c.norm_eps)
         self.self_attn = _Attention(c, 2 * c.hidden_size)
-        self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, c.norm_eps)
+        self.post_attention_layernorm = _Norm(c.hidden_size, c.norm_eps)
         self.mlp = _MLP(c)
 
     def forward(self, embedded: Tensor, hidden: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
@@ -169,11 +177,11 @@ class EagleHead(nn.Module):
         else:
             self.fc = nn.Linear(taps * config.target_hidden, c.hidden_size, bias=False)
             if config.fc_norm:
-                self.fc_norm = nn.ModuleList(nn.RMSNorm(config.target_hidden, c.norm_eps) for _ in range(taps))
+                self.fc_norm = nn.ModuleList(_Norm(config.target_hidden, c.norm_eps) for _ in range(taps))
             if config.norm_before_fc:
-                self.input_norm = nn.RMSNorm(taps * config.target_hidden, c.norm_eps)
+                self.input_norm = _Norm(taps * config.target_hidden, c.norm_eps)
             self.midlayer = _MidLayer(c, config.norm_before_residual)
-            self.norm = nn.RMSNorm(c.hidden_size, c.norm_eps)
+            self.norm = _Norm(c.hidden_size, c.norm_eps)
             self.lm_head = nn.Linear(c.hidden_size, config.draft_vocab, bias=False)
             self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
             self.register_buffer("t2d", torch.arange(c.vocab_size) < config.draft_vocab)

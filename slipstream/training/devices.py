@@ -15,20 +15,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slipstream.backends.native.kernels import processor
 from slipstream.errors import ParameterError
 
 
-class Devices:
-    """device: "cpu", "cuda", "cuda:1", ...; bf16: run matrix products in bfloat16; weights stay float32."""
+def has_bfloat16_products(device: torch.device) -> bool:
+    """Whether the hardware has instructions for them: without, PyTorch emulates bfloat16, which is slower than float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type != "cpu" or any(map(processor.has, ("avx512bf16", "amx-bf16", "bf16")))  # the last: Arm
 
-    def __init__(self, device: str = "cpu", bf16: bool = True):
+
+class Devices:
+    """device: "cpu", "cuda", "cuda:1", ...; bf16: run matrix products in bfloat16 (None: where the hardware has them);
+    weights stay float32."""
+
+    def __init__(self, device: str = "cpu", bf16: bool | None = None):
         try:
             self.device = torch.device(device)
         except RuntimeError as fault:
             raise ParameterError(f"device is {device!r}", fix="use cpu, cuda or cuda:1") from fault
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise ParameterError(f"device is {device!r}, but PyTorch finds no CUDA device", fix="choose --device cpu")
-        self.bf16 = bf16
+        self.bf16 = has_bfloat16_products(self.device) if bf16 is None else bf16
         self._accelerator: Any = None
         if self.device.type != "cpu" and importlib.util.find_spec("accelerate") is not None:
             from accelerate import Accelerator
@@ -36,7 +45,7 @@ class Devices:
 
             # With layer dropout, a step does not use all parameters.
             unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-            self._accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no", kwargs_handlers=[unused])
+            self._accelerator = Accelerator(mixed_precision="bf16" if self.bf16 else "no", kwargs_handlers=[unused])
             self.device = self._accelerator.device
 
     @property

@@ -31,6 +31,7 @@ class LoopConfig(Strict):
     lr, optimiser   peak learning rate; "muon" for matrices (AdamW for the rest), or "adamw" for everything.
     shares          weights of the sources in a batch; None: proportional to size.
     answers_only    only answers count in the loss; a stream without answers counts as a whole.
+    bf16            matrix products in bfloat16; None: where the hardware has them.
     eval_steps      steps between evaluations; 0: only at the end. eval_rows: number of held-out windows.
     max_steps       maximum steps of this call; the run can be resumed.
     """
@@ -52,7 +53,7 @@ class LoopConfig(Strict):
     seed: int = 0
     resume: bool = False
     device: str = "cpu"
-    bf16: bool = True
+    bf16: bool | None = None
     threads: int | None = None
     save_minutes: float = 4.0
     eval_steps: int = 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from slipstream.backends.native.kernels import processor
 from slipstream.errors import ParameterError
 from slipstream.training import devices
 from slipstream.training.devices import Devices
@@ -81,3 +83,24 @@ def test_without_accelerate_one_device_is_used(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ParameterError, match="finds no CUDA device"):
         Devices("cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("features", "has"), [(("avx2",), False), (("avx512bf16",), True), (("amx-bf16",), True), (("neon", "bf16"), True)]
+)
+def test_products_are_in_bfloat16_where_the_processor_has_them_and_as_the_user_says(
+    features: tuple[str, ...], has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "has", lambda feature: feature in features)
+    assert [Devices("cpu", bf16).bf16 for bf16 in (None, True, False)] == [has, True, False]
+    assert Devices("cpu").autocast().__class__ is (torch.autocast if has else nullcontext)
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_gpu_that_only_emulates_bfloat16_products_computes_in_float32(
+    has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation or has)
+    assert Devices("cuda").bf16 is has

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor
@@ -98,3 +100,20 @@ def test_the_draft_vocabulary_has_the_most_frequent_tokens_of_the_data(tmp_path)
     assert counts[5] == pytest.approx(0.54)
     assert counts[7] == pytest.approx(0.27 + 0.05)
     assert most_frequent(counts, 3, always=(0,)).tolist() == [0, 5, 7]
+
+
+def test_bfloat16_states_meet_norms_of_their_own_dtype(head: EagleHead) -> None:
+    """PyTorch has no fused norm for a bfloat16 input and a float32 weight, and would warn of it."""
+    tokens, taps = inputs()
+    rotary = rotary_tables(DECODER, T)
+    exact = chain_states(head, tokens, taps, (rotary[0].double(), rotary[1].double()), STEPS)
+    head.float().borrow(head.borrowed["embedding"].float())
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
+            warnings.simplefilter("error")
+            made = chain_states(head, tokens, [tap.bfloat16() for tap in taps], rotary, STEPS)
+    finally:
+        torch.set_warn_always(False)
+    for x, true in zip(made, exact, strict=True):
+        assert (x.double() - true).norm() < 0.1 * true.norm()  # a chain of layers, each rounded to 8 bits
