@@ -12,7 +12,7 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.beam_options import BeamOptions, as_line, plain, show
-from slipstream.cli.interrupt import Interrupt
+from slipstream.core.interrupt import Interrupt
 from slipstream.cli.loading import banner, load
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
 from slipstream.cli.prompt_lines import encoded, is_lines, read_lines

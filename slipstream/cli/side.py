@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from slipstream.cli import render
-from slipstream.cli.interrupt import Interrupt
+from slipstream.core.interrupt import Interrupt
 from slipstream.core.params import SamplingParams
 from slipstream.drafters.model import ModelDrafter
 from slipstream.llm import LLM, Prompt
