@@ -70,13 +70,13 @@ def config_of(arguments: Seq[str] | None = None) -> BaseConfig:
 
 
 def main(arguments: Seq[str] | None = None) -> int:
-    """Train. Returns the exit code: 0 done, 2 bad input."""
+    """Train. Returns the exit code: 0 done, 2 bad input, 128 and the number of the signal that stopped it."""
     try:
-        train_base(config_of(arguments))
+        stopped_by = train_base(config_of(arguments))
     except SlipstreamError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
+    return 128 + stopped_by if stopped_by else 0
 
 
 if __name__ == "__main__":

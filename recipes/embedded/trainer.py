@@ -30,12 +30,14 @@ from recipes.embedded.card import command_of
 from recipes.embedded.token_cache import Batches, HeldOut, Mix, prepare
 from recipes.embedded.tokenizer import ASSISTANT, END, PRE_TOKENIZERS, special_id
 from recipes.embedded.transplant import transplanted
+from slipstream.core.interrupt import Interrupt
 from slipstream.errors import ParameterError
 from slipstream.training.compact import DRAFT, CompactLlama, ModelShape, head_logits
 from slipstream.training.corpus import Package, build_corpus, installed_packages
 from slipstream.training.devices import has_bfloat16_products
-from slipstream.training.display import Display, StopSignal
+from slipstream.training.display import Display
 from slipstream.training.layerskip_recipe import LayerSkip, dropout_rates, exit_weights, kept_layers
+from slipstream.training.loop import SIGNALS, STOPPING
 from slipstream.training.resume_state import load_checkpoint, load_weights, save_checkpoint
 from slipstream.training.schedule import Progress, Schedule
 from slipstream.training.training_settings import check_budget
@@ -302,8 +304,9 @@ class Trainer:
             file.write(json.dumps({"time": now, **entry}) + "\n")
 
 
-def train_base(config: BaseConfig, packages: list[Package] | None = None) -> None:
-    """Train until the budget is spent, a signal comes, or `max_steps` steps of this call are done.
+def train_base(config: BaseConfig, packages: list[Package] | None = None) -> int:
+    """Train until the budget is spent, a signal comes, or `max_steps` steps of this call are done; returns the signal's
+    number, or 0.
 
     Args:
         packages: sources of the corpus; default: the packages of this environment.
@@ -312,16 +315,16 @@ def train_base(config: BaseConfig, packages: list[Package] | None = None) -> Non
     progress, schedule = trainer.progress, trainer.schedule
     (config.out / "config.json").write_text(json.dumps(asdict(config), indent=1, default=str) + "\n")
     trainer.log({"step": progress.step, "command": command_of(asdict(config))})
-    display = Display(schedule)
-    smooth, saved, first = float("nan"), time.monotonic(), progress.step
-    with StopSignal() as stop:
-        while not (schedule.done or stop.raised or progress.step - first == config.max_steps):
+    smooth: float | None = None
+    saved, first = time.monotonic(), progress.step
+    with Interrupt(SIGNALS, STOPPING) as interrupt, Display(schedule) as display:
+        while not (schedule.done or interrupt.asked or progress.step - first == config.max_steps):
             begun = time.monotonic()
             if (config.out / "decay-now").exists():
                 schedule.start_decay()
                 os.remove(config.out / "decay-now")
             loss, norm = trainer.step()
-            smooth = loss if math.isnan(smooth) else 0.95 * smooth + 0.05 * loss
+            smooth = loss if smooth is None else 0.95 * smooth + 0.05 * loss
             seconds = time.monotonic() - begun
             progress.seconds += seconds
             display.show(progress, smooth, config.step_tokens / seconds, norm)
@@ -336,11 +339,11 @@ def train_base(config: BaseConfig, packages: list[Package] | None = None) -> Non
                 trainer.save()
                 saved = time.monotonic()
                 progress.seconds += saved - begun
-    trainer.save()
-    held = trainer.evaluate()
-    trainer.log({"step": progress.step, "tokens": progress.tokens, "heldout": held, "finished": schedule.done})
-    display.close()
+        trainer.save()
+        held = trainer.evaluate()
+        trainer.log({"step": progress.step, "tokens": progress.tokens, "heldout": held, "finished": schedule.done})
     print(f"{'finished' if schedule.done else 'stopped'} at step {progress.step}: held-out {held}", flush=True)
+    return interrupt.number
 
 
 __all__ = ["DRAFT", "TARGET", "BaseConfig", "Trainer", "train_base"]

@@ -10,9 +10,9 @@ import typer
 from rich.text import Text
 
 from slipstream.cli import render
-from slipstream.core.interrupt import Interrupt
 from slipstream.cli.loading import banner, load
 from slipstream.cli.options import ModelOptions, grouped
+from slipstream.core.interrupt import Interrupt
 from slipstream.core.params import SamplingParams
 
 if TYPE_CHECKING:

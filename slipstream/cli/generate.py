@@ -12,12 +12,12 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.beam_options import BeamOptions, as_line, plain, show
-from slipstream.core.interrupt import Interrupt
 from slipstream.cli.loading import banner, load
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
 from slipstream.cli.prompt_lines import encoded, is_lines, read_lines
 from slipstream.cli.structured_options import StructuredOptions
 from slipstream.core.checked_text import check_text
+from slipstream.core.interrupt import Interrupt
 from slipstream.errors import PromptError
 
 if TYPE_CHECKING:

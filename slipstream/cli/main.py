@@ -1,6 +1,6 @@
 """The `slipstream` command: an error is one message and an exit code; tracebacks are only shown with --debug.
 
-Exit codes: 0 success, 1 a check failed or an unexpected error, 2 bad input, 130 Ctrl-C.
+Exit codes: 0 success, 1 a check failed or an unexpected error, 2 bad input, 130 Ctrl-C, 143 SIGTERM (`train`).
 """
 
 from __future__ import annotations

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slipstream.cli import render
+from slipstream.core.interrupt import Interrupt
 from slipstream.errors import ParameterError
 from slipstream.training.methods import METHODS
+
+if TYPE_CHECKING:
+    from slipstream.training.training_settings import LoopConfig
 
 _DATA, _LOOP, _TEXTS = "Data", "Training", "Held-out texts"
 
@@ -157,6 +163,7 @@ def start(kind: str, data: DataOptions, loop: LoopOptions, texts: TextOptions, o
             fix="give --data: a file, a folder, or 'corpus' for the Python source found here",
         )
     made = options()  # reports invalid options before the slow imports
+    from slipstream.training.estimate import LIMIT
     from slipstream.training.run import RunConfig, prepare
     from slipstream.training.training_settings import LoopConfig
 
@@ -170,16 +177,32 @@ def start(kind: str, data: DataOptions, loop: LoopOptions, texts: TextOptions, o
         resume=loop.resume, device=loop.device, bf16=loop.bf16, threads=loop.threads, save_minutes=loop.save_minutes,
         eval_steps=loop.eval_steps, max_steps=loop.max_steps,
     )  # fmt: skip
-    run = prepare(
-        RunConfig(
-            kind=kind, target=data.target, data=tuple(data.data), options=made, loop=wanted,
-            heldout_share=data.heldout_share, regenerate=data.regenerate, regenerate_share=data.regenerate_share,
-            cache_hidden=data.cache_hidden, texts=texts.texts, text_tokens=texts.text_tokens,
-            temperatures=tuple(dict.fromkeys((0.0, *(texts.temperature or (0.8,))))), executor=data.executor,
-            command=shlex.join(["slipstream", *sys.argv[1:]]),
-        )
+    settings = RunConfig(
+        kind=kind, target=data.target, data=tuple(data.data), options=made, loop=wanted,
+        heldout_share=data.heldout_share, regenerate=data.regenerate, regenerate_share=data.regenerate_share,
+        cache_hidden=data.cache_hidden, texts=texts.texts, text_tokens=texts.text_tokens,
+        temperatures=tuple(dict.fromkeys((0.0, *(texts.temperature or (0.8,))))), executor=data.executor,
+        command=shlex.join(["slipstream", *sys.argv[1:]]),
     )  # fmt: skip
-    if run.loop.devices.rank == 0:
-        print("\n".join(run.estimate().lines()), flush=True)
-    if not loop.dry_run:
-        run.train()
+    try:
+        with Interrupt((signal.SIGINT, signal.SIGTERM), at_once=True):
+            run = prepare(settings)
+            if run.loop.devices.rank == 0:
+                print(f"measuring one step, for at most {LIMIT:.0f} s", flush=True)
+                print("\n".join(run.estimate().lines()), flush=True)
+            if not loop.dry_run:
+                run.train()
+    except KeyboardInterrupt as stop:
+        render.message("note", *_how_to_continue(wanted, settings.command))
+        raise typer.Exit(128 + int(stop.args[0])) from None
+
+
+def _how_to_continue(loop: LoopConfig, command: str) -> tuple[str, str]:
+    """What is saved of a run that was stopped, and how to continue it."""
+    if not loop.checkpoint.exists():
+        return "stopped; no step was saved", f"The same command begins again, with the data prepared in {loop.out}."
+    from slipstream.training.resume_state import read_state
+
+    step = read_state(loop.checkpoint)["progress"]["step"]
+    resume = "" if loop.resume else " --resume"
+    return f"stopped; step {step:,} is saved", f"Continue with: {command}{resume}"

@@ -1,32 +1,46 @@
-"""Ctrl-C during generation: the current step is finished, then generation ends and the text so far is kept.
+"""Ctrl-C during generation or training: the current step is finished, then the work ends and what it has is kept.
 
-Stopping between steps leaves caches and terminal in a consistent state. A second Ctrl-C stops at once.
+Stopping between steps leaves caches, files and the terminal in a consistent state. A second Ctrl-C stops at once.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from collections.abc import Sequence as Seq
 from types import FrameType, TracebackType
+from typing import Any
 
 
 class Interrupt:
-    """with Interrupt() as interrupt: ... if interrupt.asked: break"""
+    """with Interrupt() as interrupt: ... if interrupt.asked: break
 
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: object = None
+    signals  what interrupts. note: written to standard error when the first comes. at_once: the first raises, too.
+
+    What is raised is KeyboardInterrupt with the number of the signal.
+    """
+
+    def __init__(self, signals: Seq[int] = (signal.SIGINT,), note: str = "", at_once: bool = False) -> None:
+        self.signals, self.note, self.at_once = signals, note, at_once
+        self.number = 0
+        self._before: dict[int, Any] = {}
+
+    @property
+    def asked(self) -> bool:
+        return self.number > 0
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._ask)
+            self._before = {number: signal.signal(number, self._ask) for number in self.signals}
         return self
 
     def __exit__(self, kind: type | None, fault: BaseException | None, trace: TracebackType | None) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
+        if self.asked or self.at_once:
+            raise KeyboardInterrupt(number)
+        self.number = number
+        os.write(2, self.note.encode())  # `print` may be what was interrupted

@@ -1,4 +1,4 @@
-"""Numbers of bytes as text."""
+"""Numbers of bytes, and seconds, as text."""
 
 from __future__ import annotations
 
@@ -9,3 +9,10 @@ def size(n: float) -> str:
         if n >= limit:
             return f"{n / limit:.1f} {unit}"
     return f"{n:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """180 -> "3 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -83,8 +83,8 @@ def default_taps(layers: int) -> tuple[int, int, int]:
 
 
 class _Norm(nn.RMSNorm):
-    """An RMS norm in the dtype of its weight: in training, states are bfloat16 and weights float32, for which PyTorch has
-    no fused norm."""
+    """An RMS norm in the dtype of its weight: training has states in bfloat16 and weights in float32, for which PyTorch
+    has no fused norm."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)

@@ -22,6 +22,7 @@ skips the easy ones.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from slipstream.core.warp import warp
 from slipstream.llm import LLM
 from slipstream.training.features import Teacher, Window
 from slipstream.training.packing import Stream
+from slipstream.training.resume_state import writing
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,11 @@ def write_texts(
 def save_texts(path: Path, held: HeldOutText) -> None:
     lengths = np.array([[len(t.tokens), t.prompt, t.limit] for t in held.texts], dtype=np.int64)
     flat = np.concatenate([np.asarray(t.tokens, dtype=np.int64) for t in held.texts])
-    with path.open("wb") as file:
-        np.savez(file, lengths=lengths, tokens=flat, temperature=held.temperature)
+    temporary = path.with_suffix(".tmp")
+    with writing(f"the held-out texts {path}", temporary):
+        with temporary.open("wb") as file:
+            np.savez(file, lengths=lengths, tokens=flat, temperature=held.temperature)
+        os.replace(temporary, path)
 
 
 def load_texts(path: Path) -> HeldOutText:

@@ -20,7 +20,7 @@ from slipstream.errors import ParameterError
 
 
 def has_bfloat16_products(device: torch.device) -> bool:
-    """Whether the hardware has instructions for them: without, PyTorch emulates bfloat16, which is slower than float32."""
+    """Whether the hardware has instructions for them. PyTorch emulates them elsewhere, slower than in float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type != "cpu" or any(map(processor.has, ("avx512bf16", "amx-bf16", "bf16")))  # the last: Arm

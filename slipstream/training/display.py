@@ -1,68 +1,60 @@
-"""Progress display of a training run, and stopping it by signal."""
+"""Progress display of a training run."""
 
 from __future__ import annotations
 
-import signal
 import sys
-from types import FrameType
+import time
+from types import TracebackType
 from typing import Any
 
+from slipstream.core.sizes import duration
 from slipstream.training.schedule import Progress, Schedule
 
-
-class StopSignal:
-    """Turns Ctrl-C and SIGTERM into a flag, so that the loop can save and exit between two steps."""
-
-    def __init__(self) -> None:
-        self.raised = False
-        self._old: dict[int, Any] = {}
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.raised = True
-
-    def __enter__(self) -> StopSignal:
-        try:
-            self._old = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: signals are handled elsewhere
-            self._old = {}
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
+PAUSE = 10.0
+"""Seconds between two lines, where there is no terminal."""
 
 
 class Display:
-    """A rich progress bar on a terminal, plain lines elsewhere."""
+    """with Display(schedule) as display: a progress bar on a terminal; elsewhere a line at the first step, and then one
+    every `PAUSE` seconds.
 
-    def __init__(self, schedule: Schedule, every: int = 20) -> None:
-        self.schedule, self.every = schedule, every
+    rate  estimated tokens per second, for the time that is left before a step was done.
+    """
+
+    def __init__(self, schedule: Schedule, rate: float | None = None) -> None:
+        self.schedule, self.rate = schedule, rate
+        self.shown = -PAUSE
         self.bar: Any = None
+
+    def __enter__(self) -> Display:
         if sys.stdout.isatty():
             from rich import progress as rich
 
-            columns = (
-                rich.TextColumn("{task.description}"),
-                rich.BarColumn(),
-                rich.TextColumn("{task.percentage:.1f}%"),
-            )
-            self.bar = rich.Progress(*columns, rich.TimeRemainingColumn())
-            self.task = self.bar.add_task("training", total=1.0)
+            columns = rich.TextColumn("{task.description}"), rich.BarColumn(), rich.TextColumn("{task.percentage:.1f}%")
+            self.bar = rich.Progress(*columns)
+            self.task = self.bar.add_task("", total=1.0)
             self.bar.start()
+        self._update("training begins")
+        return self
+
+    def __exit__(self, kind: type | None, fault: BaseException | None, trace: TracebackType | None) -> None:
+        if self.bar is not None:
+            self.bar.stop()
 
     def show(self, progress: Progress, loss: float, rate: float, norm: float) -> None:
-        share = self.schedule.share
-        eta = progress.seconds * (1 - share) / max(share, 1e-9) / 60
         text = f"step {progress.step}  {progress.tokens / 1e6:.2f}M tokens  loss {loss:.3f}  {rate:,.0f} tok/s"
+        if self.bar is not None or time.monotonic() - self.shown >= PAUSE:
+            self.shown = time.monotonic()
+            self._update(f"{text}  norm {norm:.2f}")
+
+    def _update(self, text: str) -> None:
+        share, left = self.schedule.share, self.schedule.seconds_left(self.rate)
+        text += "" if left is None else f"  ETA {duration(left)}"
         if self.bar is not None:
             self.bar.update(self.task, completed=share, description=text)
-        elif progress.step % self.every == 0:
-            print(f"{text}  norm {norm:.2f}  {100 * share:.1f} %  ETA {eta:.0f} min", flush=True)
+        else:
+            print(f"{text}  {100 * share:.1f} %", flush=True)
 
     def say(self, text: str) -> None:
         (self.bar.console.print if self.bar is not None else print)(text)
         sys.stdout.flush()
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()

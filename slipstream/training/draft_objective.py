@@ -62,6 +62,7 @@ class DraftObjective(Objective):
     def __init__(self, teacher: Teacher, options: DraftOptions, seed: int = 0):
         super().__init__()
         self.teacher, self.options, self.depth = teacher, options, options.depth
+        self.compiled = options.compile
         c = teacher.config
         if options.start is None:
             shape = ModelShape(

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from slipstream.core.sizes import size
+from slipstream.core.sizes import duration, size
+from slipstream.training.features import Window
 from slipstream.training.loop import Loop
+
+LIMIT = 20.0
+"""Seconds that the measurement may take."""
+FIRST = 64
+"""Tokens of the first pass, without those that the last draft tokens need."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,7 @@ class Estimate:
 
     tokens: int
     parameters: int
+    bf16: bool
     feature_rate: float
     step_rate: float
     memory: int
@@ -41,7 +48,8 @@ class Estimate:
         lines = [
             f"data       {self.tokens:,} training tokens; the budget sees {seen:,} "
             f"({seen / max(1, self.tokens):.2f} epochs)",
-            f"training   {self.parameters:,} parameters, {size(self.memory)} of memory in addition to the target",
+            f"training   {self.parameters:,} parameters, {size(self.memory)} of memory in addition to the target, "
+            f"products in {'bfloat16' if self.bf16 else 'float32'}",
             f"time       {duration(self.seconds)} at {self.step_rate:,.0f} tokens/s "
             f"({self.feature_rate:,.0f} tokens/s for the target's hidden states alone)",
             f"disk       {size(2 * self.checkpoint)} for checkpoints (previous and new)",
@@ -52,54 +60,63 @@ class Estimate:
 
 
 def estimate(loop: Loop) -> Estimate:
-    """Run two steps through target and head, without an update, and use the timing of the second."""
+    """Run a few windows through target and objective, without an update; see `_measured`."""
     config, objective = loop.config, loop.objective
-    size_of = config.micro_rows or config.rows
-    counters = dict(loop.orders.counters)
-    chosen = loop.orders.choose(0, size_of, config.length)
-    loop.orders.counters.clear()
-    loop.orders.counters.update(counters)
-    tokens = torch.cat([loop.orders.streams[n].rows([i], config.length) for n, i in chosen])[:, :-1]
-    rates = []
-    caches, loop.caches = loop.caches, {}
-    for _ in range(2):  # the first compiles and allocates
-        begun = time.perf_counter()
-        loop.teacher.read(tokens, objective.taps)
-        read = time.perf_counter()
-        window = loop.window(chosen)
-        made = time.perf_counter()
-        with loop.devices.autocast():
-            loss, _ = objective(window)
-        loss.backward()
-        objective.zero_grad(set_to_none=True)
-        rates.append((read - begun, time.perf_counter() - (read if not caches else made)))
-    loop.caches = caches
-    count = size_of * config.length
+    count, reading, training = _measured(loop)
     parameters = sum(p.numel() for p in loop.parameters)
     states = sum(3 * p.numel() * p.element_size() for p in loop.parameters)  # gradient and two moments
     stored = sum(p.numel() * p.element_size() for p in objective.module.state_dict().values())
     width = loop.teacher.config.hidden_size
     activations = (
-        4 * count * (len(objective.taps) * width + 3 * loop.teacher.config.vocab_size * max(1, objective.depth))
-    )
-    cache = sum(c.nbytes(width) for c in loop.caches.values())
-    feature_rate = count / max(1e-9, rates[1][0]) if objective.taps else float("inf")
+        4 * (config.micro_rows or config.rows) * config.length
+        * (len(objective.taps) * width + 3 * loop.teacher.config.vocab_size * max(1, objective.depth))
+    )  # fmt: skip
+    feature_rate = count / max(1e-9, reading) if objective.taps else float("inf")
     missing = sum(len(c.missing()) * c.SHARD for c in loop.caches.values()) * config.length
     return Estimate(
         tokens=sum(len(s.tokens) for s in loop.orders.streams.values()),
         parameters=parameters,
+        bf16=loop.devices.bf16,
         feature_rate=feature_rate,
-        step_rate=count / rates[1][1],
+        step_rate=count / (training if loop.caches else reading + training),
         memory=states + stored + activations,
         checkpoint=stored + 2 * states // 3,
-        cache=cache,
+        cache=sum(c.nbytes(width) for c in loop.caches.values()),
         cache_seconds=missing / feature_rate,
         budget_tokens=config.budget_tokens,
         budget_minutes=config.budget_minutes,
     )
 
 
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def _measured(loop: Loop) -> tuple[int, float, float]:
+    """Tokens of the largest pass that was measured, and seconds: of the target's forward, and of the rest.
+
+    Passes grow to a micro-batch while the next is expected to end within LIMIT seconds. The first pass of a size
+    allocates memory, so the smallest and the largest are run twice. Compiled layers are compiled for each size, so they
+    are measured at the largest only, however long that takes.
+    """
+    config, objective = loop.config, loop.objective
+    rows = config.micro_rows or config.rows
+    stream = next(iter(loop.orders.streams.values()))
+    tokens = stream.rows([i % len(stream.windows(config.length)) for i in range(rows)], config.length)[:, :-1]
+    sizes = [tokens.numel()] * 2
+    if not objective.compiled:
+        while sizes[0] > FIRST + objective.depth:
+            sizes = [max(FIRST + objective.depth, sizes[0] // 4), *sizes]
+        sizes = [sizes[0], *sizes]
+    begun, count, reading, training = time.perf_counter(), 0, 0.0, 0.0
+    for wanted in sizes:
+        expected = (reading + training) * wanted / max(1, count)
+        if not objective.compiled and time.perf_counter() - begun + expected > LIMIT:
+            break
+        part = tokens[: max(1, wanted // config.length), :wanted]
+        count, start = part.numel(), time.perf_counter()
+        taps = loop.teacher.read(part, objective.taps)
+        read = time.perf_counter()
+        window = Window(part.to(loop.devices.device), torch.ones_like(part, dtype=torch.bool), taps)
+        with loop.devices.autocast():
+            loss, _ = objective(window)
+        loss.backward()
+        objective.zero_grad(set_to_none=True)
+        reading, training = read - start, time.perf_counter() - read
+    return count, reading, training

@@ -28,6 +28,7 @@ from slipstream.errors import TrainingError
 from slipstream.models.layout import batch_of
 from slipstream.targets.decoder import Decoder
 from slipstream.training.packing import Stream
+from slipstream.training.resume_state import writing
 
 FINAL = -1
 """The tap after the final norm: the input of the output head."""
@@ -151,11 +152,9 @@ class HiddenCache:
                     )
                 tensors[str(tap)] = whole.half().contiguous()
             temporary = self._path(shard).with_suffix(".tmp")
-            try:
+            with writing(f"the hidden states {self._path(shard)}", temporary):
                 save_file(tensors, temporary)
                 os.replace(temporary, self._path(shard))
-            finally:
-                temporary.unlink(missing_ok=True)
             say(windows[-1] + 1, self.count)
 
     def read(self, window: int) -> dict[int, Tensor]:

@@ -65,6 +65,7 @@ class LayerSkipObjective(Objective):
         if teacher.decoder.source is None:
             raise TrainingError("the target has no folder to train it from", fix="give a folder or hub id")
         self.teacher, self.options, self.depth, self.seed = teacher, options, options.depth, seed
+        self.compiled = options.compile
         self.module = load_trainable(teacher.decoder.source, options.compile)
         self.module.to(teacher.device, teacher.dtype)
         layers = self.module.depth

@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import time
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from slipstream.core.interrupt import Interrupt
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.training.acceptance import HeldOutText, acceptance_length, held_windows
 from slipstream.training.devices import Devices
-from slipstream.training.display import Display, StopSignal
+from slipstream.training.display import Display
 from slipstream.training.features import HiddenCache, Teacher, Window
 from slipstream.training.objective import Objective
 from slipstream.training.packing import Orders, Stream
-from slipstream.training.resume_state import Optimisers, load_checkpoint, save_checkpoint
+from slipstream.training.resume_state import Optimisers, as_json, load_checkpoint, read_state, save_checkpoint
 from slipstream.training.schedule import Progress, Schedule
 from slipstream.training.training_settings import LoopConfig
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOPPING = "\nstopping after this step; Ctrl-C again stops at once, without saving it\n"
 
 
 @dataclass
@@ -42,6 +46,7 @@ class Loop:
     """One `step()` is one optimiser step.
 
     streams  the training data, one per source. held: from `held_out`. caches: hidden states on disk, by stream.
+    rate     estimated tokens per second, if they were measured. stopped_by: the signal that ended `run`, or 0.
     """
 
     def __init__(
@@ -67,6 +72,8 @@ class Loop:
         self.optimisers = make_optimisers(objective, config)
         self.wrapped = devices.wrap(objective)
         self.progress = Progress()
+        self.rate: float | None = None
+        self.stopped_by = self.first = 0
         if config.resume:
             self._load()
         self.schedule = Schedule(
@@ -170,53 +177,73 @@ class Loop:
         return sums
 
     def log(self, entry: dict[str, Any]) -> None:
+        """Add a line to log.jsonl, whole or not at all: a full disk does not stop the run."""
         if self.devices.rank == 0:
-            now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            with (self.config.out / "log.jsonl").open("a") as file:
-                file.write(json.dumps({"time": now, **entry}) + "\n")
+            now, path = datetime.now(timezone.utc).isoformat(timespec="seconds"), self.config.out / "log.jsonl"
+            line = json.dumps(as_json({"time": now, **entry})).encode() + b"\n"
+            with path.open("ab", buffering=0) as file:
+                end = file.tell()
+                try:
+                    whole = file.write(line) == len(line)
+                except OSError:
+                    whole = False
+                if not whole:
+                    file.truncate(end)
+                    print(f"a line of {path} could not be written: is the disk full? The run continues.")
 
     # --- the run ----------------------------------------------------------------------------------------------
 
     def run(self) -> dict[str, float]:
-        """Train until the budget is spent, a signal comes, or `max_steps` steps are done; returns the last evaluation.
+        """Train until the budget is spent, a signal comes, or `max_steps` steps are done; returns the last evaluation,
+        or nothing if a signal came before the first step. `stopped_by` then is its number.
 
         If a checkpoint cannot be written during the run, this is reported and the run continues; at the end it raises.
         """
         config, progress, schedule = self.config, self.progress, self.schedule
-        display = Display(schedule)
-        smooth, saved, first = float("nan"), time.monotonic(), progress.step
+        smooth: float | None = None
         found: dict[str, float] = {}
-        try:
-            with StopSignal() as stop:
-                if not progress.step:
-                    self._evaluate(display)
-                while not (
-                    schedule.done or self.devices.agree(stop.raised) or progress.step - first == config.max_steps
-                ):
+        saved = time.monotonic()
+        self.first = progress.step
+        with Interrupt(SIGNALS, STOPPING) as interrupt, Display(schedule, self.rate) as display:
+            if not progress.step:
+                display.say("measuring on held-out text before the first step")
+                self._evaluate(display)
+            while not (schedule.done or self._stops(interrupt) or self.done == config.max_steps):
+                begun = time.monotonic()
+                if (config.out / "decay-now").exists():
+                    schedule.start_decay()
+                    (config.out / "decay-now").unlink()
+                shown, norm = self.step()
+                if not math.isfinite(norm):
+                    display.say(f"step {progress.step}: the gradient norm is {norm}, its update was skipped")
+                smooth = shown["loss"] if smooth is None else 0.95 * smooth + 0.05 * shown["loss"]
+                seconds = self.devices.agree(time.monotonic() - begun)
+                progress.seconds += seconds
+                found = {}
+                display.show(progress, smooth, config.step_tokens * self.devices.count / seconds, norm)
+                if config.eval_steps and progress.step % config.eval_steps == 0:
                     begun = time.monotonic()
-                    if (config.out / "decay-now").exists():
-                        schedule.start_decay()
-                        (config.out / "decay-now").unlink()
-                    shown, norm = self.step()
-                    if not math.isfinite(norm):
-                        display.say(f"step {progress.step}: the gradient norm is {norm}, its update was skipped")
-                    smooth = shown["loss"] if math.isnan(smooth) else 0.95 * smooth + 0.05 * shown["loss"]
-                    seconds = self.devices.agree(time.monotonic() - begun)
-                    progress.seconds += seconds
-                    found = {}
-                    display.show(progress, smooth, config.step_tokens * self.devices.count / seconds, norm)
-                    if config.eval_steps and progress.step % config.eval_steps == 0:
-                        begun = time.monotonic()
-                        found = self._evaluate(display, smooth)
-                        progress.seconds += self.devices.agree(time.monotonic() - begun)
-                    if time.monotonic() - saved > 60 * config.save_minutes:
-                        saved = time.monotonic()
-                        self._try_save(display)
-                        progress.seconds += self.devices.agree(time.monotonic() - saved)
-            self.save()
-            return found or self._evaluate(display, smooth)
-        finally:
-            display.close()
+                    found = self._evaluate(display, smooth)
+                    progress.seconds += self.devices.agree(time.monotonic() - begun)
+                if time.monotonic() - saved > 60 * config.save_minutes:
+                    saved = time.monotonic()
+                    self._try_save(display)
+                    progress.seconds += self.devices.agree(time.monotonic() - saved)
+            if self.done:
+                self.save()
+            if self.done or not self._stops(interrupt):
+                found = found or self._evaluate(display, smooth)
+            self._stops(interrupt)
+            return found
+
+    @property
+    def done(self) -> int:
+        """Steps of this call."""
+        return self.progress.step - self.first
+
+    def _stops(self, interrupt: Interrupt) -> bool:
+        self.stopped_by = int(self.devices.agree(interrupt.number))
+        return self.stopped_by > 0
 
     def _try_save(self, display: Display) -> None:
         try:
@@ -281,25 +308,3 @@ def held_out(
             device = teacher.device
             windows.append(Window(tokens.to(device), counts.to(device), teacher.read(tokens, taps)))
     return Held(windows, texts, [held_windows(t, teacher, taps) for t in texts])
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """The JSON state of a checkpoint of this loop, without its weights. Raises TrainingError."""
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise TrainingError(f"there is no checkpoint {path} to resume", fix="remove --resume, or correct --out")
-    try:
-        with safe_open(path, framework="pt") as file:
-            state: dict[str, Any] = json.loads(file.metadata()["state"])
-    except (SafetensorError, KeyError, TypeError, ValueError) as fault:
-        raise TrainingError(f"{path} is not a checkpoint of a run ({fault})", fix="choose another --out") from fault
-    if "run" not in state:
-        raise TrainingError(f"{path} is a checkpoint of `slipstream train base`", fix="choose another --out")
-    return state
-
-
-def as_json(options: Any) -> dict[str, Any]:
-    """A dataclass as it looks after a JSON round trip."""
-    made: dict[str, Any] = json.loads(json.dumps(asdict(options), default=str))
-    return made

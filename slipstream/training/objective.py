@@ -23,6 +23,7 @@ class Objective(nn.Module, ABC):
     module   the module that is trained, checkpointed and exported.
     taps     the target's hidden states that the objective reads (see `TargetOut.hidden`).
     depth    K, the draft length whose acceptance is simulated.
+    compiled whether its layers are compiled, for each shape of a batch.
 
     `forward` computes the loss, so that a wrapper for several devices sees every parameter that is used.
     """
@@ -32,6 +33,7 @@ class Objective(nn.Module, ABC):
     module: nn.Module
     taps: tuple[int, ...]
     depth: int
+    compiled: bool = False
     teacher: Teacher
 
     @abstractmethod

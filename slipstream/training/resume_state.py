@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,23 @@ from torch import Tensor, nn
 from slipstream.errors import TrainingError
 
 Optimisers = dict[str, torch.optim.Optimizer]
+
+
+@contextmanager
+def writing(what: str, temporary: Path, why: str = "") -> Iterator[None]:
+    """Write `temporary`, a file or folder, and rename it: whatever stops this, none of it is left.
+
+    Raises TrainingError if it cannot be written. what: its name there.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as fault:
+        raise TrainingError(f"{what} could not be written ({fault})", why=why, fix="free some space there") from fault
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+        else:
+            temporary.unlink(missing_ok=True)
 
 
 def _names(model: nn.Module) -> dict[int, str]:
@@ -52,18 +73,13 @@ def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state:
                 tensor = value if isinstance(value, Tensor) else torch.tensor(value)
                 tensors[f"optim.{label}.{names[id(parameter)]}.{key}"] = tensor.detach().cpu()
     temporary = path.with_suffix(".tmp")
-    try:
+    kept = "the previous checkpoint is kept" if path.exists() else "there is no earlier checkpoint"
+    with writing(f"the checkpoint {path}", temporary, kept):
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, metadata={"state": json.dumps(state)})
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except (OSError, SafetensorError) as fault:
-        temporary.unlink(missing_ok=True)
-        kept = "the previous checkpoint is kept" if path.exists() else "there is no earlier checkpoint"
-        raise TrainingError(
-            f"the checkpoint {path} could not be written ({fault})", why=kept, fix="free some space on that disk"
-        ) from fault
 
 
 def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
@@ -97,3 +113,23 @@ def load_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers) -> dic
             # AdamW keeps its step count on the CPU; everything else lives with the weights.
             optimisers[label].state[parameter][key] = value if key == "step" else value.to(parameter.device)
     return state
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The JSON state of a checkpoint of this loop, without its weights. Raises TrainingError."""
+    if not path.is_file():
+        raise TrainingError(f"there is no checkpoint {path} to resume", fix="remove --resume, or correct --out")
+    try:
+        with safe_open(path, framework="pt") as file:
+            state: dict[str, Any] = json.loads(file.metadata()["state"])
+    except (SafetensorError, KeyError, TypeError, ValueError) as fault:
+        raise TrainingError(f"{path} is not a checkpoint of a run ({fault})", fix="choose another --out") from fault
+    if "run" not in state:
+        raise TrainingError(f"{path} is a checkpoint of `slipstream train base`", fix="choose another --out")
+    return state
+
+
+def as_json(value: Any) -> dict[str, Any]:
+    """A dataclass or dictionary as it looks after a JSON round trip; None for NaN and infinity, which JSON lacks."""
+    text = json.dumps(asdict(value) if is_dataclass(value) else value, default=str)  # type: ignore[arg-type]
+    return json.loads(text, parse_constant=lambda name: None)  # type: ignore[no-any-return]

@@ -13,10 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,11 @@ from slipstream.training.data import Encoder, Prepared, check_sources, open_stre
 from slipstream.training.devices import Devices
 from slipstream.training.estimate import Estimate, estimate
 from slipstream.training.features import HiddenCache, Teacher
-from slipstream.training.loop import Loop, as_json, held_out, read_state
+from slipstream.training.loop import Loop, held_out
 from slipstream.training.methods import METHODS
 from slipstream.training.objective import Objective
 from slipstream.training.regenerate import RegenerateConfig, regenerate
+from slipstream.training.resume_state import as_json, read_state, writing
 from slipstream.training.training_settings import LoopConfig
 from slipstream.zoo import checkpoint_of
 
@@ -110,6 +112,7 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     source = checkpoint_of(config.target, "target")
     tokenizer = _tokenizer(source, config.data)
     check_sources(config.data, tokenizer)
+    say(f"loading {config.target}")
     decoder = Decoder.load(source, config.executor, device=str(devices.device), threads=loop.threads)
     if loop.length > decoder.context:
         raise ParameterError(
@@ -128,6 +131,8 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     teacher = Teacher(decoder, devices.device)
     config = replace(config, loop=loop)
     objective: Objective = import_module(METHODS[config.kind].path).make(teacher, config, prepared)
+    if objective.taps:
+        say("computing the target's hidden states for the held-out texts")
     held = held_out(prepared.heldout, loop, teacher, objective.taps, texts)
     caches = {}
     if config.cache_hidden and objective.taps:
@@ -148,24 +153,29 @@ class Run:
     texts: list[HeldOutText]
 
     def estimate(self) -> Estimate:
-        return estimate(self.loop)
+        found = estimate(self.loop)
+        self.loop.rate = found.step_rate
+        return found
 
     def train(self, say: Say = print) -> dict[str, Any]:
-        """Train, measure, export; returns the measured figures."""
+        """Train, measure, export; returns the measured figures.
+
+        After a signal, what was trained so far is exported, and KeyboardInterrupt is raised with its number.
+        """
         config, loop = self.config, self.loop
-        record = as_json(config)
-        entry = {"step": loop.progress.step, "command": config.command, "time": time.time()}
-        _write_json(config.loop.out / "run.json", record)
-        loop.log(entry)
+        _write_json(config.loop.out / "run.json", asdict(config))
+        loop.log({"step": loop.progress.step, "command": config.command, "time": time.time()})
         for cache in loop.caches.values():
             if cache.missing():
                 say(f"computing the target's hidden states for {cache.count:,} windows")
                 cache.build(loop.teacher, config.loop.micro_rows or config.loop.rows)
         figures: dict[str, Any] = dict(loop.run())
-        if loop.devices.rank == 0:
+        if figures and loop.devices.rank == 0:
             self.export(figures)
             say(f"wrote {config.loop.out / 'final'}")
         loop.devices.wait()
+        if loop.stopped_by:
+            raise KeyboardInterrupt(loop.stopped_by)
         return figures
 
     def _commands(self) -> list[str]:
@@ -192,11 +202,15 @@ class Run:
         with torch.no_grad():
             loop.objective.eval()
             figures |= loop.objective.measure(windows, prompts)
-        loop.objective.export(folder, figures | {"target": self.config.target})
-        (folder / "README.md").write_text(
-            run_card(self.config, loop, self.prepared.about, figures, self._commands()), encoding="utf-8"
-        )
-        _write_json(folder / "training.json", {"run": as_json(self.config), "figures": figures})
+        card = run_card(self.config, loop, self.prepared.about, figures, self._commands())
+        made = folder.with_suffix(".tmp")
+        with writing(str(folder), made, "the checkpoint is kept, and --resume writes it"):
+            loop.objective.export(made, figures | {"target": self.config.target})
+            (made / "README.md").write_text(card, encoding="utf-8")
+            _write_json(made / "training.json", {"run": asdict(self.config), "figures": figures})
+            if folder.exists():
+                shutil.rmtree(folder)  # of an earlier part of this run
+            made.rename(folder)
 
 
 def check_out(config: LoopConfig, kind: str) -> None:
@@ -279,7 +293,7 @@ def _texts(config: RunConfig, temperature: float, llm: LLM, prepared: Prepared, 
 
 def _write_json(path: Path, value: Any) -> None:
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=1, default=str) + "\n")
+    temporary.write_text(json.dumps(as_json(value), indent=1) + "\n")
     os.replace(temporary, path)
 
 

@@ -41,12 +41,25 @@ class Schedule:
         return float(self.progress.tokens) if self.by_tokens else self.progress.seconds
 
     @property
-    def share(self) -> float:
-        """Spent share of the budget, which ends earlier after an early decay."""
-        end = self.budget
+    def end(self) -> float:
+        """Where the budget ends, in its unit: earlier after an early decay."""
         if self.progress.decay_from is not None and self.progress.decay_span is not None:
-            end = self.progress.decay_from + self.progress.decay_span
-        return min(1.0, self.spent / end)
+            return self.progress.decay_from + self.progress.decay_span
+        return self.budget
+
+    @property
+    def share(self) -> float:
+        """Spent share of the budget."""
+        return min(1.0, self.spent / self.end)
+
+    def seconds_left(self, rate: float | None = None) -> float | None:
+        """Seconds until the budget is spent. rate: tokens per second while no step was done; None: unknown."""
+        left = max(0.0, self.end - self.spent)
+        if not self.by_tokens:
+            return left
+        if self.progress.seconds:
+            rate = self.progress.tokens / self.progress.seconds
+        return left / rate if rate else None
 
     def start_decay(self, at: float | None = None) -> None:
         """Start the decay at a point of the budget (default: now). Later calls do nothing."""

@@ -3,6 +3,7 @@ loads."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from slipstream import LLM, SamplingParams
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.models.config import DecoderConfig
 from slipstream.targets.decoder import Decoder
-from slipstream.training import features, resume_state
+from slipstream.training import estimate, features, resume_state
 from slipstream.training.draft_objective import DraftOptions
 from slipstream.training.eagle3_objective import EagleOptions, layers_read
 from slipstream.training.layerskip_objective import LayerSkipOptions
@@ -122,6 +123,38 @@ def test_a_signal_saves_and_stops(
     whole = prepare(small("medusa", tiny_target, tiny_data, tmp_path / "whole"), say=quiet)
     whole.loop.run()
     assert same(weights(again), weights(whole))
+
+
+def test_what_is_logged_of_a_run_that_diverged_is_json(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
+    run = prepare(small("medusa", tiny_target, tiny_data, tmp_path), say=quiet)
+    run.loop.log({"train": float("nan"), "heldout": {"loss": float("inf"), "tau@0": 1.5}})
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    entry = json.loads((tmp_path / "log.jsonl").read_text(), parse_constant=refuse)
+    assert entry["train"] is None
+    assert entry["heldout"] == {"loss": None, "tau@0": 1.5}
+
+
+def test_a_full_disk_keeps_the_log_whole_and_the_run_continues(
+    tiny_target: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    loop = prepare(small("medusa", tiny_target, tiny_data, tmp_path), say=quiet).loop
+    loop.log({"step": 1})
+    original = Path.open
+
+    class Full(io.FileIO):
+        def write(self, line: Any) -> int:
+            return super().write(line[:5])
+
+    monkeypatch.setattr(Path, "open", lambda path, mode, **more: Full(path, mode.replace("b", "")))
+    loop.log({"step": 2})
+    monkeypatch.setattr(Path, "open", original)
+    loop.log({"step": 3})
+    assert [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [1, 3]
+    assert "could not be written" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), SafetensorError("I/O error")])
@@ -244,6 +277,30 @@ def test_the_estimate_changes_nothing(tiny_target: Path, tiny_data: Path, tmp_pa
     assert any("disk" in line for line in found.lines())
     asked.loop.run()
     assert same(weights(plain), weights(asked))
+
+
+@pytest.mark.parametrize(("rate", "seconds", "tokens"), [(10.0, 12.8, 64), (1e3, 0.64, 256)])
+def test_the_estimate_takes_at_most_its_limit(
+    rate: float, seconds: float, tokens: int, tiny_target: Path, tiny_data: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """On a slow machine a short pass is enough; on a fast one a whole batch is measured, when memory is allocated."""
+    run = prepare(small("draft", tiny_target, tiny_data, tmp_path), say=quiet)
+    clock, sizes, original = 0.0, [], run.loop.objective.forward
+
+    def forward(window: features.Window) -> Any:
+        nonlocal clock
+        clock += window.tokens.numel() / rate
+        sizes.append(window.tokens.numel())
+        return original(window)
+
+    monkeypatch.setattr(run.loop.objective, "forward", forward)
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: clock)
+    found = run.estimate()
+    assert found.step_rate == pytest.approx(rate)
+    assert sizes[-1] == sizes[-2] == tokens
+    assert clock == pytest.approx(seconds)
+    assert clock <= estimate.LIMIT
 
 
 def test_the_targets_own_text_is_regenerated_in_shards_that_resume(
