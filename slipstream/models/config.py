@@ -83,6 +83,11 @@ class DecoderConfig:
     tie_embeddings: bool = False
     eos_ids: tuple[int, ...] = ()
 
+    @property
+    def kv_width(self) -> int:
+        """How many numbers the keys of one token are, in all layers."""
+        return self.layers * self.kv_heads * self.head_dim
+
     @staticmethod
     def load(source: str | Path) -> DecoderConfig:
         """Read `config.json`, and `generation_config.json` if it exists, of a folder or hub id.
@@ -244,7 +249,7 @@ def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
     hidden = _count(config, "hidden_size")
     attention_bias = kind in ("llama", "qwen3", "qwen3_moe") and _flag(config, "attention_bias", False)
     if kind in ("qwen2", "qwen3", "qwen3_moe") or config.get("head_dim"):
-        default_dim = 128 if kind in ("qwen3", "qwen3_moe") else hidden // heads
+        default_dim = 128 if kind == "qwen3" else hidden // heads
         head_dim = _count(config, "head_dim", default_dim)
     elif hidden % heads:
         raise ConfigError(

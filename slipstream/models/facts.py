@@ -105,7 +105,7 @@ class ModelFacts:
 
     def kv_bytes(self, itemsize: int = 4) -> int:
         """Bytes of KV cache per token of context, with `itemsize` bytes per number."""
-        return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * itemsize
+        return 2 * self.config.kv_width * itemsize
 
 
 def facts(source: str | Path) -> ModelFacts:

@@ -42,6 +42,8 @@ def gguf_shape(header: GgufHeader) -> GgufShape:
             fix="convert the model again",
         )
     heads = _whole(header, "attention.head_count")
+    kv_heads = _whole(header, "attention.head_count_kv") or heads
+    head_dim = _whole(header, "attention.key_length") or (hidden // heads if heads else 0)
     experts = _whole(header, "expert_count")
     learned = "position_embd.weight" in tensors
     rope = {"rope_type": header.own("rope.scaling.type", "default"), "rope_theta": header.own("rope.freq_base", 1e4)}
@@ -56,8 +58,9 @@ def gguf_shape(header: GgufHeader) -> GgufShape:
         position="learned" if learned else "rope",
         eos_ids=_ends(header),
         heads=heads,
-        kv_heads=_whole(header, "attention.head_count_kv") or heads,
-        head_dim=_whole(header, "attention.key_length") or (hidden // heads if heads else 0),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        kv_width=layers * kv_heads * head_dim,
         windows=(None,) * layers,
         tie_embeddings="output.weight" not in tensors,
         rope_parameters={} if learned else rope,

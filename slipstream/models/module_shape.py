@@ -30,7 +30,8 @@ class ModuleShape:
     position  "rope", "learned", or "none" where the context has no bound.
     layers, context  of an encoder-decoder: of its decoder.
     source_context   most tokens that its encoder reads; None: it has no encoder.
-    heads, kv_heads, head_dim  0 for a model without attention.
+    heads, kv_heads, head_dim  of the layer with most; 0 for a model without attention.
+    kv_width  how many numbers the keys of one token are, in all layers that keep some.
     config    of transformers.
     """
 
@@ -44,6 +45,7 @@ class ModuleShape:
     heads: int = 0
     kv_heads: int = 0
     head_dim: int = 0
+    kv_width: int = 0
     windows: tuple[int | None, ...] = ()
     tie_embeddings: bool = False
     rope_parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -81,7 +83,13 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
         layers = _first(text, ("num_decoder_layers",)) or layers
     rope = getattr(text, "rope_parameters", None) or {}
     vocab = vocab_size or text.vocab_size
-    heads = _first(text, ("num_attention_heads",)) or 0
+    # Some families differ by layer, and then refuse to say what they have in general (Gemma 4).
+    own = () if config.is_encoder_decoder else getattr(text, "per_layer_config", ())
+    each = list(own) or [text] * layers
+    heads = [_first(one, ("num_attention_heads",)) or 0 for one in each]
+    kv_heads = [_first(one, ("num_key_value_heads", "num_kv_heads")) or n for one, n in zip(each, heads, strict=True)]
+    dims = [_head_dim(one, n) for one, n in zip(each, heads, strict=True)]
+    shared = getattr(text, "kv_sharing_modes", None) or [None] * len(each)
     return ModuleShape(
         model_type=config.model_type,
         vocab_size=vocab,
@@ -90,10 +98,11 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
         context=min(context, _unscaled(rope, context)),
         position="none" if context == UNBOUNDED else "rope" if rope else "learned",
         eos_ids=_eos(text, generation, vocab),
-        heads=heads,
-        kv_heads=_first(text, ("num_key_value_heads", "num_kv_heads")) or heads,
-        head_dim=_first(text, ("head_dim",)) or (text.hidden_size // heads if heads else 0),
-        windows=_windows(text),
+        heads=max(heads),
+        kv_heads=max(kv_heads),
+        head_dim=max(dims),
+        kv_width=sum(n * d for n, d, mode in zip(kv_heads, dims, shared, strict=True) if mode != "reuse"),
+        windows=_windows(text, each),
         tie_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
         rope_parameters=rope,
         experts=_experts(text),
@@ -184,13 +193,15 @@ def _unscaled(rope: Any, context: int) -> int:
     )
 
 
-def _windows(text: Any) -> tuple[int | None, ...]:
+def _head_dim(layer: Any, heads: int) -> int:
+    return _first(layer, ("head_dim",)) or (layer.hidden_size // heads if heads else 0)
+
+
+def _windows(text: Any, each: list[Any]) -> tuple[int | None, ...]:
     """The sliding window of each layer, None for full attention."""
-    size, layers = _first(text, ("sliding_window",)), text.num_hidden_layers
-    types = getattr(text, "layer_types", None)
-    if types is None:
-        return (size,) * layers
-    return tuple(size if "sliding" in kind else None for kind in types)
+    types = getattr(text, "layer_types", None) or ["sliding"] * len(each)
+    sizes = [_first(layer, ("sliding_window",)) for layer in each]
+    return tuple(size if "sliding" in kind else None for size, kind in zip(sizes, types, strict=True))
 
 
 def _experts(text: Any) -> Experts | None:

@@ -62,7 +62,7 @@ def test_greedy_ids_are_those_of_generate(draft: str, ids: torch.Tensor) -> None
         assert sum(s.accepted for s in fast.stats) > 3
 
 
-@pytest.mark.parametrize("name", ["gemma3", "deepseek-v3", "gpt-j", "qwen3-next"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma4", "deepseek-v3", "gpt-j", "qwen3-next"])
 def test_other_architectures(name: str) -> None:
     wanted, found, _ = both(model(name), disturbed(name), do_sample=False)
     assert torch.equal(found, wanted)

@@ -395,6 +395,18 @@ def test_a_loaded_model_ends_its_texts_as_its_folder_does(copy: Callable[..., Pa
     assert DecoderConfig.of_module(model).eos_ids == (2,)
 
 
+def test_heads_of_qwen3_moe_divide_its_width_where_their_size_is_not_given() -> None:
+    """Unlike Qwen3's, which then have 128."""
+    model = transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(
+            vocab_size=64, hidden_size=64, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
+            num_key_value_heads=2, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
+        )
+    )  # fmt: skip
+    assert DecoderConfig.of_module(model).head_dim == model.model.layers[0].self_attn.head_dim == 16
+    assert LLM(model).target.capabilities.runtime.backend != "transformers"  # type: ignore[union-attr]
+
+
 WINDOWS: dict[str, tuple[dict[str, Any], bool]] = {
     # family -> (what config.json says, whether transformers honours it)
     "Llama": ({}, False),

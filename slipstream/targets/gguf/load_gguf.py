@@ -67,7 +67,7 @@ def gguf_cells(shape: GgufShape, kv_tokens: int | None, kv_dtype: str) -> int:
 
 def kv_bytes(shape: GgufShape, kv_dtype: str) -> int:
     """Bytes of a cell."""
-    return max(1, 2 * shape.layers * shape.kv_heads * shape.head_dim * (4 if kv_dtype == "float32" else 2))
+    return max(1, 2 * shape.kv_width * (4 if kv_dtype == "float32" else 2))
 
 
 def check_gguf_settings(settings: Mapping[str, Any]) -> None:

@@ -43,6 +43,7 @@ from slipstream.targets.huggingface.trials import (
     check_chains,
     check_packed,
     fault_of,
+    refused_if_it_fails,
     same,
 )
 
@@ -217,10 +218,11 @@ def of_encoder_decoder(module: Any, source: Path | None = None, chunk: int = 512
     ids = [token for token in range(width) if token != pad]
     made_up = [[ids[(37 * i + 11 + 5 * b) % len(ids)] for i in range(7)] for b in (0, 1)]
     inputs, texts = [made_up[0], made_up[1][:5]], [[*own, *made_up[1]], [*own, *made_up[0]]]
-    truth = [_own_logits(module, parts, *pair) for pair in zip(inputs, texts, strict=True)]
-    shape = shape_of(config, generation, truth[0].shape[-1])
+    with refused_if_it_fails(module):
+        truth = [_own_logits(module, parts, *pair) for pair in zip(inputs, texts, strict=True)]
+        shape = shape_of(config, generation, truth[0].shape[-1])
+        limit = measured_limit(module, lambda output: _own_logits(module, parts, inputs[0], output), texts[0])
     assert shape.source_context is not None
-    limit = measured_limit(module, lambda output: _own_logits(module, parts, inputs[0], output), texts[0])
     runtime, encoder = runtime_of(module, limit, source), Encoder(shape.source_context, own)
     sources = EncodedSources(parts, shape.vocab_size, pad)
     sources.together = fault_of(_check_together, sources, inputs, limit) is None

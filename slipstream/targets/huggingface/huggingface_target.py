@@ -33,6 +33,7 @@ from slipstream.targets.huggingface.trials import (
     fault_of,
     ids_of,
     own_logits,
+    refused_if_it_fails,
 )
 
 log = logging.getLogger("slipstream")
@@ -59,11 +60,12 @@ def of_module(module: Any, source: Path | None = None, chunk: int = 512, kv_bloc
         _refuse_fixed_cache(module, kv_blocks)
         return of_encoder_decoder(module, source, chunk)
     parts = ModuleParts(module)
-    cache = new_cache(parts.config)
-    texts = [[(37 * i + 11 + 5 * b) % ids_of(parts) for i in range(n)] for b, n in enumerate((7, 5))]
-    truth = [own_logits(module, parts, text) for text in texts]
-    shape = shape_of(module.config, module.generation_config, truth[0].shape[-1])
-    limit = measured_limit(module, lambda text: own_logits(module, parts, text), texts[0])
+    with refused_if_it_fails(module):
+        cache = new_cache(parts.config)
+        texts = [[(37 * i + 11 + 5 * b) % ids_of(parts) for i in range(n)] for b, n in enumerate((7, 5))]
+        truth = [own_logits(module, parts, text) for text in texts]
+        shape = shape_of(module.config, module.generation_config, truth[0].shape[-1])
+        limit = measured_limit(module, lambda text: own_logits(module, parts, text), texts[0])
     runtime = runtime_of(module, limit, source)
     host = _lends(parts, shape, runtime)
     if attends(cache) and len(parts.layers) == shape.layers:

@@ -61,12 +61,12 @@ ARCHITECTURES: dict[str, Kind] = {
     **dict.fromkeys(
         (
             "cohere", "cohere2", "codegen", "deepseek_v2", "deepseek_v3", "exaone4", "falcon", "gemma2", "gemma3_text",
-            "glm4", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "nemotron", "olmo2", "olmoe", "opt", "phi",
-            "phi3", "phimoe", "qwen2_moe", "smollm3", "stablelm", "starcoder2",
+            "gemma4_text", "glm4", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "nemotron", "olmo2",
+            "olmoe", "opt", "phi", "phi3", "phimoe", "qwen2_moe", "smollm3", "stablelm", "starcoder2",
         ),
         PACKED,
     ),
-    **dict.fromkeys(("bloom", "falcon (alibi)", "gpt_neo", "mpt"), ONE_EACH),
+    **dict.fromkeys(("bloom", "deepseek_v32", "falcon (alibi)", "gpt_neo", "mpt"), ONE_EACH),
     **dict.fromkeys(("bamba", "lfm2", "mamba2", "qwen3_next"), STATES),
     **dict.fromkeys(("jamba", "mamba"), ONE_BY_ONE),
     **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5"), ENCODER_DECODER),

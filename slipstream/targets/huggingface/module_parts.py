@@ -34,7 +34,7 @@ class ModuleParts:
 
     def _found_layers(self) -> list[nn.Module]:
         for part in self.decoder.modules():
-            if isinstance(part, nn.ModuleList) and len(part) == self.config.num_hidden_layers:
+            if isinstance(part, nn.ModuleList) and len(part) == getattr(self.config, "num_hidden_layers", 0):
                 return list(part)
         return []
 

@@ -33,7 +33,7 @@ def new_cache(config: Any) -> DynamicCache:
     for i, layer in enumerate(cache.layers):
         if type(layer) is DynamicSlidingWindowLayer:
             cache.layers[i] = DynamicLayer()
-        elif not (type(layer) is DynamicLayer or _stateful(layer) or type(layer).__name__ == "DummyLayer"):
+        elif not (type(layer).__name__ in (*_CROPPED, "DummyLayer") or _stateful(layer)):
             raise UnsupportedModelError(
                 f"layer {i} of a {config.model_type!r} model has the cache {type(layer).__name__}",
                 why="draft tokens that are rejected could not be removed from it",
@@ -45,6 +45,11 @@ def new_cache(config: Any) -> DynamicCache:
 
 _MARKS = 6
 """Most states that are remembered for one sequence."""
+
+
+_CROPPED = ("DynamicLayer", "DynamicIndexedLayer")
+"""Layers of a cache of which the last tokens can be dropped. The second also keeps the keys of an indexer, which
+chooses what attention sees (DeepSeek V3.2)."""
 
 
 def has_states(cache: DynamicCache) -> bool:
@@ -102,8 +107,9 @@ class RollbackCache:
             for i, state in enumerate(states):
                 if state is not None:
                     self.cache.layers[i] = _copied(state)
-        for layer in self.cache.layers:
-            if type(layer) is DynamicLayer:
+        layers: Seq[Any] = self.cache.layers
+        for layer in layers:
+            if type(layer).__name__ in _CROPPED:
                 layer.crop(-drop)
         del self.tokens[len(self.tokens) - drop :]
         return True

@@ -3,7 +3,9 @@ cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+import inspect
+from collections.abc import Callable, Iterator, Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.errors import SlipstreamError
+from slipstream.errors import SlipstreamError, UnsupportedModelError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.chains_only import ChainsOnly
 from slipstream.targets.huggingface.module_parts import ModuleParts
@@ -35,10 +37,28 @@ def ids_of(parts: ModuleParts) -> int:
 
 
 def own_logits(module: Any, parts: ModuleParts, text: Seq[int]) -> Tensor:
-    """Logits [n, V] of the model's own forward."""
+    """Logits [n, V] of the model's own forward, with the positions that `generate` passes."""
+    given = {"input_ids": torch.tensor([list(text)], device=parts.device)}
+    if "position_ids" in inspect.signature(module.forward).parameters:  # RoBERTa's own ones begin elsewhere
+        given["position_ids"] = torch.arange(len(text), device=parts.device)[None]
     with torch.inference_mode():
-        out: Tensor = module(input_ids=torch.tensor([list(text)], device=parts.device), use_cache=False).logits
+        out: Tensor = module(use_cache=False, **given).logits
     return out[0].to(parts.device).double()
+
+
+@contextmanager
+def refused_if_it_fails(module: Any) -> Iterator[None]:
+    """A fault of the model's own code in this block, before anything of ours is tried, becomes a refusal."""
+    try:
+        yield
+    except SlipstreamError:
+        raise
+    except Exception as fault:  # a model's own code may raise anything
+        raise UnsupportedModelError(
+            f"a {type(module).__name__} does not run on a text alone: {type(fault).__name__}: {fault}",
+            why="it was called with token ids and nothing else, as a language model is",
+            fix="check that model(input_ids=ids, use_cache=False) gives logits",
+        ) from fault
 
 
 def fault_of(trial: Callable[..., None], *given: Any) -> str | None:

@@ -41,6 +41,8 @@ _MLA = _MHA | {
 _GPT = {"vocab_size": VOCAB, "n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1}
 _GPT |= {"eos_token_id": 2, "initializer_range": 0.25}
 _ALTERNATING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+_GEMMA4 = _COMMON | {"head_dim": 8, "global_head_dim": 12, "hidden_size_per_layer_input": 8} | _ALTERNATING
+_GEMMA4 |= {"vocab_size_per_layer_input": VOCAB}
 _LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 
 
@@ -56,6 +58,17 @@ PACKED: dict[str, Callable[[], Any]] = {
         "Gemma2", **_COMMON, head_dim=8, query_pre_attn_scalar=8, **_ALTERNATING, attn_implementation="eager"
     ),
     "gemma3": lambda: _config("Gemma3Text", **_COMMON, head_dim=8, query_pre_attn_scalar=8, **_ALTERNATING),
+    "gemma4": lambda: _config("Gemma4Text", **_GEMMA4),
+    "gemma4-experts": lambda: _config(
+        "Gemma4Text",
+        **_GEMMA4,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=16,
+    ),
     "phi": lambda: _config("Phi", **_MHA, partial_rotary_factor=0.5),
     "phi3": lambda: _config("Phi3", **_COMMON, sliding_window=7),
     "olmo2": lambda: _config("Olmo2", **_COMMON),
@@ -101,6 +114,7 @@ PACKED: dict[str, Callable[[], Any]] = {
 ONE_EACH: dict[str, Callable[[], Any]] = {
     "falcon-alibi": lambda: _config("Falcon", **_MHA, alibi=True),
     "bloom": lambda: _config("Bloom", vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.25),
+    "deepseek-v32": lambda: _config("DeepseekV32", **_MLA, index_topk=4, index_n_heads=16, index_head_dim=16),
     "mpt": lambda: _config("Mpt", vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, initializer_range=0.25),
     "gpt-neo": lambda: _config(
         "GPTNeo",
@@ -116,7 +130,7 @@ ONE_EACH: dict[str, Callable[[], Any]] = {
         eos_token_id=2,
     ),
 }
-"""A pass for each sequence: attention with biases or masks of its own."""
+"""A pass for each sequence: attention with biases, masks or caches of its own."""
 
 STATEFUL: dict[str, Callable[[], Any]] = {
     "qwen3-next": lambda: _config(

@@ -25,6 +25,7 @@ from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.sources import as_target
 from tests.checkpoints import make_tokenizer, random_llama
 from tests.targets.huggingface.architectures import PACKED, VOCAB, random_model
+from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 
 PROMPTS = [[5, 9, 33], [7, 8, 9, 10]]
 SHORT = SamplingParams(max_tokens=6)
@@ -170,6 +171,18 @@ def test_the_facts_of_a_checkpoint_are_those_of_the_model(name: str, tmp_path: P
     assert 0 < found.step_parameters <= found.active_parameters <= found.parameters
 
 
+def test_keys_and_values_are_counted_by_layer(tmp_path: Path) -> None:
+    """Gemma 4 has other heads in layers of full attention than in those with a window, and layers that keep none."""
+    own = random_model("gemma4-experts", torch.float32)
+    own.config.save_pretrained(tmp_path)
+    found = facts(tmp_path)
+    assert (found.config.kv_heads, found.config.head_dim, found.config.windows) == (2, 12, (6, None))
+    assert found.kv_bytes(1) == 2 * (2 * 8 + 1 * 12)
+    own.config.update({"num_hidden_layers": 4, "layer_types": 2 * own.config.layer_types, "num_kv_shared_layers": 2})
+    own.config.save_pretrained(tmp_path)
+    assert facts(tmp_path).kv_bytes(1) == 2 * (2 * 8 + 1 * 12)
+
+
 def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
     config = transformers.StableLmConfig(
         vocab_size=VOCAB,
@@ -294,6 +307,37 @@ def test_an_encoder_without_a_decoder_is_refused() -> None:
     config = transformers.T5Config(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     with pytest.raises(UnsupportedModelError, match="not a causal language model or an encoder-decoder"):
         LLM(transformers.T5EncoderModel(config).eval())
+
+
+@pytest.mark.parametrize("kind", ["Bert", "T5"])
+def test_a_model_that_needs_more_than_a_text_is_refused_with_its_own_words(kind: str, monkeypatch: Any) -> None:
+    shape = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if kind == "Bert":
+        own: Any = transformers.BertLMHeadModel(transformers.BertConfig(**shape, is_decoder=True)).eval()
+    else:
+        own = random_encoder_decoder("t5")
+
+    def forward(**given: Any) -> None:
+        raise ValueError("pixel_values are missing")
+
+    monkeypatch.setattr(own, "forward", forward)
+    with pytest.raises(UnsupportedModelError, match=f"a {kind}.* does not run on a text alone: ValueError: pixel_val"):
+        LLM(own)
+
+
+def test_a_model_whose_own_positions_begin_elsewhere_is_run_as_generate_runs_it() -> None:
+    """RoBERTa's begin after the id of padding, `generate` passes those from 0 on."""
+    config = transformers.RobertaConfig(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=64, is_decoder=True, initializer_range=0.25, eos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    own = transformers.RobertaForCausalLM(config).double().eval()
+    own.generation_config.eos_token_id = None
+    done = LLM(own, "ngram", draft_tokens=4).generate(PROMPTS, SHORT)
+    for prompt, one in zip(PROMPTS, done, strict=True):
+        given = {"do_sample": False, "max_new_tokens": 6}
+        assert one.token_ids == own.generate(torch.tensor([prompt]), **given)[0, len(prompt) :].tolist()
 
 
 def test_a_model_that_keeps_its_state_inside_is_refused() -> None:
