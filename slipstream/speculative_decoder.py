@@ -1,8 +1,10 @@
 """`SpeculativeDecoder`: a small interface for tensors of token ids, on top of `LLM`.
 
 >>> target, draft, tokenizer = load_model_pair("path/to/target", "path/to/draft")
+>>> inputs = tokenizer("def add(a, b):", return_tensors="pt")
 >>> decoder = SpeculativeDecoder(target, draft, draft_tokens=4)
->>> ids = decoder.decode(tokenizer("def add(a, b):", return_tensors="pt").input_ids, max_new_tokens=64)
+>>> ids = decoder.decode(**inputs, max_new_tokens=64)
+>>> ids = target.generate(**inputs, max_new_tokens=64, assistant_model=draft)  # the same, in the words of transformers
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ from torch import Tensor
 
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
+from slipstream.core.target import Capabilities, Target
 from slipstream.errors import ParameterError
+from slipstream.integrations.custom_generation import prompts_of
 from slipstream.llm import LLM
 from slipstream.models.pair_check import require_pair
 from slipstream.models.text import load_tokenizer
+from slipstream.settings import AUTO
 from slipstream.targets.sources import as_target
 from slipstream.zoo import checkpoint_of
 
@@ -35,24 +40,70 @@ class SpeculativeDecoder:
         self.llm = LLM(target_model, draft_model, draft_tokens=draft_tokens, **options)
         self.stats = SpecStats()
 
-    def decode(self, input_ids: Tensor, max_new_tokens: int, **sampling: Any) -> Tensor:
+    def decode(
+        self,
+        input_ids: Tensor,
+        max_new_tokens: int,
+        attention_mask: Tensor | None = None,
+        pad_token_id: int | None = None,
+        **sampling: Any,
+    ) -> Tensor:
         """Generate: input_ids int64 [B, L] or [L] -> int64 [B, L + n], n <= max_new_tokens: the batch's longest output.
 
-        Shorter rows are padded with their last token. `sampling`: fields of `SamplingParams`
-        (default: temperature=0). `self.stats` then holds the counters of this call.
+        attention_mask, of the same shape, is 0 where a row is padded on the left. Shorter outputs are padded with
+        pad_token_id, or with their last token. `sampling`: fields of `SamplingParams` (default: temperature=0).
+        `self.stats` then holds the counters of this call.
         """
         if input_ids.dim() not in (1, 2) or input_ids.is_floating_point():
             shape = tuple(input_ids.shape)
             raise ParameterError(f"input_ids are {input_ids.dtype} {shape}, expected integers [B, L]")
-        prompts = (input_ids if input_ids.dim() == 2 else input_ids[None]).tolist()
+        whole = input_ids if input_ids.dim() == 2 else input_ids[None]
+        prompts = prompts_of(whole, None if attention_mask is None else attention_mask.reshape(whole.shape))
         done = self.llm.generate(prompts, SamplingParams(max_tokens=max_new_tokens, **sampling))
         self.stats = sum((completion.stats for completion in done), SpecStats())
         longest = max(len(completion.token_ids) for completion in done)
         rows = []
-        for prompt, completion in zip(prompts, done, strict=True):
+        for prompt, completion in zip(whole.tolist(), done, strict=True):
             output = completion.token_ids
-            rows.append([*prompt, *output, *[output[-1]] * (longest - len(output))])
+            pad = output[-1] if pad_token_id is None else pad_token_id
+            rows.append([*prompt, *output, *[pad] * (longest - len(output))])
         return torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)
+
+
+class GeneratingTarget:
+    """A `Target` with the method `generate` of transformers, for programs that are written for it."""
+
+    def __init__(self, target: Target):
+        self.vocab_size, self.context, self.device = target.vocab_size, target.context, target.device
+        self.run, self.commit, self.release = target.run, target.commit, target.release
+        self._target = target
+        self._decoders: list[tuple[Any, SpeculativeDecoder]] = []  # with the draft model of each
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._target.capabilities
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        max_new_tokens: int,
+        assistant_model: Any = None,
+        num_assistant_tokens: int | str = AUTO,
+        do_sample: bool = False,
+        **more: Any,
+    ) -> Tensor:
+        """As `SpeculativeDecoder.decode`, with the names of transformers. assistant_model: the draft model; None: plain
+        decoding. do_sample: False is greedy; else temperature is 1 and nothing is filtered, unless it is given."""
+        decoder = next((made for draft, made in self._decoders if draft is assistant_model), None)
+        if decoder is None:
+            decoder = SpeculativeDecoder(self, assistant_model)
+            self._decoders.append((assistant_model, decoder))
+        if decoder.llm.draft_tokens != num_assistant_tokens:
+            decoder.llm.draft_tokens = num_assistant_tokens
+        more["temperature"] = more.get("temperature", 1.0) if do_sample else 0.0
+        return decoder.decode(input_ids, max_new_tokens, attention_mask, **more)
 
 
 def load_model_pair(target_id: str | Path, draft_id: str | Path, **load: Any) -> tuple[Any, Any, Any]:
@@ -60,8 +111,10 @@ def load_model_pair(target_id: str | Path, draft_id: str | Path, **load: Any) ->
 
     target_id, draft_id: directories, hub ids, or "embedded".
     `load`: executor, dtype, device, quantize, threads, kv_dtype, as in `LLM`. Returns (target, draft, tokenizer), for
-    `SpeculativeDecoder` or `LLM(target, draft, tokenizer=tokenizer)`.
+    `SpeculativeDecoder`, for `LLM(target, draft, tokenizer=tokenizer)`, or for `target.generate`, which has the
+    arguments that transformers gives it.
     """
     target, draft = checkpoint_of(target_id, "target"), checkpoint_of(draft_id, "draft")
     require_pair(target, draft)
-    return as_target(target, **load), as_target(draft, **load), load_tokenizer(target)
+    models = [GeneratingTarget(as_target(path, **load)) for path in (target, draft)]
+    return *models, load_tokenizer(target)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -105,6 +107,82 @@ def test_load_model_pair_returns_what_llm_accepts(tiny, pair):
     llm = LLM(target, draft, tokenizer=tokenizer, draft_tokens=4)
     text = llm.generate("for", SamplingParams(max_tokens=8))[0].text
     assert text == LLM(tiny.target, **EXACT, draft_tokens=4).generate("for", SamplingParams(max_tokens=8))[0].text
+
+
+def test_the_lines_of_a_tutorial_for_transformers_run_unchanged(tiny, pair, expected):
+    """Both of its functions, with the pair that `load_model_pair` returns in place of its own."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def generate_with_speculative_decoding(
+        target_model,
+        draft_model,
+        tokenizer,
+        prompt: str,
+        max_new_tokens: int = 200,
+        num_assistant_tokens: int = 5,  # K draft tokens per verification step
+    ) -> dict:
+        inputs = tokenizer(prompt, return_tensors="pt").to(device)
+        input_len = inputs.input_ids.shape[1]
+        start = time.time()
+        outputs = target_model.generate(
+            **inputs,
+            assistant_model=draft_model,
+            max_new_tokens=max_new_tokens,
+            num_assistant_tokens=num_assistant_tokens,
+            do_sample=False,
+        )
+        elapsed = time.time() - start
+        new_tokens = outputs.shape[1] - input_len
+        return {
+            "text": tokenizer.decode(outputs[0][input_len:], skip_special_tokens=True),
+            "tokens": new_tokens,
+            "time": elapsed,
+            "tokens_per_sec": new_tokens / elapsed,
+        }
+
+    def generate_standard(target_model, tokenizer, prompt: str, max_new_tokens: int = 200) -> dict:
+        inputs = tokenizer(prompt, return_tensors="pt").to(device)
+        input_len = inputs.input_ids.shape[1]
+        start = time.time()
+        outputs = target_model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
+        elapsed = time.time() - start
+        new_tokens = outputs.shape[1] - input_len
+        return {
+            "text": tokenizer.decode(outputs[0][input_len:], skip_special_tokens=True),
+            "tokens": new_tokens,
+            "time": elapsed,
+            "tokens_per_sec": new_tokens / elapsed,
+        }
+
+    target, draft, tokenizer = pair
+    prompt = "def add(first, second):"
+    std = generate_standard(target, tokenizer, prompt, max_new_tokens=24)
+    spec = generate_with_speculative_decoding(target, draft, tokenizer, prompt, max_new_tokens=24)
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    wanted = expected(ids, 24)[0, ids.shape[1] :].tolist()
+    wanted = wanted[: wanted.index(0) + 1] if 0 in wanted else wanted  # the end of text
+    assert std["text"] == spec["text"] == tokenizer.decode(wanted, skip_special_tokens=True)
+    assert std["tokens"] == spec["tokens"] == len(wanted)
+    drafted = next(made for given, made in target._decoders if given is draft)
+    assert (drafted.llm.draft_tokens, drafted.stats.accepted > 0) == (5, True)
+
+
+def test_generate_reads_padding_on_the_left_and_samples_if_asked(pair):
+    target, draft = pair[:2]
+    ids, mask = torch.tensor([[0, 0, 5, 6], [9, 8, 7, 6]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    both = target.generate(ids, mask, max_new_tokens=8, assistant_model=draft, ignore_eos=True)
+    assert torch.equal(both[:, :4], ids)
+    assert torch.equal(both[:1, 2:], target.generate(ids[:1, 2:], max_new_tokens=8, ignore_eos=True))
+    more = {"max_new_tokens": 8, "num_assistant_tokens": 3, "seed": 1}
+    hot = target.generate(ids, mask, assistant_model=draft, do_sample=True, **more)
+    decoder = SpeculativeDecoder(target, draft, draft_tokens=3)
+    assert torch.equal(hot, decoder.decode(ids, 8, mask, temperature=1.0, seed=1))
+    assert torch.equal(
+        target.generate(ids, mask, max_new_tokens=8, temperature=0.9), target.generate(ids, mask, max_new_tokens=8)
+    )
+    end = both[0, 4].item()
+    padded = target.generate(ids, mask, max_new_tokens=8, stop_token_ids=[end], pad_token_id=3)
+    assert padded[0, 4:].tolist() == [end] + [3] * (padded.shape[1] - 5)
 
 
 def test_embedded_names_the_embedded_pair(tiny, pair, monkeypatch):

@@ -100,7 +100,7 @@ class CustomGenerate:
 
         Raises ParameterError, which names the argument, for what it cannot honour, and the errors of `LLM`."""
         _refuse(model, input_ids, generation_config, model_kwargs, self.streamer)
-        prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
+        prompts = prompts_of(input_ids, model_kwargs.get("attention_mask"))
         own = self._target(model)
         processors = NodeProcessors(logits_processor, own.vocab_size)
         target = ProcessedTarget(own, processors)
@@ -246,7 +246,7 @@ def _streamer_of_caller() -> Any:
     return None
 
 
-def _prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+def prompts_of(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
     """The prompts without their padding on the left. Raises ParameterError for other masks."""
     if mask is None:
         return [list(row) for row in input_ids.tolist()]
