@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -56,14 +57,21 @@ def drafters(
     if config is None:
         console.print("It has no options.")
         return
-    console.print(render.facts_table([(key, repr(value)) for key, value in defaults(config).items()]))
-    console.print(inspect.cleandoc(config.__doc__ or ""), style="dim", markup=False, highlight=False)
+    table = render.table("option", "default", "meaning", left=3)
+    table.columns[2].no_wrap, table.columns[2].ratio = False, 1
+    known = defaults(config)
+    for key, meaning in meanings(config).items():
+        table.add_row(key, repr(known[key]), meaning)
+    console.print(table)
 
 
 def summary(name: str) -> str:
-    """The first paragraph of the docstring of the drafter's module. The module is parsed, not imported."""
-    source = Path(find_spec(DRAFTERS[name].path).origin).read_text(encoding="utf-8")  # type: ignore[union-attr, arg-type]
-    text = ast.get_docstring(ast.parse(source)) or ""
+    """The first paragraph of the docstring of the drafter's module, or of its maker if the module has several. The
+    module is parsed, not imported."""
+    spec = DRAFTERS[name]
+    tree = ast.parse(Path(find_spec(spec.path).origin).read_text(encoding="utf-8"))  # type: ignore[union-attr, arg-type]
+    makers = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == spec.maker != "make"]
+    text = ast.get_docstring(makers[0] if makers else tree) or ""
     return " ".join(text.split("\n\n")[0].split()).rstrip(".")
 
 
@@ -77,6 +85,19 @@ def options_of(name: str) -> Any:
     ]
     own = [each for each in found if each.__module__ == module.__name__]
     return next(iter(own or found), None)
+
+
+def meanings(config: Any) -> dict[str, str]:
+    """Option -> what the docstring of the configuration says of it, in paragraphs that begin with one name or more."""
+    found: dict[str, str] = {}
+    names = [""]
+    for line in inspect.cleandoc(config.__doc__ or "").splitlines():
+        if begun := re.match(r"(\w+(?:, \w+)*)  +", line):
+            names = begun[1].split(", ")
+            found |= dict.fromkeys(names, f"see {names[0]}") | {names[0]: ""}
+            line = line[begun.end() :]
+        found[names[0]] = f"{found[names[0]]} {line.strip()}".strip()
+    return found
 
 
 def defaults(config: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""EAGLE: a small draft head that predicts the target's next *features* (hidden states) and drafts tokens from them.
+"""EAGLE (Li et al. 2401.15077): a head reads the target's last hidden states, predicts the next ones, and drafts from
+them.
 
-After every step the head receives the true features of the accepted tokens (Li et al. 2401.15077, section 4.1; of three
+After every step the head receives the true hidden states ("features") of the accepted tokens (section 4.1; of three
 tapped layers since 2503.01840); they overwrite the features that it predicted while drafting. Drafting starts from the
 last token and the feature of the token before it, and continues with the head's own output as the next feature:
 
@@ -49,14 +50,18 @@ SHAPES = ("chain", "comb", "tree")
 
 @dataclass(frozen=True)
 class EagleDraftConfig(Strict):
-    """shape      one of `SHAPES` (see the module).
+    """shape      "chain": one token for each depth; "comb": a chain whose tokens have siblings; "tree": grown along the
+               most likely paths (EAGLE-2).
     width      most children of a node; in a tree also the most nodes of a level that get children.
     nodes      most draft tokens of a comb or tree.
     sampled    above temperature 0: sample draft tokens from the head's distribution (q), or take the most likely ones.
-    control    where chains end: "fixed", "confidence" or "gain", with threshold, draft_cost and row_cost as in
-               `Control`.
+    control    where chains end: "fixed": at the draft length; "confidence": where their probability falls below
+               `threshold`; "gain": where one more token costs more time than it is expected to save.
+    threshold  for "confidence", in [0, 1).
+    draft_cost  for "gain": cost of drafting one more token, as a share of a decode step.
+    row_cost   for "gain": cost of verifying one more token, likewise.
     costs      of the target by rows: a comb or tree then has the number of nodes that gives the most tokens per second.
-               None: all.
+               "measured": measured when the drafter is created. None: all `nodes`.
     """
 
     shape: str = "chain"
@@ -279,7 +284,10 @@ def make(
 def make_eagle3(
     target: Target, *, head: str | Path | EagleHead | None = None, quantize: str | None = None, **options: Any
 ) -> EagleDrafter:
-    """As `make`, for the name "eagle3"."""
+    """EAGLE-3 (Li et al. 2503.01840): as EAGLE, but the head reads three layers of the target and was trained on its
+    own drafts.
+
+    As `make`, for the name "eagle3"."""
     return _make(target, head, quantize, "eagle3", options)
 
 

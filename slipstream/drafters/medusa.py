@@ -47,13 +47,14 @@ class MedusaDraftConfig(Strict):
                 each depth; or a list of paths of ranks, [[0], [1], [0, 0]].
     nodes       most draft tokens of an optimal tree; 0: the number with the most tokens per second at `costs`, at most
                 64.
-    accuracies  [head][rank], as in `MedusaConfig`; None: those in the checkpoint, or else `assumed`.
+    accuracies  how often each head's candidate of each rank is right, [head][rank]; None: those in the checkpoint, or
+                else assumed ones.
     costs       of verifying rows, for nodes=0 and control "gain": the cost of each further row as a share of a decode
-                step; or a `CostCurve`; or "measured" on this machine when the drafter is created. Draft tokens, and the
+                step; or "measured" on this machine when the drafter is created. Draft tokens, and the
                 text of a seeded request under `rejection`, then depend on the machine.
     control     "fixed", or by the heads' own probabilities in each step: "confidence" adds children to a node while its
                 path probability is at least `threshold`, "gain" takes the nodes that are worth their row.
-    threshold   as in `Control`.
+    threshold   for "confidence", in [0, 1).
     """
 
     mode: str = "tree"

@@ -1,6 +1,7 @@
-"""Draft model: a smaller model with the same vocabulary drafts a chain (see `chains`) or a tree (see `model_tree`).
+"""Draft model: a smaller model with the same vocabulary drafts a chain or a tree.
 
-One with another tokenizer is asked for with `draft_tokenizer` (see `draft_tokenizers`).
+Chains are drafted by `chains`, trees by `model_tree`. A draft model with another tokenizer is asked for with
+`draft_tokenizer` (see `draft_tokenizers`).
 
 The draft model decodes a copy of each sequence (its shadow) with its own KV cache. After verification the shadow is
 rolled back to the accepted tokens.
@@ -38,11 +39,15 @@ TREES = ("topk", "sampled")
 
 @dataclass(frozen=True)
 class ModelDraftConfig(Strict):
-    """control     where a chain, or a path of a tree, ends: "fixed", "confidence" or "gain", with threshold, draft_cost
-                and row_cost as in `Control`.
+    """control     where a chain, or a path of a tree, ends: "fixed": at the draft length; "confidence": where its
+                probability falls below `threshold`; "gain": where one more token costs more time than it is expected to
+                save.
+    threshold   for "confidence", in [0, 1).
+    draft_cost  for "gain": cost of drafting one more token, as a share of a decode step.
+    row_cost    for "gain": cost of verifying one more token, likewise.
     confidence  short for control="confidence" with this threshold, in [0, 1); 0: use `control`.
-    tree        None: chains. "topk": a tree of the tokens with the greatest path probabilities (q is None). "sampled":
-                siblings drawn without replacement; greedy requests get "topk" trees.
+    tree        None: chains. "topk": a tree of the tokens with the greatest path probabilities. "sampled": siblings
+                drawn without replacement; greedy requests get "topk" trees.
     width       trees: most children of a node, and most nodes of a level that get children.
     nodes       trees: most draft tokens.
     costs       of the target by rows: a tree then has the number of nodes that gives the most tokens per second.

@@ -55,7 +55,7 @@ class NgramConfig(Strict):
     fillers      also count the target's `fillers` most likely tokens as followers at every verified position, as n-gram
                  assisted decoding does; 0: count only tokens of the text. Costs one top-k a step.
     row_cost     cost of verifying one more row, as a share of a step. Draft tokens with a lower acceptance probability
-                 are left out (see `MatchLengthStats`). 0: no limit; above 0.7 nothing would ever be tried.
+                 are left out. 0: no limit; above 0.7 nothing would ever be tried.
     max_entries  most contexts kept for one sequence, about 0.2 kB each. Contexts are held in two generations. When the
                  younger one is full (half of max_entries), the older one is dropped. A context that occurs again moves
                  to the younger one, so the contexts dropped are those not seen for the longest time.

@@ -1,4 +1,7 @@
-"""Plain decoding: drafts nothing. `NoDrafter` itself is defined in `core.drafter`."""
+"""Plain decoding: drafts nothing.
+
+`NoDrafter` itself is defined in `core.drafter`.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ class SamConfig(MatchConfig):
     """min_match    shortest match that is copied from.
     max_draft    longest draft; the engine's own limit applies as well.
     spec_factor  a match of length m allows spec_factor * m draft tokens, at least one.
-    row_cost     cost of verifying one more row, as a share of a step; see `MatchLengthStats`. 0: no limit.
+    row_cost     cost of verifying one more row, as a share of a step. Draft tokens that are less likely to be
+                 accepted are left out. 0: no limit.
     max_tokens   most tokens of one request that are remembered. They are held in two generations: when the younger has
                  half of them, the older is forgotten. A token costs about 0.5 kB (at most two states,
                  one and a quarter on the whole).

@@ -43,18 +43,20 @@ class SuffixConfig(MatchConfig):
                  from one occurrence.
     min_match    shortest match to draft from.
     max_draft    longest draft; the engine's own limit applies as well.
-    spec_factor  a match of length m allows spec_factor * m + spec_offset draft tokens (alpha of 2411.04975,
-    spec_offset  section 4.2), at least one.
+    spec_factor  a match of length m allows spec_factor * m + spec_offset draft tokens, at least one (alpha of
+                 2411.04975, section 4.2).
+    spec_offset  see spec_factor.
     min_prob     drafts end where the product of the frequencies along their path falls below this.
     branches     most alternatives at one position; 1 gives chains.
-    row_cost     cost of verifying one more row, as a share of a step; see `MatchLengthStats`. 0: no limit.
+    row_cost     cost of verifying one more row, as a share of a step. Draft tokens that are less likely to be
+                 accepted are left out. 0: no limit.
     max_tokens   most tokens of one request that are remembered. They are held in two generations: when the younger has
                  half of them, the older is forgotten. A token costs at most one leaf and one inner node, about
                  0.15 kB, for any max_depth.
     across       also remember the outputs of finished requests, for all requests.
     past_tokens  most tokens of finished requests that are remembered, also in two generations: the oldest go
                  first. Used with `across` only.
-    past_prompts remember their prompts too.
+    past_prompts  remember their prompts too.
     """
 
     max_depth: int = 24

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
+import pytest
+
+from slipstream.cli.drafters import defaults, meanings, options_of, summary
 from slipstream.drafters.registry import DRAFTERS
+from slipstream.settings import RULES
 
 
 def test_lists_every_registered_drafter_with_what_it_needs(cli):
@@ -27,6 +32,26 @@ def test_shows_the_options_that_the_drafter_accepts(cli):
     assert "max_ngram" in cli("drafters", "ngram").out
 
 
-def test_every_drafters_options_can_be_shown(cli):
-    for name in DRAFTERS:
-        assert cli("drafters", name).code == 0
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_option_of_a_drafter_is_shown_with_its_default_and_meaning(cli, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "1000")
+    result = cli("drafters", name)
+    assert result.code == 0
+    known = defaults(options_of(name))
+    rows = [line.split(maxsplit=1) for line in result.out.splitlines()]
+    shown = {row[0]: row[1].strip() for row in rows if len(row) == 2 and row[0] in known}
+    assert shown.keys() == known.keys()
+    assert all(text != repr(known[option]) for option, text in shown.items())
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_help_on_drafters_names_no_classes_and_modules(name):
+    config = options_of(name)
+    said = " ".join([summary(name), *({} if config is None else meanings(config)).values()])
+    quoted = set(re.findall(r"`(\w[^`]*)`", said))
+    assert quoted <= {*defaults(config), *DRAFTERS, *RULES}
+    assert set(re.findall(r"\b[A-Z][a-z]+[A-Z]\w*", said)) <= {"LayerSkip"}
+
+
+def test_drafters_are_not_described_alike():
+    assert len({summary(name) for name in DRAFTERS}) == len(DRAFTERS)
