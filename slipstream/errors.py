@@ -118,8 +118,30 @@ def sentence(text: str) -> str:
     return text if text.endswith("?") else text.rstrip(".") + "."
 
 
+OTHER_NAMES = {
+    "model": "target",
+    "target_model": "target",
+    "model_draft": "draft",
+    "draft_model": "draft",
+    "spec_model": "draft",
+    "speculative_model": "draft",
+    "assistant_model": "draft",
+    "num_draft_tokens": "draft_tokens",
+    "num_speculative_tokens": "draft_tokens",
+    "num_assistant_tokens": "draft_tokens",
+    "spec_tokens": "draft_tokens",
+    "draft_max": "draft_tokens",
+    "spec_method": "drafter",
+    "spec_type": "drafter",
+    "temp": "temperature",
+    "repeat_penalty": "repetition_penalty",
+}
+"""Names in other programs, and former names of ours -> our name of the same parameter."""
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """`"did you mean 'top_p'?"` for the nearest known name, or the list of known names if none is near."""
+    """`"did you mean 'top_p'?"` for the name that is meant or nearest, or the list of known names if none is near."""
     known = sorted(known)
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
+    meant = OTHER_NAMES.get(str(name))
+    near = [meant] if meant in known else difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)

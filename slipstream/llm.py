@@ -127,7 +127,7 @@ class LLM:
 
     def __init__(
         self,
-        target: Any,
+        target: Any = None,
         draft: Any = None,
         *,
         draft_tokens: int | str | DraftLengths = AUTO,
@@ -153,6 +153,8 @@ class LLM:
         for name in unknown:
             known = set(inspect.signature(LLM).parameters) - {"unknown"}
             raise ParameterError(f"LLM has no parameter {name!r}", fix=did_you_mean(name, known))
+        if target is None:
+            raise ParameterError("no target was given", fix='write LLM("path/to/target")')
         self._load: dict[str, Any] = {
             "executor": executor,
             "dtype": dtype,

@@ -75,6 +75,26 @@ def test_text_with_half_of_a_surrogate_pair(llm: LLM) -> None:
             Structured(**form)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("model", "target"),
+        ("speculative_model", "draft"),
+        ("num_speculative_tokens", "draft_tokens"),
+        ("exector", "executor"),
+    ],
+)
+def test_a_parameter_of_another_program_is_answered_with_ours(name: str, meant: str) -> None:
+    for given in ((), ("embedded",)):
+        with pytest.raises(ParameterError, match=f"LLM has no parameter '{name}'. Fix: did you mean '{meant}'"):
+            LLM(*given, **{name: "x"})  # type: ignore[arg-type]
+
+
+def test_no_target() -> None:
+    with pytest.raises(ParameterError, match="no target was given"):
+        LLM()
+
+
 def test_an_unknown_parameter() -> None:
     with pytest.raises(ParameterError, match=r"no parameter 'temprature'.*did you mean 'temperature'"):
         SamplingParams(temprature=1)  # type: ignore[call-arg]

@@ -87,7 +87,8 @@ def bench(
         sampling={"top_k": top_k, "top_p": top_p, "ignore_eos": ignore_eos},
     )  # fmt: skip
     check_contenders(models, contenders)
-    llm = load(models.one("none"), quiet=files.as_json)
+    asked = map(config.params, config.temperatures)
+    llm = load(models.one("none"), quiet=files.as_json, asked=asked)
     from slipstream.lab import benchmark as lab
 
     chosen = texts.load(llm, tokens)

@@ -30,8 +30,7 @@ def chat(
     raw: Annotated[bool, typer.Option("--raw", help="Complete each prompt without a chat template.")] = False,
 ) -> None:
     """Chat with a model. /help lists the commands that change sampling, drafter and rule."""
-    sampling.params()  # raises what is wrong before anything is loaded
-    llm = load(models)
+    llm = load(models, asked=[sampling.params()])
     params = sampling.params(llm.defaults.sampling)
     from slipstream.cli.session import Session
 

@@ -47,7 +47,7 @@ def doctor(
     from slipstream.lab import diagnosis as lab
 
     check_contenders(models, contenders)
-    llm = load(models.one("none"), quiet=files.as_json)
+    llm = load(models.one("none"), quiet=files.as_json, asked=[params])
     chosen = texts.load(llm, config.tokens)
     examined = contenders[0]
     render.line(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence as Seq
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from slipstream.zoo import EMBEDDED, checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.cli.options import ModelOptions
+    from slipstream.core.params import SamplingParams
     from slipstream.lab.contender import Contender
 
 
@@ -27,6 +28,20 @@ def check_contenders(models: ModelOptions, contenders: Seq[Contender]) -> None:
     for each in contenders:
         check_drafter(models.target, each.drafter, each.options, models.draft_tokenizer)
     check_draft_settings(models, [(each.drafter, each.options) for each in contenders])
+
+
+def check_requests(models: ModelOptions, asked: Iterable[SamplingParams]) -> None:
+    """Raise RuleError for parameters that the rule cannot verify, and ParameterError for ids that the target does not
+    have. Of the target the small files are read."""
+    from slipstream.core.rules import check_params, rule_named
+    from slipstream.engine.request_checks import RequestChecks
+    from slipstream.models.facts import facts
+
+    for params in asked:
+        check_params(rule_named(models.rule), params)
+        if params.logprobs is not None or params.token_ids:
+            width = facts(checkpoint_of(models.target, "target")).config.vocab_size
+            RequestChecks(None, width, 0).in_vocabulary(params)
 
 
 def check_draft_settings(models: ModelOptions, asked: Seq[tuple[Any, Mapping[str, Any]]]) -> None:

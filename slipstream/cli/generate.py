@@ -62,7 +62,7 @@ def generate(
     if prompt_field is not None:
         raise PromptError("--prompt-field is for JSON lines", fix="give a .jsonl file with --file")
     text = read_prompt(prompt, file)
-    llm = load(models, quiet or as_json, silent=quiet)
+    llm = load(models, quiet or as_json, silent=quiet, asked=[params])
     request: Prompt = llm.chat_prompt(text) if chat else text
     if not quiet:
         render.line(banner(llm, models))
@@ -88,7 +88,7 @@ def answer_lines(models: ModelOptions, params: SamplingParams, prompts: list[Any
     """Complete every prompt, and print each as soon as it and those before it are done."""
     from slipstream.core.stats import SpecStats
 
-    llm = load(models, quiet, silent=quiet)
+    llm = load(models, quiet, silent=quiet, asked=[params])
     seqs = [llm.sequence(encoded(llm, prompt, chat), params) for prompt in prompts]
     if not quiet:
         render.line(banner(llm, models))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +17,24 @@ from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
+    from slipstream.core.params import SamplingParams
     from slipstream.core.target import Target
     from slipstream.llm import LLM
 
 
-def load(models: ModelOptions, quiet: bool = False, silent: bool = False) -> LLM:
-    """Load target and drafter. quiet: no progress bar; silent: no warnings. Raises the errors of `LLM`."""
+def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked: Iterable[SamplingParams] = ()) -> LLM:
+    """Load target and drafter. quiet: no progress bar; silent: no warnings; asked: what will be requested, which is
+    checked before. Raises the errors of `LLM`."""
     with uncollected():
-        return _loaded(models, quiet, silent)
+        return _loaded(models, quiet, silent, asked)
 
 
-def _loaded(models: ModelOptions, quiet: bool, silent: bool) -> LLM:
+def _loaded(models: ModelOptions, quiet: bool, silent: bool, asked: Iterable[SamplingParams]) -> LLM:
     quieten(silent)
     drafter, arguments = checked_arguments(models, silent)
+    from slipstream.cli.early import check_requests
+
+    check_requests(models, asked)
     with loading(render.err(), quiet) as progress:
         from slipstream.llm import LLM
 
@@ -89,6 +95,8 @@ def uncollected() -> Iterator[None]:
 
 def quieten(silent: bool = False) -> None:
     """Silence progress bars and advice of other libraries, and print our warnings on standard error."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # those of transformers, too
     for name, value in (
         ("TRANSFORMERS_VERBOSITY", "error"),
         ("TOKENIZERS_PARALLELISM", "false"),

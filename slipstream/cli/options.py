@@ -23,7 +23,7 @@ from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
 from slipstream.drafters.choice import WITH_DRAFT, WITHOUT_DRAFT, asked, draft_of, method_of, names_of
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.errors import ParameterError, did_you_mean
+from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.gguf_header import is_gguf
 from slipstream.settings import (
@@ -41,21 +41,7 @@ from slipstream.settings import (
     one_of,
 )
 
-ALIASES = {
-    "--model": "--target",
-    "--target-model": "--target",
-    "--model-draft": "--draft",
-    "--draft-model": "--draft",
-    "--spec-model": "--draft",
-    "--num-draft-tokens": "--draft-tokens",
-    "--num-speculative-tokens": "--draft-tokens",
-    "--num-assistant-tokens": "--draft-tokens",
-    "--spec-tokens": "--draft-tokens",
-    "--draft-max": "--draft-tokens",
-    "--spec-method": "--drafter",
-    "--spec-type": "--drafter",
-    "--temp": "--temperature",
-    "--repeat-penalty": "--repetition-penalty",
+ALIASES = {f"--{other}".replace("_", "-"): f"--{own}".replace("_", "-") for other, own in OTHER_NAMES.items()} | {
     "--max-tokens": "--max-new-tokens",
     "--num-beams": "--beams",
     "--num-return-sequences": "--beam-texts",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from slipstream.cli import render
@@ -15,7 +16,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.drafters.choice import asked, names_of
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.errors import ParameterError, PromptError, did_you_mean
+from slipstream.errors import ParameterError, PromptError
 from slipstream.llm import LLM, Prompt
 from slipstream.settings import AUTO, RULES, one_of
 
@@ -100,9 +101,10 @@ class Session:
         if name in SAMPLING:
             self._set_sampling(name, argument)
             return None
+        near = get_close_matches(name, [*self.commands, *SAMPLING], n=1)
         raise ParameterError(
             f"there is no command /{name}",
-            fix=did_you_mean(f"/{name}", [f"/{known}" for known in (*self.commands, *SAMPLING)]),
+            fix=f"did you mean '/{near[0]}'?" if near else "/help lists them",
         )
 
     # --- commands --------------------------------------------------------------------------------------------------

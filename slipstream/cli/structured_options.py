@@ -58,7 +58,13 @@ class StructuredOptions:
         schema = given.get("json_schema")
         if schema is not None and not schema.lstrip().startswith("{") and schema not in ("true", "false"):
             given["json_schema"] = _read("--json-schema", schema)
-        return Structured(**given) if given else None
+        if not given:
+            return None
+        form = Structured(**given)
+        from slipstream.grammar.compiler import check_form
+
+        check_form(form)
+        return form
 
 
 def _read(option: str, path: str) -> str:

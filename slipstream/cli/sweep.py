@@ -106,7 +106,12 @@ def sweep(
 
     check_contenders(models, [setting.contender for setting in settings])
     engines = {
-        dtype: load(models.one("none", dtype=dtype, draft_tokens=None), quiet=files.as_json) for dtype in models.dtypes
+        dtype: load(
+            models.one("none", dtype=dtype, draft_tokens=None),
+            quiet=files.as_json,
+            asked=map(config.params, config.temperatures),
+        )
+        for dtype in models.dtypes
     }
     llm = next(iter(engines.values()))
     chosen = texts.load(llm, tokens)

@@ -46,7 +46,7 @@ def trace(
     check_contenders(models, contenders[:1])
     from slipstream.lab import prompts as texts, tracing as lab
 
-    llm = load(models.one("none"), quiet=files.as_json)
+    llm = load(models.one("none"), quiet=files.as_json, asked=[params])
     if prompt is None:
         assert entry is not None
         ids, name = texts.encode(llm, entry, "auto")[-max(1, llm.target.context // 2) :], entry.name

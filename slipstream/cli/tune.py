@@ -89,7 +89,7 @@ def tune(
     from slipstream.lab.results import write_text
 
     check_contenders(models, contenders)
-    llm = load(models.one("none"), quiet=files.as_json)
+    llm = load(models.one("none"), quiet=files.as_json, asked=[params])
     chosen = texts.load(llm, config.tokens)
     names = ", ".join(c.label for c in contenders)
     render.line(f"tune: {names}; {chosen.size} of {chosen.source}, target={models.target}, {on(llm.target)}")

@@ -78,14 +78,16 @@ def verify(
         )
     from slipstream.lab.verify_checks import CHECKS, UNTESTED, VerifyConfig
 
+    possible = ("greedy",) if models.rule == "greedy" else CHECKS
     config = VerifyConfig(
-        params=sampling.params(), checks=tuple(FORMER.get(c, c) for c in check or CHECKS), samples=samples or 1000,
+        params=sampling.params(), checks=tuple(FORMER.get(c, c) for c in check or possible), samples=samples or 1000,
         distribution_prompts=distribution_prompts, length=first, level=level,
         texts=texts, reach=reach, seed=seed,
     )  # fmt: skip
     from slipstream.lab import verification as lab
 
-    llm = load(models, quiet=files.as_json)
+    asked = config.sampled if "distribution" in config.checks else config.params
+    llm = load(models, quiet=files.as_json, asked=[asked])
     chosen = prompts.load(llm, config.params.max_tokens, warn_random=False)
     render.line(f"verify: {chosen.size} of {chosen.source}; {banner(llm, models)}")
     with render.progress("checking", lab.steps(chosen, config, llm.most_draft_tokens)) as advance:

@@ -154,10 +154,14 @@ class RequestChecks:
                 else:
                     words.append(list(word))
             params = replace(params, bad_words=tuple(words))
+        self.in_vocabulary(params)
+        return params
+
+    def in_vocabulary(self, params: SamplingParams) -> None:
+        """Raise ParameterError for ids that the target does not have. Needs no tokenizer."""
         self._named(params.token_ids)
         if params.logprobs is not None and params.logprobs > self.vocab_size:
             raise ParameterError(f"logprobs is {params.logprobs}, the vocabulary has {self.vocab_size} ids")
-        return params
 
     def beams(self, params: BeamParams) -> BeamParams:
         """The same."""

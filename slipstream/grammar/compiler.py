@@ -69,6 +69,12 @@ class Grammars:
         return matcher, FreeText(vocabulary, matcher, structured)
 
 
+def check_form(structured: Structured) -> None:
+    """Raise ParameterError for a form that cannot be compiled, whatever the tokenizer."""
+    if structured.tokens is None:
+        compiled(Vocabulary.of_bytes(), structured)
+
+
 def compiled(vocabulary: Vocabulary, structured: Structured) -> LLMatcher:
     """A matcher at the beginning of the form. Raises ParameterError."""
     from llguidance import LLMatcher

@@ -41,10 +41,6 @@ class Vocabulary:
 
             if not isinstance(tokenizer, PreTrainedTokenizerFast):
                 raise _refused(f"the tokenizer is a {type(tokenizer).__name__}", "pass a fast one of transformers")
-        try:
-            from llguidance import LLTokenizer
-        except ImportError as fault:
-            raise _refused("llguidance is not installed", "pip install 'slipstream[grammar]'") from fault
         from tokenizers import AddedToken, Tokenizer
 
         own = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -52,9 +48,15 @@ class Vocabulary:
         own.no_truncation()
         own.add_special_tokens([AddedToken(END, special=True)])
         try:
-            return Vocabulary(LLTokenizer(own.to_str(), eos_token=own.token_to_id(END)), size)
+            return Vocabulary(_tokens(own.to_str(), eos_token=own.token_to_id(END)), size)
         except ValueError as fault:  # what bytes its tokens write is unknown
             raise _refused(f"llguidance cannot read the tokenizer ({fault})", "pass a tokenizer of bytes") from fault
+
+    @staticmethod
+    def of_bytes() -> Vocabulary:
+        """One id for each byte, of no model. Raises ParameterError if llguidance is not installed."""
+        tokens = _tokens("byte")
+        return Vocabulary(tokens, tokens.vocab_size)
 
     def row(self, mask: bytes) -> NDArray[np.bool_]:
         """[V] of a bit mask of llguidance, without its end-of-text tokens."""
@@ -75,6 +77,14 @@ class Vocabulary:
         """The ids of special tokens."""
         known = min(self.size, self.tokens.vocab_size)
         return frozenset(token for token in range(known) if self.tokens.is_special_token(token))
+
+
+def _tokens(*given: Any, **named: Any) -> LLTokenizer:
+    try:
+        from llguidance import LLTokenizer
+    except ImportError as fault:
+        raise _refused("llguidance is not installed", "pip install 'slipstream[grammar]'") from fault
+    return LLTokenizer(*given, **named)
 
 
 def _refused(what: str, fix: str) -> ParameterError:

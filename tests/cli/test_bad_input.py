@@ -90,6 +90,12 @@ TABLE: list[tuple[str, str]] = [
     ("generate x -m /nonexistent --repetition-penalty=0", "repetition_penalty is 0.0"),
     ("generate x -m /nonexistent --logprobs=-1", "logprobs is -1"),
     ("generate x -m /nonexistent --stop=", "stop holds an empty string"),
+    ("generate x --rule greedy --temperature 0.8 -m mine", "rule 'greedy' was given a distribution"),
+    ("bench prompts.jsonl --rule greedy --temperature 0,0.8 -m mine", "rule 'greedy' was given a distribution"),
+    ("trace x --rule greedy --temperature 0.8 -m mine", "rule 'greedy' was given a distribution"),
+    ("verify prompts.jsonl -m mine --rule greedy --check distribution", "rule 'greedy' was given a distribution"),
+    ("generate x -m /nonexistent --regex '(a'", "structured.regex cannot be compiled: at '(a': unclosed group."),
+    ("generate x --executor torch --dtype float16 --kv-dtype float16 --logprobs 99999", "logprobs is 99999"),
     # generate: prompts and files
     ("generate", "no prompt was given"),
     ("generate x --file y", "both a prompt and --file were given"),

@@ -142,6 +142,7 @@ def test_stats_add_up(session, capsys):
         ("/temperature -1", "temperature is -1"),
         ("/top-p 2", r"top_p is 2, must be a finite number in \(0, 1\]"),
         ("/ignore-eos maybe", "ignore_eos is 'maybe', must be True or False"),
+        ("/nonsense", "there is no command /nonsense. Fix: /help lists them.$"),
         ("/rule rejecton", "did you mean 'rejection'"),
         ("/drafter modle", "did you mean 'model'"),
         ("/drafter ngram max_gram=2", "did you mean 'max_ngram'"),

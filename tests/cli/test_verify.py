@@ -77,3 +77,11 @@ def test_the_former_name_of_the_distribution_check_still_works(cli, pair, texts)
                  "law", "--seed", "1", "--json")  # fmt: skip
     assert result.code == 0, result.err
     assert len(json.loads(result.out)["data"]["distribution"]) == 1
+
+
+def test_the_rule_greedy_is_checked_on_greedy_texts_alone(cli, pair, texts):
+    result = cli("verify", texts, *pair, *QUICK, "--rule", "greedy", "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)["data"]
+    assert [row["verdict"] for row in found["greedy"]] == ["identical"] * 6
+    assert found["coupled"] == found["distribution"] == []
