@@ -117,7 +117,9 @@ def _grammar(structured: Structured) -> str:
     if structured.regex is not None:
         return f"start: /{regex_to_lark(structured.regex, '')}/"
     if structured.choice is not None:
-        return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in structured.choice)
+        # One terminal: as rules, at most 2000 would be followed. Lark's strings hold no DEL.
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in structured.choice)
+        return f"start: TEXT\nTEXT: {texts}".replace("\x7f", "\\u007f")
     try:
         return grammar_from("grammar", str(structured.grammar))
     except ValueError as fault:

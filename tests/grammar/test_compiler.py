@@ -123,6 +123,19 @@ def test_a_huge_form_that_compiles_is_followed(grammars: Grammars, form: dict[st
             break
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [[f"label {i}" for i in range(5000)], ["a\x7fb"], ["\x00", "\n"], ["// a", "/* b"], ['"\\', "é\u2028🎈"]],
+    ids=lambda choice: repr(choice[0]),
+)
+def test_thousands_of_choices_and_any_character_in_them_are_compiled(grammars: Grammars, choice: list[str]) -> None:
+    constraint, output = grammars.constraint(Structured(choice=choice), frozenset()), list[int]()
+    while not constraint.complete(output, ()):
+        output.append(int(constraint.allowed(output, [()])[0].argmax()))
+    written = grammars._vocabulary().written
+    assert b"".join(written[token] for token in output).decode() in choice
+
+
 def test_a_bomb_that_explodes_in_the_middle_of_a_text_ends_with_an_error_that_says_so() -> None:
     llm = LLM(ToyTarget(5), tokenizer=letter_tokenizer(5), draft_tokens=4)
     bomb = SamplingParams(structured=Structured(regex="(((a{1,50}){1,50}){1,50}){1,50}"), max_tokens=1000)
