@@ -54,13 +54,12 @@ class ToolUse:
 
     @property
     def schemas(self) -> dict[str, Any]:
-        """Function -> what its arguments have to meet: any object, if the model decides and it is not strict."""
+        """Function -> what its arguments have to meet: any object, if the model decides and it is not strict. A schema
+        that allows other values, too, or does not say what it is for, is one of objects here."""
         functions = [tool["function"] for tool in self.tools]
         checked = {each["name"] for each in functions} if self.choice != "auto" else self.strict
-        return {
-            each["name"]: each.get("parameters", _NO_PARAMETERS) if each["name"] in checked else {"type": "object"}
-            for each in functions
-        }
+        own = {each["name"]: each.get("parameters", _NO_PARAMETERS) for each in functions if each["name"] in checked}
+        return {each["name"]: own.get(each["name"], {}) | _OBJECT for each in functions}
 
 
 def call_schema(schemas: Mapping[str, Any], arguments: str) -> tuple[Any, dict[str, Any]]:
@@ -82,18 +81,30 @@ def call_schema(schemas: Mapping[str, Any], arguments: str) -> tuple[Any, dict[s
 SPACING = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 """White space as `json.dumps` writes it: where any is allowed, small models go on with it without end."""
 
-_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+_OBJECT = {"type": "object"}
+_NO_PARAMETERS = {"properties": {}, "additionalProperties": False}
+
+_VALUES = {"const", "enum", "default", "examples"}
+"""Keywords of a schema that hold values and no schemas."""
+_NAMED = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+"""Those that hold schemas by names."""
 
 
 def _moved(schema: Any, to: int) -> Any:
-    """A schema whose references to its own parts hold where it is a definition of another."""
+    """A schema whose references to its own parts hold where it is a definition of another. One with an `$id` has
+    references of its own."""
     if isinstance(schema, list):
         return [_moved(each, to) for each in schema]
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or "$id" in schema:
         return schema
-    inner = {name: _moved(each, to) for name, each in schema.items()}
-    if isinstance(inner.get("$ref"), str) and inner["$ref"].startswith("#"):
-        inner["$ref"] = f"#/$defs/{to}" + inner["$ref"][1:]
+    inner = {}
+    for key, each in schema.items():
+        if key == "$ref" and isinstance(each, str) and each.startswith("#"):
+            inner[key] = f"#/$defs/{to}{each[1:]}"
+        elif key in _NAMED and isinstance(each, dict):
+            inner[key] = {name: _moved(one, to) for name, one in each.items()}
+        else:
+            inner[key] = each if key in _VALUES else _moved(each, to)
     return inner
 
 
@@ -145,5 +156,9 @@ def _function(tool: Any, where: str) -> dict[str, Any]:
         raise ApiError(400, f"{where}.function.description must be text", f"{where}.function.description")
     if not isinstance(function.get("parameters", {}), dict):
         raise ApiError(400, f"{where}.function.parameters must be a JSON schema", f"{where}.function.parameters")
+    kind = function.get("parameters", {}).get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        where = f"{where}.function.parameters"
+        raise ApiError(400, f"{where}.type is {kind!r}, must be object: calls have named arguments", where)
     flag(function, "strict")
     return {key: function[key] for key in ("name", "description", "parameters") if key in function}

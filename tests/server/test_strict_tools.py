@@ -110,6 +110,58 @@ def test_reasoning_is_free_and_calls_are_checked_after_it(tokenizer: Any, begun:
             jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS)
 
 
+OBJECTS: dict[str, Any] = {
+    "anything": {},
+    "without a type": {"properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False},
+    "or null": {"type": ["object", "null"], "additionalProperties": False},
+    "one of several": {"anyOf": [{"type": "object", "additionalProperties": False}, {"type": "string"}]},
+    "of a definition": {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"const": 1}}, "required": ["a"]}}},
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_arguments_are_an_object_also_where_their_schema_allows_other_values(tokenizer: Any, name: str) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": OBJECTS[name], "strict": True}}]
+    for text, form in (
+        ('<tool_call>{"name": "f", "arguments": "x"}</tool_call>', "hermes"),
+        ("[TOOL_CALLS]f7", "mistral"),
+    ):
+        with writing(tokenizer, text, form) as host:
+            for choice in ("auto", "required", {"type": "function", "function": {"name": "f"}}):
+                found = asked(host, tools=tools, tool_choice=choice, parallel_tool_calls=False)
+                (call,) = found["message"]["tool_calls"]
+                if found["finish_reason"] != "length":
+                    arguments = json.loads(call["function"]["arguments"])
+                    assert isinstance(arguments, dict)
+                    jsonschema.validate(arguments, OBJECTS[name])
+
+
+def test_parameters_that_are_no_object_are_refused(tokenizer: Any) -> None:
+    with writing(tokenizer, "It rains.") as host:
+        for kind in ("string", ["array", "null"], []):
+            tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}]
+            assert "object" in refused(host.post(PATH, messages=USER, tools=tools), 400, "tools[0].function.parameters")
+
+
+REFERENCES: dict[str, Any] = {
+    "a value": {"const": {"$ref": "#/x"}},
+    "values": {"enum": [{"$ref": "#/x"}]},
+    "a property of that name": {"type": "object", "properties": {"enum": {"$ref": "#/$defs/A"}}, "required": ["enum"]},
+    "of its own document": {"$id": "https://a/b", "$ref": "#/$defs/A", "$defs": {"A": {"const": 2}}},
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_references_of_a_schema_are_followed_and_values_that_look_like_them_are_left(tokenizer: Any, name: str) -> None:
+    schema = {"type": "object", "properties": {"a": REFERENCES[name]}, "required": ["a"]}
+    schema |= {"additionalProperties": False, "$defs": {"A": {"const": 3}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    with writing(tokenizer, '[{"name": "f", "arguments": {"a": 7}}]') as host:
+        asked_once = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+        (call,) = asked(host, **asked_once)["message"]["tool_calls"]
+        jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
+
+
 def test_what_cannot_be_enforced_is_refused_by_name(tokenizer: Any) -> None:
     with writing(tokenizer, "It rains.") as host:
         form = {"type": "json_object"}
