@@ -176,7 +176,9 @@ class ChainsOnly:
         check_ids(ids[0], self.vocab_size)
         given = self._inputs(seq, held, ids)
         if "logits_to_keep" in self._takes:
-            given["logits_to_keep"] = keep
+            # Where layers share keys (Gemma 4), a number leaves the other rows out of the last hidden states, too.
+            rows = torch.arange(len(tokens) - keep, len(tokens), device=self.device)
+            given["logits_to_keep"] = rows if taps else keep
         with self.parts.hidden_states(taps) as seen, self._few_rows.fast():
             out = self.parts.module(use_cache=True, **given)
         held.tokens += tokens

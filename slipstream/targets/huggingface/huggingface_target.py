@@ -11,6 +11,7 @@ Which of these holds is not looked up in a list of architectures: the model is t
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def of_module(module: Any, source: Path | None = None, chunk: int = 512, kv_bloc
         shape = shape_of(module.config, module.generation_config, truth[0].shape[-1])
         limit = measured_limit(module, lambda text: own_logits(module, parts, text), texts[0])
     runtime = runtime_of(module, limit, source)
-    host = _lends(parts, shape, runtime)
+    host = None if fault_of(_streams, module, parts, texts[0]) else _lends(parts, shape, runtime)
     if attends(cache) and len(parts.layers) == shape.layers:
         faults: list[str] = []
         for kind in KINDS:
@@ -97,6 +98,12 @@ def of_module(module: Any, source: Path | None = None, chunk: int = 512, kv_bloc
             fix=WITHOUT_SPECULATION,
         )
     return chains
+
+
+def _streams(module: Any, parts: ModuleParts, text: Seq[int]) -> None:
+    """Raise unless each layer has one residual stream, which draft heads can read (Gemma 3n has four)."""
+    with parts.hidden_states(range(len(parts.layers) + 1)):
+        own_logits(module, parts, text)
 
 
 def _refuse_fixed_cache(module: Any, kv_blocks: int | None) -> None:

@@ -66,7 +66,9 @@ ARCHITECTURES: dict[str, Kind] = {
         ),
         PACKED,
     ),
-    **dict.fromkeys(("bloom", "deepseek_v32", "falcon (alibi)", "gpt_neo", "mpt"), ONE_EACH),
+    **dict.fromkeys(
+        ("bloom", "deepseek_v32", "falcon (alibi)", "gemma4_text (shared keys)", "gpt_neo", "mpt"), ONE_EACH
+    ),
     **dict.fromkeys(("bamba", "lfm2", "mamba2", "qwen3_next"), STATES),
     **dict.fromkeys(("jamba", "mamba"), ONE_BY_ONE),
     **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5"), ENCODER_DECODER),

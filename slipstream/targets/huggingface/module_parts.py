@@ -163,5 +163,7 @@ def _stream(output: Any) -> Tensor:
     """The residual stream [M, d] in what a layer takes or returns."""
     if not isinstance(output, Tensor):
         output = output[0]
-    assert isinstance(output, Tensor)
-    return output[0]
+    if output.ndim != 3:
+        raise TargetError(f"a layer passes on {list(output.shape)}, not one residual stream")
+    stream: Tensor = output[0]
+    return stream

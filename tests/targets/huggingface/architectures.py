@@ -116,6 +116,11 @@ ONE_EACH: dict[str, Callable[[], Any]] = {
     "bloom": lambda: _config("Bloom", vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.25),
     "deepseek-v32": lambda: _config("DeepseekV32", **_MLA, index_topk=4, index_n_heads=16, index_head_dim=16),
     "mpt": lambda: _config("Mpt", vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, initializer_range=0.25),
+    "gemma4-shared": lambda: _config(
+        "Gemma4Text",
+        **_GEMMA4 | {"num_hidden_layers": 4, "layer_types": 2 * _ALTERNATING["layer_types"]},
+        num_kv_shared_layers=2,
+    ),
     "gpt-neo": lambda: _config(
         "GPTNeo",
         vocab_size=VOCAB,
@@ -180,6 +185,8 @@ STATEFUL: dict[str, Callable[[], Any]] = {
 """Recurrences and convolutions, whose states are copied."""
 
 ARCHITECTURES = PACKED | ONE_EACH | STATEFUL
+VARIANTS = {"falcon-alibi": "falcon (alibi)", "gemma4-shared": "gemma4_text (shared keys)"}
+"""Architecture -> its name in `kinds`, where that is not its `model_type`."""
 
 
 def random_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0, **shape: Any) -> Any:

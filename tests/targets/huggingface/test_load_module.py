@@ -17,7 +17,9 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from slipstream import LLM, SamplingParams
 from slipstream.cli.main import main
-from slipstream.errors import CheckpointError, LoadError, PairError, ParameterError, UnsupportedModelError
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.errors import CheckpointError, LoadError, PairError, ParameterError, TargetError, UnsupportedModelError
 from slipstream.models.facts import facts
 from slipstream.models.pair_check import require_pair
 from slipstream.targets.decoder import Decoder
@@ -338,6 +340,20 @@ def test_a_model_whose_own_positions_begin_elsewhere_is_run_as_generate_runs_it(
     for prompt, one in zip(PROMPTS, done, strict=True):
         given = {"do_sample": False, "max_new_tokens": 6}
         assert one.token_ids == own.generate(torch.tensor([prompt]), **given)[0, len(prompt) :].tolist()
+
+
+def test_draft_heads_are_refused_where_layers_pass_on_several_streams() -> None:
+    own = transformers.Gemma3nForCausalLM(
+        transformers.Gemma3nTextConfig(
+            vocab_size=VOCAB, vocab_size_per_layer_input=VOCAB, hidden_size=32, intermediate_size=48, head_dim=8,
+            num_hidden_layers=4, num_attention_heads=4, hidden_size_per_layer_input=8, laurel_rank=8,
+            layer_types=2 * ["sliding_attention", "full_attention"], num_kv_shared_layers=2, eos_token_id=None,
+        )
+    ).eval()  # fmt: skip
+    target = of_module(own)
+    assert target.capabilities.head_host is None
+    with pytest.raises(TargetError, match="not one residual stream"):
+        target.run([Sequence(PROMPTS[0])], Draft.empty(1), (1,))
 
 
 def test_a_model_that_keeps_its_state_inside_is_refused() -> None:
