@@ -1,4 +1,4 @@
-# Included by the Makefile. BENCH, DRAFTERS, SIDE_BY_SIDE, BACKEND, SERVE, GGUF and HUGGINGFACE pass options on, as in
+# Included by the Makefile. BENCH, DRAFTERS, SIDE_BY_SIDE, BACKEND, SERVE, GGUF, HUGGINGFACE and ARCHITECTURES pass options on, as in
 # `make bench BENCH="--rounds 3"`.
 GENAI := .venv-peers
 LLAMACPP := .venv-peer-llamacpp
@@ -6,7 +6,7 @@ VLLM := .venv-peer-vllm
 
 FOREIGN := runs/foreign-draft
 
-.PHONY: foreign-draft bench bench-drafters bench-backend bench-serve bench-gguf bench-huggingface side-by-side peers peer-genai peer-llamacpp peer-vllm
+.PHONY: architectures foreign-draft bench bench-drafters bench-backend bench-serve bench-gguf bench-huggingface side-by-side peers peer-genai peer-llamacpp peer-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
@@ -23,6 +23,10 @@ bench-serve: $(READY)
 # Needs `make gguf`.
 bench-gguf: $(READY)
 	$(BIN)/python -m benchmarks.gguf $(GGUF)
+
+# Not a measurement: which causal models of transformers run, as tiny random ones. Writes the table in docs/support.md.
+architectures: $(READY)
+	$(BIN)/python -m benchmarks.architectures $(ARCHITECTURES)
 
 bench-huggingface: $(READY)
 	$(BIN)/python -m benchmarks.huggingface $(HUGGINGFACE)

@@ -131,6 +131,8 @@ def test_every_family_of_our_own_decoder_is_listed() -> None:
     assert {name for name, kind in listed.items() if kind == "own"} == set(FAMILIES)
 
 
-def test_the_page_is_what_the_command_prints() -> None:
+def test_the_page_begins_with_what_the_command_prints() -> None:
+    """Below it stands a table of `benchmarks.architectures`."""
     text = (Path(slipstream.__file__).parent.parent / "docs" / "support.md").read_text(encoding="utf-8")
-    assert text == page(), "run `slipstream info --matrix --markdown > docs/support.md`"
+    before = text.split("\n## ")[0]
+    assert before == page(), "put what `slipstream info --matrix --markdown` prints before the headings"

@@ -1,0 +1,76 @@
+"""`python -m benchmarks.architectures`: every causal architecture of the installed transformers, as a tiny model.
+
+    python -m benchmarks.architectures                    # all of them, and the table in docs/support.md
+    python -m benchmarks.architectures bloom gemma4_text  # these, printed
+
+Each is a process of its own with limited memory and time. The exit code is 1 if a text differs from that of `generate`,
+or if an error is not one of Slipstream's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.architectures.table import PAGE, replaced
+from benchmarks.architectures.worker import CRASHED, DIFFERS, Found, confine, tried
+
+SECONDS = 120
+"""Most time of one architecture."""
+
+
+def names() -> list[str]:
+    """The `model_type` of every causal language model."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def _in_child(model_type: str, to: Any) -> None:
+    confine()
+    to.send(tried(model_type))
+
+
+def apart(model_type: str) -> Found:
+    """`tried` in a process of its own, which has all modules already."""
+    fork = multiprocessing.get_context("fork")
+    mine, its = fork.Pipe(duplex=False)
+    child = fork.Process(target=_in_child, args=(model_type, its), daemon=True)
+    child.start()
+    its.close()
+    try:
+        if mine.poll(SECONDS):
+            found: Found = mine.recv()
+            return found
+        return Found(CRASHED, f"took more than {SECONDS} seconds")
+    except EOFError:
+        child.join()
+        return Found(CRASHED, f"the process ended with exit code {child.exitcode}")
+    finally:
+        child.kill()
+        child.join()
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.architectures", description=__doc__)
+    parser.add_argument("model_type", nargs="*", help="all of them by default")
+    asked = parser.parse_args(words).model_type
+    found: dict[str, Found] = {}
+    for model_type in asked or names():
+        one = found[model_type] = apart(model_type)
+        words = f"{model_type}: {one.outcome} {one.why} {one.note}"
+        print(" ".join(words.split()), file=sys.stderr, flush=True)
+    if not asked:
+        PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+    return int(bad(found))
+
+
+def bad(found: Mapping[str, Found]) -> bool:
+    return any(one.outcome in (DIFFERS, CRASHED) for one in found.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
