@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import render
+from slipstream.cli.loading import quieten
 from slipstream.core.interrupt import Interrupt
 from slipstream.errors import ParameterError
 from slipstream.training.methods import METHODS
@@ -162,6 +163,7 @@ def start(kind: str, data: DataOptions, loop: LoopOptions, texts: TextOptions, o
             "no training data was given",
             fix="give --data: a file, a folder, or 'corpus' for the Python source found here",
         )
+    quieten()
     made = options()  # reports invalid options before the slow imports
     from slipstream.training.estimate import LIMIT
     from slipstream.training.run import RunConfig, prepare

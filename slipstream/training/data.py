@@ -157,15 +157,19 @@ def prepare_data(
         found = json.loads(record.read_text())
         changed = [k for k in about if found.get(k) != about[k]]
         if changed:
+            before, after = (
+                ", ".join(f"{s['name']} ({s.get('digest', 'installed packages')})" for s in each["sources"])
+                if changed[0] == "sources"
+                else each.get(changed[0])
+                for each in (found, about)
+            )
             raise TrainingError(
-                f"{folder} was made from other data: {', '.join(changed)} differ, "
-                f"{found.get(changed[0])!r} before and {about[changed[0]]!r} now",
+                f"{folder} was made from other data: {', '.join(changed)} differ, {before} before and {after} now",
                 why="a run must continue with the same data",
                 fix="choose another --out, or remove that folder",
             )
         about = found
     else:
-        folder.mkdir(parents=True, exist_ok=True)
         about["details"] = {}
         for number, name in enumerate(names):
             if not name.endswith(".bin"):
@@ -174,7 +178,7 @@ def prepare_data(
                 about["details"][name] = details
                 _write(folder, number, encoder.encode(documents), encoder.eos, vocab_size, heldout, length)
             else:
-                _write_split(folder, number, Path(name), vocab_size, heldout, length)
+                _write_stream(folder, number, Path(name), vocab_size, heldout, length)
         temporary = record.with_suffix(".tmp")
         temporary.write_text(json.dumps(about, indent=1) + "\n")
         os.replace(temporary, record)
@@ -259,13 +263,10 @@ def _write(
     for document, (ids, mask) in encoded:
         if ids:
             splits[_split_of(document, heldout)].append((_packed(ids), mask))  # type: ignore[arg-type]
-    _hold_out(splits, heldout, length)
-    for split, made in splits.items():
-        plain = ((list(map(int, ids)), mask) for ids, mask in made)
-        write_masked(folder / f"{split}-{number}.bin", plain, eos, vocab_size)
+    _write_splits(folder, number, splits, eos, vocab_size, heldout, length)
 
 
-def _write_split(folder: Path, number: int, path: Path, vocab_size: int, heldout: float, length: int) -> None:
+def _write_stream(folder: Path, number: int, path: Path, vocab_size: int, heldout: float, length: int) -> None:
     """Split a stream that is already tokenised."""
     stream = Stream.open(path, whole=False)
     if len(stream.tokens) and int(stream.tokens.max()) >= vocab_size:
@@ -281,12 +282,24 @@ def _write_split(folder: Path, number: int, path: Path, vocab_size: int, heldout
             digest = hashlib.sha256(f"{i}:{ids[:256]}".encode()).digest()
             place = int.from_bytes(digest[:8], "big") / 2**64
             splits["heldout" if place >= 1 - heldout else "train"].append((_packed(ids), mask))  # type: ignore[arg-type]
+    # Documents already end with their own EOS.
+    _write_splits(folder, number, splits, None, vocab_size, heldout, length)
+
+
+def _write_splits(
+    folder: Path,
+    number: int,
+    splits: dict[str, list[Marked]],
+    eos: int | None,
+    vocab_size: int,
+    heldout: float,
+    length: int,
+) -> None:
     _hold_out(splits, heldout, length)
+    folder.mkdir(parents=True, exist_ok=True)  # not before: data that is refused leaves no folder
     for split, made in splits.items():
         plain = ((list(map(int, ids)), mask) for ids, mask in made)
-        write_masked(
-            folder / f"{split}-{number}.bin", plain, None, vocab_size
-        )  # documents already end with their own EOS
+        write_masked(folder / f"{split}-{number}.bin", plain, eos, vocab_size)
 
 
 def _packed(ids: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -61,6 +61,7 @@ class Teacher:
     """The frozen target.
 
     embedding [V, d] and head [V, d] are copies of its tables, on `device`, in float32 (float64 if its weights are).
+    identity: a short digest of its configuration, final norm and first embeddings, to tell targets apart.
     """
 
     def __init__(self, decoder: Decoder, device: torch.device | str = "cpu"):
@@ -75,6 +76,10 @@ class Teacher:
         self.embedding = table("embed_tokens.weight")
         self.head = self.embedding if decoder.weights.head == "embed_tokens.weight" else table(decoder.weights.head)
         self.norm = table("norm.weight")
+        digest = hashlib.sha256(repr(decoder.config).encode())
+        for seen in (decoder.weights["norm.weight"], decoder.weights["embed_tokens.weight"][:64]):
+            digest.update(seen.double().numpy().tobytes())
+        self.identity = digest.hexdigest()[:12]
 
     @torch.no_grad()
     def read(self, tokens: Tensor, taps: Seq[int]) -> dict[int, Tensor]:

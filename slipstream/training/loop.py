@@ -25,7 +25,14 @@ from slipstream.training.display import Display
 from slipstream.training.features import HiddenCache, Teacher, Window
 from slipstream.training.objective import Objective
 from slipstream.training.packing import Orders, Stream
-from slipstream.training.resume_state import Optimisers, as_json, load_checkpoint, read_state, save_checkpoint
+from slipstream.training.resume_state import (
+    Optimisers,
+    as_json,
+    check_same,
+    load_checkpoint,
+    read_state,
+    save_checkpoint,
+)
 from slipstream.training.schedule import Progress, Schedule
 from slipstream.training.training_settings import LoopConfig
 
@@ -85,22 +92,12 @@ class Loop:
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def _identity(self) -> dict[str, Any]:
-        """Settings that must not change when a run is resumed."""
-        c = self.config
-        named = ("length", "rows", "optimiser", "seed", "shares", "answers_only")
-        settings = {n: list(v) if isinstance(v := getattr(c, n), tuple) else v for n in named}
-        return {"objective": self.objective.name, "options": as_json(self.objective.options), **settings}
+        known = identity(self.objective.name, self.objective.options, self.config)
+        return known | {"target": self.teacher.identity}
 
     def _load(self) -> None:
         path = self.config.checkpoint
-        state = read_state(path)
-        now, then = self._identity(), state["run"]
-        changed = [k for k in now if now[k] != then.get(k)]
-        if changed:
-            raise TrainingError(
-                f"{path} is of another run: {changed[0]} was {then.get(changed[0])!r}, now it is {now[changed[0]]!r}",
-                fix="resume with the same settings, or choose another --out",
-            )
+        check_same(path, read_state(path)["run"], self._identity())
         self.progress = Progress(**load_checkpoint(path, self.objective.module, self.optimisers)["progress"])
         self.orders.counters = self.progress.counters
 
@@ -259,6 +256,12 @@ class Loop:
             figures = "  ".join(f"{name} {value:.3f}" for name, value in found.items())
             display.say(f"step {self.progress.step}  held-out {figures}")
         return found
+
+
+def identity(kind: str, options: Any, config: LoopConfig) -> dict[str, Any]:
+    """Settings that must not change when a run is resumed."""
+    names = ("length", "rows", "optimiser", "seed", "shares", "answers_only")
+    return {"objective": kind, **as_json({"options": asdict(options), **{n: getattr(config, n) for n in names}})}
 
 
 def make_optimisers(objective: Objective, config: LoopConfig) -> Optimisers:

@@ -18,6 +18,7 @@ class TrainingMethod:
     rate       default peak learning rate.
     optimiser  default optimiser, "adamw" or "muon".
     makes      what it trains, for the title of the model card.
+    use        how decoding is told to use it: options of the command line.
     """
 
     name: str
@@ -25,6 +26,7 @@ class TrainingMethod:
     rate: float
     optimiser: str
     makes: str
+    use: str = "--target {target} --draft {made}"
 
     @property
     def path(self) -> str:
@@ -44,6 +46,7 @@ METHODS = {
         TrainingMethod(
             "layerskip", "layerskip_objective", 3e-4, "adamw",
             "A model whose early layers can draft for all of it (LayerSkip, arXiv 2404.16710)",
+            "--target {made} --drafter layerskip",
         ),
     )
 }  # fmt: skip

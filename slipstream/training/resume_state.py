@@ -129,6 +129,23 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
+def check_same(path: Path, found: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to continue a run with other settings. found, now: those of its checkpoint, and those asked for.
+
+    Raises TrainingError.
+    """
+    for name in now.keys() & found.keys():
+        was, wanted = found[name], now[name]
+        if isinstance(was, dict) and isinstance(wanted, dict):
+            changed = [key for key in was.keys() | wanted.keys() if was.get(key) != wanted.get(key)]
+            was, wanted = ({key: each.get(key) for key in changed} for each in (was, wanted))
+        if was != wanted:
+            raise TrainingError(
+                f"{path} is of another run: {name} was {was!r}, now it is {wanted!r}",
+                fix="resume with the same settings, or choose another --out",
+            )
+
+
 def as_json(value: Any) -> dict[str, Any]:
     """A dataclass or dictionary as it looks after a JSON round trip; None for NaN and infinity, which JSON lacks."""
     text = json.dumps(asdict(value) if is_dataclass(value) else value, default=str)  # type: ignore[arg-type]

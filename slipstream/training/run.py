@@ -10,9 +10,9 @@ OUT/final/                   the head or model in its standard format, with a mo
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -25,9 +25,12 @@ from typing import Any
 import torch
 
 from slipstream.core.params import Strict, check_integer, check_number
-from slipstream.errors import ParameterError, TrainingError, did_you_mean
+from slipstream.errors import ParameterError, TrainingError, UnsupportedModelError, did_you_mean
 from slipstream.llm import LLM
-from slipstream.models.text import load_tokenizer
+from slipstream.models.checkpoint import resolve
+from slipstream.models.config import DecoderConfig
+from slipstream.models.gguf_header import is_gguf
+from slipstream.models.text import tokenizer_of
 from slipstream.settings import check_executor
 from slipstream.targets.decoder import Decoder
 from slipstream.training.acceptance import HeldOutText, load_texts, save_texts, write_texts
@@ -35,11 +38,11 @@ from slipstream.training.data import Encoder, Prepared, check_sources, open_stre
 from slipstream.training.devices import Devices
 from slipstream.training.estimate import Estimate, estimate
 from slipstream.training.features import HiddenCache, Teacher
-from slipstream.training.loop import Loop, held_out
+from slipstream.training.loop import Loop, held_out, identity
 from slipstream.training.methods import METHODS
 from slipstream.training.objective import Objective
 from slipstream.training.regenerate import RegenerateConfig, regenerate
-from slipstream.training.resume_state import as_json, read_state, writing
+from slipstream.training.resume_state import as_json, check_same, read_state, writing
 from slipstream.training.training_settings import LoopConfig
 from slipstream.zoo import checkpoint_of
 
@@ -105,30 +108,28 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     Raises the errors of `slipstream.errors`.
     """
     loop = config.loop
-    check_out(loop, config.kind)
+    check_out(config)
     if loop.threads is not None:
         torch.set_num_threads(loop.threads)
     devices = Devices(loop.device, loop.bf16)
     source = checkpoint_of(config.target, "target")
-    tokenizer = _tokenizer(source, config.data)
-    check_sources(config.data, tokenizer)
-    say(f"loading {config.target}")
-    decoder = Decoder.load(source, config.executor, device=str(devices.device), threads=loop.threads)
-    if loop.length > decoder.context:
+    shape = _shape(source)
+    if loop.length > shape.context:
         raise ParameterError(
-            f"length is {loop.length}, the target's context holds {decoder.context} tokens",
+            f"length is {loop.length}, the target's context holds {shape.context} tokens",
             fix="give a smaller --length",
         )
-    folder = loop.out / "data"
-    eos = min(decoder.capabilities.eos_ids) if decoder.capabilities.eos_ids else None
-    prepared = prepare_data(
-        folder, config.data, Encoder(tokenizer, eos), decoder.vocab_size, loop.length, config.heldout_share, say
-    )
+    tokenizer = tokenizer_of(source) if any(not name.endswith(".bin") for name in config.data) else None
+    check_sources(config.data, tokenizer)
+    folder, encoder = loop.out / "data", Encoder(tokenizer, min(shape.eos_ids, default=None))
+    prepared = prepare_data(folder, config.data, encoder, shape.vocab_size, loop.length, config.heldout_share, say)
+    say(f"loading {config.target}")
+    decoder = Decoder.load(source, config.executor, device=str(devices.device), threads=loop.threads)
     llm = LLM(decoder, max_batch=64, tokenizer=tokenizer)
     prepared, loop = _regenerated(config, prepared, llm, folder, say)
-    identity = identity_of(decoder)
-    texts = [_texts(config, t, llm, prepared, folder / f"texts-{identity}", say) for t in config.temperatures]
     teacher = Teacher(decoder, devices.device)
+    stem = folder / f"texts-{teacher.identity}"
+    texts = [_texts(config, t, llm, prepared, stem, say) for t in config.temperatures]
     config = replace(config, loop=loop)
     objective: Objective = import_module(METHODS[config.kind].path).make(teacher, config, prepared)
     if objective.taps:
@@ -137,7 +138,7 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     caches = {}
     if config.cache_hidden and objective.taps:
         caches = {
-            str(i): HiddenCache(loop.out / "states", s, loop.length, objective.taps, identity)
+            str(i): HiddenCache(loop.out / "states", s, loop.length, objective.taps, teacher.identity)
             for i, s in enumerate(prepared.train)
         }
     return Run(config, Loop(loop, objective, prepared.train, held, devices, caches), prepared, texts)
@@ -172,7 +173,10 @@ class Run:
         figures: dict[str, Any] = dict(loop.run())
         if figures and loop.devices.rank == 0:
             self.export(figures)
-            say(f"wrote {config.loop.out / 'final'}")
+            final = config.loop.out / "final"
+            use = METHODS[config.kind].use.format(target=shlex.quote(config.target), made=shlex.quote(str(final)))
+            say(f"wrote {final}\ntry it:              slipstream generate {use} 'PROMPT'")
+            say(f"see whether it pays: slipstream bench {use}")
         loop.devices.wait()
         if loop.stopped_by:
             raise KeyboardInterrupt(loop.stopped_by)
@@ -213,8 +217,9 @@ class Run:
             made.rename(folder)
 
 
-def check_out(config: LoopConfig, kind: str) -> None:
+def check_out(run: RunConfig) -> None:
     """Refuse a folder that cannot be written, and one that holds another run. Raises TrainingError."""
+    config = run.loop
     folder = next(each for each in (config.out, *config.out.absolute().parents) if each.exists())
     try:  # nothing is created for a run that another check may refuse
         with tempfile.TemporaryFile(dir=folder):
@@ -224,11 +229,13 @@ def check_out(config: LoopConfig, kind: str) -> None:
             f"{config.out} cannot be written ({fault.strerror})", fix="choose another --out, or correct its permissions"
         ) from fault
     if config.resume:
-        state = read_state(config.checkpoint)
-        if state["run"]["objective"] != kind:
+        found = read_state(config.checkpoint)["run"]
+        if found["objective"] != run.kind:
             raise TrainingError(
-                f"{config.out} holds a run of {state['run']['objective']!r}, not {kind!r}", fix="choose another --out"
+                f"{config.out} holds a run of {found['objective']!r}, not {run.kind!r}", fix="choose another --out"
             )
+        found.pop("shares")  # they depend on the data
+        check_same(config.checkpoint, found, identity(run.kind, run.options, config))
     elif config.checkpoint.exists():
         raise TrainingError(
             f"{config.out} holds a run already",
@@ -237,19 +244,22 @@ def check_out(config: LoopConfig, kind: str) -> None:
         )
 
 
-def identity_of(decoder: Decoder) -> str:
-    """A short digest of the target's configuration, final norm and first embeddings, to tell targets apart."""
-    assert decoder.weights is not None
-    digest = hashlib.sha256(repr(decoder.config).encode())
-    digest.update(decoder.weights["norm.weight"].double().numpy().tobytes())
-    digest.update(decoder.weights["embed_tokens.weight"][:64].double().numpy().tobytes())
-    return digest.hexdigest()[:12]
-
-
-def _tokenizer(source: str | Path, data: tuple[str, ...]) -> Any:
-    if all(name.endswith(".bin") for name in data):
-        return None  # nothing to tokenise, so the target needs no tokenizer
-    return load_tokenizer(source)
+def _shape(source: str | Path) -> DecoderConfig:
+    """The target's sizes, without its weights. Raises ParameterError for a model that cannot be trained for."""
+    if is_gguf(source):
+        raise ParameterError(
+            f"the target {str(source)!r} is a GGUF file",
+            why="training computes with the weights of a folder of safetensors",
+            fix="give the folder or hub id that the file was converted from; the result drafts for it",
+        )
+    try:
+        return DecoderConfig.load(resolve(source, weights=False))
+    except UnsupportedModelError as fault:
+        raise ParameterError(
+            f"{fault.what}, so nothing can be trained for it",
+            why="training needs a target that Slipstream's own decoder runs (docs/model-families.md)",
+            fix="give such a target",
+        ) from fault
 
 
 def _regenerated(

@@ -17,7 +17,7 @@ def check_budget(tokens: int | None, minutes: float | None) -> None:
         raise ParameterError(
             "no training budget was given" if tokens is None else "two training budgets were given",
             why="the learning rate is a function of the spent share of exactly one budget",
-            fix="give budget_tokens or budget_minutes (--budget-tokens or --budget-minutes)",
+            fix="give budget_minutes or budget_tokens, e.g. --budget-minutes 60",
         )
 
 

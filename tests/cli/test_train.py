@@ -62,15 +62,8 @@ def test_a_dry_run_prints_the_estimate_only(
     assert "of disk" in capsys.readouterr().out
 
 
-def test_empty_data_is_refused_before_the_target_is_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from slipstream.targets.decoder import Decoder
-
-    def refuse(*args: object, **more: object) -> None:
-        raise AssertionError("the target was loaded")
-
-    monkeypatch.setattr(Decoder, "load", refuse)
+@pytest.mark.usefixtures("unloaded")
+def test_empty_data_is_refused_before_the_target_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.txt").write_text("")
     words = ["--data", tmp_path / "empty.txt", "--out", tmp_path / "out", "--budget-tokens", 9]
     assert run("medusa", *words) == 2
@@ -88,3 +81,52 @@ def test_python_m_slipstream_is_the_command():
         [sys.executable, "-m", "slipstream", "--version"], capture_output=True, text=True, check=True
     )
     assert found.stdout.startswith("slipstream ")
+
+
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is refused here is refused before the target's weights are read."""
+    from slipstream.targets.decoder import Decoder
+
+    def refuse(*args: object, **more: object) -> None:
+        raise AssertionError("the target was loaded")
+
+    monkeypatch.setattr(Decoder, "load", refuse)
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_targets_and_data_that_cannot_be_used_are_refused_with_one_message(cli, target, tiny, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(60))
+    (tmp_path / "gptj").mkdir()
+    (tmp_path / "gptj" / "config.json").write_text('{"model_type": "gptj"}')
+
+    def refused(target: Path, data: str, *more: object) -> str:
+        out = ["--out", tmp_path / "out", "--budget-tokens", 9, "--length", 32]
+        found = cli("train", "medusa", "-m", target, "--data", tmp_path / data, *out, *more)
+        assert found.code == 2
+        assert not (tmp_path / "out").exists()
+        return found.said
+
+    assert "holds no text files" in refused(target, "empty")
+    assert "the training data is too short" in refused(tiny.target, "short.txt")
+    assert "is text, but the target has no tokenizer" in refused(target, "short.txt")
+    assert "is a GGUF file" in refused(tmp_path / "model.gguf", "short.txt")
+    assert "nothing can be trained for it" in refused(tmp_path / "gptj", "short.txt")
+    assert "is not a folder" in refused(tmp_path / "nowhere" / "at" / "all", "short.txt")
+    assert "there is no checkpoint" in refused(tiny.target, "short.txt", "--resume")
+
+
+def test_a_run_is_resumed_only_with_its_own_settings_and_target(cli, common, target, data, tmp_path, monkeypatch):
+    from slipstream.targets.decoder import Decoder
+
+    assert cli("train", "medusa", *common, "--heads", 2, "--max-steps", 1).code == 0
+    other = train_target(tmp_path / "other", steps=1)
+    found = cli("train", "medusa", *common, "--heads", 2, "--resume", "-m", other)
+    assert found.code == 2
+    assert "is of another run: target was" in found.said
+    monkeypatch.setattr(Decoder, "load", None)
+    found = cli("train", "medusa", *common, "--heads", 3, "--resume")
+    assert found.code == 2
+    assert "options was {'heads': 2}, now it is {'heads': 3}" in found.said
