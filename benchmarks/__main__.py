@@ -23,7 +23,7 @@ from slipstream import zoo
 from slipstream.lab.provenance import OtherProcesses, digest
 from slipstream.models.text import load_tokenizer
 
-MEMORY_REPEATS = 2
+MEMORY_REPEATS = 3
 
 ROWS = {"plain": "float32", "int8": "int8"}
 """Contender whose target's rows are timed -> name of the series."""
@@ -67,7 +67,7 @@ def run(session: Session, figures: list[str], prompts: Prompts, spare: Prompts, 
         session.advance("peak memory")
         try:
             found = [memory.measure(session.target, prompts["code"][0].ids) for _ in range(MEMORY_REPEATS)]
-            session.series |= {"peak": [[f["peak"] for f in found]], "weights_and_kv": [[f["needed"] for f in found]]}
+            session.series |= {"peak": [f["peak"] for f in found], "weights_and_kv": [f["needed"] for f in found]}
         except RuntimeError as error:
             session.skip(("peak",), str(error))
 

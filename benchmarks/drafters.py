@@ -26,6 +26,7 @@ from slipstream.drafters.registry import DRAFTERS
 from slipstream.lab.benchmark import BenchConfig, Contender, bench
 from slipstream.lab.prompts import Prompt, PromptSet, load
 from slipstream.lab.results import Result
+from slipstream.lab.tables import ends
 from slipstream.llm import LLM
 from slipstream.settings import EXECUTORS
 from slipstream.targets.sources import as_target
@@ -213,8 +214,8 @@ def markdown(found: dict[str, Result]) -> str:
     machine = found["mix"].provenance["machine"]
     lines += [
         "",
-        "Speed-ups are over plain decoding of the same run, with 95 % bootstrap intervals over prompts and rounds. tau "
-        "counts the bonus token. Shares: draft, target, verify, host.",
+        "Speed-ups are over plain decoding of the same run, with 95 % intervals over prompts and rounds. tau counts "
+        "the bonus token. Shares: draft, target, verify, host.",
         "",
         f"{machine['cpu']}, {machine['cores']} cores, {THREADS} threads.",
         "",
@@ -241,7 +242,7 @@ def table(arms: Seq[Arm], kinds: Seq[str]) -> list[str]:
             f"{f['tokens_per_second']['value']:.0f}",
             "1"
             if arm["plain"]
-            else f"{beside(gain['value'], 1)}x ({beside(gain['low'], 1)} to {beside(gain['high'], 1)})",
+            else f"{beside(gain['value'], 1)}x ({ends(gain, functools.partial(beside, bar=1), ' to ')})",
             *("1" if arm["plain"] else f"{beside(speed(arm, k), 1)}x" for k in split),
             "-" if rate is None else f"{100 * rate:.0f} %",
             f"{f['mean_acceptance_length']:.2f}",

@@ -82,7 +82,7 @@ def judge(
 ) -> dict[str, Any]:
     """The row of figure `key` of a table.
 
-    series   name -> [prompts, rounds] numbers: seconds of every contender, and whatever else was measured.
+    series   name -> numbers, [prompts, rounds] or [rounds]: seconds of every contender, and whatever else was measured.
     skipped  name -> why it was not measured.
     """
     figure = table[key]
@@ -94,4 +94,4 @@ def judge(
             return {**row, "verdict": "skipped", "reason": reason.strip()}
     found = ratio(series[figure.top], series[figure.bottom])
     verdict = "reached" if figure.reached(found.value) else "missed"
-    return {**row, "value": found.value, "low": found.low, "high": found.high, "verdict": verdict}
+    return {**row, **vars(found), "verdict": verdict}

@@ -12,6 +12,7 @@ from benchmarks.markdown import document, noise, rows, versions
 from benchmarks.prompts import Prompts
 from benchmarks.session import Session
 from slipstream.lab.estimates import agreement, spread
+from slipstream.lab.tables import ends
 
 SCHEMA = 1
 
@@ -89,7 +90,7 @@ def figure_table(results: dict[str, Any]) -> list[str]:
         if row["verdict"] == "skipped":
             body.append([row["figure"], figure.bound, "", "", f"skipped: {row['reason'].splitlines()[-1]}"])
             continue
-        interval = f"{figure.show(row['low'])} to {figure.show(row['high'])}"
+        interval = ends(row, figure.show, " to ")
         verdict = "reached" if row["verdict"] == "reached" else "**missed**"
         body.append([row["figure"], figure.bound, figure.show(row["value"]), interval, verdict])
     return [rows(["figure", "must reach", "measured", "95 % interval", ""], body, (0, 4))]

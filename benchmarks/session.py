@@ -26,7 +26,7 @@ class Session:
     cells    contender -> seconds, [prompts][rounds].  outputs: contender -> tokens of each prompt in the first round.
     unstable contender -> prompts whose output was not the same in every round.
     counts   contender -> engine statistics of each cell, for the contenders that report any.
-    series   further [prompts][rounds] numbers by name (see `figures`).
+    series   further numbers by name, [prompts][rounds] or [rounds] (see `figures`).
     """
 
     target: str
@@ -43,7 +43,7 @@ class Session:
     outputs: dict[str, list[list[int]]] = field(default_factory=dict)
     unstable: dict[str, set[int]] = field(default_factory=dict)
     counts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    series: dict[str, list[list[float]]] = field(default_factory=dict)
+    series: dict[str, list[Any]] = field(default_factory=dict)
     workers: dict[str, Worker] = field(default_factory=dict)
 
     def start(self, keys: Iterable[str]) -> None:
@@ -155,7 +155,7 @@ class Session:
         except (ContenderError, KeyError) as error:
             self.skip((f"rows1_{name}", f"rows8_{name}"), str(error))
             return
-        self.series[f"rows1_{name}"], self.series[f"rows8_{name}"] = [seconds[0]], [seconds[1]]
+        self.series[f"rows1_{name}"], self.series[f"rows8_{name}"] = seconds
 
     def margins(self, ours: list[list[int]], prompts: list[Prompt], divergences: list[dict[str, Any]]) -> None:
         """Add to each divergence the target's top-2 margin there (logits, by transformers): is it a near-tie?"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from benchmarks.backend.lineup import (
 )
 from benchmarks.markdown import beside, bound, document, noise, rows, versions
 from slipstream.lab.estimates import ratio, spread
+from slipstream.lab.tables import ends
 
 SCHEMA = 1
 ORDER = ("missed", "not measured", "reached")
@@ -29,7 +31,7 @@ Series = dict[str, dict[str, dict[str, list[float]]]]
 
 
 def judge(figure: Figure, series: Series, skipped: dict[str, str]) -> dict[str, Any]:
-    """The row of one ratio. The interval is a 95 % bootstrap over rounds; both sides are resampled together."""
+    """The row of one ratio, with its 95 % interval over rounds."""
     row: dict[str, Any] = {"figure": figure_label(figure), "reach": figure.reach, "unit": "x"}
     seconds = []
     for name in (figure.top, figure.bottom):
@@ -38,9 +40,8 @@ def judge(figure: Figure, series: Series, skipped: dict[str, str]) -> dict[str, 
             why = "not available, see below" if f"{figure.group} {name}" in skipped else "not part of this run"
             return {**row, "verdict": "not measured", "reason": f"{CONTENDERS[name].label}: {why}"}
         seconds.append(timed)
-    found = ratio([seconds[0]], [seconds[1]])
-    verdict = "reached" if found.value <= figure.reach else "missed"
-    return {**row, "value": found.value, "low": found.low, "high": found.high, "verdict": verdict}
+    found = ratio(*seconds)
+    return {**row, **vars(found), "verdict": "reached" if found.value <= figure.reach else "missed"}
 
 
 def judge_first_use(figure: FirstUse, uses: list[dict[str, Any]], reason: str | None) -> dict[str, Any]:
@@ -77,8 +78,7 @@ def times(series: Series, logits: dict[str, dict[str, list[float]]]) -> list[dic
                 row["seconds"] = spread(seconds)
                 theirs = contenders[base].get(count) if base else None
                 if theirs and name != base:
-                    found = ratio([seconds], [theirs])
-                    row["ratio"] = {"to": base, "value": found.value, "low": found.low, "high": found.high}
+                    row["ratio"] = {"to": base, **vars(ratio(seconds, theirs))}
                 if base and name != base and base in logits.get(group, {}) and name in logits.get(group, {}):
                     row["deviation"] = deviation(logits[group][name], logits[group][base])
                 rows.append(row)
@@ -124,8 +124,8 @@ def figure_table(results: dict[str, Any]) -> list[str]:
         unit = row["unit"] if row["unit"] == "x" else f" {row['unit']}"
         measured, verdict = row.get("reason", ""), row["verdict"]
         if "value" in row:
-            value, low, high = (beside(row[part], row["reach"], unit=unit) for part in ("value", "low", "high"))
-            measured = f"{value} ({low} to {high})"
+            show = partial(beside, bar=row["reach"], unit=unit)
+            measured = f"{show(row['value'])} ({ends(row, show, ' to ')})"
         if verdict == "missed":
             verdict = "**missed**"
         body.append([row["figure"], f"at most {bound(row['reach'], unit=unit)}", measured, verdict])
@@ -144,7 +144,7 @@ def time_tables(results: dict[str, Any]) -> list[str]:
                 continue
             ms = [f"{1e3 * row['seconds'][part]:.3g}" for part in ("median", "q1", "q3")]
             found = row.get("ratio")
-            ratio_text = f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})" if found else "-"
+            ratio_text = f"{found['value']:.2f} ({ends(found, '{:.2f}'.format, ' to ')})" if found else "-"
             off = "-" if "deviation" not in row else f"{100 * row['deviation']:.2g} %"
             who = CONTENDERS[row["contender"]].label
             body.append([pass_label(row["rows"]), who, f"{ms[0]} ({ms[1]} to {ms[2]})", ratio_text, off])

@@ -30,6 +30,7 @@ from benchmarks.provenance import provenance
 from slipstream import zoo
 from slipstream.lab.estimates import ratio, spread
 from slipstream.lab.provenance import OtherProcesses, digest
+from slipstream.lab.tables import ends
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.models.text import load_tokenizer
 
@@ -183,8 +184,8 @@ def assembled(run: Run, kinds: tuple[str, ...], source: dict[str, Any]) -> dict[
             pairs = zip(run.outputs[bar.top], run.outputs[bar.bottom], strict=True)
             same = statistics.mean(a == b for a, b in pairs)
         made.append(
-            {"text": bar.text, "reach": bar.reach, "value": found.value, "low": found.low, "high": found.high,
-             "reached": found.value >= bar.reach, "same_texts": same}
+            {"text": bar.text, "reach": bar.reach, **vars(found), "reached": found.value >= bar.reach,
+             "same_texts": same}
         )  # fmt: skip
     contenders = []
     for key, side in run.who.items():
@@ -218,7 +219,7 @@ def figures(results: dict[str, Any]) -> list[str]:
             row["text"],
             f"at least {bound(row['reach'], unit='x')}",
             beside(row["value"], row["reach"], unit="x"),
-            f"{row['low']:.2f} to {row['high']:.2f}",
+            ends(row, "{:.2f}".format, " to "),
             "yes" if row["reached"] else "**no**",
             "" if row["same_texts"] is None else f"{row['same_texts']:.0%}",
         )

@@ -30,7 +30,7 @@ from slipstream import zoo
 from slipstream.core.params import SamplingParams
 from slipstream.lab.estimates import ratio, spread
 from slipstream.lab.provenance import OtherProcesses, digest
-from slipstream.lab.tables import interval, percent
+from slipstream.lab.tables import ends, interval, percent
 from slipstream.llm import LLM
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.targets.gguf.load_gguf import from_file
@@ -143,14 +143,14 @@ def compared(results: Mapping[str, Any]) -> str:
     base, said = results["rows"][0], []
     for row in results["rows"][1:]:
         ours, theirs = ([x for name in SETS for x in one["losses"][name]] for one in (row, base))
-        found = ratio([[x] for x, _ in ours], [[x] for x, _ in theirs], weights=[1.0] * len(ours))
+        found = ratio([x for x, _ in ours], [x for x, _ in theirs])
         total = sum(row["stored"].values())
         kinds = ", ".join(
             f"{percent(size / total)} {kind}" for kind, size in sorted(row["stored"].items(), key=lambda item: -item[1])
         )
         said.append(
             f"{row['kind'].upper()} ({kinds} of the bytes): the negative log-likelihood of the {len(ours)} texts is "
-            f"{found.value:.4f} times that of {base['kind'].upper()} ({found.low:.4f} to {found.high:.4f})."
+            f"{found.value:.4f} times that of {base['kind'].upper()} ({ends(vars(found), '{:.4f}'.format, ' to ')})."
         )
     if results["provenance"]["processor_time"]:
         said.append("Tokens per second of processor time of one thread, because the machine had other work.")

@@ -29,6 +29,7 @@ from benchmarks.provenance import provenance
 from benchmarks.report import assemble, markdown
 from benchmarks.session import Session
 from slipstream import zoo
+from slipstream.lab.estimates import mean
 from slipstream.lab.provenance import OtherProcesses, digest
 from slipstream.models.text import load_tokenizer
 
@@ -72,7 +73,7 @@ def texts_at_once(session: Session, prompts: Prompts, tokens: int, rounds: int) 
     for name, texts in (("plain", own), ("draft", own), ("t5", sources)):
         session.advance(f"{TOGETHER} texts at once, {name}")
         found = worker.call("batch", name=name, prompts=texts, tokens=tokens, rounds=rounds)
-        session.series |= {f"{how}_{name}": [found[how]] for how in ("together", "apart")}
+        session.series |= {f"{how}_{name}": found[how] for how in ("together", "apart")}
         same[name] = found["same_texts"]
     return same
 
@@ -82,7 +83,7 @@ def fastest(session: Session) -> str | None:
     there = [key for key in ASSISTED if key in session.cells]
     if not there:
         return None
-    best = min(there, key=lambda key: float(np.median(np.median(session.cells[key], axis=1))))
+    best = min(there, key=lambda key: mean(session.cells[key]).value)
     session.series["assisted"] = session.cells[best]
     return best
 

@@ -12,8 +12,9 @@ from benchmarks.prompts import SETS, Prompts
 from benchmarks.report import agreements, contender, noise, origin
 from benchmarks.session import Session
 from slipstream.lab import loops
-from slipstream.lab.estimates import ratio, spread
+from slipstream.lab.estimates import mean, ratio, spread, unsure
 from slipstream.lab.plots import Plot, intervals
+from slipstream.lab.tables import ends
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +69,7 @@ def _match(match: Match, session: Session) -> dict[str, Any]:
     if match.ours not in session.cells or match.theirs not in session.cells:
         return row | {"verdict": "not measured"}
     found = ratio(session.cells[match.theirs], session.cells[match.ours])
-    verdict = "faster" if found.low > 1 else "slower" if found.high < 1 else "no difference shown"
+    verdict = "no difference shown" if unsure(vars(found)) else "faster" if found.value > 1 else "slower"
     return row | vars(found) | {"verdict": verdict}
 
 
@@ -80,9 +81,9 @@ def best(compared: list[dict[str, Any]], session: Session) -> list[dict[str, Any
         system = SYSTEMS[session.contenders[row["theirs"]].worker]
         found.setdefault((row["bits"], row["mode"], system), []).append(row)
 
-    def seconds(row: dict[str, Any]) -> float:  # typical, as in `ratio`
+    def seconds(row: dict[str, Any]) -> float:
         cells = session.cells.get(row["theirs"])
-        return float(np.median(np.median(cells, axis=1))) if cells else np.inf
+        return mean(cells).value if cells else np.inf
 
     return [min(rows, key=seconds) | {"system": system} for (_, _, system), rows in found.items()]
 
@@ -143,13 +144,16 @@ def comparison(
         line = [CLASSES[row["bits"]], row["mode"]]
         line += [named(labels[key], measured.get(key)) if key else "-" for key in (row["ours"], row["theirs"])]
         if "value" in row:
-            value, low, high = (beside(row[part], 1) for part in ("value", "low", "high"))
-            line += [f"{value}x as fast ({low} to {high})"]
+            line += [f"{_over(row['value'])}x as fast ({ends(row, _over, ' to ')})"]
         else:
             line += [""]
         line += ["**slower**" if row["verdict"] == "slower" else row["verdict"]]
         lines.append(f"| {' | '.join(line)} |")
     return lines if wanted else []
+
+
+def _over(value: float) -> str:
+    return beside(value, 1)
 
 
 def named(label: str, row: dict[str, Any] | None) -> str:
@@ -171,14 +175,13 @@ def speeds(results: dict[str, Any], labels: dict[str, str]) -> list[str]:
             continue
         row = measured[key]
         over = row.get("over_plain")
-        shown = [] if over is None else [beside(over[part], 1) for part in ("value", "low", "high")]
         cells = [
             label,
             CLASSES[row["bits"]],
             str(row["draft_tokens"] or "-"),
             f"{row['code']['median']:.0f}",
             f"{row['edit']['median']:.0f}",
-            f"{shown[0]}x ({shown[1]} to {shown[2]})" if shown else "-",
+            "-" if over is None else f"{_over(over['value'])}x ({ends(over, _over, ' to ')})",
             verdict(row),
         ]
         lines.append(f"| {' | '.join(cells)} |")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
-
-import numpy as np
 
 from benchmarks.markdown import beside, bound
 from benchmarks.serve.lineup import EDITS, FIXED, LOADS, PEER_LOADS, off_of
-from slipstream.lab.estimates import Estimate, ratio
+from slipstream.lab.estimates import Estimate, mean, ratio
 
 Arms = Mapping[tuple[str, int], dict[str, Any]]
 """(name, streams) -> arm of a result."""
@@ -18,7 +16,7 @@ Arms = Mapping[tuple[str, int], dict[str, Any]]
 
 @dataclass
 class Row:
-    """value, low, high  with the 95 % interval; None: not measured, for `reason`. group: whose run it is of."""
+    """value, low, high, note  as in `Estimate`; value None: not measured, for `reason`. group: whose run it is of."""
 
     figure: str
     group: str
@@ -28,6 +26,7 @@ class Row:
     value: float | None = None
     low: float | None = None
     high: float | None = None
+    note: str = ""
     detail: str = ""
     reason: str = ""
 
@@ -47,7 +46,7 @@ class Row:
         return beside(100 * value, 100 * self.reach, 1, " %") if self.share else beside(value, self.reach, unit="x")
 
     def taken(self, found: Estimate, detail: str = "") -> Row:
-        self.value, self.low, self.high, self.detail = found.value, found.low, found.high, detail
+        self.value, self.low, self.high, self.note, self.detail = *astuple(found), detail
         return self
 
     def as_dict(self) -> dict[str, Any]:
@@ -62,7 +61,7 @@ def faster(arms: Arms, top: tuple[str, int], bottom: tuple[str, int]) -> Estimat
     """Tokens a second of `top` over those of `bottom`, by pairs of passes. Raises KeyError if one was not measured."""
     above, below = (seconds_per_token(arms[key]) for key in (bottom, top))
     many = min(len(above), len(below))
-    return ratio([above[:many]], [below[:many]])
+    return ratio(above[:many], below[:many])
 
 
 def seconds_per_token(arm: Mapping[str, Any]) -> list[float]:
@@ -142,9 +141,9 @@ def _best_fixed(arms: Arms, streams: int) -> Row:
     over = {name: _over(arms, (name, streams), (off, streams)) for name, off in plain.items()}
     chosen = over.pop("auto")
     over["off"] = [1.0] * len(chosen)
-    best = min(over, key=lambda name: float(np.median(over[name])))
+    best = min(over, key=lambda name: mean(over[name]).value)
     many = min(len(chosen), len(over[best]))
-    return row.taken(ratio([over[best][:many]], [chosen[:many]]), f"best: {best}")
+    return row.taken(ratio(over[best][:many], chosen[:many]), f"best: {best}")
 
 
 def _over(arms: Arms, top: tuple[str, int], bottom: tuple[str, int]) -> list[float]:
@@ -158,23 +157,23 @@ def _probed(probes: Mapping[str, Any]) -> list[Row]:
     row = Row("first text, cold over warm, prefix of 768 tokens", "streams", 8.0)
     if "first" in probes:
         cold, warm = probes["first"]["cold"], probes["first"]["warm"]
-        found = f"{1e3 * float(np.median(cold)):.1f} over {1e3 * float(np.median(warm)):.1f} ms"
-        row.taken(ratio([cold], [warm]), found)
+        found = f"{1e3 * mean(cold).value:.1f} over {1e3 * mean(warm).value:.1f} ms"
+        row.taken(ratio(cold, warm), found)
     made.append(row)
     for name, text in (("auto", "chosen lengths"), ("off", "plain")):
         what = f"longest gap while a prompt of 768 tokens arrives, over the median gap, {text}"
         row = Row(what, "streams", 4.0, at_most=True)
         if f"gaps, {name}" in probes:
             longest, median = (probes[f"gaps, {name}"][part] for part in ("longest", "median"))
-            found = f"{1e3 * float(np.median(longest)):.1f} over {1e3 * float(np.median(median)):.1f} ms"
-            row.taken(ratio([longest], [median]), found)
+            found = f"{1e3 * mean(longest).value:.1f} over {1e3 * mean(median).value:.1f} ms"
+            row.taken(ratio(longest, median), found)
         made.append(row)
     for name, text in (("off", "plain"), ("model", "draft model"), ("suffix", "suffix tree")):
         row = Row(f"engine time outside forwards, 16 streams, {text}", "streams", 0.1, True, True)
         if name in probes.get("host", {}):
             each = probes["host"][name]
             outside = [1e-9 + one["whole"] - one["forwards"] for one in each]
-            row.taken(ratio([outside], [[one["whole"] for one in each]]), _per_step(each))
+            row.taken(ratio(outside, [one["whole"] for one in each]), _per_step(each))
         made.append(row)
     for row in made:
         row.reason = "" if row.value is not None else "not in this run"

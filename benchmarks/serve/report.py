@@ -8,6 +8,7 @@ from benchmarks.markdown import document, noise, rows as table_rows, table
 from benchmarks.serve.figures import Row
 from slipstream.lab.report_load import latencies, speeds
 from slipstream.lab.results import Result
+from slipstream.lab.tables import ends
 
 ORDER = ("missed", "not measured", "reached")
 
@@ -21,10 +22,10 @@ def figures(made: list[Row]) -> list[str]:
     body = []
     for row in sorted(made, key=lambda row: ORDER.index(row.verdict)):
         verdict = f"**{row.verdict}**" if row.verdict == "missed" else row.verdict
-        if row.value is None or row.low is None or row.high is None:
+        if row.value is None:
             body.append([row.figure, row.must, "", "", verdict, row.reason])
         else:
-            interval = f"{row.show(row.low)} to {row.show(row.high)}"
+            interval = ends(vars(row), row.show, " to ")
             body.append([row.figure, row.must, row.show(row.value), interval, verdict, row.detail])
     heads = ["figure", "must reach", "measured", "95 % interval", "", ""]
     return [table_rows(heads, body, range(len(heads)))]

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from slipstream.llm import LLM
 
 PROMPT_LINES = 4
+SHOWN = 2
+"""Prompts of each kind whose texts are shown; all are timed."""
 BUDGET_SECONDS = 25
 
 
@@ -39,7 +41,7 @@ def demo(
     tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", min=1, help="Tokens generated for each prompt.")
     ] = 96,
-    prompts: Annotated[int, typer.Option(min=1, max=8, help="Number of prompts of each kind.")] = 2,
+    prompts: Annotated[int, typer.Option(min=1, max=8, help="Number of prompts of each kind.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Maximum number of timed passes; fewer on a slow machine.")] = 7,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -57,7 +59,7 @@ def demo(
         if not as_json:
             warm_up(llm, jobs)
         for job in jobs if not as_json else ():
-            for i in range(len(job.prompts)):
+            for i in range(min(SHOWN, len(job.prompts))):
                 if not show(llm, job, i, interrupt):
                     raise typer.Exit(130)
     from slipstream.lab.provenance import OtherProcesses
@@ -111,7 +113,7 @@ def show(llm: LLM, job: Job, i: int, interrupt: Interrupt) -> bool:
     console = render.out()
     plain, fast = job.arms[0], job.arms[-1]
     title = {"code": "Continue", "edit": "Edit"}[job.kind]
-    console.print(f"\n{title} {i + 1} of {len(job.prompts)}: {job.titles[i]}", style="bold")
+    console.print(f"\n{title} {i + 1}: {job.titles[i]}", style="bold")
     tail = llm.tokenizer.decode(job.prompts[i]).rstrip("\n").splitlines()[-PROMPT_LINES:]
     console.print(Text(render.printable("\n".join(["...", *tail])), style="dim"), no_wrap=True, overflow="ellipsis")
     with render.status("decoding plainly"):
@@ -186,5 +188,5 @@ def notes(found: dict[str, list[Run]]) -> list[str]:
     return [
         *differing,
         "accept rate: share of draft tokens accepted; mean length: tokens per step, including the target's own.",
-        f"Medians of {passes} interleaved passes; prefill is included.",
+        f"{passes} interleaved passes; prefill is included.",
     ]

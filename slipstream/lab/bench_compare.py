@@ -1,22 +1,23 @@
 """Compares two bench results and tests whether a change is statistically significant.
 
 Two runs share no passes, so only the speed-ups over plain decoding are tested, which each run measured itself, and not
-the absolute speeds. A change is significant if the 95 % interval of the quotient of both speed-ups, computed from their
-intervals, excludes 1.
+the absolute speeds. A change is significant if the 95 % interval of the quotient of both speed-ups excludes 1. On a
+logarithmic scale, its width is the root of the sum of the squares of theirs.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from slipstream.errors import ResultError
+from slipstream.lab.estimates import Estimate, unsure
 from slipstream.lab.report_bench import condition
 from slipstream.lab.results import Result, read
-from slipstream.lab.tables import Column, Table, percent, words
+from slipstream.lab.tables import Column, Table, ends, percent, words
 
-_95 = 1.959964
 CONDITIONS = (
     "machine", "target", "drafts", "dtype", "executor", "device", "quantize", "kv_dtype", "rule", "prompts", "template",
     "versions",
@@ -44,8 +45,10 @@ def change(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     """One arm in both files."""
     old, new = a["overall"]["speedup"], b["overall"]["speedup"]
     factor = new["value"] / old["value"]
-    width = _95 * math.hypot(_deviation(old), _deviation(new))
-    low, high = factor * math.exp(-width), factor * math.exp(width)
+    moved = Estimate(factor, None, None, old.get("note") or new.get("note") or "")
+    if old["low"] is not None and new["low"] is not None:
+        width = math.exp(math.hypot(*(math.log(e["high"] / e["low"]) / 2 for e in (old, new))))
+        moved = Estimate(factor, factor / width, factor * width)
     return {
         "label": a["label"],
         "plain": a["plain"],
@@ -53,8 +56,8 @@ def change(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         "batch": a["batch"],
         "context": a.get("context"),
         "speedup": [old, new],
-        "factor": {"value": factor, "low": low, "high": high},
-        "significant": not low <= 1 <= high and not a["plain"],
+        "factor": asdict(moved),
+        "significant": not a["plain"] and not unsure(asdict(moved)),
         "tokens_per_second": [arm["overall"]["tokens_per_second"]["value"] for arm in (a, b)],
         "acceptance_rate": [arm["overall"]["acceptance_rate"] for arm in (a, b)],
         "mean_acceptance_length": [arm["overall"]["mean_acceptance_length"] for arm in (a, b)],
@@ -72,7 +75,7 @@ def changes(rows: list[dict[str, Any]]) -> Table:
         if row["plain"]:
             cells.append([*who, "1", "1", "", "", ""])
             continue
-        moved = f"{factor['value'] - 1:+.0%} ({factor['low'] - 1:+.0%} to {factor['high'] - 1:+.0%})"
+        moved = f"{factor['value'] - 1:+.0%} ({ends(factor, lambda end: f'{end - 1:+.0%}', ' to ')})"
         verdict = ("faster" if factor["value"] > 1 else "slower") if row["significant"] else "no change"
         cells.append([*who, old, new, moved, " to ".join(map(percent, row["acceptance_rate"])), verdict])
     return Table("Speed-up over plain decoding in the first file and in the second", columns, cells)
@@ -90,11 +93,6 @@ def differences(a: Result, b: Result) -> list[str]:
             out.append(f"{name}: {a.settings[name]} against {b.settings[name]}")
     out += [f"{which} file is of an unfinished run" for which, r in (("first", a), ("second", b)) if not r.complete]
     return out
-
-
-def _deviation(estimate: dict[str, float]) -> float:
-    """Standard deviation of the logarithm, from the interval."""
-    return math.log(estimate["high"] / estimate["low"]) / (2 * _95)
 
 
 def _key(arm: dict[str, Any]) -> tuple[str, int, float, int, int | None]:

@@ -1,7 +1,6 @@
 """`slipstream bench`: measures drafters against plain decoding in one interleaved run.
 
-Terms are those of `slipstream.core.stats`. Speeds include prefill; intervals are 95 % bootstrap intervals over prompts
-and passes.
+Terms are those of `slipstream.core.stats`. Speeds include prefill; intervals are those of `slipstream.lab.estimates`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.errors import ParameterError
 from slipstream.lab import loops
 from slipstream.lab.contender import Contender
-from slipstream.lab.measure import FEWEST_PASSES, Arm, Run, line_up, load_weights_once, passes, race
+from slipstream.lab.estimates import NO_DRAFTS, REASONS
+from slipstream.lab.measure import Arm, Run, line_up, load_weights_once, passes, race
 from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import OtherProcesses, drafts, provenance
 from slipstream.lab.results import Result, kept, recording
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 QUIET = 0.1
 """If other processes use a larger share of the machine's time than this, the report warns."""
-FEW_PROMPTS = 4
 LOOPS = 0.1
 """If a larger share of the output tokens lies in loops, the report warns."""
 
@@ -249,10 +248,8 @@ def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
     found = []
     if neighbours is not None and neighbours > QUIET:
         found.append(f"{neighbours:.0%} of the machine's time went to other processes: absolute speeds are too low")
-    if runs and len(runs[0].prompts) < FEW_PROMPTS:
-        found.append(f"only {counted(len(runs[0].prompts), 'prompt')}: intervals do not cover other prompts")
-    if runs and 0 < min(run.rounds for run in runs) < FEWEST_PASSES:
-        found.append(f"fewer than {FEWEST_PASSES} passes: intervals are too narrow")
+    notes = {run.speedup().note for run in runs if run.measured} - {"", NO_DRAFTS}
+    found += [REASONS[note] for note in sorted(notes)]
     found += loop_warnings(runs)
     for run in runs:
         where = f"{run.arm.name} (temperature {run.arm.params.temperature:g}, batch {run.arm.batch})"
@@ -268,7 +265,7 @@ def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
                 f"{where}: the drafter failed {counted(stats.drafter_faults, 'time')}; plain decoding continued instead"
             )
         if stats is not None and run.plain is not None and not stats.proposed:
-            found.append(f"{where}: nothing was drafted")
+            found.append(f"{where}: {REASONS[NO_DRAFTS]}")
     return found
 
 

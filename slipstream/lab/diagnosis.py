@@ -13,8 +13,8 @@ predicts the speed-up without that cause, and it names the cause whose removal h
     host overhead             a speculative step takes no more host time than a plain step
     drafts too long           the best shorter draft length
 
-There is no diagnosis where noise could have made the difference: if the interval of the measured speed-up includes 1,
-or if other processes took a part of the machine.
+There is no diagnosis where noise could have made the difference: if the measured speed-up has no interval or one that
+includes 1, or if other processes took a part of the machine.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from slipstream.core.params import SamplingParams, Strict, check_integer
 from slipstream.core.theory import geometric_rates
 from slipstream.lab.benchmark import QUIET, Contender, figures, warnings
 from slipstream.lab.diagnosis_measured import ROWS, CountingArm, Measured, measured, target_costs
+from slipstream.lab.estimates import NO_DRAFTS, REASONS
 from slipstream.lab.measure import Arm, Run, line_up, load_weights_once, passes, race
 from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import OtherProcesses, provenance
@@ -107,13 +108,13 @@ def diagnose(m: Measured, neighbours: float | None = None) -> Diagnosis:
         (Counterfactual(cause, without(m, cause).prediction().speedup) for cause in causes(m)),
         key=lambda c: -c.speedup,
     )
-    value, low = (m.speedup[0], m.speedup[1]) if m.speedup else (predicted, predicted)
+    value, undrafted = (m.speedup.value, m.speedup.note == NO_DRAFTS) if m.speedup else (predicted, False)
     unsure, remedy = doubt(m, neighbours)
     if unsure:
         cause, fix, enough = UNKNOWN, remedy, False
     elif best >= FINE and length < m.draft_tokens and best >= FINE * value:
         cause, fix, enough = LENGTH, f"{FIXES[LENGTH]} to {length}", True
-    elif value >= FINE and low > 1:
+    elif value >= FINE and not undrafted:
         cause, fix, enough = NOTHING, "", True
     else:
         cause, fix, enough = removed[0].cause, FIXES[removed[0].cause], removed[0].speedup >= FINE
@@ -131,12 +132,15 @@ def doubt(m: Measured, neighbours: float | None) -> tuple[str, str]:
             "the host unequally",
             "end other programs and measure again",
         )
-    if m.speedup is not None and m.speedup[1] <= 1 <= m.speedup[2]:
-        return (
-            f"the 95% interval of the speed-up, {m.speedup[1]:.2f} to {m.speedup[2]:.2f}, includes 1, so it may be "
-            "a gain or a loss",
-            "measure more: raise --prompts, --rounds and --seconds",
-        )
+    gain = m.speedup
+    if gain is None or gain.note == NO_DRAFTS:
+        return "", ""
+    more = "measure more: raise --prompts, --rounds and --seconds"
+    if gain.low is None or gain.high is None:
+        return REASONS[gain.note], more
+    if gain.low <= 1 <= gain.high:
+        found = f"the 95% interval of the speed-up, {gain.low:.2f} to {gain.high:.2f}, includes 1"
+        return f"{found}, so it may be a gain or a loss", more
     return "", ""
 
 
@@ -204,7 +208,7 @@ def evidence(m: Measured, cause: str) -> list[str]:
     lines = [lines_by_cause[key]] if key in lines_by_cause else []
     if cause == LENGTH:
         length, best = m.best_length()
-        now = f"measured at {m.speedup[0]:.2f}x" if m.speedup else f"predicted at {m.prediction().speedup:.2f}x"
+        now = f"measured at {m.speedup.value:.2f}x" if m.speedup else f"predicted at {m.prediction().speedup:.2f}x"
         lines = [f"{length} draft tokens are predicted at {best:.2f}x, {m.draft_tokens} are {now}"]
     return [*lines, *(line for name, line in lines_by_cause.items() if name != key)]
 

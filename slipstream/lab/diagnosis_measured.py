@@ -23,6 +23,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import TargetOut
 from slipstream.core.theory import Prediction, predict
+from slipstream.lab.estimates import Estimate
 from slipstream.lab.measure import Arm, Run
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Measured(Strict):
     prefill, draft_prefill    prefill of the target, and the time that the drafter adds to it.
     tokens         output tokens per text.
     batch          sequences decoded at once.
-    speedup        (value, low, high): measured speed-up over plain decoding with its 95 % interval; None: not measured.
+    speedup        measured speed-up over plain decoding; None: not measured.
     experts        (per token, in all) of a mixture of experts.
     noise          how far the costs contradict each other: see `contradiction`. 0 if they agree.
     tau            measured mean acceptance length; None: not measured.
@@ -63,7 +64,7 @@ class Measured(Strict):
     draft_prefill: float = 0.0
     tokens: int = 64
     batch: int = 1
-    speedup: tuple[float, float, float] | None = None
+    speedup: Estimate | None = None
     experts: tuple[int, int] | None = None
     noise: float = 0.0
     tau: float | None = None
@@ -148,7 +149,7 @@ class Measured(Strict):
         costs says otherwise."""
         found = self.prediction(draft_tokens).speedup
         if self.speedup is not None:
-            found *= self.speedup[0] / self.prediction(self.draft_tokens).speedup
+            found *= self.speedup.value / self.prediction(self.draft_tokens).speedup
         return min(found, self.length(draft_tokens))
 
     def best_length(self) -> tuple[int, float]:
@@ -243,7 +244,6 @@ def measured(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:
         each, fixed = draft / k, 0.0
     step = batch * max(1e-9, plain.seconds["target"] - texts / batch * prefill) / max(1, plain.steps - texts)
     level = step / costs(batch)
-    gain = run.speedup()
     return Measured(
         costs=CostCurve(costs.rows, tuple(level * s for s in costs.seconds)),
         draft_tokens=k,
@@ -258,7 +258,7 @@ def measured(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:
         draft_prefill=first,
         tokens=max(1, round(plain.tokens / texts)),
         batch=batch,
-        speedup=(gain.value, gain.low, gain.high),
+        speedup=run.speedup(),
         experts=run.arm.llm.target.capabilities.experts,
         tau=stats.mean_acceptance_length,
         noise=contradiction([r for r in (run.plain, run, short) if r is not None], each, draft, fixed),

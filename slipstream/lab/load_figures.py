@@ -85,21 +85,20 @@ def arm_data(passes: Seq[Pass], base: Seq[Pass] | None = None) -> dict[str, Any]
     }
 
 
-def speed(passes: Seq[Pass]) -> dict[str, float] | None:
+def speed(passes: Seq[Pass]) -> dict[str, Any] | None:
     """Output tokens a second with its interval; None if a pass gave no token."""
     if not all(one.tokens for one in passes):
         return None
-    found = estimates.mean([[one.seconds / one.tokens for one in passes]], [1.0])
-    return {"value": 1 / found.value, "low": 1 / found.high, "high": 1 / found.low}
+    return asdict(estimates.mean([one.seconds / one.tokens for one in passes]).inverse())
 
 
-def ratio(base: Seq[Pass], passes: Seq[Pass]) -> dict[str, float] | None:
+def ratio(base: Seq[Pass], passes: Seq[Pass]) -> dict[str, Any] | None:
     """Tokens a second over those of `base`, by pairs of passes."""
     both = list(zip(base, passes, strict=False))
     if not all(a.tokens and b.tokens for a, b in both):
         return None
     times = [[one.seconds / one.tokens for one in side] for side in zip(*both, strict=True)]
-    return asdict(estimates.ratio([times[0]], [times[1]]))
+    return asdict(estimates.ratio(*times))
 
 
 def percentiles(values: Seq[float | None]) -> dict[str, float] | None:
@@ -130,7 +129,7 @@ def warnings(arms: Seq[dict[str, Any]]) -> list[str]:
     """What limits how far the figures can be trusted."""
     found = []
     if arms and min(arm["rounds"] for arm in arms) < FEWEST_PASSES:
-        found.append(f"fewer than {FEWEST_PASSES} passes: intervals are too narrow")
+        found.append(estimates.REASONS[estimates.FEW_PASSES])
     for arm in arms:
         where = f"{arm['name']} ({arm['load']})"
         if arm["errors"]:

@@ -23,16 +23,13 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.lab import estimates, memory_use
-from slipstream.lab.estimates import Estimate
+from slipstream.lab.estimates import FEWEST_PASSES, Estimate
 from slipstream.lab.identity import Divergence, divergence
 from slipstream.lab.lossy import Distance, recorded
 
 if TYPE_CHECKING:
     from slipstream.engine.draft_lengths import DraftLengths
     from slipstream.llm import LLM, Completion
-
-FEWEST_PASSES = 3
-"""Passes that are run regardless of the time limit, because fewer give no interval."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,17 +151,18 @@ class Run:
         return np.array([np.mean([c.tokens for c in row]) for row in self._rows(groups)])
 
     def tokens_per_second(self, groups: Seq[int] | None = None) -> Estimate:
-        """Output tokens per second, prefill included. The time of a group is its median over the passes."""
-        return _inverse(estimates.mean(self.seconds_per_token(groups), self.weights(groups)))
+        """Output tokens per second, prefill included."""
+        return estimates.mean(self.seconds_per_token(groups), self.weights(groups)).inverse()
 
     def speedup(self, groups: Seq[int] | None = None) -> Estimate:
         """Time per token of plain decoding over that of this arm, paired by prompt and pass. Prompts are weighted by
-        their tokens in plain decoding. 1 for plain decoding itself."""
+        their tokens in plain decoding. 1 for plain decoding itself; no interval if nothing was drafted."""
         if self.plain is None:
             return Estimate(1.0, 1.0, 1.0)
         rounds = min(self.rounds, self.plain.rounds)
         top, bottom = (run.seconds_per_token(groups)[:, :rounds] for run in (self.plain, self))
-        return estimates.ratio(top, bottom, weights=self.plain.weights(groups))
+        found = estimates.ratio(top, bottom, self.plain.weights(groups))
+        return found if self.stats(groups).proposed else found.without_interval(estimates.NO_DRAFTS)
 
     def first_token_seconds(self, groups: Seq[int] | None = None) -> float:
         """Median over prompts and passes."""
@@ -221,7 +219,7 @@ def race(
 ) -> None:
     """Decodes everything once untimed (warm-up, texts, memory), then in `rounds` timed passes. Arms take turns.
 
-    seconds     time limit; at least `FEWEST_PASSES` passes are run.
+    seconds     time limit; at least `FEWEST_PASSES` passes are run, because fewer give no interval.
     advance     called after each batch.
     each_pass   called after each timed pass.
 
@@ -308,7 +306,3 @@ def _compare(run: Run, i: int, completion: Completion) -> None:
 
 def _seed(round_seed: int, prompt: int) -> int:
     return round_seed * 100_003 + prompt
-
-
-def _inverse(each: Estimate) -> Estimate:
-    return Estimate(1 / each.value, 1 / each.high, 1 / each.low)

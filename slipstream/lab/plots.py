@@ -139,11 +139,18 @@ def legend(axes: Axes, narrow: bool, columns: int = 3) -> None:
         )
 
 
-def intervals(axes: Axes, rows: Seq[tuple[str, dict[str, float], int]], label: str, narrow: bool) -> None:
-    """Draws an interval for each row (name, {"value", "low", "high"}, series), from top to bottom; 1 is marked."""
+def errors(found: Seq[dict[str, Any]]) -> list[list[float]]:
+    """The error bars of estimates: lengths below and above the values; 0 without an interval."""
+    ends = [(e["low"] or e["value"], e["value"], e["high"] or e["value"]) for e in found]
+    return [[value - low for low, value, _ in ends], [high - value for _, value, high in ends]]
+
+
+def intervals(axes: Axes, rows: Seq[tuple[str, dict[str, Any], int]], label: str, narrow: bool) -> None:
+    """Draws an estimate with its interval for each row (name, estimate, series), from top to bottom; 1 is marked."""
+    ends = [(e["low"] or e["value"], e["high"] or e["value"]) for _, e, _ in rows]
     for y, (_, e, series) in enumerate(rows):
         colour = SERIES[series % len(SERIES)]
-        axes.plot([e["low"], e["high"]], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
+        axes.plot(ends[y], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
         axes.plot([e["value"]], [y], MARKERS[series % len(MARKERS)], color=colour, markersize=7)
         axes.annotate(
             f"{e['value']:.2f}x", (e["value"], y), xytext=(0, 7), textcoords="offset points", ha="center", va="bottom",
@@ -152,7 +159,7 @@ def intervals(axes: Axes, rows: Seq[tuple[str, dict[str, float], int]], label: s
     axes.axvline(1, color=SOFT, linewidth=1, linestyle=(0, (3, 2)))
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], color=INK)
     axes.set_ylim(len(rows) - 0.5, -0.7)  # room for the figure above the first row
-    low, high = min(e["low"] for _, e, _ in rows), max(e["high"] for _, e, _ in rows)
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
     axes.set_xlim(min(0.9, low * 0.95), max(1.1, high) * 1.05)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(label)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from slipstream.lab import plots
+from slipstream.lab.estimates import unsure
 from slipstream.lab.plots import Plot
 from slipstream.lab.results import Result
 from slipstream.lab.tables import Alarm, Column, Section, Table, interval, percent, words
@@ -41,16 +43,21 @@ def section(result: Result) -> Section:
 
 
 def lead(arms: list[dict[str, Any]]) -> str:
+    return fastest(arms, lambda arm: f"{name(arm)} ({condition(arm)})", "drafter")
+
+
+def fastest(arms: list[dict[str, Any]], named: Callable[[dict[str, Any]], str], noun: str) -> str:
+    """The finding: the fastest arm that drafted, and whether it is shown to differ from plain decoding."""
     fast = [arm for arm in arms if not arm["plain"]]
     if not fast:
         return "Nothing was measured before the run ended."
-    best = max(fast, key=lambda arm: arm["overall"]["speedup"]["value"])
+    drafting = [arm for arm in fast if arm["overall"]["stats"]["proposed"]]
+    best = max(drafting or fast, key=lambda arm: arm["overall"]["speedup"]["value"])
     gain = best["overall"]["speedup"]
-    unsure = " Not statistically significant: the 95% interval includes 1." if gain["low"] <= 1 <= gain["high"] else ""
-    who = f"{name(best)} ({condition(best)}), {interval(gain)}"
+    who = f"{named(best)}, {interval(gain)}"
     if gain["value"] < 1:
-        return f"No drafter is faster than plain decoding. The least slow one: {who}.{unsure}"
-    return f"Fastest: {who} over plain decoding.{unsure}"
+        return f"No {noun} is faster than plain decoding. The least slow one: {who}.{unsure(gain)}"
+    return f"Fastest: {who} over plain decoding.{unsure(gain)}"
 
 
 def name(arm: dict[str, Any]) -> str:
@@ -201,8 +208,7 @@ def speedups(fast: list[dict[str, Any]], conditions: list[str], names: list[str]
     ]  # fmt: skip
     return Plot(
         "speedup", "Speed-up over plain decoding",
-        "Points: speed-up over plain decoding in the same passes; bars: 95% bootstrap intervals over prompts and "
-        "passes; dashed: plain decoding.",
+        "Points: speed-up over plain decoding in the same passes; bars: 95% intervals; dashed: plain decoding.",
         "; ".join(f"{name(a)}, {condition(a)}: {interval(a['overall']['speedup'])}" for a in fast),
         lambda axes, narrow: plots.intervals(axes, rows, "speed-up", narrow),
         height=1.0 + 0.48 * len(rows),

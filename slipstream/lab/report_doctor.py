@@ -23,8 +23,7 @@ def section(result: Result) -> Section:
 
 
 def lead(m: dict[str, Any], d: dict[str, Any]) -> str:
-    gain = interval(dict(zip(("value", "low", "high"), m["speedup"], strict=True)))
-    measured = f"{gain} over plain decoding, {times(d['predicted'])} predicted from the parts"
+    measured = f"{interval(m['speedup'])} over plain decoding, {times(d['predicted'])} predicted from the parts"
     if d.get("reason"):  # a result of an earlier version has none
         return f"Not diagnosed: {d['reason']}. Measured: {measured}. Fix: {d['fix']}."
     if d["cause"] == "nothing is wrong":

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from slipstream.lab import plots
+from slipstream.lab.estimates import unsure
 from slipstream.lab.plots import Plot
 from slipstream.lab.results import Result
-from slipstream.lab.tables import Column, Section, Table, interval, words
+from slipstream.lab.tables import Column, Section, Table, ends, interval, words
 
 WHO = (words("server"), words("load"))
 LATENCIES = {"first": "first text", "next": "next token", "gap": "gap", "whole": "whole"}
@@ -39,15 +40,14 @@ def lead(arms: list[dict[str, Any]]) -> str:
     if compared:
         best = max(compared, key=lambda arm: arm["ratio"]["value"])
         gain, base = best["ratio"], arms[best["against"]]["name"]
-        unsure = " Not statistically significant: the 95% interval includes 1." * (gain["low"] <= 1 <= gain["high"])
-        return f"Against {base}, {who(best)}: {interval(gain)} its tokens a second.{unsure}"
+        return f"Against {base}, {who(best)}: {interval(gain)} its tokens a second.{unsure(gain)}"
     quick = [arm for arm in arms if arm["tokens_per_second"] and arm["first"]]
     if not quick:
         return "No server gave text."
     fast = max(quick, key=lambda arm: arm["tokens_per_second"]["value"])
     value, first = fast["tokens_per_second"], fast["first"]
     return (
-        f"{who(fast)}: {value['value']:.0f} output tokens a second (95%: {value['low']:.0f} to {value['high']:.0f}), "
+        f"{who(fast)}: {value['value']:.0f} output tokens a second (95%: {ends(value, '{:.0f}'.format, ' to ')}), "
         f"first text after {1e3 * first['p50']:.0f} ms in the median and {1e3 * first['p99']:.0f} ms at p99."
     )
 

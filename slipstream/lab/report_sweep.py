@@ -7,6 +7,7 @@ from typing import Any
 
 from slipstream.lab import plots
 from slipstream.lab.plots import Plot
+from slipstream.lab.report_bench import fastest
 from slipstream.lab.results import Result
 from slipstream.lab.tables import Column, Section, Table, interval, percent, words
 
@@ -28,16 +29,7 @@ def section(result: Result) -> Section:
 
 
 def lead(fast: list[dict[str, Any]]) -> str:
-    if not fast:
-        return "Nothing was measured before the run ended."
-    best = max(fast, key=lambda arm: arm["overall"]["speedup"]["value"])
-    gain = best["overall"]["speedup"]
-    if gain["value"] < 1:
-        text = f"No setting is faster than plain decoding. The least slow one: {where(best)}, {interval(gain)}."
-    else:
-        text = f"Fastest: {where(best)}, {interval(gain)} over plain decoding."
-    if gain["low"] <= 1 <= gain["high"]:
-        text += " Not statistically significant: the 95% interval includes 1."
+    text = fastest(fast, where, "setting")
     known = [arm for arm in fast if arm.get("predicted")]
     if known:
         off = [abs(arm["predicted"]["speedup"] / arm["overall"]["speedup"]["value"] - 1) for arm in known]
@@ -92,7 +84,7 @@ def speed(series: Series, axis: str) -> Plot:
             y = [g["value"] for g in gains]
             if len(series) > 1:
                 xs = dodged(xs, i, len(series))  # so that intervals do not hide each other
-            spread = [[g["value"] - g["low"] for g in gains], [g["high"] - g["value"] for g in gains]]
+            spread = plots.errors(gains)
             many = len(series) > 1
             axes.errorbar(
                 xs, y, yerr=spread, fmt=plots.MARKERS[i % len(plots.MARKERS)], color=colour, capsize=3,

@@ -91,9 +91,9 @@ def predictions(rows: list[dict[str, Any]], confirmed: list[dict[str, Any]]) -> 
             for done in confirmed:
                 if done["contender"] == i:
                     gain = done["speedup"]
-                    spread = [[gain["value"] - gain["low"]], [gain["high"] - gain["value"]]]
                     marker = plots.MARKERS[i % len(plots.MARKERS)]
-                    axes.errorbar([done["draft_tokens"]], [gain["value"]], spread, fmt=marker, color=colour, capsize=3)
+                    spread, at = plots.errors([gain]), [done["draft_tokens"]]
+                    axes.errorbar(at, [gain["value"]], spread, fmt=marker, color=colour, capsize=3)
         axes.axhline(1, color=plots.SOFT, linewidth=1, linestyle=(0, (3, 2)))
         axes.set_xlabel("draft length K")
         axes.set_ylabel("speed-up over plain decoding")

@@ -49,7 +49,7 @@ class Column:
         if isinstance(cell, str):
             return cell
         if isinstance(cell, Mapping):
-            return interval(cell) if self.unit == "x" else spread(cell, FORMATS[self.unit], self.digits)
+            return interval(cell) if self.unit == "x" else f"{self.text(cell['value'])} ({ends(cell, self.text)})"
         return FORMATS[self.unit](cell, self.digits)
 
 
@@ -127,15 +127,14 @@ def times(factor: float) -> str:
     return f"{_factor(factor)}x"
 
 
-def interval(e: Mapping[str, float]) -> str:
-    """A factor with its 95 % interval: "1.61x (1.42-1.80)"."""
-    return f"{times(e['value'])} ({_factor(e['low'])}-{_factor(e['high'])})"
+def interval(e: Mapping[str, Any]) -> str:
+    """A factor with its 95 % interval, "1.61x (1.42-1.80)", or why it has none, "1.61x (few passes)"."""
+    return f"{times(e['value'])} ({ends(e, _factor)})"
 
 
-def spread(e: Mapping[str, float], written: Callable[[float, int], str], digits: int) -> str:
-    """A value with its 95 % interval: "833 (812-851)"."""
-    value, low, high = (written(e[name], digits) for name in ("value", "low", "high"))
-    return f"{value} ({low}-{high})"
+def ends(e: Mapping[str, Any], written: Callable[[float], str], between: str = "-") -> str:
+    """The ends of a 95 % interval, or why there is none."""
+    return str(e["note"]) if e["low"] is None else f"{written(e['low'])}{between}{written(e['high'])}"
 
 
 def _factor(factor: float) -> str:

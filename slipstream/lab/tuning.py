@@ -23,7 +23,7 @@ from slipstream.drafters.choice import embedded_role
 from slipstream.lab.benchmark import Contender, figures, warnings
 from slipstream.lab.configs import Choice, others, slipstream
 from slipstream.lab.diagnosis_measured import CountingArm, Measured, measured, target_costs
-from slipstream.lab.measure import FEWEST_PASSES, Arm, Run, line_up, load_weights_once, passes, race, recreated_per_pass
+from slipstream.lab.measure import Arm, Run, line_up, load_weights_once, passes, race, recreated_per_pass
 from slipstream.lab.prompts import PromptSet
 from slipstream.lab.provenance import OtherProcesses, provenance
 from slipstream.lab.results import Result, kept, recording
@@ -98,8 +98,8 @@ def shortlist(found: Seq[Candidate], most: int) -> list[Candidate]:
 
 def choose(raced: Seq[dict[str, Any]]) -> dict[str, Any] | None:
     """The fastest setting with identical texts whose 95 % interval is above 1, or None. raced: settings with "speedup"
-    {value, low, high} and "exact", whether texts are identical to those of plain decoding."""
-    paying = [each for each in raced if each["speedup"]["low"] > 1 and each["exact"]]
+    (an `Estimate`) and "exact", whether texts are identical to those of plain decoding."""
+    paying = [each for each in raced if (each["speedup"]["low"] or 0) > 1 and each["exact"]]
     return max(paying, key=lambda each: each["speedup"]["value"], default=None)
 
 
@@ -198,8 +198,7 @@ class _Tuning:
             for c, run in zip(self.shortlisted, self.raced[1:], strict=False)
             if run.rounds
         ]
-        enough = min(FEWEST_PASSES, self.config.rounds)  # fewer, after an interruption, give no interval
-        best = choose([each for each in raced if each["rounds"] >= enough])
+        best = choose(raced)
         found: dict[str, Any] = {"drafters": table, "raced": raced, "choice": None, "configs": None}
         if raced:
             picked = replace(self.origin, drafter="none", draft_tokens=0)

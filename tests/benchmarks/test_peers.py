@@ -16,7 +16,7 @@ from benchmarks.session import Session
 from slipstream.lab.plots import svg
 
 LINEUP = lineup(5, 10)
-PROMPTS = {"both": [Prompt([1]), Prompt([2], 64, "edit")]}
+PROMPTS = {"both": [Prompt([1]), Prompt([2], 64, "edit"), Prompt([3])]}
 SECONDS = {
     "plain": 0.5, "draft": 0.25, "suffix": 0.1, "int8": 0.3, "transformers": 1.0, "llamacpp": 0.4, "llamacpp_q8": 0.2,
     "vllm": 0.5, "llamacpp_f16": 0.45, "llamacpp_q4": 0.3,
@@ -32,11 +32,11 @@ PROVENANCE = {
 def results() -> dict[str, Any]:
     session = Session("t", "d", contenders=LINEUP)
     for key, seconds in SECONDS.items():
-        session.cells[key] = [[seconds] * 3, [seconds] * 3]
+        session.cells[key] = [[seconds] * 3] * 3
         session.chosen[key] = LINEUP[key].draft_tokens
-        session.outputs[key] = [[5, 6], [7, 8]]
+        session.outputs[key] = [[5, 6], [7, 8], [9]]
     for key in ("vllm", "int8", "transformers"):
-        session.outputs[key] = [[5, 6], [7, 9]]
+        session.outputs[key] = [[5, 6], [7, 9], [9]]
     session.unstable["suffix"] = {0}
     session.notes["llamacpp_q8"] = "stored as 100% Q8_0"
     session.skip(["genai"], "genai is not installed: run `make peer-genai`")
@@ -150,7 +150,7 @@ def test_the_first_table_takes_the_fastest_setting_of_each_system(results):
 
 
 def test_the_table_says_how_prompts_were_chosen_and_how_many_outputs_loop(results):
-    assert "not chosen by whether their outputs loop. In this run 0 of 2 outputs" in markdown(results, LABELS)
+    assert "not chosen by whether their outputs loop. In this run 0 of 3 outputs" in markdown(results, LABELS)
     counts = {"code": {"kept": 4, "examined": 17}}
     results["provenance"]["choice"] = {"criterion": "no tail", "examined": counts, "sha256": "1f"}
     assert "Prompts: no tail (code: 4 of 17 qualify). choice.json has the digest 1f." in markdown(results, LABELS)
@@ -161,15 +161,15 @@ def test_different_texts_are_classified_by_the_logit_gap_at_the_first_difference
     assert said["plain"] == "the reference"
     assert said["draft"] == "identical"
     assert said["suffix"] == "identical; not stable over rounds"
-    assert said["vllm"] == "1 of 2 differ, at near-ties (gap up to 1e-05)"
-    assert said["int8"] == "1 of 2 differ: other weights or arithmetic"
-    assert said["transformers"] == "**1 of 2 differ, at a gap of 0.25**"
+    assert said["vllm"] == "1 of 3 differ, at near-ties (gap up to 1e-05)"
+    assert said["int8"] == "1 of 3 differ: other weights or arithmetic"
+    assert said["transformers"] == "**1 of 3 differ, at a gap of 0.25**"
 
 
 def test_a_divergence_without_a_measured_gap_is_no_tie(results):
     row = next(row for row in results["contenders"] if row["key"] == "vllm")
     del row["text"]["divergences"][0]["margin"]
-    assert verdict(row) == "1 of 2 differ, gaps unknown"
+    assert verdict(row) == "1 of 3 differ, gaps unknown"
 
 
 def test_notes_say_how_weights_are_stored(results):

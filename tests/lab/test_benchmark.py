@@ -10,8 +10,9 @@ import pytest
 from slipstream.core.draft import Draft
 from slipstream.core.rules import RULES
 from slipstream.errors import ParameterError, ResultError
-from slipstream.lab.bench_compare import compare
+from slipstream.lab.bench_compare import changes, compare
 from slipstream.lab.benchmark import BenchConfig, Contender, bench, steps, text_verdict
+from slipstream.lab.plots import svg
 from slipstream.lab.reports import section
 from slipstream.lab.results import Result, read, write
 from slipstream.llm import LLM
@@ -81,7 +82,7 @@ def test_an_interruption_keeps_whole_rounds(tiny_llm, contenders, prompt_set, tm
     assert not kept.complete
     assert [arm["rounds"] for arm in kept.data["arms"]] == [1, 1, 1]
     assert stop.value.result.data["arms"]
-    assert any("fewer than 3 passes" in warning for warning in kept.warnings)
+    assert any("not enough passes" in warning for warning in kept.warnings)
 
 
 def test_a_wrong_text_is_a_bug_and_a_warning(tiny_llm, contenders, prompt_set, monkeypatch):
@@ -127,7 +128,20 @@ def test_drafters_that_fail_or_draft_nothing_get_a_warning(tiny_llm, prompt_set)
     said = "\n".join(result.warnings)
     assert "faulty (temperature 0, batch 1): the drafter failed" in said
     assert "silent (temperature 0, batch 1): nothing was drafted" in said
-    assert "only 3 prompts:" in said
+    assert "is plain decoding" in section(result).lead
+    assert section(result).tables[0].texts()[1][1].endswith("(no drafts)")
+
+
+def test_without_intervals_a_result_is_shown_and_compared(tiny_llm, contenders, prompt_set, tmp_path):
+    config = BenchConfig(tokens=4, rounds=2)
+    result = bench(tiny_llm, contenders, prompt_set, config, tmp_path / "a.json")
+    shown = section(result)
+    assert "Not enough passes for an interval: raise --rounds to 3 or more." in shown.lead
+    assert shown.tables[0].texts()[1][1].endswith("(few passes)")
+    for plot in shown.plots:
+        svg(plot)
+    moved = changes(compare(tmp_path / "a.json", tmp_path / "a.json")["rows"])
+    assert moved.texts()[1][4:7:2] == ["+0% (few passes)", "no change"]
 
 
 def test_impossible_settings_are_refused():

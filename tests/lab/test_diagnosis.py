@@ -14,6 +14,7 @@ from slipstream.lab import diagnosis as lab
 from slipstream.lab.benchmark import Contender
 from slipstream.lab.diagnosis import DoctorConfig, diagnose, doctor, steps, without
 from slipstream.lab.diagnosis_measured import Counting, Measured, Tally
+from slipstream.lab.estimates import Estimate
 from slipstream.lab.prompts import Prompt, PromptSet
 from slipstream.lab.reports import section
 from slipstream.lab.results import read
@@ -100,25 +101,36 @@ def test_drafts_that_are_too_long_are_shortened_first():
 
 
 def test_measurements_count_more_than_predictions():
-    slow = diagnose(replace(GOOD, speedup=(0.8, 0.7, 0.9)))
+    slow = diagnose(replace(GOOD, speedup=Estimate(0.8, 0.7, 0.9)))
     assert slow.cause != "nothing is wrong"
     assert slow.speedup == 0.8
-    assert diagnose(replace(GOOD, speedup=(1.3, 0.9, 1.8))).cause != "nothing is wrong"
-    fast = diagnose(replace(GOOD, draft_each=0.010, speedup=(1.5, 1.4, 1.6)))
+    assert diagnose(replace(GOOD, speedup=Estimate(1.3, 0.9, 1.8))).cause != "nothing is wrong"
+    fast = diagnose(replace(GOOD, draft_each=0.010, speedup=Estimate(1.5, 1.4, 1.6)))
     assert fast.cause == "nothing is wrong"
 
 
 def test_an_interval_that_includes_1_is_not_diagnosed():
-    found = diagnose(replace(GOOD, speedup=(1.3, 0.9, 1.8)))
+    found = diagnose(replace(GOOD, speedup=Estimate(1.3, 0.9, 1.8)))
     assert found.cause == "not diagnosed"
     assert "0.90 to 1.80, includes 1" in found.reason
     assert "--rounds" in found.fix
-    assert diagnose(replace(GOOD, draft_each=0.010, speedup=(0.9, 0.7, 1.1))).cause == "not diagnosed"
-    assert diagnose(replace(GOOD, speedup=(2.0, 1.8, 2.2))).reason == ""
+    assert diagnose(replace(GOOD, draft_each=0.010, speedup=Estimate(0.9, 0.7, 1.1))).cause == "not diagnosed"
+    assert diagnose(replace(GOOD, speedup=Estimate(2.0, 1.8, 2.2))).reason == ""
+
+
+def test_too_few_prompts_or_passes_are_not_diagnosed():
+    found = diagnose(replace(GOOD, speedup=Estimate(1.5, None, None, "few passes")))
+    assert found.cause == "not diagnosed"
+    assert "not enough passes" in found.reason
+
+
+def test_a_drafter_that_drafted_nothing_is_not_praised_for_a_chance_gain():
+    nothing = replace(GOOD, position_rates=(), drafted=(), speedup=Estimate(1.07, None, None, "no drafts"))
+    assert diagnose(nothing).cause == "acceptance too low"
 
 
 def test_a_busy_machine_is_not_diagnosed():
-    busy = diagnose(replace(GOOD, speedup=(0.8, 0.7, 0.9)), neighbours=0.4)
+    busy = diagnose(replace(GOOD, speedup=Estimate(0.8, 0.7, 0.9)), neighbours=0.4)
     assert busy.cause == "not diagnosed"
     assert "40% of the machine's time" in busy.reason
     assert diagnose(GOOD, neighbours=0.4).cause == "not diagnosed"  # also where all looks well
@@ -131,7 +143,7 @@ def test_a_gain_is_not_praised_where_a_shorter_draft_gains_more():
     rates = tuple(geometric_rates(0.72, 16))
     long = replace(GOOD, draft_tokens=16, position_rates=rates, drafted=(1.0,) * 16, draft_each=0.0009)
     predicted = long.prediction().speedup
-    found = diagnose(replace(long, speedup=(1.28, 1.2, 1.36)))
+    found = diagnose(replace(long, speedup=Estimate(1.28, 1.2, 1.36)))
     assert predicted == pytest.approx(1.28, abs=0.15)
     assert found.cause == "drafts too long"
     assert found.best_length in range(3, 7)
@@ -142,7 +154,7 @@ def test_a_gain_is_not_praised_where_a_shorter_draft_gains_more():
 
 def test_no_prediction_is_above_the_mean_acceptance_length():
     """A step that drafts is never predicted to be faster than a decode step, even from noisy times."""
-    noisy = replace(GOOD, draft_each=0.0, step_host=0.0, plain_host=0.004, speedup=(3.9, 3.0, 4.8))
+    noisy = replace(GOOD, draft_each=0.0, step_host=0.0, plain_host=0.004, speedup=Estimate(3.9, 3.0, 4.8))
     for k in range(1, 5):
         assert noisy.expected(k) <= noisy.length(k) <= k + 1
     assert noisy.expected(4) == noisy.length(4) < 3.9
@@ -182,8 +194,10 @@ def test_impossible_measurements_are_refused():
 
 # --- end to end, with slow parts -------------------------------------------------------------------------------------
 
-PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two")], "0")
-QUICK = DoctorConfig(tokens=12, rounds=2)
+PROMPTS = PromptSet(
+    "made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two"), Prompt([5], "a", "three")], "0"
+)
+QUICK = DoctorConfig(tokens=12, rounds=3)
 
 
 @pytest.fixture(autouse=True)
@@ -270,11 +284,10 @@ def test_a_good_drafter_has_no_cause_and_everything_is_stored(tmp_path):
     target = Slow(vocab=16)
     calls = []
     llm = LLM(target, draft_tokens=4)
-    config = replace(QUICK, rounds=3)
     result = doctor(
-        llm, Contender("right", oracle(target), 4), PROMPTS, config, tmp_path / "r.json", lambda: calls.append(1)
+        llm, Contender("right", oracle(target), 4), PROMPTS, QUICK, tmp_path / "r.json", lambda: calls.append(1)
     )
-    assert len(calls) == steps(llm, PROMPTS, config)
+    assert len(calls) == steps(llm, PROMPTS, QUICK)
     found = result.data["diagnosis"]
     assert found["cause"] == "nothing is wrong"
     assert found["acceptance"] == pytest.approx(1)

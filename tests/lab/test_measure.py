@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -118,18 +120,30 @@ def cell(seconds: float, tokens: int, first: float = 0.1) -> Cell:
 
 
 def test_figures_from_known_cells(llm):
-    runs = line_up(pair(llm), PROMPTS[:2])
-    runs[0].cells = [[cell(2.0, 10)] * 3, [cell(6.0, 10)] * 3]
-    runs[1].cells = [[cell(1.0, 10)] * 3, [cell(2.0, 10)] * 3]
-    assert runs[0].tokens_per_second().value == pytest.approx(20 / 8)
-    assert runs[1].tokens_per_second().value == pytest.approx(20 / 3)
-    assert runs[1].speedup().value == pytest.approx(8 / 3)  # of the times, not the mean of 2 and 3
+    runs = line_up(pair(llm), PROMPTS[:3])
+    runs[0].cells = [[cell(2.0, 10)] * 3, [cell(6.0, 10)] * 3, [cell(2.0, 10)] * 3]
+    runs[1].cells = [[cell(1.0, 10)] * 3, [cell(2.0, 10)] * 3, [cell(1.0, 10)] * 3]
+    assert runs[0].tokens_per_second().value == pytest.approx(30 / 10)
+    assert runs[1].tokens_per_second().value == pytest.approx(30 / 4)
+    assert runs[1].speedup().value == pytest.approx(10 / 4)  # of the times, not the mean of 2, 3 and 2
     assert runs[1].speedup().low < 2  # a further prompt may be like the first
     assert runs[1].speedup([1]).value == pytest.approx(3)
     assert runs[0].speedup().value == 1
     assert runs[1].first_token_seconds() == pytest.approx(0.1)
     assert runs[1].seconds_per_later_token([0]) == pytest.approx(0.9 / 9)
-    assert runs[1].stats().steps == 6
+    assert runs[1].stats().steps == 9
+
+
+def test_without_drafts_it_is_plain_decoding_and_has_no_interval(llm):
+    """Two ways of plain decoding of which one was faster in every pass: what is timed is chance."""
+    runs = line_up(pair(llm), PROMPTS[:3])
+    runs[0].cells = [[cell(1.07, 10)] * 3] * 3
+    runs[1].cells = [[replace(cell(1.0, 10), stats=SpecStats(tokens=10, steps=10))] * 3] * 3
+    found = runs[1].speedup()
+    assert (found.value, found.low, found.high, found.note) == (pytest.approx(1.07), None, None, "no drafts")
+    runs[1].cells[0] = [cell(1.0, 10)] * 3  # one prompt had drafts
+    assert runs[1].speedup().low is not None
+    assert runs[1].speedup([1, 2]).note == "no drafts"
 
 
 def test_an_unfinished_round_does_not_count(llm):

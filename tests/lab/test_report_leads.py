@@ -9,11 +9,11 @@ import pytest
 from slipstream.lab import report_bench, report_sweep
 
 
-def arm(value: float, low: float, high: float) -> dict[str, Any]:
-    gain = {"value": value, "low": low, "high": high}
+def arm(value: float, low: float | None, high: float | None, note: str = "", label: str = "x") -> dict[str, Any]:
+    gain = {"value": value, "low": low, "high": high, "note": note}
     return {
-        "label": "x", "plain": False, "draft_tokens": 4, "temperature": 0.0, "batch": 1, "values": {"draft_tokens": 4},
-        "overall": {"speedup": gain},
+        "label": label, "plain": False, "draft_tokens": 4, "temperature": 0.0, "batch": 1, "values": {"label": label},
+        "overall": {"speedup": gain, "stats": {"proposed": 0 if note == "no drafts" else 9}},
     }  # fmt: skip
 
 
@@ -32,3 +32,19 @@ def test_what_is_not_significant_is_said_to_be(lead):
         assert "Not statistically significant: the 95% interval includes 1." in lead([doubtful])
     assert "Not statistically" not in lead([arm(1.2, 1.1, 1.3)])
     assert lead([arm(1.2, 1.1, 1.3)]).startswith("Fastest: ")
+
+
+@pytest.mark.parametrize("lead", [report_sweep.lead, report_bench.lead])
+def test_what_drafted_nothing_is_not_the_fastest(lead):
+    silent = arm(1.07, None, None, "no drafts", "silent")
+    said = lead([silent, arm(1.02, 1.01, 1.03, label="drafting")])
+    assert said.startswith("Fastest: ")
+    assert "drafting" in said
+    assert "silent" not in said
+    assert "Nothing was drafted: this is plain decoding" in lead([silent])
+
+
+@pytest.mark.parametrize("lead", [report_sweep.lead, report_bench.lead])
+def test_what_to_raise_is_said_where_there_is_no_interval(lead):
+    assert "1.20x (few passes) over plain decoding. Not enough passes" in lead([arm(1.2, None, None, "few passes")])
+    assert "raise --prompts" in lead([arm(1.2, None, None, "few prompts")])

@@ -56,20 +56,23 @@ def test_if_all_are_predicted_to_be_slower_the_best_is_still_measured():
     assert [c.label for c in shortlist(found, 1)] == ["b"]
 
 
-def row(value: float, low: float, exact: bool = True) -> dict:
-    return {"speedup": {"value": value, "low": low, "high": 2 * value}, "exact": exact}
+def row(value: float, low: float | None, exact: bool = True) -> dict:
+    return {"speedup": {"value": value, "low": low, "high": low and 2 * value}, "exact": exact}
 
 
 def test_only_a_significantly_faster_setting_is_chosen():
     assert choose([row(1.5, 1.2), row(1.9, 0.9), row(1.7, 1.1)]) == row(1.7, 1.1)
     assert choose([row(1.5, 0.99), row(0.8, 0.7)]) is None
     assert choose([row(3.0, 2.0, exact=False)]) is None
+    assert choose([row(1.5, None)]) is None
     assert choose([]) is None
 
 
 # --- end to end ------------------------------------------------------------------------------------------------------
 
-PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two")], "0")
+PROMPTS = PromptSet(
+    "made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two"), Prompt([5], "a", "three")], "0"
+)
 QUICK = TuneConfig(tokens=24, rounds=3, seconds=5)
 SHORT = TuneConfig(tokens=8, rounds=2)
 
