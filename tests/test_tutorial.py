@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks import gpt2_pair, tutorial
 from benchmarks.tutorial import MEASURED, STILL, TUTORIAL
-from benchmarks.tutorial_kit import Kit
+from benchmarks.tutorial_kit import WIDTH, Kit
 from slipstream import LLM, SamplingParams
-from slipstream.cli.main import app, canonical
+from slipstream.cli.main import app, canonical, main
 
 ROOT = TUTORIAL.parents[1]
 TEXT = TUTORIAL.read_text(encoding="utf-8")
@@ -93,6 +93,58 @@ def test_the_blocks_are_those_of_the_script() -> None:
 @pytest.mark.parametrize("name", STILL)
 def test_a_computed_block_is_up_to_date(name: str, tmp_path: Path) -> None:
     assert FIGURES[name].strip() == STILL[name](Kit(tmp_path, tmp_path)).strip(), REMAKE
+
+
+TIMED = {"tok/s", "speed-up (95%)", "predicted"}
+"""Columns of tables whose cells are measured times or follow from them."""
+SAME = (
+    r"^slipstream .*$",
+    r"^ (?:target|draft) \(.*\d",
+    r"^The models .*$",
+    r"^- (?:a draft token|at \d|assumptions).*$",
+    r"(draft model, K=\d+) .* (\d+%) +([\d.]+) +(\w+)",
+    r"^(acceptance of .*?|draft length|sequences at .*?)  +(.*\S)",
+    r"^(\w+) +(\d+%) +((?:\d+% )+\.\.\.) +([\d.]+) ",
+)
+"""Lines of what is printed, or parts of them, that hold no time: of the commands, `check-pair`, `doctor` and `tune`."""
+REPEATED = ("check-pair", "lookups", "bench", "doctor", "tune", "lengths")
+"""Blocks of which everything but times is measured again here: draft lengths, acceptance, texts, what is compared."""
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_measured_block_shows_what_its_command_prints_except_for_times(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With one timed pass: nothing that is compared depends on their number."""
+
+    def run(kit: Kit, command: str, fails: bool = False) -> str:
+        words = shlex.split(command)[1:]
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main([*words, *(["--rounds", "1"] if "--rounds" in words else [])])
+        assert left.value.code == 0
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(Kit, "run", run)
+    monkeypatch.setattr(Kit, "draw", lambda kit, name, plot: plot.alt)
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    monkeypatch.chdir(tmp_path)
+    made = MEASURED[name](Kit(tmp_path, tmp_path))
+    assert without_times(made) == without_times(FIGURES[name]), f"run `make figures FIGURES='--only {name}'`"
+
+
+def without_times(block: str) -> list[object]:
+    """What a block says that is the same in every run: commands, methods with their draft lengths, cells of tables,
+    compatibility of models, acceptance."""
+    kept: list[object] = [found for pattern in SAME for found in re.findall(pattern, block, re.MULTILINE)]
+    if "| method |" in block:  # also in the sentence above the table and in the texts of plots
+        kept.append(set(re.findall(r"\w+, K=\w+", block)))
+    heads: list[str] = []
+    for line in block.splitlines():
+        cells = [cell.strip() for cell in line[1:-1].split("|")] if line.startswith("|") else []
+        heads = [] if not cells else heads or cells
+        kept += [[cell for head, cell in zip(heads, cells, strict=True) if head not in TIMED]] if cells else []
+    return kept
 
 
 @pytest.mark.parametrize("name", MEASURED)

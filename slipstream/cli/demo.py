@@ -113,7 +113,7 @@ def show(llm: LLM, job: Job, i: int, interrupt: Interrupt) -> bool:
     console = render.out()
     plain, fast = job.arms[0], job.arms[-1]
     title = {"code": "Continue", "edit": "Edit"}[job.kind]
-    console.print(f"\n{title} {i + 1}: {job.titles[i]}", style="bold")
+    console.print(f"\n{title} {i + 1} of {min(SHOWN, len(job.prompts))}: {job.titles[i]}", style="bold")
     tail = llm.tokenizer.decode(job.prompts[i]).rstrip("\n").splitlines()[-PROMPT_LINES:]
     console.print(Text(render.printable("\n".join(["...", *tail])), style="dim"), no_wrap=True, overflow="ellipsis")
     with render.status("decoding plainly"):

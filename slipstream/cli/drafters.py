@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from slipstream.cli import render
-from slipstream.drafters.registry import DRAFTERS
+from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError, did_you_mean
 
 
@@ -26,7 +26,7 @@ def drafters(
     """List the drafters, or the options of one (`-o NAME=VALUE` on other commands)."""
     if name is None:
         rows = {
-            each: {"is": summary(each), "needs": spec.needs.value, "length": spec.length}
+            each: {"is": summary(each), "needs": spec.needs.value, "length": spec.length, "longest": most_chosen(each)}
             for each, spec in DRAFTERS.items()
         }
         if as_json:
@@ -35,10 +35,12 @@ def drafters(
         table = render.table("drafter", "needs", "K", "how it drafts", left=2)
         table.columns[3].justify, table.columns[3].no_wrap, table.columns[3].ratio = "left", False, 1
         for each, row in rows.items():
-            table.add_row(each, str(row["needs"]), str(row["length"]), str(row["is"]))
+            most = f"up to {row['longest']}" if row["longest"] else "0"
+            table.add_row(each, str(row["needs"]), most, str(row["is"]))
         render.out().print(table)
         render.out().print(
-            "All are lossless with every lossless rule. `slipstream drafters NAME` shows the options of one."
+            "K: draft tokens, chosen in each step. All are lossless with every lossless rule. "
+            "`slipstream drafters NAME` shows the options of one."
         )
         return
     if name not in DRAFTERS:
@@ -50,6 +52,10 @@ def drafters(
     console = render.out()
     console.print(f"{name}: {summary(name)}")
     spec = DRAFTERS[name]
+    if spec.length:
+        console.print(
+            f"Draft tokens: chosen in each step, up to {most_chosen(name)}; {spec.length} where a number is needed."
+        )
     if spec.trained_by is not None:
         console.print(f"Train it with `slipstream train {spec.trained_by}`.")
     if spec.across is not None:

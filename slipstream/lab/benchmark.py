@@ -248,7 +248,7 @@ def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
     found = []
     if neighbours is not None and neighbours > QUIET:
         found.append(f"{neighbours:.0%} of the machine's time went to other processes: absolute speeds are too low")
-    notes = {run.speedup().note for run in runs if run.measured} - {"", NO_DRAFTS}
+    notes = {run.tokens_per_second().note for run in runs if run.measured} - {""}
     found += [REASONS[note] for note in sorted(notes)]
     found += loop_warnings(runs)
     for run in runs:

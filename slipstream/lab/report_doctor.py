@@ -23,7 +23,9 @@ def section(result: Result) -> Section:
 
 
 def lead(m: dict[str, Any], d: dict[str, Any]) -> str:
-    measured = f"{interval(m['speedup'])} over plain decoding, {times(d['predicted'])} predicted from the parts"
+    gain = m["speedup"]  # a list in results of earlier versions
+    gain = gain if isinstance(gain, dict) else dict(zip(("value", "low", "high"), gain, strict=True))
+    measured = f"{interval(gain)} over plain decoding, {times(d['predicted'])} predicted from the parts"
     if d.get("reason"):  # a result of an earlier version has none
         return f"Not diagnosed: {d['reason']}. Measured: {measured}. Fix: {d['fix']}."
     if d["cause"] == "nothing is wrong":

@@ -33,7 +33,7 @@ def test_tables_for_people(cli, pair, texts, tmp_path):
         assert part in said
     assert "Fastest: " in said or "The least slow one: " in said
     assert max(map(len, result.out.splitlines())) <= 80
-    assert "fewer than 3 passes" in result.said
+    assert "not enough passes for an interval: raise --rounds to 3 or more" in result.said
     assert f"slipstream report {tmp_path / 'r.json'}" in result.said
     found = json.loads((tmp_path / "r.json").read_text())
     assert (found["format_version"], found["kind"], found["complete"]) == (FORMAT_VERSION, "bench", True)

@@ -24,7 +24,7 @@ def test_the_demo_shows_text_and_one_table(cli, embedded):
     assert "NO" not in table
     assert "\x1b" not in result.out
     assert "speculative decoding: draft model" in result.said
-    assert "only 1 prompt:" in result.said, "the warnings of bench"
+    assert "not enough passes for an interval: raise --rounds" in result.said, "the warnings of bench"
 
 
 def test_the_demo_as_json(cli, embedded):

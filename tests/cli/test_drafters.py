@@ -8,7 +8,7 @@ import re
 import pytest
 
 from slipstream.cli.drafters import defaults, meanings, options_of, summary
-from slipstream.drafters.registry import DRAFTERS
+from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.settings import RULES
 
 
@@ -22,6 +22,15 @@ def test_lists_every_registered_drafter_with_what_it_needs(cli):
 def test_the_table_names_every_drafter(cli):
     said = cli("drafters").out
     assert all(f"\n {name} " in said for name in DRAFTERS)
+
+
+def test_shows_the_draft_lengths_that_are_in_force(cli):
+    """Those of the banner of `generate`, and the one that `tune`, `sweep`, `doctor` and `trace` fix."""
+    rows = json.loads(cli("drafters", "--json").out)
+    assert (rows["suffix"]["length"], rows["suffix"]["longest"]) == (10, most_chosen("suffix")) == (10, 16)
+    assert re.search(r"\n suffix +nothing +up to 16 ", cli("drafters").out)
+    assert "up to 16; 10 where a number is needed" in cli("drafters", "suffix").out
+    assert "up to 0" not in cli("drafters").out + cli("drafters", "none").out
 
 
 def test_shows_the_options_that_the_drafter_accepts(cli):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.lab import report_bench, report_sweep
+from slipstream.lab import report_bench, report_doctor, report_sweep
 
 
 def arm(value: float, low: float | None, high: float | None, note: str = "", label: str = "x") -> dict[str, Any]:
@@ -48,3 +48,11 @@ def test_what_drafted_nothing_is_not_the_fastest(lead):
 def test_what_to_raise_is_said_where_there_is_no_interval(lead):
     assert "1.20x (few passes) over plain decoding. Not enough passes" in lead([arm(1.2, None, None, "few passes")])
     assert "raise --prompts" in lead([arm(1.2, None, None, "few prompts")])
+
+
+def test_a_diagnosis_of_an_earlier_version_is_shown() -> None:
+    found = {"reason": "", "cause": "nothing is wrong", "predicted": 1.2}
+    assert "1.30x (1.20-1.40) over plain" in report_doctor.lead({"speedup": [1.3, 1.2, 1.4]}, found)
+    assert "1.30x (few passes)" in report_doctor.lead(
+        {"speedup": {"value": 1.3, "low": None, "high": None, "note": "few passes"}}, found
+    )
