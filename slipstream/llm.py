@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from numbers import Number
@@ -40,7 +41,7 @@ from slipstream.engine.log_likelihoods import score
 from slipstream.engine.messages import Ask
 from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params
 from slipstream.engine.scored import Scored
-from slipstream.errors import ParameterError, PromptError, did_you_mean
+from slipstream.errors import ParameterError, PromptError, UnsupportedModelError, did_you_mean
 from slipstream.grammar.compiler import Grammars
 from slipstream.models.generation_defaults import generation_defaults
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
@@ -180,7 +181,9 @@ class LLM:
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
         path = checkpoint_of(target, "target") if isinstance(target, (str, Path)) else None
         if kv_tokens is not None and path is not None and device_map is None:  # a plan knows one device only
-            plan(path, draft_folder(draft), self._load, draft_load, kv_tokens).check()
+            # A model with code of its own says how large it is once it is loaded.
+            with suppress(UnsupportedModelError) if trust_remote_code else nullcontext():
+                plan(path, draft_folder(draft), self._load, draft_load, kv_tokens).check()
         self.target: Target = as_target(
             target if path is None else path,
             trust_remote_code=trust_remote_code,

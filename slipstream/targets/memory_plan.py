@@ -58,7 +58,7 @@ class MemoryPlan:
     def most_tokens(self) -> int:
         """Tokens of the largest KV cache that leaves `RESERVE` of the memory free, in whole blocks."""
         room = (1 - RESERVE) * self.available - self.weights - self.draft
-        return max(0, int(room / self.per_token) // BLOCK * BLOCK)
+        return max(0, int(room / max(1, self.per_token)) // BLOCK * BLOCK)
 
     def check(self) -> None:
         """Raise LoadError if it does not fit."""

@@ -238,7 +238,7 @@ def test_code_that_is_trusted_runs(tmp_path: Path, capsys: pytest.CaptureFixture
         "from transformers import StableLmForCausalLM\n\nfrom .configuration_own import OwnConfig\n\n\n"
         "class OwnForCausalLM(StableLmForCausalLM):\n    config_class = OwnConfig\n"
     )
-    done = LLM(own, dtype="float64", trust_remote_code=True).generate(PROMPTS, SHORT)
+    done = LLM(own, dtype="float64", trust_remote_code=True, kv_tokens=320).generate(PROMPTS, SHORT)
     wanted = LLM(known, dtype="float64").generate(PROMPTS, SHORT)
     assert [c.token_ids for c in done] == [c.token_ids for c in wanted]
     words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB)}, "w0"))
