@@ -206,6 +206,9 @@ def positions(found: dict[str, Any]) -> str:
     rope = found["rope"]
     if found["position"] != "rope":
         return found["position"]
+    by_layer = {name: each for name, each in rope.items() if isinstance(each, dict)}  # Gemma 3 and 4
+    if by_layer:
+        return "; ".join(f"{positions(found | {'rope': each})} ({name})" for name, each in by_layer.items())
     kind = rope.get("rope_type", rope.get("type", "default"))
     factor = f", scaled {kind} by {rope['factor']:g}" if "factor" in rope else ""
     return f"rotary, theta {rope['rope_theta']:g}{factor}"
