@@ -194,7 +194,10 @@ class Session:
 def _value(field: str, text: str) -> Any:
     """Parse the value of a sampling parameter; `SamplingParams` checks its range."""
     if field == "stop":
-        return () if text == "none" else (text.encode().decode("unicode_escape") if "\\" in text else text,)
+        try:
+            return () if text == "none" else (text.encode("latin-1", "backslashreplace").decode("unicode_escape"),)
+        except UnicodeDecodeError as fault:
+            raise ParameterError(f"stop {text!r} holds a \\ that is no escape", fix="write \\\\ for it") from fault
     if text.lower() in ("true", "on", "yes", "false", "off", "no"):
         return text.lower() in ("true", "on", "yes")
     return None if text.lower() == "none" else number(text)

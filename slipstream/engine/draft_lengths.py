@@ -55,7 +55,7 @@ counts."""
 SAME = 1 / 8
 """Forwards with prompts whose numbers of rows differ by less than this share are one number among the times."""
 SHORTEST = 1e-9
-"""Seconds that a forward takes at least, where estimates say that its prompts took all of it."""
+"""Seconds that a forward takes at least, whatever estimates and the clock say."""
 LEARN_LAST = 64
 """Plain tokens per request at the end of a rest whose times are learned: the next trial is compared with them. Learning
 from all of a rest took 1 % of the time of a target of 14M parameters with int8 weights."""
@@ -338,7 +338,8 @@ class DraftLengths:
     def _lost(self, cost: _Cost) -> float:
         """Plain steps that a step took beyond what it gained."""
         tokens = cost.requests + cost.others.tokens
-        return cost.seconds / self._beside(cost.requests, cost.others) - 1 - cost.accepted / tokens
+        plain = max(SHORTEST, self._beside(cost.requests, cost.others))
+        return cost.seconds / plain - 1 - cost.accepted / tokens
 
     def release(self, seq_id: int) -> None:
         """Forget a request; unknown ids are ignored."""

@@ -73,6 +73,7 @@ def test_raw_completes_prompts_without_a_template(tiny, session, plain, capsys):
         ("/min-new-tokens 4", "min_tokens", 4),
         ("/stop end of it", "stop", ("end of it",)),
         ("/stop \\n\\n", "stop", ("\n\n",)),
+        ("/stop é☃\\n\\\\", "stop", ("é☃\n\\",)),
         ("/logprobs 2", "logprobs", 2),
         ("/logprobs none", "logprobs", None),
         ("/ignore-eos on", "ignore_eos", True),
@@ -82,6 +83,12 @@ def test_raw_completes_prompts_without_a_template(tiny, session, plain, capsys):
 def test_sampling_can_be_changed_while_it_runs(session, line, field, value):
     assert session.handle(line)
     assert getattr(session.params, field) == value
+
+
+@pytest.mark.parametrize("text", ["\\", "\\x1", "a\\u12"])
+def test_a_stop_string_with_half_an_escape_is_refused(session, text):
+    with pytest.raises(ParameterError, match="no escape"):
+        session.handle(f"/stop {text}")
 
 
 def test_speculation_can_be_changed_without_changing_the_text(session, capsys):

@@ -160,6 +160,16 @@ def test_the_user_is_told_once_that_drafts_do_not_pay(caplog: pytest.LogCaptureF
     assert 0.5 < float(gain[1]) < 1
 
 
+def test_steps_that_take_no_time_by_the_clock_divide_nothing_by_zero() -> None:
+    policy = DraftLengths()
+    for _ in range(200):
+        length = policy.choose([0], [8])[0]
+        if policy.learning:
+            policy.learn(Step([0], [length], [length], [0]))
+        else:
+            policy.rest(1)
+
+
 def test_requests_that_left_are_forgotten() -> None:
     policy = DraftLengths()
     for _ in range(2):
