@@ -45,6 +45,20 @@ def check_executor(name: str) -> None:
     one_of("executor", name, EXECUTORS)
 
 
+MOST_THREADS = 1024
+"""Threads are started when they are asked for: a slip of the keyboard would take all memory."""
+
+
+def check_threads(threads: Any) -> None:
+    """Raise ParameterError for a number of threads that cannot be started."""
+    if threads is None or (isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= MOST_THREADS):
+        return
+    raise ParameterError(
+        f"threads is {threads!r}, must be an integer from 1 to {MOST_THREADS}",
+        fix="leave it out, or give the number of cores",
+    )
+
+
 def check_device_map(device_map: Any, executor: str, device: Any) -> None:
     """Raise ParameterError where a device map would not be honoured. executor: what was asked for, or `LLAMACPP`."""
     if executor not in ("auto", TRANSFORMERS):

@@ -17,8 +17,15 @@ from slipstream.core.params import check_integer
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import check_threads
-from slipstream.settings import BACKENDS, DTYPES, QUANTISATIONS, TRANSFORMERS, check_executor, one_of
+from slipstream.settings import (
+    BACKENDS,
+    DTYPES,
+    QUANTISATIONS,
+    TRANSFORMERS,
+    check_executor,
+    check_threads,
+    one_of,
+)
 
 if TYPE_CHECKING:
     from slipstream.core.target import HeadHost

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from slipstream.lab.contender import Contender
 
 _PANEL = "Speculation"
-_LITERALS = {"true": True, "yes": True, "false": False, "no": False}
 T = TypeVar("T")
 
 
@@ -80,7 +79,7 @@ def contender(models: LabModels, spec: str, more: Seq[str] = (), adaptive: bool 
 
     name, _, listed = spec.partition(":")
     pairs = [pair for pair in listed.split(",") if pair]
-    options = {key: literal(value) for key, value in parse_options([*pairs, *more]).items()}
+    options = parse_options([*pairs, *more])
     values = dict(changes)
     for key in ("draft", "draft_tokens"):
         if key in options:
@@ -93,11 +92,6 @@ def contender(models: LabModels, spec: str, more: Seq[str] = (), adaptive: bool 
     if adaptive and one.length == AUTO:
         return Contender(label, drafter, most_chosen(one.method), options, adaptive=True)
     return Contender(label, drafter, one.fixed_length, options)
-
-
-def literal(value: Any) -> Any:
-    """ "true" or "yes" -> True, "false" or "no" -> False; other values are unchanged."""
-    return _LITERALS.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def values_of(name: str, text: str, kind: Callable[[str], T] = number) -> tuple[T, ...]:  # type: ignore[assignment]

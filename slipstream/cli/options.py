@@ -38,6 +38,7 @@ from slipstream.settings import (
     SAME,
     check_device_map,
     check_executor,
+    check_threads,
     one_of,
 )
 
@@ -244,10 +245,7 @@ class ModelOptions:
             one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         if self.kv_tokens is not None:
             check_integer("kv_tokens", self.kv_tokens, BLOCK)
-        if self.threads is not None and self.threads < 1:
-            raise ParameterError(
-                f"threads is {self.threads}, must be at least 1", fix="omit it, or give the number of cores"
-            )
+        check_threads(self.threads)
         if self.device_map is not None:
             check_device_map(self.devices, LLAMACPP if is_gguf(self.target) else self.executor, self.device)
         parse_options(self.drafter_option or ())
@@ -367,14 +365,22 @@ def checked_length(given: int | str) -> int | str:
 
 
 def parse_options(pairs: Seq[str]) -> dict[str, Any]:
-    """["max_ngram=3"] -> {"max_ngram": 3}; values that parse as numbers become numbers. Raises ParameterError."""
+    """["max_ngram=3"] -> {"max_ngram": 3}; values as of `literal`. Raises ParameterError."""
     options: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise ParameterError(f"drafter option {pair!r} is not NAME=VALUE", fix="write it as in max_ngram=3")
-        options[name.strip().replace("-", "_")] = number(value)
+        options[name.strip().replace("-", "_")] = literal(value)
     return options
+
+
+_LITERALS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def literal(text: str) -> Any:
+    """The text as truth value or number if it is one, else the text."""
+    return _LITERALS.get(text.lower(), number(text))
 
 
 def number(text: str) -> int | float | str:

@@ -10,7 +10,7 @@ from typing import Any
 from slipstream.cli import render
 from slipstream.cli.generate import run
 from slipstream.cli.loading import banner
-from slipstream.cli.options import ModelOptions, checked_length, number, parse_options
+from slipstream.cli.options import ModelOptions, checked_length, literal, parse_options
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
@@ -198,6 +198,4 @@ def _value(field: str, text: str) -> Any:
             return () if text == "none" else (text.encode("latin-1", "backslashreplace").decode("unicode_escape"),)
         except UnicodeDecodeError as fault:
             raise ParameterError(f"stop {text!r} holds a \\ that is no escape", fix="write \\\\ for it") from fault
-    if text.lower() in ("true", "on", "yes", "false", "off", "no"):
-        return text.lower() in ("true", "on", "yes")
-    return None if text.lower() == "none" else number(text)
+    return None if text.lower() == "none" else literal(text)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.contenders import LabModels, contender, literal, values_of
+from slipstream.cli.contenders import LabModels, contender, values_of
 from slipstream.cli.early import check_contenders
 from slipstream.cli.loading import load, on
 from slipstream.cli.measuring import Count, OutputOptions, PromptOptions, Source, finish, unfinished
-from slipstream.cli.options import grouped, number
+from slipstream.cli.options import grouped, literal
 from slipstream.errors import ParameterError
 from slipstream.settings import DTYPES, one_of
 
@@ -140,7 +140,7 @@ def plan(
         name, equals, values = each.partition("=")
         if not equals:
             raise ParameterError(f"--option {each!r} is not NAME=VALUES", fix="write it as in max_ngram=2:5")
-        extra[name.strip().replace("-", "_")] = values_of(f"--option {name}", values, lambda v: literal(number(v)))
+        extra[name.strip().replace("-", "_")] = values_of(f"--option {name}", values, literal)
     temperatures, batches = values_of("--temperature", temperature, float), values_of("--batch", batch, int)
     others = max(map(len, (specs, temperatures, batches, models.dtypes, *extra.values())))
     lengths: tuple[int | None, ...] = (None,) if others > 1 else tuple(range(2, 9))

@@ -9,10 +9,11 @@ from slipstream.errors import ParameterError, did_you_mean
 
 
 class Strict:
-    """Mixin for configuration dataclasses: an unknown keyword is a `ParameterError` that says what was meant."""
+    """Mixin for configuration dataclasses: an unknown keyword is a `ParameterError` that says what was meant, and so is
+    anything but True and False for a field that is one of these by default."""
 
     def __new__(cls, *args: Any, **kwargs: Any):
-        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        known = {f.name: f.default for f in fields(cls)}  # type: ignore[arg-type]
         for name in kwargs:
             if name not in known:
                 raise ParameterError(
@@ -20,4 +21,6 @@ class Strict:
                     why="a parameter that is silently dropped would change the output unnoticed",
                     fix=did_you_mean(name, known),
                 )
+            if isinstance(known[name], bool) and not isinstance(kwargs[name], bool):
+                raise ParameterError(f"{name} is {kwargs[name]!r}, must be True or False", fix=f"write {name}=True")
         return super().__new__(cls)

@@ -81,8 +81,6 @@ class EagleDraftConfig(Strict):
         check_integer("nodes", self.nodes, 1)
         if self.nodes > MAX_NODES:
             raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} draft tokens can be verified at once")
-        if self.sampled not in (True, False):
-            raise ParameterError(f"sampled is {self.sampled!r}, must be true or false")
         if self.costs is not None and not isinstance(self.costs, CostCurve):
             raise ParameterError(f"costs is {self.costs!r}", fix="give a CostCurve, 'measured' or nothing")
         self.length  # noqa: B018 checks the options of `Control`

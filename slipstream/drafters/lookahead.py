@@ -75,8 +75,6 @@ class LookaheadConfig(Strict):
         for name, low in (("window", 1), ("ngram", 2), ("guesses", 1), ("pool", 1)):
             check_integer(name, getattr(self, name), low)
         check_number("row_cost", self.row_cost, 0.0, 1.0)
-        if not isinstance(self.from_text, bool):
-            raise ParameterError(f"from_text is {self.from_text!r}, must be True or False")
         if self.most_nodes > MAX_NODES:
             raise ParameterError(
                 f"window={self.window}, ngram={self.ngram} and guesses={self.guesses} make trees of {self.most_nodes} "

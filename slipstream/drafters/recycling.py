@@ -69,8 +69,6 @@ class RecyclingConfig(Strict):
         for name in ("candidates", "nodes", "max_draft"):
             check_integer(name, getattr(self, name), 1)
         check_number("row_cost", self.row_cost, 0.0, 1.0)
-        if not isinstance(self.shared, bool):
-            raise ParameterError(f"shared is {self.shared!r}, must be True or False")
         if self.candidates > len(ASSUMED):
             raise ParameterError(f"candidates is {self.candidates}, at most {len(ASSUMED)} are kept for a token")
         if self.nodes > MAX_NODES:

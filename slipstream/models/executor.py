@@ -20,6 +20,7 @@ from slipstream.core.target import Runtime
 from slipstream.errors import ParameterError, TargetError
 from slipstream.kv.kv_memory import KVMemory
 from slipstream.models.config import Experts
+from slipstream.settings import check_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +196,6 @@ class Executor(Protocol):
 
 
 # --- checks that executors share ------------------------------------------------------------------------------------
-
-
-def check_threads(threads: int | None) -> None:
-    """Raise ParameterError for an invalid number of threads."""
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-        raise ParameterError(f"threads is {threads!r}, must be an integer, 1 or more", fix="leave it out, or raise it")
 
 
 def check_settings(quantize: str | None, threads: int | None = None) -> None:

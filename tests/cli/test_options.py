@@ -118,6 +118,11 @@ def test_without_a_command_there_is_help_and_no_error(cli, arguments):
 
 def test_drafter_options():
     assert parse_options(["max-ngram=3", "row_cost=0.5", "x=y"]) == {"max_ngram": 3, "row_cost": 0.5, "x": "y"}
+    assert parse_options(["across=false", "sampled=True", "shared=no"]) == {
+        "across": False,
+        "sampled": True,
+        "shared": False,
+    }
     with pytest.raises(ParameterError, match="NAME=VALUE"):
         parse_options(["=3"])
 

@@ -25,8 +25,9 @@ from slipstream.core.target import Runtime
 from slipstream.core.torch_threads import host_threads
 from slipstream.errors import ParameterError, TargetError
 from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch, Output, check_slice, check_steps, check_threads
+from slipstream.models.executor import Batch, Output, check_slice, check_steps
 from slipstream.models.weights import Weights
+from slipstream.settings import check_threads
 
 PACKED_ALONE = 1 << 28
 """Weights of fewer bytes are packed by one thread of torch. Between the many short operations of packing the others

@@ -14,11 +14,10 @@ from slipstream.core.params import check_integer
 from slipstream.core.target import Runtime
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.kv.blocks import BLOCK
-from slipstream.models.executor import check_threads
 from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_shape import ENDS, GgufShape, gguf_shape
 from slipstream.models.llamacpp_library import LlamaModel
-from slipstream.settings import KV_DTYPES, LLAMACPP, MOST_DRAFT_TOKENS, one_of
+from slipstream.settings import KV_DTYPES, LLAMACPP, MOST_DRAFT_TOKENS, check_threads, one_of
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import LlamaContext
 
