@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ import numpy as np
 from slipstream.errors import DataError, TrainingError
 from slipstream.training.documents import CORPUS, Document, check_source, read_source
 from slipstream.training.packing import Stream, write_masked
+from slipstream.training.resume_state import write_json
 
 Marked = tuple[list[int], list[bool] | None]
 """Ids of a document, and which of them belong to an answer (None: no answers)."""
@@ -179,9 +179,7 @@ def prepare_data(
                 _write(folder, number, encoder.encode(documents), encoder.eos, vocab_size, heldout, length)
             else:
                 _write_stream(folder, number, Path(name), vocab_size, heldout, length)
-        temporary = record.with_suffix(".tmp")
-        temporary.write_text(json.dumps(about, indent=1) + "\n")
-        os.replace(temporary, record)
+        write_json(record, about)
     train: list[Stream] = []
     held: list[Stream] = []
     for number, name in enumerate(names):

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import ParameterError
+from slipstream.training.resume_state import writing
 
 
 def write_stream(path: Path, documents: Iterable[list[int]], eos: int | None, vocab_size: int = 2**16) -> int:
@@ -41,21 +42,22 @@ def write_masked(
     end = [] if eos is None else [eos]
     starts, total, masked = [0], 0, False
     marks = path.with_suffix(".mask.bin")
-    with path.with_suffix(".tmp").open("wb") as out, marks.with_suffix(".tmp").open("wb") as inside:
-        for ids, mask in documents:
-            out.write(np.asarray([*ids, *end], dtype=dtype).tobytes())
-            masked = masked or mask is not None
-            closed = [False] * len(ids) if mask is None else mask
-            inside.write(bytes([*closed, *(closed[-1:] if end else [])]).ljust(len(ids) + len(end), b"\0"))
-            total += len(ids) + len(end)
-            starts.append(total)
-    np.save(path.with_suffix(".starts.npy"), np.asarray(starts, dtype=np.int64))
-    if masked:
-        os.replace(marks.with_suffix(".tmp"), marks)
-    else:
-        os.remove(marks.with_suffix(".tmp"))
-        marks.unlink(missing_ok=True)
-    os.replace(path.with_suffix(".tmp"), path)
+    ids_file, marks_file, what = path.with_suffix(".tmp"), marks.with_suffix(".tmp"), f"the token stream {path}"
+    with writing(what, ids_file), writing(what, marks_file):
+        with ids_file.open("wb") as out, marks_file.open("wb") as inside:
+            for ids, mask in documents:
+                out.write(np.asarray([*ids, *end], dtype=dtype).tobytes())
+                masked = masked or mask is not None
+                closed = [False] * len(ids) if mask is None else mask
+                inside.write(bytes([*closed, *(closed[-1:] if end else [])]).ljust(len(ids) + len(end), b"\0"))
+                total += len(ids) + len(end)
+                starts.append(total)
+        np.save(path.with_suffix(".starts.npy"), np.asarray(starts, dtype=np.int64))
+        if masked:
+            os.replace(marks_file, marks)
+        else:
+            marks.unlink(missing_ok=True)
+        os.replace(ids_file, path)
     return total
 
 

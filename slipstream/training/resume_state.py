@@ -150,3 +150,11 @@ def as_json(value: Any) -> dict[str, Any]:
     """A dataclass or dictionary as it looks after a JSON round trip; None for NaN and infinity, which JSON lacks."""
     text = json.dumps(asdict(value) if is_dataclass(value) else value, default=str)  # type: ignore[arg-type]
     return json.loads(text, parse_constant=lambda name: None)  # type: ignore[no-any-return]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `as_json(value)`, whole or not at all. Raises TrainingError."""
+    temporary = path.with_suffix(".tmp")
+    with writing(str(path), temporary):
+        temporary.write_text(json.dumps(as_json(value), indent=1) + "\n")
+        os.replace(temporary, path)

@@ -11,7 +11,6 @@ OUT/final/                   the head or model in its standard format, with a mo
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import tempfile
@@ -42,7 +41,7 @@ from slipstream.training.loop import Loop, held_out, identity
 from slipstream.training.methods import METHODS
 from slipstream.training.objective import Objective
 from slipstream.training.regenerate import RegenerateConfig, regenerate
-from slipstream.training.resume_state import as_json, check_same, read_state, writing
+from slipstream.training.resume_state import check_same, read_state, write_json, writing
 from slipstream.training.training_settings import LoopConfig
 from slipstream.zoo import checkpoint_of
 
@@ -164,7 +163,7 @@ class Run:
         After a signal, what was trained so far is exported, and KeyboardInterrupt is raised with its number.
         """
         config, loop = self.config, self.loop
-        _write_json(config.loop.out / "run.json", asdict(config))
+        write_json(config.loop.out / "run.json", asdict(config))
         loop.log({"step": loop.progress.step, "command": config.command, "time": time.time()})
         for cache in loop.caches.values():
             if cache.missing():
@@ -211,7 +210,7 @@ class Run:
         with writing(str(folder), made, "the checkpoint is kept, and --resume writes it"):
             loop.objective.export(made, figures | {"target": self.config.target})
             (made / "README.md").write_text(card, encoding="utf-8")
-            _write_json(made / "training.json", {"run": asdict(self.config), "figures": figures})
+            write_json(made / "training.json", {"run": asdict(self.config), "figures": figures})
             if folder.exists():
                 shutil.rmtree(folder)  # of an earlier part of this run
             made.rename(folder)
@@ -299,12 +298,6 @@ def _texts(config: RunConfig, temperature: float, llm: LLM, prepared: Prepared, 
     held = HeldOutText(texts[: config.texts], temperature)
     save_texts(path, held)
     return held
-
-
-def _write_json(path: Path, value: Any) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(as_json(value), indent=1) + "\n")
-    os.replace(temporary, path)
 
 
 __all__ = ["Run", "RunConfig", "prepare"]

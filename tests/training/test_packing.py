@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.errors import ParameterError
+from slipstream.errors import ParameterError, TrainingError
+from slipstream.training import packing
 from slipstream.training.packing import Stream, write_stream
 
 
@@ -33,3 +34,15 @@ def test_files_are_cut_on_a_grid(tmp_path: Path) -> None:
 def test_short_stream_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="too short"):
         stream(tmp_path, [3], whole=False).windows(8)
+
+
+def test_a_stream_on_a_full_disk_is_named_and_nothing_of_it_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError("80 requested and 0 written")  # as numpy says it
+
+    monkeypatch.setattr(packing.np, "save", full)
+    with pytest.raises(TrainingError, match=r"token stream .*ids.bin could not be written .*free some space"):
+        write_stream(tmp_path / "ids.bin", [[1, 2, 3]], eos=0)
+    assert not list(tmp_path.iterdir())
