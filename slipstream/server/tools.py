@@ -97,7 +97,7 @@ def _moved(schema: Any, to: int) -> Any:
         return [_moved(each, to) for each in schema]
     if not isinstance(schema, dict) or "$id" in schema:
         return schema
-    inner = {}
+    inner: dict[str, Any] = {}
     for key, each in schema.items():
         if key == "$ref" and isinstance(each, str) and each.startswith("#"):
             inner[key] = f"#/$defs/{to}{each[1:]}"
