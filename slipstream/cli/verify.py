@@ -37,12 +37,14 @@ def verify(
         list[str] | None,
         typer.Option(help="Run only this check: greedy, coupled or distribution; repeatable."),
     ] = None,
-    texts: Annotated[int, typer.Option(min=1, help="Whole texts sampled per draft length.")] = 16,
+    texts: Annotated[
+        int, typer.Option(min=1, help="Texts sampled with each setting; three times as many with your own.")
+    ] = 10,
     reach: Annotated[
         int, typer.Option(min=0, help="Position that one of these texts reaches; 0: none is longer.")
     ] = 512,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Samples per prompt.", show_default="1000; 200 of servers")
+        int | None, typer.Option(min=1, help="Samples per prompt.", show_default="400; 200 of servers")
     ] = None,
     distribution_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts for first tokens.")] = 3,
     first: Annotated[int, typer.Option(min=2, help="Number of first tokens whose joint distribution is tested.")] = 5,
@@ -62,8 +64,9 @@ def verify(
 
     Greedy texts and texts of one seed are compared with and without the drafter, with 1, 2 and K draft tokens;
     differences within the measured rounding of this model's logits are not bugs. Samples are tested against the
-    target's exact distribution (at the given temperature, else 1), which is computed by code of its own. Exit code 1 if
-    there is a bug, or if too little was drafted to test anything.
+    target's exact distribution (at the given temperature, else 1), which is computed by code of its own. Beside your
+    parameters, requests with filters, penalties, stops and biases run side by side, join and are preempted. Exit code 1
+    if there is a bug, or if too little was drafted to test anything.
 
     With --base-url and --against, two OpenAI-compatible servers of the same model are compared instead: greedy texts by
     the margins of their log-probabilities, sampled texts by their first tokens and n-grams. Of a conversation, servers
@@ -80,7 +83,7 @@ def verify(
 
     possible = ("greedy",) if models.rule == "greedy" else CHECKS
     config = VerifyConfig(
-        params=sampling.params(), checks=tuple(FORMER.get(c, c) for c in check or possible), samples=samples or 1000,
+        params=sampling.params(), checks=tuple(FORMER.get(c, c) for c in check or possible), samples=samples or 400,
         distribution_prompts=distribution_prompts, length=first, level=level,
         texts=texts, reach=reach, seed=seed,
     )  # fmt: skip

@@ -304,7 +304,7 @@ class Engine:
         what the drafters know of these requests: whatever they drew last was not verified.
 
         lengths: of those that gain tokens, which are first in `seqs`."""
-        for seq, length in itertools.zip_longest(seqs, lengths, fillvalue=0):
+        for seq, length in zip(seqs, [*lengths, *[0] * (len(seqs) - len(lengths))], strict=True):
             self._request(seq).drafter.release(seq.id)
             prompts = [seq] if seq.chunk_end is not None else []
             try:
@@ -411,10 +411,12 @@ class Engine:
                 return lengths
             if len(self._running) == 1:  # it fits alone (see `add`), unless others hold blocks: the target will say
                 return [0] * len(seqs)
-            self._preempt(self._running[-1], seqs, prompts)
+            self.preempt(seqs, prompts)
 
-    def _preempt(self, seq: Sequence, *lists: list[Sequence]) -> None:
-        """Take the KV of a request; it waits before all others, and is read again."""
+    def preempt(self, *lists: list[Sequence]) -> None:
+        """Take the KV of the request that joined last, and remove it from these lists. It waits before all others, and
+        is read again."""
+        seq = self._running[-1]
         for each in (*lists, self._running):
             if seq in each:
                 each.remove(seq)

@@ -8,11 +8,12 @@ from slipstream.lab import plots
 from slipstream.lab.plots import Plot
 from slipstream.lab.results import Result
 from slipstream.lab.tables import Alarm, Column, Section, Table, small, words
+from slipstream.lab.verify_outcomes import BY_REQUEST, PAIR
 
 BLIND_TO = (
     "What this run cannot see: a bias smaller than the ones stated, within pooled outcomes, or at places with too few "
-    "positions; other sampling parameters, prompts and batch sizes, and positions after {reach}; faults that need "
-    "concurrent requests; a target that is wrong in itself, because its own logits are the reference."
+    "positions; structured output, other prompts, and positions after {reach}; a target that is wrong in itself, "
+    "because its own logits are the reference."
 )
 HEADINGS = {
     "greedy": "Greedy texts with and without the drafter",
@@ -32,6 +33,7 @@ def section(result: Result) -> Section:
             made.tables.append(passes(name, data[name]))
             differing = [row for row in data[name] if row["divergence"] is not None]
             made.tables += [differences(name, differing)] if differing else []
+    made.notes += [f"Wrong in single texts: {'; '.join(data['faults'][:5])}."] if data["faults"] else []
     if data["positions"]:
         made.tables.append(places(data["positions"]))
     if data["distribution"]:
@@ -64,11 +66,10 @@ def lead(data: dict[str, Any], settings: dict[str, Any]) -> str:
     parts = [f"{len(said) - ties} of {len(said)} texts identical"] if said else []
     parts += [f"{ties} differ from a near-tie on, within measured noise"] if ties else []
     if data["positions"]:
-        positions = sum(row["positions"] for row in data["positions"])
         samples = sum(row["n"] for row in data["distribution"])
         parts.append(
-            f"{positions:,} sampled tokens and the first tokens of {samples:,} samples follow the target's "
-            f"distribution (false-alarm probability {settings['level']:g})"
+            f"{data['sampled_tokens']:,} sampled tokens and the first tokens of {samples:,} samples follow the "
+            f"target's distribution (false-alarm probability {settings['level']:g})"
         )
     return f"No bug found in {what}: {', '.join(parts)}." if parts else f"Nothing was compared for {what}."
 
@@ -80,16 +81,23 @@ def verdict(text: str) -> str:
 def passes(name: str, rows: list[dict[str, Any]]) -> Table:
     """A row for each way to decode the texts."""
     cells = []
-    for how in dict.fromkeys((row["draft_tokens"], row["batch"]) for row in rows):
-        own = [row for row in rows if (row["draft_tokens"], row["batch"]) == how]
+    for how in dict.fromkeys((row["mixed"], row["draft_tokens"], row["batch"]) for row in rows):
+        own = [row for row in rows if (row["mixed"], row["draft_tokens"], row["batch"]) == how]
         said = [row["verdict"] for row in own]
         worst = next((each for each in ("BUG", "differs, as a lossy rule may") if each in said), "ok")
         ties = sum(each.startswith("tie") for each in said)
         accepted, drafted = (sum(row[key] for row in own) for key in ("accepted", "drafted"))
-        cells.append([*how, len(own), said.count("identical"), ties, f"{accepted} of {drafted}", verdict(worst)])
+        lengths = f"0 to {how[1]}" if how[0] else how[1]
+        cells.append(
+            [lengths, how[2], len(own), said.count("identical"), ties, f"{accepted} of {drafted}", verdict(worst)]
+        )
     columns = [Column("K"), Column("batch"), Column("texts"), Column("identical"), Column("near-ties"),
                Column("accepted"), words("verdict")]  # fmt: skip
-    return Table(HEADINGS[name], columns, cells, NOTES[name])
+    note = (
+        f"{NOTES[name]} The last row: requests with other sampling parameters beside them, which join one by one, "
+        "continue earlier texts and are preempted."
+    )
+    return Table(HEADINGS[name], columns, cells, note)
 
 
 def differences(name: str, rows: list[dict[str, Any]]) -> Table:
@@ -103,20 +111,44 @@ def differences(name: str, rows: list[dict[str, Any]]) -> Table:
     return Table(f"Differences: {HEADINGS[name].lower()}", columns, cells)
 
 
+SHORT_PLACES = {
+    "draft token 1": "1", "draft token 2": "2", "draft token 3 or deeper": "3...", "behind a draft token": "behind",
+    "bonus token": "bonus", "without a draft": "none", "all positions": "all", "late positions": "late",
+}  # fmt: skip
+
+
 def places(rows: list[dict[str, Any]]) -> Table:
-    cells = []
-    for row in rows:
-        p = [None if row[name] is None else f"{row[name]:.2g}" for name in ("ranks", "favoured", "second_p")]
-        bias = None if row["smallest_bias"] is None else f"{row['smallest_bias']:.3f}"
-        cells.append([row["place"], row["positions"], *p, bias, verdict(row["verdict"])])
-    columns = [words("place in the step"), Column("tokens"), Column("p, ranks"), Column("p, favoured"),
-               Column("p, again"), Column("smallest bias"), words("verdict")]  # fmt: skip
+    """A row for each test, a column for each place."""
+    step = [row for row in rows if row["place"] != BY_REQUEST]
+    names = ["tokens", "ranks", *dict.fromkeys(name for row in step for name in row["outcomes"])]
+    cells: list[list[Any]] = []
+    for name in names:
+        values = [row["positions"] if name == "tokens" else _p(row, name) for row in step]
+        cells.append([name, *values])
+    cells.append(["impossible", *(row["forbidden"] for row in step)])
+    cells.append(["smallest bias", *(_or_dash(row["smallest_bias"], ".3f") for row in step)])
+    cells.append(["p again", *(_or_dash(row["second_p"], ".2g") for row in step)])
+    cells.append(["verdict", *(verdict("BUG" if row["verdict"] == "BUG" else "ok") for row in step)])
+    columns = [words("p-value of"), *(Column(SHORT_PLACES.get(row["place"], row["place"])) for row in step)]
+    beside = [f"p = {_p(row, PAIR)}" for row in rows if row["place"] == BY_REQUEST]
     return Table(
         "Every token of sampled texts against the target's distribution at its position", columns, cells,
-        "Ranks: the tokens' ranks by probability are uniform. Favoured: tokens that the draft makes too likely are as "
-        "frequent as the target has them. Again: p-value on new samples, where the first was below 0.01; only it "
-        "decides. -: too few positions, or not valid under this rule.",
+        "Columns are places in the step: draft tokens 1, 2, 3 and deeper, all that are behind an accepted one, the "
+        "bonus token, tokens of steps without a draft. Ranks, ids: in the order of probabilities and of ids, tokens "
+        "are spread as their probabilities say. Other rows: how often a kind of token occurs, against the target's "
+        "probability of it: tokens that the draft favours, rare ones, ends of texts, the last token that a filter "
+        "keeps, tokens that a penalty reaches. With the last: whether tokens depend on the one before beyond that; "
+        f"between requests: {' '.join(beside) or 'too few'}. Where a p-value is small, new samples decide. -: too few "
+        "positions, or not valid under this rule.",
     )  # fmt: skip
+
+
+def _p(row: dict[str, Any], name: str) -> str:
+    return _or_dash(row["ranks"] if name == "ranks" else row["outcomes"].get(name), ".2g")
+
+
+def _or_dash(value: float | None, digits: str) -> str:
+    return "-" if value is None else format(value, digits)
 
 
 def short(name: str) -> str:

@@ -12,11 +12,15 @@ import numpy as np
 
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
 from slipstream.core.rules import RULES
+from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.lab.prompts import Prompt, PromptSet
 from slipstream.lab.verify_distribution import Samples, cells, distribution_test, sample, shift_seen
-from slipstream.lab.verify_positions import BINS, PLACES, Positions, tested
+from slipstream.lab.verify_outcomes import BINS, OUTCOMES, PLACES, tested
+from slipstream.lab.verify_positions import Positions
+from slipstream.lab.verify_reference import wrong_end
+from slipstream.lab.verify_requests import ENDS, HISTORY, TOGETHER, Request, among, continued, panel, settings
 from slipstream.lab.verify_texts import (
     BUG,
     LOSSY,
@@ -29,6 +33,7 @@ from slipstream.lab.verify_texts import (
     scores,
     texts,
     verdict,
+    wrong_token,
 )
 
 if TYPE_CHECKING:
@@ -39,12 +44,12 @@ SAME = "no difference seen"
 BLIND = "nothing could be seen"
 FEW = "too few to test"
 UNTESTED = "not tested"
-SCREEN = 0.01
+SCREEN = 0.0005
 """Level of the first look of a test of a distribution. A test that fails it is repeated on new samples."""
 FEWEST_DRAFTED = {"greedy": 20, "coupled": 20, "distribution": 100}
 """Fewest draft tokens that must have been verified in a check; below that it says "not tested"."""
-TESTED_TOGETHER = 16
-"""Texts of the test of positions that are decoded in one batch."""
+BATCH = 16
+"""Requests in one batch of texts that all have the parameters as given."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ class VerifyConfig(Strict):
                  repeats, is short.
     length       number of first tokens whose joint distribution is tested. The first of them comes from prefill.
     batch        samples decoded at once.
-    texts        whole texts sampled for each draft length (1, 2 and K) by the test of positions.
+    texts        whole texts sampled with each setting (see `verify_requests`) by the test of positions; three times as
+                 many with the parameters as given, for the draft lengths 1, 2 and K.
     reach        one of them goes on to this position in its context (0: none does).
     level        probability that a correct run is called a bug, over all tests of distributions together.
     power        probability that a bias of the reported smallest size is called a bug.
@@ -68,12 +74,12 @@ class VerifyConfig(Strict):
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=48))
     temperature: float = 1.0
     checks: tuple[str, ...] = CHECKS
-    samples: int = 1000
+    samples: int = 400
     distribution_prompts: int = 3
     tail: int = 16
     length: int = 5
     batch: int = 32
-    texts: int = 16
+    texts: int = 10
     reach: int = 512
     level: float = 1e-3
     power: float = 0.9
@@ -102,13 +108,19 @@ class VerifyConfig(Strict):
 
 
 def decisive_level(level: float, tests: int) -> float:
-    """The level of the second look, so that all tests together call a correct run a bug with at most `level`."""
-    return min(SCREEN, level / SCREEN / tests)
+    """The level of the second look, so that all tests together call a correct run a bug with at most `level`. A first
+    p-value below `SCREEN` times this is as rare as two looks that fail, and needs no second."""
+    return min(SCREEN, level / SCREEN / tests / 2)
 
 
 def lengths(draft_tokens: int) -> list[int]:
     """The draft lengths of sampled texts."""
     return sorted({1, min(2, draft_tokens), draft_tokens})
+
+
+def mixed_lengths(draft_tokens: int) -> list[int]:
+    """Those of requests side by side: pairs of equal and of different lengths, and one without drafts."""
+    return [draft_tokens, draft_tokens, 1, min(2, draft_tokens), 0, draft_tokens, min(3, draft_tokens)]
 
 
 def across_kinds(prompts: PromptSet) -> list[Prompt]:
@@ -134,6 +146,7 @@ class Checks:
         self.most = llm.most_draft_tokens
         self.noise: Control = Control(1, 0, 0.0, 0.0, 0.0, 0)
         self.plain: list[list[int]] = []
+        self.settings: dict[str, SamplingParams] = {}
         self.stats = SpecStats()
 
     @property
@@ -144,7 +157,8 @@ class Checks:
 
     def control(self) -> None:
         greedy = self.config.greedy
-        self.plain = [ids for ids, _ in texts(self.llm, None, self.ids, [greedy] * len(self.ids), self.advance)]
+        own = [Request(name, ids, greedy) for name, ids in zip(self.names, self.ids, strict=True)]
+        self.plain = [seq.output for seq in self._decoded(None, own)]
         rows = self.most + 1
         found = []
         for prompt, text in zip(self.ids, self.plain, strict=True):
@@ -155,48 +169,80 @@ class Checks:
         for each in found[1:]:
             self.noise += each
         self.data["control"] = asdict(self.noise) | {"verdict": self.noise.verdict}
+        self.settings = settings(self.llm, self.config.sampled, self.ids, self.plain)
 
     def greedy(self) -> None:
-        self._compare("greedy", [self.config.greedy] * len(self.ids), self.plain)
+        self._compare("greedy", lambda params, i: replace(params, temperature=0.0, seed=0))
 
     def coupled(self) -> None:
         """Always uses rule `coupled`, because it checks the drafter and the caches, not the rule."""
         rule = self.llm.rule
-        params = [replace(self.config.sampled, seed=self._seed("coupled", i)) for i in range(len(self.ids))]
         self.llm._rule = RULES["coupled"]
         try:
-            plain = [ids for ids, _ in texts(self.llm, None, self.ids, params, self.advance)]
-            self._compare("coupled", params, plain)
+            self._compare("coupled", lambda params, i: replace(params, seed=self._seed("coupled", i)))
         finally:
             self.llm._rule = rule
 
-    def _compare(self, check: str, params: Seq[SamplingParams], plain: Seq[Seq[int]]) -> None:
-        before = self.stats
-        for how in passes(self.most, len(self.ids)):
-            fast = texts(self.llm, self.drafter, self.ids, params, self.advance, how)
-            self.stats = sum((stats for _, stats in fast), self.stats)
-            for i, (ids, stats) in enumerate(fast):
-                self.data[check].append(self._row(i, params[i], plain[i], ids, stats, how))
+    def _compare(self, check: str, made: Callable[[SamplingParams, int], SamplingParams]) -> None:
+        """Texts with the drafter against those without. made: the parameters of the i-th request of this check."""
+        before, n = self.stats, len(self.ids)
+        own = [Request(name, ids, self.config.sampled) for name, ids in zip(self.names, self.ids, strict=True)]
+        mixed = own + panel(self.names, self.ids, self.settings, 1, mixed_lengths(self.most))
+        mixed += panel(self.names, self.ids, among(self.settings, HISTORY), 6, [self.most])
+        mixed += panel(self.names, self.ids, among(self.settings, ENDS), 12, [self.most])
+        mixed += continued(own, self.plain, self.llm.checks.longest)
+        mixed = [replace(one, params=made(one.params, i)) for i, one in enumerate(mixed)]
+        plain = [seq.output for seq in self._decoded(None, mixed)]
+        for request, text in zip(mixed, plain, strict=True):
+            self._fault(request, wrong_token(self.llm, request, text, self.noise.noise))
+        for how in passes(self.most, n):
+            requests = mixed if how.mixed else mixed[:n]
+            for request, text, seq in zip(requests, plain, self._decoded(self.drafter, requests, how), strict=False):
+                self.stats += seq.stats
+                self.data[check].append(self._row(request, text, seq, how))
         self._cover(check, self.stats.proposed - before.proposed, self.stats.accepted - before.accepted)
 
-    def _row(
-        self, i: int, params: SamplingParams, plain: Seq[int], ids: Seq[int], stats: SpecStats, how: Pass
-    ) -> dict[str, Any]:
-        parted = compared(self.llm, self.ids[i], params, plain, ids, self.rows, self.noise)
-        row = Comparison(self.names[i], verdict(parted, self.llm.rule.lossless), len(ids), parted, params.seed)
-        return row.as_dict() | asdict(how) | {"drafted": stats.proposed, "accepted": stats.accepted}
+    def _decoded(self, drafter: Any, requests: Seq[Request], how: Pass | None = None) -> list[Sequence]:
+        seqs = texts(self.llm, drafter, requests, self._at_most(len(self.ids)), how)
+        for request, seq in zip(requests, seqs, strict=True):
+            self._fault(request, wrong_end(seq))
+        return seqs
+
+    def _at_most(self, count: int) -> Callable[[], None]:
+        """`advance` for the first `count` calls: how many requests there are is known later than how long they take."""
+        left = iter(range(count))
+        return lambda: None if next(left, None) is None else self.advance()
+
+    def _fault(self, request: Request, wrong: str | None) -> None:
+        if wrong is not None:
+            self.data["faults"].append(f"{request.name}: {wrong}")
+
+    def _row(self, request: Request, plain: Seq[int], seq: Sequence, how: Pass) -> dict[str, Any]:
+        parted = compared(self.llm, request.ids, request.params, plain, seq.output, self.rows, self.noise)
+        said = verdict(parted, self.llm.rule.lossless)
+        row = Comparison(request.name, said, len(seq.output), parted, request.params.seed)
+        return row.as_dict() | asdict(how) | {"drafted": seq.stats.proposed, "accepted": seq.stats.accepted}
 
     def _cover(self, check: str, drafted: int, accepted: int) -> None:
         verdict = "tested" if drafted >= FEWEST_DRAFTED[check] else UNTESTED
         self.data["coverage"][check] = {"drafted": drafted, "accepted": accepted, "verdict": verdict}
 
     def distribution(self) -> None:
-        prompts = list(range(min(self.config.distribution_prompts, len(self.ids))))
-        decisive = decisive_level(self.config.level, len(prompts) + 2 * len(PLACES))
-        self._first_tokens(prompts, decisive)
-        self._positions(decisive)
+        self.positions()
+        self.first_tokens()
 
-    def _first_tokens(self, chosen: Seq[int], decisive: float) -> None:
+    @property
+    def _decisive(self) -> float:
+        return decisive_level(self.config.level, len(self._chosen) + (1 + len(OUTCOMES)) * len(PLACES))
+
+    @property
+    def _chosen(self) -> range:
+        """The prompts of the test of first tokens."""
+        return range(min(self.config.distribution_prompts, len(self.ids)))
+
+    def first_tokens(self) -> None:
+        """The joint distribution of the first tokens of many texts (see `verify_distribution`)."""
+        chosen, decisive = self._chosen, self._decisive
         config, llm = self.config, self.llm
         prompts = [self.ids[i][-config.tail :] for i in chosen]
         each = math.sqrt(config.power)  # both looks have to fail
@@ -213,12 +259,12 @@ class Checks:
 
         drawn = look(0)
         first = [distribution_test(s.outputs, m, decisive, each) for s, m in zip(drawn, made, strict=True)]
-        again = look(1) if any(test.p < SCREEN for test in first) else None
+        again = look(1) if any(SCREEN * decisive <= test.p < SCREEN for test in first) else None
         for i, place in enumerate(chosen):
             test, second = first[i], None
             if again is not None and test.p < SCREEN:
                 second = distribution_test(again[i].outputs, made[i], decisive, each).p
-            said = self._said(second, decisive, BLIND if test.smallest_bias is None else SAME)
+            said = self._said(test.p, second, decisive, BLIND if test.smallest_bias is None else SAME)
             if said == SAME and drawn[i].drafted < config.samples / 10:
                 said = UNTESTED
             self.data["distribution"].append(
@@ -228,42 +274,53 @@ class Checks:
                 | {"largest": [self._cell(*row) for row in test.largest]}
             )
 
-    def _positions(self, decisive: float) -> None:
+    def positions(self) -> None:
+        """Every token of whole texts (see `verify_outcomes`)."""
+        decisive = self._decisive
         first = self._look(0, 1)
         tests = [tested(place, first.found[place]) for place in PLACES if place in first.found]
-        suspects = [test.place for test in tests if min(test.p, default=1.0) < SCREEN]
+        suspects = [test.place for test in tests if SCREEN * decisive <= min(test.p, default=1.0) < SCREEN]
         again = self._look(1, 2).found if suspects else {}
         each = math.sqrt(self.config.power)
         for test in tests:
             second = tested(test.place, again[test.place]) if test.place in suspects and test.place in again else None
             worst = None if second is None else min(second.p, default=1.0)
             shift = shift_seen(BINS - 1, decisive, each) / (4 * test.positions)
+            said = self._said(min(test.p, default=1.0), worst, decisive, SAME if test.p else FEW)
             self.data["positions"].append(
                 test.as_dict()
-                | {"second_p": worst, "verdict": self._said(worst, decisive, SAME if test.p else FEW)}
+                | {"second_p": worst, "verdict": said}
                 | {"smallest_bias": math.sqrt(shift) if test.ranks is not None and shift < 1 else None}
             )
+        self.data["sampled_tokens"] = first.stats.tokens
         self._cover("distribution", first.stats.proposed, first.stats.accepted)
 
     def _look(self, number: int, times: int) -> Positions:
-        """The evidence of whole texts, for each draft length; the first text is a long one."""
+        """The evidence of whole texts: with the parameters as given, for each draft length, the first text a long one;
+        then of all settings side by side; then of texts that continue others."""
         config, llm = self.config, self.llm
         seeds = self._seeds("positions", number)
         found = Positions(llm, self.drafter, self.noise.noise, next(seeds))
-        for k in lengths(self.most):
-            order = [i % len(self.ids) for i in range(times * config.texts)]
-            params = [replace(config.sampled, seed=None, stop=())] * len(order)
-            further = min(config.reach, llm.target.context) - len(self.ids[order[0]])
-            params[0] = replace(params[0], max_tokens=max(params[0].max_tokens, further))
-            for start in range(0, len(order), TESTED_TOGETHER):
-                part = slice(start, start + TESTED_TOGETHER)
-                some = [self.ids[i] for i in order[part]]
-                found.decode(some, params[part], [next(seeds) for _ in some], k)
-                self.advance()
+        base, longest = replace(config.sampled, seed=None), llm.checks.longest
+        own = panel(self.names, self.ids, {"": base}, 3 * times * config.texts, lengths(self.most))
+        further = min(config.reach, longest) - len(own[0].ids)
+        own[0] = replace(own[0], params=replace(base, max_tokens=max(base.max_tokens, further), draft_tokens=None))
+        settings = {name: replace(params, seed=None) for name, params in self.settings.items()}
+        beside = panel(self.names, self.ids, settings, times * config.texts, mixed_lengths(self.most))
+        beside += panel(self.names, self.ids, among(settings, ENDS), 4 * times * config.texts, [self.most])
+        before, llm.draft_tokens = llm.draft_tokens, self.most
+        try:
+            outputs = found.decode(own, seeds, BATCH, self.advance)
+            found.decode(beside, seeds, TOGETHER, self._at_most(len(own)))
+            found.decode(continued(own, outputs, longest)[: config.texts], seeds, TOGETHER, self._at_most(0))
+        finally:
+            llm.draft_tokens = before
+        self.data["faults"] += found.faults
         return found
 
-    def _said(self, second: float | None, decisive: float, otherwise: str) -> str:
-        if second is None or second >= decisive:
+    def _said(self, first: float, second: float | None, decisive: float, otherwise: str) -> str:
+        """The verdict on the p-values of the first look and of the second, if there was one."""
+        if first >= SCREEN * decisive and (second is None or second >= decisive):
             return otherwise
         return BUG if self.llm.rule.lossless else LOSSY
 

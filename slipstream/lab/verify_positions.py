@@ -1,54 +1,42 @@
-"""Tests every sampled token against the target's distribution at its position, over whole texts.
-
-Whatever was drafted, an exact rule emits token x_t with the target's probability p_t(x_t | x_<t). Two statistics
-follow, each a sum over positions of terms whose distribution is known before the token is drawn:
-
-    ranks     u_t, the mass of all tokens that are more likely than x_t, plus a uniform share of the mass of x_t itself,
-              is uniform on [0, 1) and independent from position to position (Rosenblatt 1952, with a random share
-              because tokens are discrete: Smith 1985). A chi-squared test over equal bins.
-    favoured  how often x_t is a token that the draft makes more likely than the target does (q > p; without q, one of
-              the proposed tokens), against the sum of the target's mass of those tokens. A normal test. An acceptance
-              that is too generous shows here first.
-
-Both are pooled over texts, prompts and draft lengths, and kept apart by the place in the step: a fault of the bonus
-token must not drown in correct draft tokens. That is valid if a token has the target's distribution *given that its
-position was reached*, which holds for `rejection` and `coupled` but not for `block`, whose verdict on the beginning of
-a chain depends on its end. For such a rule all positions are one place, and only ranks are tested.
-
-The target's distribution is that of `verify_reference`, not that of the code under test.
-"""
+"""Samples whole texts and adds up what `verify_outcomes` tests: every token against the target's distribution, which is
+that of `verify_reference`, not that of the code under test."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
-from slipstream.core.params import SamplingParams
-from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import TargetOut
-from slipstream.lab.verify_reference import distribution, impossible, logits_of
+from slipstream.lab.verify_outcomes import (
+    ALL,
+    BEHIND,
+    BONUS,
+    BY_REQUEST,
+    DEEPER,
+    DRAFTED,
+    LATE,
+    LATE_FROM,
+    UNDRAFTED,
+    Context,
+    Evidence,
+    ranks,
+    sets,
+)
+from slipstream.lab.verify_reference import distribution, impossible, logits_of, wrong_end, wrong_logprob
+from slipstream.lab.verify_requests import Request, together
 
 if TYPE_CHECKING:
+    from slipstream.core.drafter import Drafter
     from slipstream.llm import LLM
 
-DRAFTED, DEEPER, BONUS, UNDRAFTED, ALL = (
-    "draft token {}", "draft token 3 or deeper", "bonus token", "without a draft", "all positions"
-)  # fmt: skip
-PLACES = (DRAFTED.format(1), DRAFTED.format(2), DEEPER, BONUS, UNDRAFTED, ALL)
-BINS = 16
-FEWEST = 5 * BINS
-"""Fewest positions of a place for the test of ranks: an expected count of five in each bin."""
-SMALLEST_VARIANCE = 20.0
-"""Smallest variance of the number of favoured tokens for a normal approximation."""
 KEPT = 256
 """Most tokens of q that are kept for each position: the most likely ones."""
 
@@ -57,51 +45,65 @@ KEPT = 256
 class Proposal:
     """What the drafter proposed at one position.
 
-    drafted  whether the position has a draft token.
+    behind   whether an accepted draft token is before it in its step.
     ids, q   tokens that it may propose with their probabilities, or the proposed tokens and None if they were chosen
-             deterministically. No ids if they depend on the random numbers of verification, as under `coupled`.
+             deterministically. None for no draft token, or where they depend on the random numbers of verification, as
+             under `coupled`.
     """
 
     place: str
-    drafted: bool = False
-    ids: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    behind: bool = False
+    ids: np.ndarray | None = None
     q: np.ndarray | None = None
 
+    def favoured(self, p: np.ndarray) -> np.ndarray | None:
+        """The tokens that the draft makes more likely than the target does (without q: all that were proposed)."""
+        if self.ids is None:
+            return None
+        return np.unique(self.ids) if self.q is None else self.ids[self.q > p[self.ids]]
 
-class Witness:
-    """Wraps a drafter and notes, for each output token after the first, what was proposed at its position."""
 
-    def __init__(self, drafter: Drafter, by_place: bool):
-        self.drafter, self.by_place = drafter, by_place
-        self.name, self.taps = drafter.name, drafter.taps
-        self.seen: dict[int, list[Proposal]] = defaultdict(list)
+@dataclass
+class Proposals:
+    """What was proposed at each output position of each sequence. by_place: whether places in the step are kept
+    apart."""
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        return self.drafter.propose(seqs, budget)
+    by_place: bool
+    seen: dict[int, dict[int, Proposal]] = field(default_factory=lambda: defaultdict(dict))
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        for b, seq in enumerate(seqs):
-            self.seen[seq.id] += self._proposals(seq, draft, b, verdict)
-        self.drafter.observe(seqs, draft, out, verdict)
+    def of(self, seq: Sequence, t: int) -> Proposal:
+        return self.seen[seq.id].get(t, Proposal(UNDRAFTED if self.by_place else ALL))
 
-    def release(self, seq_id: int) -> None:
-        self.drafter.release(seq_id)
+    @contextmanager
+    def noted(self, drafter: Any) -> Iterator[None]:
+        """Notes what this drafter, which keeps all that it can do, proposes meanwhile."""
+        observe = drafter.observe
 
-    def _proposals(self, seq: Sequence, draft: Draft, b: int, verdict: Verdict) -> list[Proposal]:
+        def noting(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+            for b, seq in enumerate(seqs):
+                self._note(seq, draft, b, verdict)
+            observe(seqs, draft, out, verdict)
+
+        drafter.observe = noting
+        try:
+            yield
+        finally:
+            del drafter.observe
+
+    def _note(self, seq: Sequence, draft: Draft, b: int, verdict: Verdict) -> None:
         run, children, start = verdict.run(draft, b), draft.children(b), draft.splits[b]
-        found = []
+        first = len(seq.output) - len(run)
         for depth, parent in enumerate((-1, *verdict.path[b])[: len(run)], 1):
             nodes = [start + node for node in children.get(parent, [])]
             place = self._place(depth, bool(nodes), bool(children))
             ids = q = None
-            if nodes and not seq.coupled:
+            if nodes and self.by_place and not seq.coupled:
                 ids = np.array([draft.ids[node] for node in nodes])
                 if draft.q is not None:
                     row = draft.q[nodes[0]].cpu().numpy()  # [V]
                     ids = np.argpartition(-row, min(KEPT, len(row) - 1))[:KEPT]
                     q = row[ids]
-            found.append(Proposal(place, bool(nodes)) if ids is None else Proposal(place, True, ids, q))
-        return found
+            self.seen[seq.id][first + depth - 1] = Proposal(place, depth > 1 and self.by_place, ids, q)
 
     def _place(self, depth: int, proposed: bool, drafted: bool) -> str:
         if not self.by_place:
@@ -112,117 +114,76 @@ class Witness:
 
 
 @dataclass
-class Evidence:
-    """The sums over the positions of one place.
-
-    ranks      counts of u_t in equal bins.
-    favoured   sum over positions with a draft of (is x_t favoured?) - (mass of the favoured tokens); variance: of it.
-    proposed   number of positions with a draft.
-    forbidden  tokens that the target cannot emit.
-    """
-
-    ranks: np.ndarray = field(default_factory=lambda: np.zeros(BINS, dtype=np.int64))
-    favoured: float = 0.0
-    variance: float = 0.0
-    proposed: int = 0
-    forbidden: int = 0
-
-    @property
-    def positions(self) -> int:
-        return int(self.ranks.sum()) + self.forbidden
-
-
-@dataclass
 class Positions:
     """Collects the evidence of a run.
 
-    noise  largest change of a logit by rounding.
-    seed   of the random shares of the ranks.
+    noise   largest change of a logit by rounding.
+    seed    of the random shares of the ranks.
+    faults  what is wrong with single texts, whatever was drawn.
     """
 
     llm: LLM
     drafter: Drafter
     noise: float = 0.0
     seed: int = 0
-    found: dict[str, Evidence] = field(default_factory=dict)
+    found: dict[str, Evidence] = field(default_factory=lambda: defaultdict(Evidence))
     stats: SpecStats = field(default_factory=SpecStats)
+    faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._shares = np.random.default_rng(self.seed)
 
-    def decode(self, prompts: Seq[Seq[int]], params: Seq[SamplingParams], seeds: Seq[int], draft_tokens: int) -> None:
-        """Samples one text for each prompt, all in one batch, and adds their positions."""
-        llm = self.llm
-        witness = Witness(self.drafter, llm.rule.tokenwise)
-        before = llm.max_batch, llm.draft_tokens
-        llm.use(witness)
-        llm.max_batch, llm.draft_tokens = len(prompts), draft_tokens
-        try:
-            seqs = [llm.sequence(list(prompt), each) for prompt, each in zip(prompts, params, strict=True)]
-            for seq, seed in zip(seqs, seeds, strict=True):
-                seq.random = Stream(seed)
-            for _ in llm.decode(seqs):
-                pass
-        finally:
-            llm.max_batch, llm.draft_tokens = before
-            llm.use(self.drafter)
-        for seq in seqs:
+    def decode(
+        self, requests: Seq[Request], seeds: Iterator[int], batch: int, advance: Callable[[], None]
+    ) -> list[list[int]]:
+        """Samples a text for each request, with whatever the drafter proposes, and adds their positions. Returns the
+        outputs."""
+        proposals = Proposals(self.llm.rule.tokenwise)
+        with proposals.noted(self.drafter):
+            seqs = together(self.llm, self.drafter, requests, seeds, batch)
+        beside: list[float] = []  # v_t of the request before
+        for request, seq in zip(requests, seqs, strict=True):
             self.stats += seq.stats
-            self._text(seq, witness.seen[seq.id])
+            wrong = wrong_end(seq)
+            self.faults += [f"{request.name}: {wrong}"] if wrong else []
+            own = self._text(request, seq, proposals)
+            for v, other in zip(own, beside, strict=False):
+                self.found[BY_REQUEST].pair(v, other)
+            beside = own
+            advance()
+        return [seq.output for seq in seqs]
 
-    def _text(self, seq: Sequence, proposals: Seq[Proposal]) -> None:
-        text = seq.output
+    def _text(self, request: Request, seq: Sequence, proposals: Proposals) -> list[float]:
+        """v_t of its tokens."""
+        text, placed = seq.output, list[float]()
         for t, logits in enumerate(logits_of(self.llm.target, seq.asked, text, seq.params)):
-            self._token(seq, logits, text[:t], text[t], proposals[t])
+            if seq.params.logprobs is not None:
+                wrong = wrong_logprob(logits, text[t], seq.logprobs[t], self.noise)
+                self.faults += [f"{request.name}: token {t}: {wrong}"] if wrong else []
+            context = (seq.params, seq.tokens[: seq.prompt], text[:t], seq.stop_ids)
+            placed += self._token(logits, context, text[t], proposals.of(seq, t), placed[-1:])
+        return placed
 
-    def _token(self, seq: Sequence, logits: np.ndarray, output: Seq[int], token: int, proposal: Proposal) -> None:
-        context = (seq.params, seq.tokens[: seq.prompt], output, seq.stop_ids)
+    def _token(
+        self, logits: np.ndarray, context: Context, token: int, proposal: Proposal, last: Seq[float]
+    ) -> list[float]:
+        """v_t, if the target allows the token. last: v_t of the token before it, if there is one."""
         p = distribution(logits, *context)
-        row = self.found.setdefault(proposal.place, Evidence())
+        params, prompt, output, _ = context
+        never = None
+        if p[token] == 0 or params.top_k or params.top_p < 1 or params.min_p:
+            never = impossible(p, logits, *context, self.noise)
         if p[token] == 0:
             # Where rounding decides at the border of a filter, a token may be kept that is dropped here.
-            row.forbidden += bool(impossible(p, logits, *context, self.noise)[token])
-            return
-        u = p[p > p[token]].sum() + self._shares.random() * p[p == p[token]].sum()
-        row.ranks[min(BINS - 1, int(u * BINS))] += 1
-        row.proposed += proposal.drafted
-        if len(proposal.ids):
-            favoured = proposal.ids if proposal.q is None else proposal.ids[proposal.q > p[proposal.ids]]
-            mass = min(1.0, float(p[np.unique(favoured)].sum()))
-            row.favoured += float(token in favoured) - mass
-            row.variance += mass * (1 - mass)
-
-
-@dataclass(frozen=True)
-class PlaceTest:
-    """The tests of one place. ranks, favoured: p-values, None if there is too little to test. shift: by how much
-    favoured tokens are more frequent than they should be, as a share of the positions with a draft."""
-
-    place: str
-    positions: int
-    proposed: int
-    forbidden: int
-    ranks: float | None
-    favoured: float | None
-    shift: float | None
-
-    @property
-    def p(self) -> list[float]:
-        """The p-values there are; 0 alone if an impossible token was emitted."""
-        return [0.0] if self.forbidden else [p for p in (self.ranks, self.favoured) if p is not None]
-
-    def as_dict(self) -> dict[str, Any]:
-        return vars(self)
-
-
-def tested(place: str, row: Evidence) -> PlaceTest:
-    from slipstream.lab.verify_distribution import chi2_sf
-
-    n = int(row.ranks.sum())
-    ranks = favoured = None
-    if n >= FEWEST:
-        ranks = chi2_sf(float(((row.ranks - n / BINS) ** 2).sum() / (n / BINS)), BINS - 1)
-    if row.variance >= SMALLEST_VARIANCE and place != ALL:
-        favoured = math.erfc(abs(row.favoured) / math.sqrt(2 * row.variance))
-    shift = row.favoured / row.proposed if favoured is not None else None
-    return PlaceTest(place, row.positions, row.proposed, row.forbidden, ranks, favoured, shift)
+            self.found[proposal.place].forbidden += bool(never[token])  # type: ignore[index]
+            return []
+        edge = never is not None and bool((never == (p == 0)).all())
+        found = sets(p, proposal.favoured(p), context, edge)
+        outcomes = [(name, bool((ids == token).any()), float(p[ids].sum())) for name, ids in found]
+        u, v = ranks(p, token, self._shares.random())
+        late = len(prompt) + len(output) >= LATE_FROM
+        for place in {proposal.place, ALL, *[BEHIND] * proposal.behind, *[LATE] * late}:
+            self.found[place].token(u, v, outcomes)
+            for before in last:
+                self.found[place].pair(v, before)
+        return [v]

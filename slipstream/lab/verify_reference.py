@@ -1,4 +1,4 @@
-"""The target's distribution, computed without the code that decoding uses.
+"""The target's distribution, and where texts end, computed without the code that decoding uses.
 
 A fault in `core.warp` would change the texts with and without a drafter alike, and a reference that calls `warp` could
 not show it. So this module starts from the target's logits and computes in NumPy, one position at a time, what the
@@ -14,7 +14,9 @@ import numpy as np
 
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, begun
+from slipstream.core.token_logprob import TokenLogprob
 
 ROWS = 16
 """Tokens of a text that one pass of the target scores."""
@@ -97,3 +99,34 @@ def impossible(
     if noise:
         never &= x < x[p > 0].min() - 2 * noise
     return never
+
+
+def wrong_end(seq: Sequence) -> str | None:
+    """What is wrong with where a text ended, and with the reason that was given; None if nothing is."""
+    output, params = seq.output, seq.params
+    room = min(params.max_tokens, seq.context - seq.prompt)
+    for n, token in enumerate(output, 1):
+        due = "stop" if token in seq.stop_ids or _stopped_by_text(seq, output[:n]) else "length" if n >= room else None
+        if due is not None:
+            if (n, due) == (len(output), seq.finish):
+                return None
+            return f"ends after {len(output)} tokens ({seq.finish}), it should after {n} ({due})"
+    return f"ends after {len(output)} tokens ({seq.finish}) without a reason"
+
+
+def _stopped_by_text(seq: Sequence, output: Seq[int]) -> bool:
+    """Whether the last of these tokens completes a stop string that counts."""
+    if not seq.params.stop or len(output) < seq.params.min_tokens or seq.decode is None:
+        return False
+    text, before = seq.decode(output), seq.decode(output[:-1]).rstrip("\ufffd")
+    return any(string in text[max(0, len(before) + 1 - len(string)) :] for string in seq.params.stop)
+
+
+def wrong_logprob(logits: np.ndarray, token: int, said: TokenLogprob, noise: float) -> str | None:
+    """What is wrong with the log-probability of a token under these logits [V]; None if nothing is. noise: largest
+    change of a logit by rounding."""
+    x = logits - logits.max()
+    right = float(x[token] - np.log(np.exp(x).sum()))
+    if said.id == token and abs(said.logprob - right) <= 2 * noise + 1e-6:
+        return None
+    return f"log-probability {said.logprob:.6g} of id {said.id}, it is {right:.6g} of id {token}"

@@ -19,10 +19,11 @@ from torch import Tensor
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams, Strict
 from slipstream.core.random import Stream
-from slipstream.core.stats import SpecStats
+from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, begun
 from slipstream.lab.identity import Divergence, Scores, distance, divergence
-from slipstream.lab.verify_reference import distribution, edited
+from slipstream.lab.verify_reference import distribution, edited, logits_of
+from slipstream.lab.verify_requests import TOGETHER, Request, together
 
 if TYPE_CHECKING:
     from slipstream.core.drafter import Drafter
@@ -153,38 +154,43 @@ class Comparison(Strict):
 
 @dataclass(frozen=True)
 class Pass:
-    """How the texts of a check are decoded: with at most `draft_tokens` per step, `batch` prompts at once."""
+    """How the texts of a check are decoded: with at most `draft_tokens` per step, `batch` requests at once; `mixed`: as
+    `verify_requests.together` does, each request with draft lengths of its own."""
 
     draft_tokens: int
     batch: int
+    mixed: bool = False
 
 
 def passes(draft_tokens: int, prompts: int) -> list[Pass]:
     """Each text alone with K draft tokens; then all texts in one batch, with one draft token and with two, where the
-    bonus token and the end of a draft are met more often."""
+    bonus token and the end of a draft are met more often; then requests that differ, two and five side by side."""
     shorter = [k for k in (1, 2) if k < draft_tokens] or [draft_tokens]
-    return [Pass(draft_tokens, 1), *(Pass(k, prompts) for k in shorter)]
+    alike = [Pass(draft_tokens, 1), *(Pass(k, prompts) for k in shorter)]
+    return [*alike, Pass(draft_tokens, 2, mixed=True), Pass(draft_tokens, TOGETHER, mixed=True)]
 
 
 def texts(
-    llm: LLM,
-    drafter: Drafter | None,
-    prompts: Seq[Seq[int]],
-    params: Seq[SamplingParams],
-    advance: Callable[[], None],
-    how: Pass | None = None,
-) -> list[tuple[list[int], SpecStats]]:
-    """Output ids and counters of each prompt; without `how`, decoded one at a time."""
+    llm: LLM, drafter: Drafter | None, requests: Seq[Request], advance: Callable[[], None], how: Pass | None = None
+) -> list[Sequence]:
+    """The requests, decoded; without `how`, one at a time."""
     llm.use(drafter)
     before = llm.max_batch, llm.draft_tokens
     llm.draft_tokens, batch = (llm.draft_tokens, 1) if how is None else (how.draft_tokens, how.batch)
-    llm.max_batch = batch
-    done = []
+    done: list[Sequence] = []
     try:
-        for start in range(0, len(prompts), batch):
-            some = [list(prompt) for prompt in prompts[start : start + batch]]
-            for completion in llm.generate(some, list(params[start : start + batch])):
-                done.append((completion.token_ids, completion.stats))
+        if how is not None and how.mixed:
+            done = together(llm, drafter, requests, None, batch)
+            for _ in done:
+                advance()
+            return done
+        llm.max_batch = batch
+        for start in range(0, len(requests), batch):
+            seqs = [llm.sequence(list(one.ids), one.params) for one in requests[start : start + batch]]
+            for _ in llm.decode(seqs):
+                pass
+            for seq in seqs:
+                done.append(seq)
                 advance()
     finally:
         llm.max_batch, llm.draft_tokens = before
@@ -200,6 +206,20 @@ def compared(
         return None
     moved = control.noise / (params.temperature or 1.0)
     return replace(parted, noise=max(parted.noise, moved))
+
+
+def wrong_token(llm: LLM, request: Request, text: Seq[int], noise: float) -> str | None:
+    """What is wrong with a text that was decoded greedily or under rule `coupled`, without drafts: its first token that
+    is not the one which the reference chooses with the same random numbers; None if there is none. noise: largest
+    change of a logit by rounding."""
+    score, params = scores(llm, request.ids, request.params), request.params
+    slack = 2 * noise / (params.temperature or 1.0) + 1e-9
+    for t, logits in enumerate(logits_of(llm.target, request.ids, text, params)):
+        scored = score(torch.from_numpy(logits), text[:t])
+        behind = short_of_best(scored, text[t])
+        if behind > slack and not (noise and torch.isinf(scored[text[t]])):  # rounding may decide at a filter's edge
+            return f"token {t} is id {text[t]}, its score is {behind:.2g} below that of id {int(scored.argmax())}"
+    return None
 
 
 def scores(llm: LLM, prompt: Seq[int], params: SamplingParams) -> Scores:

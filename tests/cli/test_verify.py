@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 
-QUICK = ["-n", "8", "--samples", "60", "--distribution-prompts", "1", "--reach", "0", "--seed", "1", "-k", "3"]
+QUICK = [
+    "-n",
+    "8",
+    "--texts",
+    "3",
+    "--samples",
+    "60",
+    "--distribution-prompts",
+    "1",
+    "--reach",
+    "0",
+    "--seed",
+    "1",
+    "-k",
+    "3",
+]
 
 
 def test_the_report_for_people(cli, pair, texts, tmp_path):
@@ -13,9 +29,10 @@ def test_the_report_for_people(cli, pair, texts, tmp_path):
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
     for part in ("Control, no drafter", "Greedy texts", "Sampled texts of one seed", "the target's own distribution",
-                 "No bug found in model, K=3, rule rejection: 12 of 12 texts identical", "bias",
+                 "No bug found in model, K=3, rule rejection: ", "bias",
                  "What this run cannot see"):  # fmt: skip
         assert part in said
+    assert re.search(r"rejection: (\d+) of \1 texts identical", said)
     assert max(map(len, result.out.splitlines())) <= 80
     assert json.loads(out.read_text())["kind"] == "verify"
     assert "Does speculation change the target&#x27;s output?" in page.read_text()
@@ -26,13 +43,14 @@ def test_json_for_programs(cli, pair, texts):
     assert result.code == 0, result.err
     found = json.loads(result.out)
     assert found["data"]["verdict"] == "ok"
-    assert [row["verdict"] for row in found["data"]["greedy"]] == ["identical"] * 6
+    assert {row["verdict"] for row in found["data"]["greedy"]} == {"identical"}
     assert found["data"]["distribution"] == found["data"]["coupled"] == []
     assert found["settings"]["drafter"] == "model"
 
 
 def test_too_few_draft_tokens_are_no_proof_and_end_with_code_1(cli, pair, texts):
-    result = cli("verify", texts, *pair, *QUICK, "--check", "greedy", "--drafter", "ngram")
+    result = cli("verify", texts, *pair, *QUICK, "--check", "greedy", "--drafter", "ngram", "-o", "min_ngram=7",
+                 "-o", "max_ngram=9")  # fmt: skip
     assert result.code == 1
     assert "Not tested: ngram, K=3, rule rejection drafted too little in greedy." in " ".join(result.out.split())
 
@@ -69,12 +87,16 @@ def test_ctrl_c_keeps_what_was_checked(cli, pair, texts, tmp_path, monkeypatch):
     assert result.code == 130
     assert "the run was interrupted" in result.said
     kept = json.loads((tmp_path / "r.json").read_text())
-    assert (kept["complete"], len(kept["data"]["coupled"]), kept["data"]["distribution"]) == (False, 6, [])
+    assert (kept["complete"], len(kept["data"]["coupled"]) > 6, kept["data"]["distribution"]) == (
+        False,
+        True,
+        [],
+    )
 
 
 def test_the_former_name_of_the_distribution_check_still_works(cli, pair, texts):
-    result = cli("verify", texts, *pair, "-n", "8", "--samples", "60", "--law-prompts", "1", "--reach", "0", "--check",
-                 "law", "--seed", "1", "--json")  # fmt: skip
+    quick = [option.replace("distribution", "law") for option in QUICK]
+    result = cli("verify", texts, *pair, *quick, "--check", "law", "--json")
     assert result.code == 0, result.err
     assert len(json.loads(result.out)["data"]["distribution"]) == 1
 
@@ -83,5 +105,5 @@ def test_the_rule_greedy_is_checked_on_greedy_texts_alone(cli, pair, texts):
     result = cli("verify", texts, *pair, *QUICK, "--rule", "greedy", "--json")
     assert result.code == 0, result.err
     found = json.loads(result.out)["data"]
-    assert [row["verdict"] for row in found["greedy"]] == ["identical"] * 6
+    assert {row["verdict"] for row in found["greedy"]} == {"identical"}
     assert found["coupled"] == found["distribution"] == []

@@ -33,8 +33,9 @@ def reference(
     vocab = range(len(x))
     for token, bias in (params.logit_bias or {}).items():
         x[token] = NEVER if bias == -100 else x[token] + bias
+    penalty = params.repetition_penalty or 1.0
     for t in {*prompt, *output}:
-        x[t] = x[t] / params.repetition_penalty if x[t] > 0 else x[t] * params.repetition_penalty
+        x[t] = x[t] / penalty if x[t] > 0 else x[t] * penalty
     for t in vocab:
         x[t] -= params.frequency_penalty * list(output).count(t) + params.presence_penalty * (t in output)
     for word in params.bad_words:

@@ -25,7 +25,7 @@ PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one <b>"), Prompt([3, 4, 0]
 def results() -> dict[str, Result]:
     llm = LLM(ToyTarget(vocab=5, sharpness=1.0), RandomDrafter(5), draft_tokens=3)
     blind = Contender("blind", RandomDrafter(5, sampled=False), 3)
-    config = VerifyConfig(params=SamplingParams(max_tokens=12), samples=300, batch=300, reach=0)
+    config = VerifyConfig(params=SamplingParams(max_tokens=12), samples=300, batch=300, reach=0, texts=3)
     return {
         "verify": verify(llm, PROMPTS, config),
         "doctor": doctor(llm, blind, PROMPTS, DoctorConfig(tokens=8, rounds=1)),
@@ -42,8 +42,10 @@ def test_one_page_of_all_three(results):
 
 def test_the_tables_say_what_was_found(results):
     rows = section(results["verify"]).tables[0].rows
-    assert [row[:4] for row in rows] == [[3, 1, 2, 2], [1, 2, 2, 2], [2, 2, 2, 2]]
-    assert [row[-1] for row in rows] == ["ok"] * 3
+    assert [row[:4] for row in rows[:3]] == [[3, 1, 2, 2], [1, 2, 2, 2], [2, 2, 2, 2]]
+    assert [row[:2] for row in rows[3:]] == [["0 to 3", 2], ["0 to 3", 5]]
+    assert all(row[2] == row[3] > 10 for row in rows[3:]), "each text is identical"
+    assert [row[-1] for row in rows] == ["ok"] * 5
     gone = section(results["doctor"]).tables[0].rows
     assert gone[0][0] == "nothing removed"
     assert len(gone) == 5
@@ -65,6 +67,7 @@ def test_the_tables_say_what_was_found(results):
                 "distribution": [],
                 "positions": [],
                 "coverage": {},
+                "faults": [],
                 "verdict": "ok",
             },
             "Nothing was compared",

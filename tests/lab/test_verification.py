@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,7 +32,9 @@ from slipstream.targets.toy import ToyTarget
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 
 PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two")], "0")
-SMALL = VerifyConfig(params=SamplingParams(max_tokens=24), samples=1000, batch=1000, distribution_prompts=1)
+FEW = VerifyConfig(params=SamplingParams(max_tokens=24), samples=100, batch=100, distribution_prompts=1, texts=3)
+SMALL = replace(FEW, samples=1000, batch=1000)
+JOINT = replace(SMALL, checks=("distribution",), texts=1, reach=0)
 
 
 def toy(drafter=None, rule="rejection", **target) -> LLM:
@@ -57,12 +60,12 @@ def test_an_encoder_decoder_passes_and_a_fault_in_what_it_reads_is_found(planted
     """BART ends each text at its limit by force. The fault: with drafts, every text answers the first source."""
     target = of_module(random_encoder_decoder("bart"))
     prompts = PromptSet("made up", [Prompt([5, 9, 33], "a", "one"), Prompt([10, 20, 30, 40], "b", "two")], "0")
-    config = VerifyConfig(params=SamplingParams(max_tokens=16), checks=("greedy", "coupled"))
+    config = replace(FEW, checks=("greedy", "coupled"))
     if planted:
         run = target.run
 
         def confused(seqs, draft, taps=()):
-            for seq in seqs if len(draft) else ():
+            for seq in seqs if len(draft) and target.sources._held else ():
                 target.sources._held[seq.id] = next(iter(target.sources._held.values()))
             return run(seqs, draft, taps)
 
@@ -107,11 +110,9 @@ class ArgmaxDrafter(RandomDrafter):
 
 @pytest.mark.parametrize("drafter", [LyingDrafter(5), ArgmaxDrafter(5)])
 def test_a_q_that_is_not_what_was_sampled_from_is_a_bug(drafter):
-    row = verify(
-        toy(drafter), PROMPTS, VerifyConfig(checks=("distribution",), samples=1000, batch=1000, distribution_prompts=1)
-    ).data["distribution"][0]
+    row = verify(toy(drafter), PROMPTS, JOINT).data["distribution"][0]
     assert row["verdict"] == "BUG"
-    assert row["second_p"] < row["level"]
+    assert min(row["p"], row["second_p"] or 1.0) < row["level"]
     assert row["largest"][0]["expected"] != pytest.approx(row["largest"][0]["counted"], rel=0.1)
 
 
@@ -154,9 +155,7 @@ WRONG = {
 def test_wrong_rules_are_bugs(name):
     llm = toy(SkewedDrafter(5))
     llm._rule = WRONG[name]
-    found = verify(
-        llm, PROMPTS, VerifyConfig(checks=("distribution",), samples=2000, batch=2000, distribution_prompts=1)
-    )
+    found = verify(llm, PROMPTS, replace(JOINT, samples=2000, batch=2000))
     assert found.data["verdict"] == "BUG"
     assert llm.rule.name == "planted"
 
@@ -164,9 +163,7 @@ def test_wrong_rules_are_bugs(name):
 def test_the_same_code_with_the_correct_rule_has_no_bug():
     llm = toy(SkewedDrafter(5))
     llm._rule = wrong_rule(lambda p, q: p / q, residual)
-    found = verify(
-        llm, PROMPTS, VerifyConfig(checks=("distribution",), samples=2000, batch=2000, distribution_prompts=1)
-    )
+    found = verify(llm, PROMPTS, replace(JOINT, samples=2000, batch=2000))
     assert found.data["verdict"] == "ok"
 
 
@@ -185,8 +182,10 @@ def test_a_wrong_greedy_is_a_bug(monkeypatch):
         return follow(draft, picks)
 
     monkeypatch.setattr(core_step, "follow", second_best)
-    rows = verify(toy(), PROMPTS, VerifyConfig(checks=("greedy",))).data["greedy"]
-    assert {row["verdict"] for row in rows} == {"BUG"}
+    rows = verify(toy(), PROMPTS, replace(FEW, checks=("greedy",))).data["greedy"]
+    assert {(row["draft_tokens"], row["batch"]) for row in rows if row["verdict"] == "BUG"} == {
+        (3, 1), (1, 2), (2, 2), (3, 2), (3, 5),
+    }  # fmt: skip
     assert rows[0]["divergence"]["margin"] > 2 * rows[0]["divergence"]["noise"]
 
 
@@ -213,14 +212,15 @@ def test_the_control_distinguishes_rounding_from_a_wrong_target():
     assert 0 < small.noise < 1e-8
     assert (large.verdict, large.noise > 1) == ("BUG", True)
     llm = LLM(ShiftyState(vocab=5), RandomDrafter(5), draft_tokens=2)
-    assert verify(llm, PROMPTS, VerifyConfig(checks=())).data["verdict"] == "BUG"
+    assert verify(llm, PROMPTS, replace(FEW, checks=())).data["verdict"] == "BUG"
 
 
 def test_plain_text_that_is_not_the_targets_best_is_a_bug(monkeypatch):
     """A fault of both plain and speculative decoding is found by no comparison of texts."""
     monkeypatch.setattr(core_step, "first_maxima", lambda logits: logits.topk(2).indices[:, 1].tolist())
-    found = verify(toy(), PROMPTS, VerifyConfig(checks=("greedy",)))
+    found = verify(toy(), PROMPTS, replace(FEW, checks=("greedy",)))
     assert {row["verdict"] for row in found.data["greedy"]} == {"identical"}
+    assert "token 0 is id" in found.data["faults"][0]
     assert (found.data["control"]["verdict"], found.data["verdict"]) == ("BUG", "BUG")
 
 
@@ -251,7 +251,7 @@ def test_a_tie_is_no_bug():
                 out.logits.add_(1e-9 * torch.sin(torch.arange(out.logits.numel())).reshape(out.logits.shape))
             return out
 
-    rows = verify(LLM(Tied(vocab=5), RandomDrafter(5), draft_tokens=3), PROMPTS, SMALL).data["greedy"]
+    rows = verify(LLM(Tied(vocab=5), RandomDrafter(5), draft_tokens=3), PROMPTS, FEW).data["greedy"]
     assert "BUG" not in {row["verdict"] for row in rows}
     assert "tie within measured noise" in {row["verdict"] for row in rows}
 
@@ -261,21 +261,20 @@ def test_a_check_in_which_nothing_was_drafted_is_not_tested():
         def propose(self, seqs, budget):
             return Draft.empty(len(seqs))
 
-    result = verify(toy(Silent(5)), PROMPTS, VerifyConfig(samples=100))
+    result = verify(toy(Silent(5)), PROMPTS, replace(FEW, distribution_prompts=2))
     assert result.data["verdict"] == "not tested"
     assert [row["verdict"] for row in result.data["coverage"].values()] == ["not tested"] * 3
     assert [row["verdict"] for row in result.data["distribution"]] == ["not tested"] * 2
     assert "greedy: 0 draft tokens were verified" in result.warnings[0]
     with pytest.raises(ParameterError, match="no drafter to check"):
-        verify(LLM(ToyTarget(vocab=5), draft_tokens=4), PROMPTS, SMALL)
+        verify(LLM(ToyTarget(vocab=5), draft_tokens=4), PROMPTS, FEW)
 
 
 def test_penalties_and_filters_are_checked_too():
     params = SamplingParams(
         temperature=0.9, top_k=4, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, max_tokens=12
     )
-    config = VerifyConfig(params=params, samples=800, batch=800, distribution_prompts=1)
-    assert verify(toy(), PROMPTS, config).data["verdict"] == "ok"
+    assert verify(toy(), PROMPTS, replace(SMALL, params=params)).data["verdict"] == "ok"
 
 
 # --- the distribution check -------------------------------------------------------------------------------------------
@@ -321,9 +320,7 @@ def test_a_token_at_a_filters_edge_is_not_forbidden():
 
 def test_a_point_mass_tests_nothing():
     llm = toy()
-    config = VerifyConfig(
-        params=SamplingParams(temperature=1e-6), checks=("distribution",), samples=50, distribution_prompts=1
-    )
+    config = replace(JOINT, params=SamplingParams(temperature=1e-6), samples=50)
     row = verify(llm, PROMPTS, config).data["distribution"][0]
     assert (row["verdict"], row["smallest_bias"]) == ("nothing could be seen", None)
 
@@ -355,21 +352,22 @@ def test_interruption_keeps_what_was_checked(tmp_path):
 
     def stop():
         calls.append(1)
-        if len(calls) == 7:
+        if len(calls) == 15:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        verify(toy(), PROMPTS, SMALL, tmp_path / "r.json", stop)
+        verify(toy(), PROMPTS, FEW, tmp_path / "r.json", stop)
     kept = read(tmp_path / "r.json", "verify")
     assert (kept.complete, kept.data["control"]["verdict"], kept.data["distribution"]) == (False, "identical", [])
-    assert len(kept.data["greedy"]) == 2
+    assert len(kept.data["greedy"]) > 6
+    assert kept.data["coupled"] == []
     json.dumps(kept.as_dict())
 
 
 def test_progress_is_counted_right():
     calls = []
-    verify(toy(), PROMPTS, SMALL, advance=lambda: calls.append(1))
-    assert len(calls) == steps(PROMPTS, SMALL, 3)
+    verify(toy(), PROMPTS, FEW, advance=lambda: calls.append(1))
+    assert len(calls) == steps(PROMPTS, FEW, 3)
 
 
 def test_bad_settings_are_refused():

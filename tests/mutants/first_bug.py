@@ -1,0 +1,45 @@
+"""`slipstream verify` on the embedded models with its default settings, up to the first check that finds a bug."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from slipstream.lab import prompts
+from slipstream.lab.verification import empty, overall
+from slipstream.lab.verify_checks import Checks, VerifyConfig
+from slipstream.llm import LLM
+
+
+def first_bug(options: dict[str, Any], seed: int = 1) -> str | None:
+    """What found it, or None. options: of `LLM`."""
+    llm = LLM("embedded", **{"draft": "embedded", "threads": 1} | options)
+    chosen = prompts.load(llm, "code,edit,varied", 9, tokens=48, warn_random=False)
+    data = empty(chosen)
+    checks = Checks(llm, chosen, VerifyConfig(seed=seed), data, lambda: None)
+    for check in (checks.control, checks.greedy, checks.coupled, checks.positions, checks.first_tokens):
+        check()
+        if overall(data) == "BUG":
+            return "; ".join(reasons(data))
+    return None
+
+
+def reasons(data: dict[str, Any]) -> list[str]:
+    rows = {
+        name: [row for row in data[name] if row["verdict"] == "BUG"]
+        for name in ("greedy", "coupled", "distribution", "positions")
+    }
+    found = [f"control {data['control']['behind']:.2g}"] if data["control"]["verdict"] == "BUG" else []
+    found += [f"{name} {len(own)}" for name, own in rows.items() if own and name != "positions"]
+    for row in rows["positions"]:
+        least = min(row["outcomes"], key=row["outcomes"].get, default="ranks")
+        found.append(f"{row['place']}: {'impossible' if row['forbidden'] else least}")
+    return [*data["faults"][:1], *found][:4]
+
+
+if __name__ == "__main__":
+    import json
+
+    found = first_bug(json.loads(sys.argv[1]))
+    print(f"BUG: {found}" if found else "nothing found")
+    sys.exit(found is not None)
