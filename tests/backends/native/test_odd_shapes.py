@@ -16,7 +16,7 @@ from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.models.config import Experts
 from slipstream.models.weights import Weights
 from tests.backends.native.models import EVERY_FORMAT, FORMATS, byte_dots, chain, config, forest, ids
-from tests.backends.native.test_invariance import check, random_tree
+from tests.backends.native.rows_alone import check, random_tree
 
 ROPES: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
