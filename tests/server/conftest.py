@@ -1,4 +1,4 @@
-"""One loaded pair and one server for all tests that do not change it."""
+"""One loaded pair and one server for all tests that do not change it; a browser, and the server's page in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from slipstream import LLM
+from tests.server.browser import Browser, Page, browser
 from tests.server.hosting import Host, hosted
+from tests.server.page_actions import opened
 
 
 @pytest.fixture(scope="session")
@@ -18,4 +20,16 @@ def pair() -> LLM:
 @pytest.fixture(scope="session")
 def host(pair: LLM) -> Iterator[Host]:
     with hosted(pair) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("chromium")) as made:
+        yield made
+
+
+@pytest.fixture
+def page(chromium: Browser, host: Host) -> Iterator[Page]:
+    with opened(chromium, host) as made:
         yield made

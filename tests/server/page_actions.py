@@ -6,9 +6,12 @@ import json
 import re
 from contextlib import AbstractContextManager
 
-from tests.server.browser import Browser, Page
+import pytest
+
+from tests.server.browser import CHROMIUM, Browser, Page
 from tests.server.hosting import Host
 
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 IDLE = "document.getElementById('stop').disabled"
 """True while no request runs."""
 

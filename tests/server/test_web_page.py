@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,21 @@ import pytest
 from slipstream import LLM
 from slipstream.server.service import Limits
 from slipstream.server.web_page import FILES
-from tests.server.browser import CHROMIUM, Browser, Page, browser
+from tests.server.browser import Browser, Page
 from tests.server.hosting import Host, eventually, hosted
-from tests.server.page_actions import IDLE, answer, ask, colour, lowest_contrast, marks, opened, put, ready
+from tests.server.page_actions import (
+    IDLE,
+    answer,
+    ask,
+    colour,
+    lowest_contrast,
+    marks,
+    needs_browser,
+    opened,
+    put,
+    ready,
+)
 
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 REPEATED = "x = [1, 2, 3]\nx = [1, 2, 3]\nx ="
 HOSTILE = "<img src=x onerror=document.title='run'><script>document.title='run'</script>"
 
@@ -33,18 +42,6 @@ CUT_AFTER_THREE = """
       return new Response(new ReadableStream({ pull }), { status: found.status, headers: found.headers });
     }"""
 """A connection that ends after three pieces of an answer."""
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("chromium")) as made:
-        yield made
-
-
-@pytest.fixture
-def page(chromium: Browser, host: Host) -> Iterator[Page]:
-    with opened(chromium, host) as made:
-        yield made
 
 
 # --- without a browser ------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ export class Run {
       this.first = this.last;
       this.atFirst = choice.tokens.length;
     }
-    this.tokens.push(...choice.tokens);
+    for (const token of choice.tokens) this.tokens.push(token); // of any number: more than a call takes arguments
     added(choice.tokens);
   }
 

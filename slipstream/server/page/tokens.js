@@ -36,23 +36,23 @@ export class TokenText {
   constructor(node, legend) {
     this.node = node;
     this.legend = legend;
-    this.waiting = [];
+    this.waiting = document.createDocumentFragment();
   }
 
   add(tokens) {
-    this.waiting.push(...tokens);
+    for (const token of tokens) if (token.text) this.waiting.append(this.#shown(token));
   }
 
   flush() {
-    const made = this.waiting.filter((token) => token.text).map((token) => {
-      if (token.drafter === null) return document.createTextNode(token.text);
-      const span = document.createElement("span");
-      span.className = `t ${this.legend.of(token.drafter)}`;
-      span.title = `drafted by ${token.drafter}`;
-      span.textContent = token.text; // never as HTML
-      return span;
-    });
-    this.waiting = [];
-    this.node.append(...made);
+    this.node.append(this.waiting); // which is empty then
+  }
+
+  #shown(token) {
+    if (token.drafter === null) return token.text; // appended as text, never as HTML
+    const span = document.createElement("span");
+    span.className = `t ${this.legend.of(token.drafter)}`;
+    span.title = `drafted by ${token.drafter}`;
+    span.textContent = token.text;
+    return span;
   }
 }
