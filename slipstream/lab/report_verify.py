@@ -94,7 +94,7 @@ def passes(name: str, rows: list[dict[str, Any]]) -> Table:
     columns = [Column("K"), Column("batch"), Column("texts"), Column("identical"), Column("near-ties"),
                Column("accepted"), words("verdict")]  # fmt: skip
     note = (
-        f"{NOTES[name]} The last row: requests with other sampling parameters beside them, which join one by one, "
+        f"{NOTES[name]} The last rows: requests with other sampling parameters beside them, which join one by one, "
         "continue earlier texts and are preempted."
     )
     return Table(HEADINGS[name], columns, cells, note)
