@@ -211,14 +211,20 @@ def compared(
 def wrong_token(llm: LLM, request: Request, text: Seq[int], noise: float) -> str | None:
     """What is wrong with a text that was decoded greedily or under rule `coupled`, without drafts: its first token that
     is not the one which the reference chooses with the same random numbers; None if there is none. noise: largest
-    change of a logit by rounding."""
+    change of a logit by rounding between passes of two kinds; here there are others."""
     score, params = scores(llm, request.ids, request.params), request.params
-    slack = 2 * noise / (params.temperature or 1.0) + 1e-9
+    slack = 4 * noise / (params.temperature or 1.0) + 1e-9
+    seq = llm.sequence(list(request.ids), params)
     for t, logits in enumerate(logits_of(llm.target, request.ids, text, params)):
         scored = score(torch.from_numpy(logits), text[:t])
-        behind = short_of_best(scored, text[t])
-        if behind > slack and not (noise and torch.isinf(scored[text[t]])):  # rounding may decide at a filter's edge
-            return f"token {t} is id {text[t]}, its score is {behind:.2g} below that of id {int(scored.argmax())}"
+        best, behind = int(scored.argmax()), short_of_best(scored, text[t])
+        if behind <= slack:
+            continue
+        if noise and not params.greedy:  # rounding may decide which tokens a filter keeps
+            p = distribution(logits, params, seq.tokens, text[:t], seq.stop_ids)
+            if p[text[t]] == 0 or p[best] <= p[p > 0].min() * np.exp(slack):
+                continue
+        return f"token {t} is id {text[t]}, its score is {behind:.2g} below that of id {best}"
     return None
 
 

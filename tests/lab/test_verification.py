@@ -25,7 +25,8 @@ from slipstream.lab.results import read
 from slipstream.lab.verification import steps, verify
 from slipstream.lab.verify_checks import Checks, VerifyConfig
 from slipstream.lab.verify_distribution import Cells, cells, distribution_test, noncentral_sf, sample, shift_seen
-from slipstream.lab.verify_texts import Control, control
+from slipstream.lab.verify_requests import Request
+from slipstream.lab.verify_texts import Control, control, wrong_token
 from slipstream.llm import LLM
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.toy import ToyTarget
@@ -222,6 +223,19 @@ def test_plain_text_that_is_not_the_targets_best_is_a_bug(monkeypatch):
     assert {row["verdict"] for row in found.data["greedy"]} == {"identical"}
     assert "token 0 is id" in found.data["faults"][0]
     assert (found.data["control"]["verdict"], found.data["verdict"]) == ("BUG", "BUG")
+
+
+def test_rounding_at_the_edge_of_a_filter_is_no_fault():
+    """The text's token is one that the reference drops, and whether it does hangs on less than the noise."""
+    llm = LLM(ToyTarget(vocab=5, sharpness=1.0), draft_tokens=4, rule="coupled")
+    params = SamplingParams(temperature=1.0, top_k=2, seed=3, max_tokens=1)
+    [text] = [done.token_ids for done in llm.generate([[1, 2]], params)]
+    request = Request("x", [1, 2], params)
+    kept = torch.topk(llm.target.logits([1, 2]), 2).indices.tolist()
+    dropped = next(token for token in range(5) if token not in kept)
+    assert wrong_token(llm, request, text, 0.0) is None
+    assert "token 0 is id" in wrong_token(llm, request, [dropped], 0.0)
+    assert wrong_token(llm, request, [dropped], 0.1) is None
 
 
 def test_samples_of_two_seeds_share_no_random_numbers():
