@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar
 
 from slipstream.errors import ParameterError, did_you_mean
 
 
 class Strict:
     """Mixin for configuration dataclasses: an unknown keyword is a `ParameterError` that says what was meant, and so is
-    anything but True and False for a field that is one of these by default."""
+    a value of another type for a field that is True or False. `prefix`: what such a
+    field is called in errors, before its name."""
+
+    prefix: ClassVar[str] = ""
 
     def __new__(cls, *args: Any, **kwargs: Any):
-        known = {f.name: f.default for f in fields(cls)}  # type: ignore[arg-type]
+        known = {f.name: f.type for f in fields(cls)}  # type: ignore[arg-type]
         for name in kwargs:
             if name not in known:
                 raise ParameterError(
@@ -21,6 +24,8 @@ class Strict:
                     why="a parameter that is silently dropped would change the output unnoticed",
                     fix=did_you_mean(name, known),
                 )
-            if isinstance(known[name], bool) and not isinstance(kwargs[name], bool):
-                raise ParameterError(f"{name} is {kwargs[name]!r}, must be True or False", fix=f"write {name}=True")
+            if known[name] in (bool, "bool") and not isinstance(kwargs[name], bool):
+                raise ParameterError(
+                    f"{cls.prefix}{name} is {kwargs[name]!r}, must be True or False", fix=f"write {name}=True"
+                )
         return super().__new__(cls)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from slipstream.core.checked_text import check_text
 from slipstream.core.strict import Strict
@@ -25,15 +25,14 @@ class Trigger(Strict):
                there. An empty `begin`: the prompt has begun it already.
     """
 
+    prefix: ClassVar[str] = "structured.trigger."
+
     texts: Seq[str]
     first: bool = False
     repeats: bool = False
     reasoning: Seq[str] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("first", "repeats"):
-            if not isinstance(getattr(self, name), bool):
-                raise _wrong(f"trigger.{name}", getattr(self, name), "True or False")
         object.__setattr__(self, "texts", _choices("trigger.texts", self.texts))
         if self.reasoning is not None:
             begin, end = self.reasoning if len(self.reasoning) == 2 else ("", "")
@@ -60,6 +59,8 @@ class Structured(Strict):
     trigger      the text is free but for what begins with a trigger (see `Trigger`). Without `after` and `tokens`.
     """
 
+    prefix: ClassVar[str] = "structured."
+
     json_schema: Mapping[str, Any] | bool | str | None = None
     json_object: bool = False
     regex: str | None = None
@@ -70,8 +71,6 @@ class Structured(Strict):
     trigger: Trigger | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.json_object, bool):
-            raise _wrong("json_object", self.json_object, "True or False")
         given = [kind for kind in KINDS if getattr(self, kind) not in (None, False) or self._is_schema(kind)]
         if len(given) != 1:
             raise ParameterError(

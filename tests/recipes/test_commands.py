@@ -27,7 +27,7 @@ def test_a_run_without_a_budget_is_one_message_and_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train.main(["--out", str(tmp_path)]) == 2
-    assert "give budget_tokens or budget_minutes" in capsys.readouterr().err
+    assert "give budget_minutes or budget_tokens" in capsys.readouterr().err
 
 
 def test_the_card_shows_a_command_that_the_parser_accepts() -> None:

@@ -130,4 +130,4 @@ def test_a_packed_tree_in_which_siblings_see_each_other_is_found(rounds: str, mo
     monkeypatch.setattr(huggingface_target.PackedModule, "_row", row)
     monkeypatch.setattr(huggingface_target, "fault_of", noted)
     assert not isinstance(of_module(rounded("stablelm", rounds)), Decoder)
-    assert "a packed tree gave logits" in str(found[0])
+    assert any("a packed tree gave logits" in str(fault) for fault in found)
