@@ -6,8 +6,6 @@ invalid draft, only costs speed.
 That holds as long as the fault does not depend on what was drawn: to drop a draft for what is in it biases the output.
 Drafters that sample keep what they drew before a fault (see `chains`), and a tree for a target that runs chains only
 is cut to its first children, not dropped.
-
-A drafter that does not return is interrupted, and not asked again.
 """
 
 from __future__ import annotations
@@ -16,10 +14,9 @@ import logging
 from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import ChainDrafter, Drafter, NoDrafter, PrefixDrafter, parts, read_prompts, remembers
+from slipstream.core.drafter import ChainDrafter, Drafter, PrefixDrafter, parts, read_prompts, remembers
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
-from slipstream.drafters.time_limit import DraftTimeoutError, limited
 from slipstream.errors import DraftError
 from slipstream.settings import MOST_DRAFT_TOKENS
 
@@ -28,21 +25,15 @@ log = logging.getLogger("slipstream")
 MAX_NODES = MOST_DRAFT_TOKENS
 """Most draft tokens for one sequence in one step; a drafter that proposes more is faulty."""
 
-TIME_LIMIT = 60.0
-"""Seconds that a call of a drafter may take. The longest call that is no fault compiles kernels, in some 25 s."""
-
 
 class Guard:
     """Wraps a drafter. After a fault the step continues with plain decoding, the fault is counted for every sequence of
-    the batch, and the first one is logged. A drafter that took longer than `time_limit` seconds drafts nothing more."""
+    the batch, and the first one is logged."""
 
-    def __init__(self, drafter: Drafter, target: Target, time_limit: float = TIME_LIMIT):
-        self.target, self.time_limit = target, time_limit
-        self.name, self.faults = drafter.name, 0
-        self._use(drafter)
-
-    def _use(self, drafter: Drafter) -> None:
-        self.drafter, self.taps = drafter, drafter.taps
+    def __init__(self, drafter: Drafter, target: Target):
+        self.drafter, self.target = drafter, target
+        self.name, self.taps = drafter.name, drafter.taps
+        self.faults = 0
         self.remembers = remembers(drafter)  # checks of protocols take 0.2 ms: not for each request
         made_of = parts(drafter)
         self._chains = isinstance(drafter, ChainDrafter) and drafter.chains_only
@@ -52,7 +43,7 @@ class Guard:
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         if any(budget):
             try:
-                draft = limited(self.time_limit, self.drafter.propose, seqs, budget)
+                draft = self.drafter.propose(seqs, budget)
                 draft.check(budget, self.target.vocab_size, MAX_NODES)
                 return draft if draft.is_chain or self.target.capabilities.trees else first_children(draft)
             except Exception as fault:  # no fault of a drafter may leave the guard
@@ -61,14 +52,14 @@ class Guard:
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         try:
-            limited(self.time_limit, self.drafter.observe, seqs, draft, out, verdict)
+            self.drafter.observe(seqs, draft, out, verdict)
         except Exception as fault:
             self._count(seqs, "observe", fault)
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
         """See `PromptReader`."""
         try:
-            limited(self.time_limit, read_prompts, self.drafter, seqs, out)
+            read_prompts(self.drafter, seqs, out)
         except Exception as fault:
             self._count(seqs, "read_prompts", fault)
 
@@ -81,8 +72,7 @@ class Guard:
         if self.reads_all:
             return 0
         try:
-            known = [limited(self.time_limit, part.cached_prefix, seq) for part in self._with_cache]
-            return min(known, default=len(seq.tokens))
+            return min((part.cached_prefix(seq) for part in self._with_cache), default=len(seq.tokens))
         except Exception as fault:
             self._count([seq], "cached_prefix", fault)
             return 0
@@ -91,7 +81,7 @@ class Guard:
         """See `PrefixDrafter`."""
         try:
             for part in self._with_cache:
-                limited(self.time_limit, part.begin, seq, length)
+                part.begin(seq, length)
         except Exception as fault:
             self._count([seq], "begin", fault)
 
@@ -99,26 +89,19 @@ class Guard:
         """See `PrefixDrafter`."""
         try:
             for part in self._with_cache:
-                limited(self.time_limit, part.keep, seq)
+                part.keep(seq)
         except Exception as fault:
             self._count([seq], "keep", fault)
 
     def release(self, seq_id: int) -> None:
         try:
-            limited(self.time_limit, self.drafter.release, seq_id)
+            self.drafter.release(seq_id)
         except Exception as fault:
             self._count((), "release", fault)
 
     def _count(self, seqs: Seq[Sequence], where: str, fault: Exception) -> None:
         self.faults += 1
-        first = self.faults == 1
-        if isinstance(fault, DraftTimeoutError):
-            self._use(NoDrafter())
-            log.warning(
-                "drafter %r is not used any more: %s did not return within %g seconds. "
-                "Decoding goes on plainly; the text is not affected.", self.name, where, self.time_limit
-            )  # fmt: skip
-            first = False
+        first = self.faults == 1  # `release` below may fail, too
         for seq in seqs:
             seq.stats.drafter_faults += 1
             self.release(seq.id)  # start with a new state: the old one is unknown after a fault

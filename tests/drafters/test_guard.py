@@ -13,7 +13,6 @@ import torch
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.drafters import time_limit
 from slipstream.drafters.guard import MAX_NODES, Guard
 from slipstream.targets.toy import ToyTarget
 from tests.core.fake_drafters import Sampling, Scripted, finish, sequence
@@ -115,7 +114,9 @@ def test_a_drafter_that_fails_in_observe_keeps_its_accepted_draft_tokens(caplog:
 
 
 @pytest.mark.parametrize("spoiled", [lambda draft: draft, fail], ids=["at the end", "after a fault"])
-def test_a_drafter_that_fails_in_release_does_no_harm(spoiled: Callable[[Draft], Draft]) -> None:
+def test_a_drafter_that_fails_in_release_does_no_harm(
+    spoiled: Callable[[Draft], Draft], caplog: pytest.LogCaptureFixture
+) -> None:
     target = ToyTarget(vocab=7, order=2, seed=3)
     wanted = finish([sequence(target, PROMPT, max_tokens=12)], target)
 
@@ -125,10 +126,12 @@ def test_a_drafter_that_fails_in_release_does_no_harm(spoiled: Callable[[Draft],
 
     seq = sequence(target, PROMPT, max_tokens=12)
     guard = Guard(Stuck(target, fail, "release"), target)
-    assert finish([seq], target, guard) == wanted
-    before = guard.faults
-    guard.release(seq.id)
+    with caplog.at_level(logging.WARNING, logger="slipstream"):
+        assert finish([seq], target, guard) == wanted
+        before = guard.faults
+        guard.release(seq.id)
     assert guard.faults == before + 1
+    assert len(caplog.records) == 1, "warned of the first fault, also if the release after it fails"
 
 
 def test_after_a_fault_the_drafter_starts_again() -> None:
@@ -183,35 +186,3 @@ def test_an_interrupt_is_not_swallowed() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         finish([sequence(target, PROMPT)], target, Guard(Faulty(target, interrupt), target))
-
-
-@pytest.mark.parametrize("where", ["propose", "observe"])
-def test_a_drafter_that_hangs_is_interrupted_once_and_not_asked_again(
-    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(time_limit, "LOOK_EVERY", 0.01)
-    target = ToyTarget(vocab=7, order=2, seed=3)
-    asked: list[str] = []
-
-    def hang(call: str) -> None:
-        if call == where:
-            asked.append(call)
-            while True:
-                pass
-
-    class Hanging(Scripted):
-        def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-            hang("propose")
-            return super().propose(seqs, budget)
-
-        def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-            hang("observe")
-
-    wanted = finish([sequence(target, PROMPT, max_tokens=9)], target)
-    seq = sequence(target, PROMPT, max_tokens=9)
-    with caplog.at_level(logging.WARNING, logger="slipstream"):
-        assert finish([seq], target, Guard(Hanging(target), target, time_limit=0.05)) == wanted
-    assert asked == [where]
-    assert seq.stats.drafter_faults == 1
-    assert len(caplog.records) == 1
-    assert f"{where} did not return within 0.05 seconds" in caplog.text
