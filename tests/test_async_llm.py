@@ -16,8 +16,8 @@ from slipstream.core.target import TargetOut
 from slipstream.engine.messages import Ask
 from slipstream.errors import EngineError, ParameterError, PromptError, ReaderError, RuleError, TargetError
 from slipstream.llm import Chunk, Completion
-from slipstream.targets.toy import ToyTarget
 from tests.engine.paged_toy import PagedToy
+from tests.targets.toy import ToyTarget
 
 T = TypeVar("T")
 LONG = SamplingParams(max_tokens=3000)

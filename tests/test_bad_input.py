@@ -11,8 +11,8 @@ import torch
 from slipstream import LLM, SamplingParams, Structured
 from slipstream.drafters.ngram import NgramDrafter
 from slipstream.errors import ParameterError, PromptError, SlipstreamError
-from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import Tiny
+from tests.targets.toy import ToyTarget
 
 
 @pytest.fixture(scope="module")

@@ -24,12 +24,12 @@ from slipstream.drafters.registry import DrafterSpec, Needs
 from slipstream.errors import UnsupportedModelError
 from slipstream.models import config as config_module
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import make_family
 from tests.core.exact import emitted_distribution, target_distribution
 from tests.core.worlds import Shape, random_world
 from tests.drafters.conformance import Case, Conformance
 from tests.targets.reference import Reference
+from tests.targets.toy import ToyTarget
 
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -13,9 +13,9 @@ from slipstream.drafters.registry import make_drafter
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.messages import Ask
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import assert_distribution, beginnings
+from tests.targets.toy import ToyTarget
 
 PROMPT = [0, 1, 2, 0]
 PARAMS = SamplingParams(temperature=1.0, max_tokens=4)

@@ -7,8 +7,8 @@ import sys
 
 import slipstream
 from slipstream import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import Tiny
+from tests.targets.toy import ToyTarget
 
 
 def test_dir_lists_the_public_names_and_each_of_them_exists() -> None:

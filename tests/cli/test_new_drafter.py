@@ -19,9 +19,9 @@ from slipstream.cli.tune import TuneModels
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs, make_drafter
 from slipstream.lab.configs import Choice, others
 from slipstream.lab.measure import recreated_per_pass
-from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import Tiny
 from tests.drafters.conformance import Case, Conformance
+from tests.targets.toy import ToyTarget
 
 ROOT = Path(__file__).parents[2]
 MODULE = '''"""Copycat: the last token once more.

@@ -18,7 +18,7 @@ from slipstream.core.step import step
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.warp import warp
 from slipstream.drafters.none import NoDrafter
-from slipstream.targets.toy import ToyTarget
+from tests.targets.toy import ToyTarget
 
 LETTERS = "abcdefghijklmnop"
 

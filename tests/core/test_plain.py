@@ -20,9 +20,9 @@ from slipstream.core.target import TargetOut
 from slipstream.drafters.none import NoDrafter
 from slipstream.engine.draft_lengths import DraftLengths, Step
 from slipstream.errors import TargetError
-from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import CONTEXT, Tiny, make_model, make_tokenizer
 from tests.core.changed_parameters import CHANGED
+from tests.targets.toy import ToyTarget
 
 if importlib.util.find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)

@@ -30,10 +30,10 @@ from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM, Completion
-from slipstream.targets.toy import ToyTarget
 from tests.core.changed_parameters import CHANGED
 from tests.core.letter_tokenizer import constraint_of, letter_tokenizer
 from tests.drafters.fakes import MultiStepToy
+from tests.targets.toy import ToyTarget
 
 V, EOS = 12, 11
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5], [7, 8, 9, 0, 6, 2]]

@@ -23,10 +23,10 @@ from slipstream.core.step import budget, exact, step
 from slipstream.core.target import Target
 from slipstream.core.warp import warp
 from slipstream.errors import TargetError
-from slipstream.targets.toy import ToyTarget
 from tests.core.fake_drafters import Bushy, Sampling, Scripted, continuation, decode, finish, run_steps, sequence
 from tests.end_to_end.sampling import hurry
 from tests.significance import LEVEL, assert_distribution, g_test
+from tests.targets.toy import ToyTarget
 
 TARGET = ToyTarget(vocab=7, order=2, seed=3)
 PROMPT = [1, 2, 3]

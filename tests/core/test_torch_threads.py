@@ -11,7 +11,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.torch_threads import all_threads, host_threads
 from slipstream.drafters.none import NoDrafter
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
+from tests.targets.toy import ToyTarget
 
 
 @pytest.fixture(autouse=True)

@@ -19,9 +19,9 @@ from slipstream.core.step import decide
 from slipstream.core.typical import DELTA, EPSILON, threshold
 from slipstream.drafters.scripted import ScriptedDrafter
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.core.exact import emitted_distribution, outcomes_of, target_distribution
 from tests.core.worlds import Shape, probs, random_world, steady
+from tests.targets.toy import ToyTarget
 
 TYPICAL = RULES["typical"]
 LOSSY = [rule for rule in RULES.values() if not rule.lossless]

@@ -11,7 +11,7 @@ from torch import Tensor
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities
-from slipstream.targets.toy import ToyTarget
+from tests.targets.toy import ToyTarget
 
 
 class MultiStepToy(ToyTarget):

@@ -9,9 +9,9 @@ from slipstream.drafters.string_match import StringDrafter, Writer
 from slipstream.models.rereading import Vocabularies
 from slipstream.models.shared_tokens import SharedTokens
 from slipstream.models.token_texts import TokenTexts
-from slipstream.targets.toy import ToyTarget
 from slipstream.targets.translated import TranslatedModel
 from tests.models.tokenizer_kinds import letters
+from tests.targets.toy import ToyTarget
 
 OURS = ("a", " ", "b", "c", "ca")
 THEIRS = ("b", "ab", "x", "a", " ", " b", "c", "bc")

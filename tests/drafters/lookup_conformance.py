@@ -22,8 +22,8 @@ from slipstream.drafters.hybrid import Lookup
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.drafters.conformance import size
+from tests.targets.toy import ToyTarget
 
 NO_MATCH = ([1, 2, 3, 4], [7])
 

@@ -25,8 +25,8 @@ from slipstream.drafters.registry import make_drafter
 from slipstream.drafters.scripted import Script, ScriptedDrafter, right, wrong
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.oracle import Oracle
+from tests.targets.toy import ToyTarget
 
 V, ROW, BUDGET = 16, 0.04, 10
 COSTS = CostCurve.flat(ROW)

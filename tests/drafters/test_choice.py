@@ -20,9 +20,9 @@ from slipstream.lab.configs import Choice
 from slipstream.lab.tuning import configurations
 from slipstream.models.checkpoint import read_json
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer, random_llama
 from tests.heads.tiny_heads import config as eagle_config, head as eagle_head
+from tests.targets.toy import ToyTarget
 
 EXACT: dict[str, Any] = {"executor": "torch", "dtype": "float64", "device": "cpu"}
 V = 6

@@ -10,8 +10,8 @@ from slipstream.core.sequence import Sequence
 from slipstream.drafters.draft_costs import measure_draft_costs
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.scripted import RandomDrafter
-from slipstream.targets.toy import ToyTarget
 from tests.targets.charging import Charging, Clock, Preparing
+from tests.targets.toy import ToyTarget
 
 
 @pytest.fixture

@@ -27,7 +27,6 @@ from slipstream.llm import LLM
 from slipstream.models.text import tokenizer_of
 from slipstream.models.token_texts import TokenTexts
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer
 from tests.drafters.fakes import MultiStepToy
 from tests.drafters.foreign_models import intersection, string_match
@@ -35,6 +34,7 @@ from tests.end_to_end.sampling import sample
 from tests.models.tokenizer_kinds import FAITHFUL, byte_level, sentencepiece, unigram, wordpiece
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test, needed
+from tests.targets.toy import ToyTarget
 
 METHODS = ("intersection", "string")
 PAIRS = [("byte-level", "sentencepiece"), ("sentencepiece", "byte-level"), ("byte-level", "unigram"),

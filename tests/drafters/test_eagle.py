@@ -34,7 +34,6 @@ from slipstream.heads import eagle_rows
 from slipstream.heads.eagle_format import save_eagle
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import random_llama
 from tests.drafters.conformance import Recorder
 from tests.end_to_end.sampling import sample
@@ -42,6 +41,7 @@ from tests.heads.dense_eagle import Text, dense, true_batch
 from tests.heads.tiny_heads import config, eagle_drafter, head, knowing_head
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
+from tests.targets.toy import ToyTarget
 
 V = 5
 PROMPTS = [[1, 2, 3], [4], [0, 1, 2, 0, 1, 2, 0]]

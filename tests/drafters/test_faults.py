@@ -25,12 +25,12 @@ from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter
 from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
 from slipstream.errors import TargetError
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.drafters.fakes import MultiStepToy
 from tests.end_to_end.sampling import hurry, sample
 from tests.heads.tiny_heads import eagle_drafter, tiny_heads
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import beginnings, g_test
+from tests.targets.toy import ToyTarget
 
 V, BAD, PROMPT = 4, 1, [0, 2, 2]
 AFTER = len(PROMPT) + 2

@@ -14,8 +14,8 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.guard import MAX_NODES, Guard
-from slipstream.targets.toy import ToyTarget
 from tests.core.fake_drafters import Sampling, Scripted, finish, sequence
+from tests.targets.toy import ToyTarget
 
 PROMPT = [1, 2, 3]
 

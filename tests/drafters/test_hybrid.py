@@ -21,11 +21,11 @@ from slipstream.drafters.registry import make_drafter
 from slipstream.drafters.scripted import RandomDrafter
 from slipstream.errors import ParameterError, RuleError
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.drafters.conformance import LENGTH, Case, Conformance
 from tests.end_to_end.sampling import sample
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
+from tests.targets.toy import ToyTarget
 
 V = 5
 

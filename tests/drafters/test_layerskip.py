@@ -20,9 +20,9 @@ from slipstream.drafters.registry import make_drafter
 from slipstream.errors import PairError, ParameterError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.exits import Exit, measure_exits
-from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import random_llama
 from tests.drafters.conformance import Case, Conformance
+from tests.targets.toy import ToyTarget
 
 V, LAYERS = 12, 4
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1]]

@@ -13,8 +13,8 @@ from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.lookahead import PAUSE, TRIAL, BackOff, LookaheadConfig, LookaheadDrafter, Pool
 from slipstream.errors import RuleError
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.oracle import Oracle
+from tests.targets.toy import ToyTarget
 
 
 def drafter(**options: object) -> LookaheadDrafter:

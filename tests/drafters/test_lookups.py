@@ -14,10 +14,10 @@ from slipstream.drafters.ngram import FOLLOWERS
 from slipstream.drafters.recycling import ASSUMED
 from slipstream.drafters.suffix_tree import FANOUT
 from slipstream.errors import ParameterError
-from slipstream.targets.toy import ToyTarget
 from tests.drafters.lookup_conformance import CopyingConformance, LookupCase, LookupConformance
 from tests.drafters.makers import LOOKUPS, maker, target
 from tests.drafters.soak import PIECE, held, stream
+from tests.targets.toy import ToyTarget
 
 CASES = {name: LookupCase(name) for name in LOOKUPS} | {
     name: LookupCase(name, {"row_cost": 0.0, "spec_factor": 100.0}) for name in ("suffix", "sam")

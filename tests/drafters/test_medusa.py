@@ -27,12 +27,12 @@ from slipstream.heads.medusa_format import save_medusa
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.llm import LLM
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import Tiny
 from tests.end_to_end.sampling import sample
 from tests.heads.tiny_heads import medusa_drafter, tiny_heads
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
+from tests.targets.toy import ToyTarget
 
 V = 7
 ACCURACIES = ((0.5, 0.2, 0.1), (0.4, 0.2, 0.1), (0.3, 0.2, 0.1))

@@ -22,7 +22,6 @@ from slipstream.core.warp import warp
 from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
 from slipstream.errors import ParameterError
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import random_llama
 from tests.core.exact import completed, rational, target_distribution, weighed
 from tests.core.worlds import Shape, WeightedDraft, point, probs, steady
@@ -30,6 +29,7 @@ from tests.drafters.fakes import MultiStepToy
 from tests.end_to_end.sampling import hurry
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, g_test
+from tests.targets.toy import ToyTarget
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1]]
 SMALL = {

@@ -12,8 +12,8 @@ from slipstream.core.target import TargetOut
 from slipstream.core.trees import Tree
 from slipstream.drafters.recycling import REBUILD, RecyclingConfig, RecyclingDrafter, Shape, _Plan
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.oracle import Oracle
+from tests.targets.toy import ToyTarget
 
 THE, CAT, DOG, CAR, SAT, RAN, IS = range(7)
 V = 7

@@ -21,8 +21,8 @@ from slipstream.heads.recognition import SIGNS
 from slipstream.lab.configs import PROGRAMS, Choice, others, slipstream
 from slipstream.lab.measure import recreated_per_pass
 from slipstream.settings import RULES as NAMED_RULES
-from slipstream.targets.toy import ToyTarget
 from slipstream.training.methods import METHODS
+from tests.targets.toy import ToyTarget
 
 SPECS = list(DRAFTERS.values())
 KEYWORDS = {

@@ -15,10 +15,10 @@ from slipstream.core.target import Target
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.drafters.makers import REMEMBERING, maker, other
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
+from tests.targets.toy import ToyTarget
 
 V, PROMPT = 5, [0, 1, 2, 0]
 PARAMS = SamplingParams(temperature=1.0, max_tokens=4)

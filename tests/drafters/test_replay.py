@@ -12,8 +12,8 @@ from slipstream.drafters.registry import make_drafter
 from slipstream.drafters.replay import ReplayConfig, read
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.oracle import Oracle
+from tests.targets.toy import ToyTarget
 
 V = 32
 PROMPT = [1, 2, 3]

@@ -12,7 +12,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.drafters.sam import Automaton, History, SamConfig, SamDrafter
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
+from tests.targets.toy import ToyTarget
 
 
 def draft(tokens: Iterable[int], depth: int = 8, **options: object) -> Draft:

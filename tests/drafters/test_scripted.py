@@ -10,8 +10,8 @@ from slipstream.core.stats import SpecStats
 from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, replay, right, wrong, wrong_at
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.oracle import Oracle
+from tests.targets.toy import ToyTarget
 
 V = 32
 PROMPT = [1, 2, 3]

@@ -22,8 +22,8 @@ from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
 from slipstream.errors import TargetError
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.core.letter_tokenizer import constraint_of
+from tests.targets.toy import ToyTarget
 
 Warp = Callable[..., Tensor]
 Row = NDArray[np.float64] | TargetError

@@ -30,12 +30,12 @@ from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, wrong_at
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.core.letter_tokenizer import letter_tokenizer
 from tests.end_to_end.sampling import sample
 from tests.end_to_end.toys import RIGHT_TWIN, WRONG_RULES, ToyDrafter
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test, needed
+from tests.targets.toy import ToyTarget
 
 N = 20_000
 V, EOS = 5, 4

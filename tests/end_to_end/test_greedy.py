@@ -22,10 +22,10 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, replay, right, wrong, wrong_at
 from slipstream.llm import LLM
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import make_family
 from tests.end_to_end.toys import ToyDrafter
 from tests.oracle import Oracle
+from tests.targets.toy import ToyTarget
 
 V = 7
 LENGTH = 24

@@ -21,10 +21,10 @@ from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.scripted import RandomDrafter, Script, ScriptedDrafter, right, wrong, wrong_at
 from slipstream.llm import LLM, Completion
-from slipstream.targets.toy import ToyTarget
 from tests.end_to_end.sampling import sample
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
+from tests.targets.toy import ToyTarget
 
 V = 6
 PROMPT = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]

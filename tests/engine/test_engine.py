@@ -20,13 +20,13 @@ from slipstream.drafters.scripted import ScriptedDrafter
 from slipstream.engine.draft_lengths import DraftLengths, Step
 from slipstream.engine.engine import Engine
 from slipstream.errors import RuleError, TargetError
-from slipstream.targets.toy import ToyTarget
 from tests.drafters.fakes import MultiStepToy
 from tests.drafters.makers import maker
 from tests.engine.erratic_lengths import ErraticLengths
 from tests.engine.paged_toy import PagedToy
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import assert_distribution, beginnings
+from tests.targets.toy import ToyTarget
 
 V = 5
 DRAFTERS = ("model", "ngram", "suffix", "recycling", "lookahead", "eagle3", "medusa", "hybrid", "bandit")

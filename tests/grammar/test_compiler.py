@@ -15,9 +15,9 @@ from slipstream.core.warp import distributions
 from slipstream.errors import ParameterError, TargetError
 from slipstream.grammar.compiler import Grammars
 from slipstream.models.text import load_tokenizer
-from slipstream.targets.toy import ToyTarget
 from slipstream.zoo import checkpoint_of
 from tests.core.letter_tokenizer import letter_tokenizer
+from tests.targets.toy import ToyTarget
 
 V = 4096
 

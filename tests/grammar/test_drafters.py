@@ -10,13 +10,13 @@ import pytest
 from slipstream import LLM, SamplingParams, Structured, Trigger
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.settings import RULES
-from slipstream.targets.toy import ToyTarget
 from tests.core.letter_tokenizer import constraint_of, letter_tokenizer
 from tests.drafters.conformance import Case
 from tests.drafters.makers import VARIANTS, V, maker, target
 from tests.end_to_end.sampling import sample
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
+from tests.targets.toy import ToyTarget
 
 FORM = Structured(regex="(a[bcd]|b[ac]+d|c(a|b|d)|d[a-e]|e[ab])+")  # always goes on
 MAKERS = {**{name: maker(name) for name in DRAFTERS}, **VARIANTS}

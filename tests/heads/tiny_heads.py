@@ -15,7 +15,7 @@ from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter
 from slipstream.heads.eagle_head import EagleConfig, EagleHead
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.models.config import DecoderConfig
-from slipstream.targets.toy import ToyTarget
+from tests.targets.toy import ToyTarget
 
 
 def config(version: int = 3, vocab: int = 5, width: int = 8, target: int = 5, **changes: Any) -> EagleConfig:

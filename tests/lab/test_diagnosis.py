@@ -19,8 +19,8 @@ from slipstream.lab.prompts import Prompt, PromptSet
 from slipstream.lab.reports import section
 from slipstream.lab.results import read
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.lab.clock import CLOCK, sleep
+from tests.targets.toy import ToyTarget
 
 FLAT = CostCurve((1, 64), (0.010, 0.011))
 GOOD = Measured(

@@ -12,7 +12,7 @@ from slipstream.core.rules import RULES
 from slipstream.drafters.scripted import RandomDrafter
 from slipstream.lab.lossy import Distance, recorded
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
+from tests.targets.toy import ToyTarget
 
 PARAMS = [SamplingParams(temperature=1.0, max_tokens=2, seed=seed, ignore_eos=True) for seed in range(4000)]
 

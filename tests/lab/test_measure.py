@@ -14,7 +14,7 @@ from slipstream.lab import measure
 from slipstream.lab.measure import Arm, Cell, line_up, load_weights_once, passes, race
 from slipstream.lab.memory_use import Peak
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
+from tests.targets.toy import ToyTarget
 
 PROMPTS = [[1, 2, 3], [4, 5], [6], [2, 2, 7]]
 

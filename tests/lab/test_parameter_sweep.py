@@ -11,7 +11,7 @@ from slipstream.errors import ParameterError
 from slipstream.lab.measure import Arm, Cell, line_up
 from slipstream.lab.parameter_sweep import grid, horizontal, is_tree, predicted
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
+from tests.targets.toy import ToyTarget
 
 
 def test_grids():

@@ -16,7 +16,7 @@ from slipstream.lab.tuning import TuneConfig, tune
 from slipstream.lab.verification import verify
 from slipstream.lab.verify_checks import VerifyConfig
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
+from tests.targets.toy import ToyTarget
 
 PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one <b>"), Prompt([3, 4, 0], "a", "$x$")], "0")
 

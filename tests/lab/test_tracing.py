@@ -11,7 +11,7 @@ from slipstream.drafters.hybrid import HybridConfig, HybridDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.lab.benchmark import Contender
 from slipstream.lab.tracing import StepRecord, proposers, rolling, trace, with_recorded_members
-from slipstream.targets.toy import ToyTarget
+from tests.targets.toy import ToyTarget
 
 
 def test_the_record_adds_up(trace_result):

@@ -21,8 +21,8 @@ from slipstream.lab.reports import section
 from slipstream.lab.results import read
 from slipstream.lab.tuning import TuneConfig, candidates, choose, shortlist, steps, tune
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
 from tests.lab.clock import CLOCK, sleep
+from tests.targets.toy import ToyTarget
 
 FLAT = CostCurve((1, 64), (0.010, 0.0102))
 STEEP = CostCurve((1, 8, 64), (0.010, 0.011, 0.2))

@@ -29,8 +29,8 @@ from slipstream.lab.verify_requests import Request
 from slipstream.lab.verify_texts import Control, control, wrong_token
 from slipstream.llm import LLM
 from slipstream.targets.huggingface.huggingface_target import of_module
-from slipstream.targets.toy import ToyTarget
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
+from tests.targets.toy import ToyTarget
 
 PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two")], "0")
 FEW = VerifyConfig(params=SamplingParams(max_tokens=24), samples=100, batch=100, distribution_prompts=1, texts=3)

@@ -22,7 +22,7 @@ from slipstream.lab.prompts import Prompt, PromptSet
 from slipstream.lab.verification import verify
 from slipstream.lab.verify_checks import VerifyConfig
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
+from tests.targets.toy import ToyTarget
 
 VOCAB = 12
 # Different ones, so that a row of another sequence is detected.

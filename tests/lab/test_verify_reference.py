@@ -10,7 +10,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.warp import warp
 from slipstream.lab.verify_reference import ROWS, distribution, edited, impossible, logits_of
-from slipstream.targets.toy import ToyTarget
+from tests.targets.toy import ToyTarget
 
 VOCAB, PROMPT, OUTPUT, STOPS = 40, [3, 5, 7, 5], [9, 5, 11, 9], frozenset({2, 30})
 EACH = [

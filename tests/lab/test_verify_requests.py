@@ -12,7 +12,7 @@ from slipstream.drafters.scripted import RandomDrafter
 from slipstream.lab.verify_reference import distribution, logits_of, wrong_end
 from slipstream.lab.verify_requests import END_CHANCE, Request, continued, panel, settings, together
 from slipstream.llm import LLM
-from slipstream.targets.toy import ToyTarget
+from tests.targets.toy import ToyTarget
 
 PROMPTS = [[1, 2], [3, 4, 0], [5, 1]]
 BASE = SamplingParams(temperature=1.0, max_tokens=20)

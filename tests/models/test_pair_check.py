@@ -10,8 +10,8 @@ import pytest
 from slipstream.errors import LoadError, PairError, ParameterError
 from slipstream.models.facts import facts
 from slipstream.models.pair_check import check_pair, require_pair
-from slipstream.targets.toy import ToyTarget
 from tests.checkpoints import CONTEXT, OTHER_TEXTS, clone, make_model, make_tokenizer
+from tests.targets.toy import ToyTarget
 
 
 @pytest.fixture(scope="module")

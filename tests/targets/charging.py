@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.targets.toy import ToyTarget
+from tests.targets.toy import ToyTarget
 
 
 class Clock:

@@ -14,8 +14,8 @@ from slipstream.core.target import Capabilities
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError
 from slipstream.targets.target_costs import measure_costs
-from slipstream.targets.toy import ToyTarget
 from tests.targets.charging import Charging, Clock, Preparing
+from tests.targets.toy import ToyTarget
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.errors import TargetError
-from slipstream.targets.toy import ToyTarget
 from tests.targets.conformance import TREE, Case, Conformance
+from tests.targets.toy import ToyTarget
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from slipstream.llm import LLM
 from slipstream.models.rereading import Reading
 from slipstream.models.text import load_tokenizer
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.toy import ToyTarget
 from slipstream.targets.translated import TranslatedModel
 from tests.checkpoints import Tiny
 from tests.core.exact import completed, distance, emitted_distribution, rational, target_distribution, weighed
@@ -29,6 +28,7 @@ from tests.drafters.fakes import MultiStepToy
 from tests.drafters.foreign_models import OURS, THEIRS, intersection, toy_model, toy_vocabularies, vocabularies
 from tests.models.tokenizer_kinds import byte_level, letters
 from tests.oracle import Oracle
+from tests.targets.toy import ToyTarget
 
 SAMPLED = SamplingParams(temperature=1.0)
 
