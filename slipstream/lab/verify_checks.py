@@ -280,7 +280,8 @@ class Checks:
         first = self._look(0, 1)
         tests = [tested(place, first.found[place]) for place in PLACES if place in first.found]
         suspects = [test.place for test in tests if SCREEN * decisive <= min(test.p, default=1.0) < SCREEN]
-        again = self._look(1, 2).found if suspects else {}
+        certain = any(min(test.p, default=1.0) < SCREEN * decisive for test in tests)
+        again = self._look(1, 2).found if suspects and not certain else {}
         each = math.sqrt(self.config.power)
         for test in tests:
             second = tested(test.place, again[test.place]) if test.place in suspects and test.place in again else None
