@@ -26,7 +26,8 @@ types: $(READY)
 tests: $(READY)
 	$(TEST_ENV) $(BIN)/pytest -n 2 --dist worksteal
 
-# Ten minutes of load at twice saturation, with clients that leave and faults; `make tests` has a short one.
+# Ten minutes of load at twice saturation, with clients that leave and faults; `make tests` has a short one. With
+# preemption: make soak SOAK="--kv-tokens 256 --draft embedded".
 soak: $(READY)
 	$(TEST_ENV) $(BIN)/python -m tests.server.soak $(SOAK)
 

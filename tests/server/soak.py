@@ -3,7 +3,10 @@
 
     every accepted request ends in exactly one final event, which is the one that its kind must have
     the memory of both processes stays within 5 % of what it was after the warm-up
+    greedy texts are those that the target alone gives
     nothing runs, waits or holds KV in the end
+
+With a small --kv-tokens requests are preempted. --draft embedded: drafts are those of a draft model, not n-grams.
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ from typing import Any
 
 import httpx
 
-from slipstream import zoo
+from slipstream import LLM, SamplingParams, zoo
 from slipstream.lab.load_client import counters_of
 from tests.server.hosting import eventually
-from tests.server.soak_server import DRAFTER_RAISES, NAN, RAISES, RAISES_LATER
+from tests.server.soak_server import DRAFTER_RAISES, KV_TOKENS, NAN, RAISES, RAISES_LATER
 
 GROWTH = 1.05
 WAITING = 429
@@ -46,12 +49,14 @@ CHOICES = 3
 @dataclass
 class Soak:
     """What happened. outcomes: (kind, outcome) -> how often. wrong: what must not be. memory: bytes of both processes,
-    a sample a second; steady: index of the first sample after the warm-up."""
+    a sample a second; steady: index of the first sample after the warm-up. texts: (prompt, max_tokens) of greedy
+    requests -> their texts."""
 
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     memory: list[tuple[int, ...]] = field(default_factory=list)
     steady: int = 0
+    texts: dict[tuple[str, int], set[str]] = field(default_factory=dict)
     rate: float = 0.0
     counters: dict[str, float] = field(default_factory=dict)
 
@@ -68,13 +73,17 @@ class Soak:
         now = zip(self.growth, self.memory[-1], strict=True)
         grown = ", ".join(f"{growth - 1:+.1%} of {size / 1e6:.0f} MB" for growth, size in now)
         listed = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
-        return f"{self.rate:.1f} requests a second: {listed}; memory {grown}; {len(self.wrong)} wrong"
+        return (
+            f"{self.rate:.1f} requests a second: {listed}; memory {grown}; "
+            f"{self.counters['num_preemptions_total']:.0f} preemptions, {len(self.texts)} greedy texts; "
+            f"{len(self.wrong)} wrong"
+        )
 
 
 @contextmanager
-def server(folder: str) -> Iterator[tuple[str, list[int]]]:
+def server(folder: str, kv_tokens: int = KV_TOKENS, draft: str | None = None) -> Iterator[tuple[str, list[int]]]:
     """(address, ids of the HTTP process and of the engine's)."""
-    command = [sys.executable, "-m", "tests.server.soak_server", folder]
+    command = [sys.executable, "-m", "tests.server.soak_server", folder, str(kv_tokens), *([draft] if draft else [])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as made:
         try:
             assert made.stdout is not None
@@ -176,14 +185,16 @@ def body_of(kind: str, draw: random.Random) -> dict[str, Any]:
 async def request(http: httpx.AsyncClient, kind: str, body: dict[str, Any], events: int, made: Soak) -> None:
     """Send it and note how it ended."""
     try:
-        outcome = await _outcome(http, kind, body, events)
+        outcome = await _outcome(http, kind, body, events, made.texts)
     except (httpx.HTTPError, AssertionError) as fault:
         made.wrong.append(f"{kind} ({body}): {type(fault).__name__} {fault}")
         return
     made.outcomes[kind, outcome] += 1
 
 
-async def _outcome(http: httpx.AsyncClient, kind: str, body: dict[str, Any], events: int) -> str:
+async def _outcome(
+    http: httpx.AsyncClient, kind: str, body: dict[str, Any], events: int, texts: dict[tuple[str, int], set[str]]
+) -> str:
     path = "/v1/completions"
     if kind == "leaves at once":
         sending = asyncio.create_task(http.post(path, json=body))
@@ -205,6 +216,7 @@ async def _outcome(http: httpx.AsyncClient, kind: str, body: dict[str, Any], eve
                 return "failed"
             assert answered.status_code == 200, found
             assert [each["finish_reason"] for each in found["choices"]] == expected(body), found
+            note(texts, body, [found])
             return "done"
         if kind == "raises":
             assert answered.status_code == 500
@@ -215,7 +227,31 @@ async def _outcome(http: httpx.AsyncClient, kind: str, body: dict[str, Any], eve
             lines += [line.removeprefix("data: ")] if line else []
             if kind == "leaves" and len(lines) == events:
                 return "left"
-    return ended(kind, body, lines)
+    outcome = ended(kind, body, lines)
+    if outcome == "done":
+        note(texts, body, [json.loads(line) for line in lines[:-1]])
+    return outcome
+
+
+def note(texts: dict[tuple[str, int], set[str]], body: dict[str, Any], events: list[dict[str, Any]]) -> None:
+    """Keep the texts of a greedy request."""
+    if body["temperature"] or body.get("stop"):
+        return
+    found = dict[int, str]()
+    for choice in (each for event in events for each in event.get("choices", ())):
+        found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
+    texts.setdefault((body["prompt"], body["max_tokens"]), set()).update(found.values())
+
+
+def differing(texts: dict[tuple[str, int], set[str]], target: str, most: int = 300) -> list[str]:
+    """Which of these texts, at most so many, the target alone does not give."""
+    alone, wrong = LLM(target), []
+    chosen = random.Random(0).sample(list(texts), min(most, len(texts)))
+    for prompt, length in chosen:
+        params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+        text = alone.generate(prompt, params)[0].text
+        wrong += [f"{prompt!r}: {each!r} instead of {text!r}" for each in texts[prompt, length] - {text}]
+    return wrong
 
 
 def ended(kind: str, body: dict[str, Any], lines: list[str]) -> str:
@@ -256,9 +292,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--warm-up", type=float, default=240, help="seconds after which memory may not grow")
     parser.add_argument("--target", default=str(zoo.target_dir()), help="folder of the model")
+    parser.add_argument("--kv-tokens", type=int, default=KV_TOKENS, help="size of the KV cache")
+    parser.add_argument("--draft", help="folder of a draft model, or embedded")
     options = parser.parse_args()
-    with server(options.target) as (url, processes):
+    draft = str(zoo.draft_dir()) if options.draft == "embedded" else options.draft
+    with server(options.target, options.kv_tokens, draft) as (url, processes):
         made = asyncio.run(soak(url, processes, options.seconds, options.warm_up))
+    made.wrong += differing(made.texts, options.target)
     print(made.summary())
     print("\n".join(made.wrong[:20]))
     return int(bool(made.wrong) or max(made.growth) > GROWTH)

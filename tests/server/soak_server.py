@@ -1,5 +1,6 @@
 """A server whose target and drafter fail for some requests, chosen by their max_tokens: python -m
-tests.server.soak_server FOLDER. It prints its address, and ends with SIGTERM."""
+tests.server.soak_server FOLDER [KV_TOKENS [DRAFT]]. It prints its address, and ends with SIGTERM. DRAFT: folder of a
+draft model; without it drafts are n-grams."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import torch
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
+from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.models.text import load_tokenizer
 
@@ -21,14 +23,14 @@ RAISES, RAISES_LATER, NAN, DRAFTER_RAISES = 41, 43, 45, 47
 logits are NaN there, and of one for which the drafter raises."""
 LATER = 6
 KV_TOKENS = 4096
-"""Size of the KV cache: full soon, so that what grows afterwards is not the prefix cache."""
+"""Usual size of the KV cache: full soon, so that what grows afterwards is not the prefix cache."""
 
 
-def faulty_target(folder: str) -> Any:
+def faulty_target(folder: str, kv_tokens: int) -> Any:
     """The target of a folder, with the faults above."""
     from slipstream.targets.decoder import Decoder
 
-    made = Decoder.load(folder, kv_tokens=KV_TOKENS)
+    made = Decoder.load(folder, kv_tokens=kv_tokens)
     run = made.run
 
     def late(seq: Sequence, kind: int) -> bool:
@@ -47,23 +49,33 @@ def faulty_target(folder: str) -> Any:
     return made
 
 
-class FaultyDrafter(NgramDrafter):
-    """Raises for some requests."""
+def faulty_drafter(target: Any, draft: str | None, kv_tokens: int) -> Any:
+    """A drafter that raises for some requests."""
+    from slipstream.targets.decoder import Decoder
 
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+    made: Any = NgramDrafter(NgramConfig(), torch.device("cpu"))
+    if draft is not None:
+        made = ModelDrafter(Decoder.load(draft, kv_tokens=kv_tokens, role="draft"), target.vocab_size)
+    propose = made.propose
+
+    def faulty(seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         if any(seq.params.max_tokens == DRAFTER_RAISES for seq in seqs):
             raise ValueError("the drafter fails for one request")
-        return super().propose(seqs, budget)
+        found: Draft = propose(seqs, budget)
+        return found
+
+    made.propose = faulty
+    return made
 
 
-def model(folder: str) -> tuple[Any, Any, dict[str, Any]]:
+def model(folder: str, kv_tokens: int, draft: str | None) -> tuple[Any, Any, dict[str, Any]]:
     """What the engine's process loads."""
-    drafter = FaultyDrafter(NgramConfig(), torch.device("cpu"))
+    target = faulty_target(folder, kv_tokens)
     options = {"draft_tokens": 4, "max_batch": 8, "tokenizer": load_tokenizer(folder)}
-    return faulty_target(folder), drafter, options
+    return target, faulty_drafter(target, draft, kv_tokens), options
 
 
-def main(folder: str) -> None:
+def main(folder: str, kv_tokens: str = str(KV_TOKENS), draft: str | None = None) -> None:
     """Serve until SIGTERM."""
     from slipstream.server.app import create_app
     from slipstream.server.engine_process import RemoteEngine
@@ -71,7 +83,7 @@ def main(folder: str) -> None:
     from slipstream.server.serving import bound, serve
 
     with bound("127.0.0.1", 0) as listening:
-        engine = RemoteEngine(partial(model, folder))
+        engine = RemoteEngine(partial(model, folder, int(kv_tokens), draft))
         try:
             service = Service("soak", engine.facts, load_tokenizer(folder), engine.streams, Limits(waiting=24))
             print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
