@@ -84,7 +84,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "use_mamba_kernels": False},
     "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16, "use_mamba_kernels": False},
 }  # fmt: skip
-"""Model type -> values of its configuration that are not settled by `SIZES`."""
+"""Model type -> values of its configuration that `SIZES` does not set."""
 
 
 def shrunk(kind: Any) -> Any:

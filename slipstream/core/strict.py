@@ -10,8 +10,8 @@ from slipstream.errors import ParameterError, did_you_mean
 
 class Strict:
     """Mixin for configuration dataclasses: an unknown keyword is a `ParameterError` that says what was meant, and so is
-    a value of another type for a field that is True or False. `prefix`: what such a
-    field is called in errors, before its name."""
+    a value of another type for a field that is True or False. `prefix`: stands before
+    the name of such a field in errors."""
 
     prefix: ClassVar[str] = ""
 
