@@ -1,0 +1,220 @@
+"""Slipstream's lookup drafters inside vLLM, by its `custom_class` method:
+
+    vllm serve MODEL \\
+        --speculative-config '{"method": "custom_class", "model": "slipstream.integrations.vllm.Proposer",
+                               "num_speculative_tokens": 16}' \\
+        --additional-config '{"slipstream": {"drafter": "suffix", "options": {"across": true}}}'
+
+Only vLLM's environment needs Slipstream (`pip install --no-deps slipstream`). Settings, all of them optional:
+
+    drafter   "suffix" (the default), "ngram", "sam", or a stack of these: a list of names or of [name, options].
+    options   options of the drafter; of `HybridConfig` for a stack.
+    lengths   "learned" (the default): each request has the draft length that its acceptance rate and the times of the
+              steps make the fastest, 0 where drafts do not pay. "full": as long as the match allows; always so with
+              several ranks, which must draft alike.
+
+A request may say what its output is expected to hold: `"vllm_xargs": {"prediction": "text"}`, or a list of token ids.
+Where Slipstream is installed as a package, vLLM's server also reads `prediction` as in OpenAI's API.
+
+vLLM hands a proposer no request ids and no prompt lengths, so `propose_draft_token_ids` of its runner is wrapped to see
+them. A fault in a drafter costs the drafts of a step, never a request: it is logged once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence as Seq
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from slipstream.drafters.registry import DRAFTERS, make_drafter
+from slipstream.errors import ParameterError, did_you_mean
+from slipstream.integrations.row_drafts import Request, Row, RowDrafts
+from slipstream.settings import one_of
+
+if TYPE_CHECKING:
+    from slipstream.core.drafter import Drafter
+    from slipstream.core.target import Target
+
+VERSIONS = "0.32 and 0.33"
+"""Versions of vLLM that this was tried with or written for."""
+LENGTHS = ("learned", "full")
+CHAINS = {"branches": 1, "forks": 1, "fillers": 0, "branch_tokens": 0}
+"""Options that would make trees, or need logits: vLLM verifies chains, and shows none."""
+PREDICTION = "prediction"
+
+
+def drafter_of(vocab_size: int, drafter: Any = "suffix", options: Mapping[str, Any] | None = None) -> Drafter:
+    """The lookup, or the stack of lookups, of these settings. Raises ParameterError for what cannot run in vLLM."""
+    members = drafter.split(",") if isinstance(drafter, str) else list(drafter)
+    pairs = [(m, {}) if isinstance(m, str) else (m[0], dict(m[1])) for m in members]
+    lookups = [name for name, spec in DRAFTERS.items() if spec.lookup]
+    for name, _ in pairs:
+        if name not in lookups:
+            raise ParameterError(
+                f"drafter {name!r} does not run inside vLLM",
+                why="vLLM hands its proposers tokens, no hidden states and no logits",
+                fix=f"choose {', '.join(lookups)}, or vLLM's own methods for draft models and heads"
+                if name in DRAFTERS else did_you_mean(name, lookups),
+            )  # fmt: skip
+    for given in [dict(options or {}), *[own for _, own in pairs]]:
+        for name, only in CHAINS.items():
+            if given.get(name, only) != only:
+                raise ParameterError(f"{name} is {given[name]!r}", why="vLLM verifies chains, and shows no logits",
+                                     fix=f"leave {name} out")  # fmt: skip
+    target = cast("Target", SimpleNamespace(device="cpu", vocab_size=vocab_size))
+    if len(pairs) == 1:
+        name, own = pairs[0]
+        return make_drafter(name, target, **own, **(options or {}))
+    return make_drafter("hybrid", target, members=pairs, **(options or {}))
+
+
+class Proposer:
+    """What vLLM makes: see the module. Raises ParameterError for settings that do not exist."""
+
+    def __init__(self, vllm_config: Any):
+        from vllm.logger import init_logger
+
+        self._log = init_logger("vllm.slipstream")
+        self._model, parallel = vllm_config.model_config, vllm_config.parallel_config
+        additional = vllm_config.additional_config
+        settings = dict(additional.get("slipstream", {})) if isinstance(additional, dict) else {}
+        unknown = settings.keys() - {"drafter", "options", "lengths"}
+        if unknown:
+            raise ParameterError(f"slipstream has no setting {', '.join(sorted(unknown))}",
+                                 fix="give drafter, options or lengths")  # fmt: skip
+        lengths = settings.pop("lengths", "learned")
+        one_of("lengths", lengths, LENGTHS)
+        most = vllm_config.speculative_config.num_speculative_tokens
+        timed = lengths == "learned" and parallel.world_size == 1
+        self._vocab = self._model.get_vocab_size()
+        self._make = lambda: RowDrafts(drafter_of(self._vocab, **settings), most, self._model.max_model_len, timed)
+        self._drafts = self._make()
+        self._runner: Any = None
+        self._scheduled: Any = None
+        self._faults: set[str] = set()
+        _watch_runners()
+        self._log.info("Slipstream drafts: %s, at most %d tokens, %s lengths", self._drafts.drafter.name, most,
+                       "learned" if timed else "full")  # fmt: skip
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM calls it; a lookup has no weights."""
+
+    def see(self, runner: Any, scheduled: Any) -> None:
+        """Note the runner of this step, and what it ran (`SchedulerOutput`)."""
+        self._runner, self._scheduled = runner, scheduled
+
+    def propose(
+        self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
+    ) -> list[list[int]]:
+        """Draft tokens for each row of the batch, none for a prompt that is still being read. token_ids_cpu [rows,
+        context]: row i holds `num_tokens_no_spec[i]` tokens."""
+        try:
+            batch, scheduled = self._runner.input_batch, self._scheduled
+            verified = scheduled.scheduled_spec_decode_tokens
+            rows = []
+            for i, sampled in enumerate(sampled_token_ids):
+                key, ids = batch.req_ids[i], token_ids_cpu[i]
+                rows.append(
+                    Row(
+                        key,
+                        int(num_tokens_no_spec[i]),
+                        lambda begin, end, ids=ids: ids[begin:end].tolist(),
+                        len(sampled),
+                        len(verified.get(key, ())),
+                        scheduled.num_scheduled_tokens[key],
+                        functools.partial(self._request, key, int(batch.num_prompt_tokens[i])),
+                    )
+                )
+            return self._drafts.propose(rows, self._runner.requests)
+        except Exception as fault:
+            self._report(fault)
+            self._drafts = self._make()
+            return [[] for _ in sampled_token_ids]
+
+    def _request(self, key: str, prompt: int) -> Request:
+        """What vLLM knows of a request."""
+        params = self._runner.requests[key].sampling_params
+        most = self._model.max_model_len if params.max_tokens is None else prompt + params.max_tokens
+        return Request(prompt, most, self._predicted((params.extra_args or {}).get(PREDICTION)))
+
+    def _predicted(self, given: Any) -> Seq[int]:
+        """Token ids of a prediction, which is a text or a list of ids; one that is neither is ignored."""
+        if given is None:
+            return ()
+        try:
+            if isinstance(given, str):
+                from vllm.tokenizers import cached_tokenizer_from_config
+
+                return list(cached_tokenizer_from_config(self._model).encode(given, add_special_tokens=False))
+            if all(isinstance(token, int) and 0 <= token < self._vocab for token in given):
+                return list(given)
+            raise ParameterError("prediction is neither a text nor a list of token ids", fix="give one of them")
+        except Exception as fault:
+            self._report(fault)
+            return ()
+
+    def _report(self, fault: Exception) -> None:
+        """Log a fault, the first of its kind only."""
+        kind = f"{type(fault).__name__}: {fault}"
+        if kind not in self._faults and len(self._faults) < 8:
+            self._faults.add(kind)
+            self._log.error("a fault in a Slipstream drafter; decoding goes on without this draft", exc_info=fault)
+
+
+def _watch_runners() -> None:
+    """Have vLLM's runners show their proposer, before each draft, what it is for. Raises ParameterError where this
+    vLLM has no such runner."""
+    try:
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+        plain = GPUModelRunner.propose_draft_token_ids
+    except (ImportError, AttributeError) as fault:
+        from vllm import __version__
+
+        raise ParameterError(
+            f"vLLM {__version__} has no runner that Slipstream knows", fix=f"use vLLM {VERSIONS}"
+        ) from fault
+    if hasattr(plain, "__wrapped__"):
+        return
+
+    @functools.wraps(plain)
+    def watched(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.drafter, Proposer):
+            self.drafter.see(self, scheduler_output)
+        return plain(self, scheduler_output, *args, **kwargs)
+
+    GPUModelRunner.propose_draft_token_ids = watched
+
+
+def register() -> None:
+    """Entry point `vllm.general_plugins`: vLLM's server reads `prediction` in completions and chats."""
+    try:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    except ImportError:  # another version: predictions are given by vllm_xargs
+        return
+    for kind in (ChatCompletionRequest, CompletionRequest):
+        _read_predictions(kind)
+
+
+def _read_predictions(kind: Any) -> None:
+    """Have requests of this kind hand their field `prediction` on among vLLM's extra arguments."""
+    from slipstream.server.api_error import ApiError
+    from slipstream.server.fields import prediction_text
+
+    plain = kind.to_sampling_params
+    if hasattr(plain, "__wrapped__"):
+        return
+
+    @functools.wraps(plain)
+    def reading(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            text = prediction_text(self.model_extra or {})
+        except ApiError as fault:
+            raise ValueError(fault.message) from fault  # vLLM answers 400
+        if text:
+            self.vllm_xargs = {PREDICTION: text, **(self.vllm_xargs or {})}
+        return plain(self, *args, **kwargs)
+
+    kind.to_sampling_params = reading

@@ -1,0 +1,90 @@
+"""A batch engine that is not ours, for tests of `RowDrafts`: it decodes known texts, verifies drafts, reads prompts in
+chunks, moves rows, preempts, and drops draft tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass, field
+
+from slipstream.integrations.row_drafts import Request, Row, RowDrafts
+
+
+@dataclass
+class Running:
+    """A request: the text that greedy decoding gives it, and how far it is."""
+
+    id: str
+    prompt: Seq[int]
+    answer: Seq[int]
+    prediction: Seq[int] = ()
+    read: int = 0
+    emitted: int = 0
+    draft: Seq[int] = ()
+
+    @property
+    def text(self) -> list[int]:
+        return [*self.prompt, *self.answer[: self.emitted]]
+
+
+@dataclass
+class BatchEngine:
+    """chunk: most tokens of a prompt that a step reads. forward: told how many rows a forward has, once it has run."""
+
+    drafts: RowDrafts
+    chunk: int = 64
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    shuffled: bool = True
+    forward: Callable[[int], None] = lambda rows: None
+    preempted: float = 0.0
+    dropped: float = 0.0
+    steps: int = 0
+    verified: int = 0
+    accepted: int = 0
+    emitted: dict[str, list[int]] = field(default_factory=dict)
+    calls: list[list[list[int]]] = field(default_factory=list)
+
+    def run(self, requests: Seq[Running]) -> None:
+        """Decode all of them together."""
+        running = list(requests)
+        while running:
+            self.step(running)
+            running = [one for one in running if one.emitted < len(one.answer)]
+
+    def step(self, running: list[Running]) -> None:
+        """One step of those of them that are not preempted in it."""
+        batch = [one for one in running if self.rng.random() >= self.preempted] or running[:1]
+        if self.shuffled:
+            self.rng.shuffle(batch)
+        rows = [self._row(one) for one in batch]
+        self.forward(sum(row.rows for row in rows))
+        found = self.drafts.propose(rows, {one.id for one in running})
+        self.calls.append(found)
+        self.steps += 1
+        assert len(found) == len(batch)
+        for one, draft in zip(batch, found, strict=True):
+            assert len(draft) <= self.drafts.most
+            assert not draft or (one.emitted and one.emitted + len(draft) < len(one.answer))
+            one.draft = draft[: self.rng.randint(0, len(draft))] if self.rng.random() < self.dropped else draft
+
+    def _row(self, one: Running) -> Row:
+        """What one request gains in a step."""
+        if one.read < len(one.prompt):
+            rows, drafted = min(self.chunk, len(one.prompt) - one.read), 0
+            one.read += rows
+            gained = int(one.read == len(one.prompt))
+        else:
+            right = 0
+            while right < len(one.draft) and one.draft[right] == one.answer[one.emitted + right]:
+                right += 1
+            drafted, gained = len(one.draft), right + 1
+            rows = 1 + drafted
+            self.verified += drafted
+            self.accepted += right
+        one.draft = ()
+        one.emitted += gained
+        self.emitted[one.id] = list(one.answer[: one.emitted])
+        text = one.text[: one.read + one.emitted]
+        limit = len(one.prompt) + len(one.answer)
+        request = Request(len(one.prompt), limit, one.prediction)
+        return Row(one.id, len(text), lambda a, b: text[a:b], gained, drafted, rows, lambda: request)

@@ -1,0 +1,160 @@
+"""`RowDrafts`: drafts for an engine that shows its batch as rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Seq
+
+import pytest
+
+from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
+from slipstream.integrations.row_drafts import RowDrafts
+from slipstream.integrations.vllm import drafter_of
+from tests.integrations.batch_engine import BatchEngine, Running
+
+VOCAB = 1000
+LOOKUPS = ["suffix", "ngram", "sam", "suffix,ngram", "sam,suffix,ngram"]
+
+
+def repetitive(seed: int, count: int = 120) -> list[int]:
+    """A text that repeats passages of itself."""
+    rng = random.Random(seed)
+    phrases = [[rng.randrange(VOCAB) for _ in range(rng.randint(4, 12))] for _ in range(4)]
+    text: list[int] = []
+    while len(text) < count:
+        text += rng.choice(phrases)
+    return text[:count]
+
+
+def novel(seed: int, count: int = 120) -> list[int]:
+    """A text in which no token occurs twice."""
+    return random.Random(seed).sample(range(100_000), count)
+
+
+def requests(count: int) -> list[Running]:
+    texts = [repetitive(seed, 200) for seed in range(count)]
+    return [Running(f"r{i}", text[:80], text[80:]) for i, text in enumerate(texts)]
+
+
+def full(name: str = "suffix", most: int = 8, **options: object) -> RowDrafts:
+    return RowDrafts(drafter_of(VOCAB, name, options), most, 4096, timed=False)
+
+
+class Clock:
+    """A clock on which a step takes what its rows cost."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_drafts_are_accepted_in_repetitive_texts_whatever_the_batch_does(name: str) -> None:
+    engine = BatchEngine(full(name), preempted=0.2, dropped=0.2)
+    engine.run(requests(7))
+    assert engine.accepted > 0.5 * engine.verified > 100
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_a_row_is_drafted_for_as_if_it_were_alone(name: str) -> None:
+    together = BatchEngine(full(name), shuffled=False)
+    together.run(requests(3))
+    alone = [BatchEngine(full(name), shuffled=False) for _ in range(3)]
+    for engine, request in zip(alone, requests(3), strict=True):
+        engine.run([request])
+    assert together.verified == sum(engine.verified for engine in alone)
+    assert together.accepted == sum(engine.accepted for engine in alone)
+
+
+def test_ranks_with_clocks_of_their_own_draft_alike_with_full_lengths() -> None:
+    engines = [BatchEngine(RowDrafts(drafter_of(VOCAB), 8, 4096, timed=False, clock=clock)) for clock in (
+        Clock(), random.Random(3).random)]  # fmt: skip
+    for engine in engines:
+        engine.run(requests(5))
+    assert engines[0].calls == engines[1].calls
+
+
+def test_finished_requests_are_forgotten() -> None:
+    engine = BatchEngine(full(across=True))
+    engine.run(requests(6))
+    engine.drafts.propose([], set())
+    assert len(engine.drafts) == 0
+    drafter = engine.drafts.drafter
+    assert isinstance(drafter, SuffixDrafter)
+    assert not drafter._states
+    assert not engine.drafts._read
+
+
+def test_outputs_of_finished_requests_are_drafted_from_with_across_only() -> None:
+    text = novel(1)
+    rates = []
+    for across in (True, False):
+        drafts = full(across=across)
+        for turn in range(2):
+            engine = BatchEngine(drafts)
+            engine.run([Running(f"t{turn}", novel(2 + turn, 20), text)])
+        rates.append(engine.accepted)
+    assert rates[0] > 80
+    assert rates[1] == 0
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_a_prediction_is_drafted_from(name: str) -> None:
+    text = novel(1)
+    engine = BatchEngine(full(name))
+    engine.run([Running("p", novel(2, 20), text, prediction=text)])
+    assert engine.accepted > 80
+    assert engine.steps < 40
+
+
+def test_a_request_that_begins_anew_under_the_same_id_is_read_anew() -> None:
+    drafts = full()
+    for seed in (1, 2):
+        engine = BatchEngine(drafts)
+        engine.run([Running("same", repetitive(seed, 80), repetitive(seed, 60))])
+        assert engine.accepted > 20
+
+
+def paced(cost: float, drafts: RowDrafts, clock: Clock, running: Seq[Running]) -> BatchEngine:
+    """An engine whose step takes 1 + cost * rows, at the end of these requests."""
+
+    def forward(rows: int) -> None:
+        clock.now += 1 + cost * rows
+
+    engine = BatchEngine(drafts, forward=forward)
+    engine.run(running)
+    return engine
+
+
+def seldom_right(count: int) -> list[Running]:
+    """Few different tokens: something is always found, and it is hardly ever right."""
+    rng = random.Random(5)
+    return [Running(f"{i}", [rng.randrange(6) for _ in range(60)], [rng.randrange(6) for _ in range(1500)])
+            for i in range(count)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cost", "share"), [(0.25, 1.03), (0.0, 0.9)])
+def test_learned_lengths_end_where_drafts_do_not_pay(cost: float, share: float) -> None:
+    spent, emitted = [], []
+    for plain in (False, True):
+        clock = Clock()
+        drafts = RowDrafts(SuffixDrafter(SuffixConfig(row_cost=0.0)), 8, 4096, clock=clock)
+        assert drafts.lengths is not None
+        if plain:
+            drafts.lengths.resting, drafts.lengths._rest = True, 1 << 30
+        emitted.append(paced(cost, drafts, clock, seldom_right(4)).emitted)
+        spent.append(clock.now)
+    assert emitted[0] == emitted[1]
+    assert spent[0] < share * spent[1]
+
+
+def test_the_time_in_which_an_engine_was_idle_is_no_cost() -> None:
+    clock = Clock()
+    drafts = RowDrafts(drafter_of(VOCAB), 8, 4096, clock=clock)
+    for turn in range(3):
+        clock.now += 1000.0
+        paced(0.1, drafts, clock, [Running(f"{turn}", repetitive(1, 80), repetitive(1, 60))])
+    assert drafts.lengths is not None
+    assert drafts.lengths._plainly(1) < 2.0
