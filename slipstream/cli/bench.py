@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.bench_served import ServedOptions, bench_served, check_no_server
+from slipstream.cli.bench_served import ServedOptions, bench_served, check_no_server, named
 from slipstream.cli.contenders import LabModels, values_of
 from slipstream.cli.early import check_contenders
+from slipstream.cli.engines import EngineOptions, compared, started
 from slipstream.cli.loading import load, on
 from slipstream.cli.measuring import Count, OutputOptions, PromptOptions, finish, unfinished
 from slipstream.cli.options import grouped
@@ -51,6 +52,7 @@ def bench(
     ] = None,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
     served: ServedOptions,
+    engine: EngineOptions,
     files: OutputOptions,
     compare: Annotated[
         tuple[str, str] | None, typer.Option(metavar="A B", help="Compare two result files instead of measuring.")
@@ -61,15 +63,22 @@ def bench(
     Exit code 1 if a greedy text differs from plain decoding by more than rounding can explain.
 
     With --serve, load OpenAI-compatible servers instead: throughput, time to the first text, time per token and gaps,
-    each with percentiles, for every --concurrency and --rate. API key: OPENAI_API_KEY.
+    each with percentiles, for every --concurrency and --rate. API key: OPENAI_API_KEY. With --engine vllm, these are
+    vLLM's, started for plain decoding and for each drafter.
     """
     if compare is not None:
         return show_comparison(*compare, files.as_json)
-    if served.serve:
+    if served.serve or engine.vllm:
         if batch != "1" or context is not None:
-            raise ParameterError("--batch and --context have no meaning with --serve", fix="give --concurrency instead")
+            raise ParameterError("--batch and --context have no meaning for servers", fix="give --concurrency instead")
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "ignore_eos": ignore_eos}
-        return bench_served(served, models, texts, tokens, rounds, seconds, sampling, seed, files)
+        if not engine.vllm:
+            servers = named(served, models)
+            return bench_served(servers, served, texts, tokens, rounds, seconds, sampling, seed, files)
+        if served.serve:
+            raise ParameterError("--serve and --engine are given", fix="give one of them")
+        with started(compared(models, engine), engine) as servers:
+            return bench_served(servers, served, texts, tokens, rounds, seconds, sampling, seed, files)
     check_no_server(served)
     contenders = models.contenders(adaptive=True)
     if not contenders:

@@ -75,6 +75,16 @@ def short(url: str) -> str:
     return re.sub(r"^https?://|(/v1)?/*$", "", url)
 
 
+def named(served: ServedOptions, models: LabModels) -> dict[str, str]:
+    """Name -> URL of the servers of `--serve`. Raises ParameterError for options of models, which have no effect."""
+    changed = [option.name for option in fields(models) if getattr(models, option.name) != option.default]
+    if changed:
+        raise ParameterError(
+            f"{', '.join(changed)} would be ignored: a server brings its own settings", fix="leave these out"
+        )
+    return {short(url): url for url in served.serve or ()}
+
+
 def check_no_server(served: ServedOptions) -> None:
     """Raise ParameterError for options of servers where no server is loaded."""
     changed = [each.name for each in fields(served) if getattr(served, each.name) != each.default]
@@ -83,8 +93,8 @@ def check_no_server(served: ServedOptions) -> None:
 
 
 def bench_served(
+    servers: Mapping[str, str],
     served: ServedOptions,
-    models: LabModels,
     texts: PromptOptions,
     tokens: int,
     rounds: int,
@@ -93,12 +103,8 @@ def bench_served(
     seed: int,
     files: OutputOptions,
 ) -> None:
-    """Measure and print. sampling: of the command line; no value of it that changes nothing is sent."""
-    changed = [option.name for option in fields(models) if getattr(models, option.name) != option.default]
-    if changed:
-        raise ParameterError(
-            f"{', '.join(changed)} would be ignored: a server brings its own settings", fix="leave these out"
-        )
+    """Measure and print. servers: name -> URL. sampling: of the command line; no value of it that changes nothing is
+    sent."""
     temperatures = values_of("--temperature", sampling["temperature"], float)
     if len(temperatures) > 1:
         raise ParameterError("a load has one temperature", fix="run the command for each")
@@ -116,14 +122,14 @@ def bench_served(
     asked = LoadPrompts(
         entries, tokens, {**sampling, "temperature": temperatures[0]}, seed, texts.template, served.distinct
     )
-    places = [Endpoint(url, served.served_model) for url in dict.fromkeys(served.serve or ())]
+    places = {name: Endpoint(url, served.served_model) for name, url in servers.items()}
     arms: list[LoadArm] = []
     for load in loads:
         base: LoadArm | None = None
-        for place in places:
-            arms.append(LoadArm(short(place.base_url), place, load, asked.request, base))
+        for name, place in places.items():
+            arms.append(LoadArm(name, place, load, asked.request, base))
             base = base or arms[-1]
-    render.line(f"bench: {render.counted(len(entries), 'prompt')} of {texts.prompts}, {', '.join(served.serve or ())}")
+    render.line(f"bench: {render.counted(len(entries), 'prompt')} of {texts.prompts}, {', '.join(servers)}")
     with render.progress("asking", requests_of(arms, config)) as advance:
         result, code = unfinished(lambda: load_test(arms, config, asked.settings, files.out, advance))
     finish(result, files)

@@ -54,6 +54,10 @@ ALIASES = {f"--{other}".replace("_", "-"): f"--{own}".replace("_", "-") for othe
 _MODELS, _SPECULATION, _SAMPLING = "Models", "Speculation", "Sampling"
 
 
+ENGINE = {"engine", "vllm_python", "vllm_option"}
+"""Options of the engine (`cli.engines`), which a file may hold, too."""
+
+
 def from_file(ctx: typer.Context, path: str | None) -> str | None:
     """Use the values in a JSON file as defaults of the command's options; options on the command line take precedence.
     Raises ParameterError if the file cannot be read, is not a JSON object, or names an unknown option."""
@@ -68,7 +72,7 @@ def from_file(ctx: typer.Context, path: str | None) -> str | None:
     if not isinstance(found, dict):
         raise ParameterError(f"--config {path} is not a JSON object", fix='write it as in {"drafter": "ngram"}')
     own = {parameter.name: parameter for parameter in ctx.command.params}
-    known = {f.name for options in (ModelOptions, SamplingOptions) for f in fields(options)} - {"config"}
+    known = {f.name for options in (ModelOptions, SamplingOptions) for f in fields(options)} - {"config"} | ENGINE
     for name in found:
         if name not in known:
             raise ParameterError(f"--config {path} has {name!r}, which is not an option", fix=did_you_mean(name, known))

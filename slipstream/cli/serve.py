@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import render
+from slipstream.cli.engines import EngineOptions, serve_vllm
 from slipstream.cli.loading import checked_arguments, quieten, tokenizer, uncollected
 from slipstream.cli.options import ModelOptions, grouped
 from slipstream.core.params import check_integer, check_number
@@ -99,12 +100,16 @@ class ServerOptions:
 
 
 @grouped
-def serve(models: ModelOptions, server: ServerOptions) -> None:
+def serve(models: ModelOptions, server: ServerOptions, engine: EngineOptions) -> None:
     """Answer requests over HTTP, in the form of OpenAI's API.
 
     One process has the model, another answers. The first Ctrl-C or SIGTERM lets running requests end, the second stops
     at once. The fields of requests, the metrics and the limits: docs/server.md.
+
+    With --engine vllm, vLLM's server runs with these models instead, and with Slipstream's lookup drafters in it.
     """
+    if engine.vllm:
+        return serve_vllm(models, server, engine)
     missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
     if missing:
         raise ParameterError(f"{', '.join(missing)} is not installed", fix="pip install 'slipstream[server]'")

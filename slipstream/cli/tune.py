@@ -12,9 +12,11 @@ import typer
 from slipstream.cli import render
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.early import check_contenders
+from slipstream.cli.engines import EngineOptions
 from slipstream.cli.loading import load, on
 from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished, writable
 from slipstream.cli.options import SamplingOptions, grouped
+from slipstream.cli.tune_vllm import tune_vllm
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
 from slipstream.settings import SAME
@@ -63,15 +65,19 @@ def tune(
     rounds: Annotated[int, typer.Option(min=1, help="Timed passes of that comparison.")] = 5,
     seconds: Annotated[float, typer.Option(min=0, help="Time limit in seconds; at least three passes.")] = 45,
     write: Annotated[
-        Path | None, typer.Option(help="Write the choice to this file, for `slipstream generate --config`.")
+        Path | None, typer.Option(help="Write the choice to this file, for --config of generate, chat and serve.")
     ] = None,
+    engine: EngineOptions,
     files: OutputOptions,
 ) -> None:
     """Choose drafter and draft length for your prompts on this machine; never one that is slower than plain decoding.
 
     Each drafter runs once, a formula predicts the other draft lengths, and the best are timed against plain decoding.
-    --draft-tokens is the maximum draft length to consider.
+    --draft-tokens is the maximum draft length to consider. With --engine vllm, vLLM's server is started for each
+    drafter and length, beside one that decodes plainly, and --batch requests are in flight.
     """
+    if engine.vllm:
+        return tune_vllm(models, sampling.params(), texts, batch, rounds, seconds, write, engine, files)
     params, contenders = sampling.params(), models.longest()
     writable(write=write)
     files.check()

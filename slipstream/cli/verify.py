@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from slipstream.cli import render
+from slipstream.cli.engines import EngineOptions, started, vllm_server
 from slipstream.cli.loading import banner, load
 from slipstream.cli.measuring import Count, OutputOptions, PromptOptions, Source, finish, unfinished
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
@@ -59,6 +60,7 @@ def verify(
     served_model: Annotated[
         str, typer.Option(help="Model name at both servers.", show_default="the first listed")
     ] = "",
+    engine: EngineOptions,
 ) -> None:
     """Check that speculation does not change the output, with your target, drafter, rule and sampling parameters.
 
@@ -70,15 +72,30 @@ def verify(
 
     With --base-url and --against, two OpenAI-compatible servers of the same model are compared instead: greedy texts by
     the margins of their log-probabilities, sampled texts by their first tokens and n-grams. Of a conversation, servers
-    are asked the first turn only.
+    are asked the first turn only. With --engine vllm, two servers of vLLM are started and compared.
     """
     seed = secrets.randbits(32) if sampling.seed is None else abs(sampling.seed)
     prompts.check()
     files.check()
+    if engine.vllm:
+        if base_url is not None or against is not None:
+            raise ParameterError("a URL and --engine are given", fix="give one of them")
+        plain = vllm_server(models, engine, plain=True)
+        with started({"speculation": vllm_server(models, engine), "plain": plain}, engine) as places:
+            return compare_servers(*places.values(), served_model, sampling, prompts, samples, level, seed, files)
     if base_url is not None or against is not None:
-        return compare_servers(
-            models, sampling, (base_url, against, served_model), prompts, samples, level, seed, files
-        )
+        if base_url is None or against is None:
+            raise ParameterError(
+                "one of --base-url and --against is missing",
+                why="texts of a server that speculates are compared with those of one that does not",
+                fix="start the same server twice, the second time without speculation, and give both URLs",
+            )
+        changed = [option.name for option in fields(models) if getattr(models, option.name) != option.default]
+        if changed:
+            raise ParameterError(
+                f"{', '.join(changed)} would be ignored: a served model brings its own settings", fix="leave these out"
+            )
+        return compare_servers(base_url, against, served_model, sampling, prompts, samples, level, seed, files)
     from slipstream.lab.verify_checks import CHECKS, UNTESTED, VerifyConfig
 
     possible = ("greedy",) if models.rule == "greedy" else CHECKS
@@ -100,31 +117,20 @@ def verify(
 
 
 def compare_servers(
-    models: ModelOptions,
+    base_url: str,
+    against: str,
+    name: str,
     sampling: SamplingOptions,
-    places: tuple[str | None, str | None, str],
     prompts: PromptOptions,
     samples: int | None,
     level: float,
     seed: int,
     files: OutputOptions,
 ) -> None:
-    """`verify` of a served model. places: URL of the server, of the reference, and the name of the model."""
+    """`verify` of a served model: the server at base_url with the one at `against`. name: of the model."""
     from slipstream.lab.endpoint import Endpoint
     from slipstream.lab.verify_served import ServedConfig, requests_of, verify_served
 
-    base_url, against, name = places
-    if base_url is None or against is None:
-        raise ParameterError(
-            "one of --base-url and --against is missing",
-            why="texts of a server that speculates are compared with those of one that does not",
-            fix="start the same server twice, the second time without speculation, and give both URLs",
-        )
-    changed = [option.name for option in fields(models) if getattr(models, option.name) != option.default]
-    if changed:
-        raise ParameterError(
-            f"{', '.join(changed)} would be ignored: a served model brings its own settings", fix="leave these out"
-        )
     params = sampling.params()
     own = ("max_tokens", "temperature", "seed", "logprobs", "draft_tokens")
     more = {name: getattr(params, name) for name, known in declared(type(params)).items() if name not in own

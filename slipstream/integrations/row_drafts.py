@@ -1,9 +1,9 @@
 """`RowDrafts`: lookup drafts for an engine that is not ours, which shows its batch as rows of tokens in each step.
 
-The engine verifies; this only drafts. A row is recognised by the id of its request, wherever it stands in the batch. Its
-`Sequence` is made when the request is first seen and grows by the tokens that the engine reports, so a drafter reads
-each token once. Drafts hold no probabilities (point masses), as lookups always do, so the engine's output distribution
-does not depend on them.
+The engine verifies; this only drafts. A row is recognised by the id of its request, wherever it stands in the batch.
+Its `Sequence` is made when the request is first seen and grows by the tokens that the engine reports, so a drafter
+reads each token once. Drafts hold no probabilities (point masses), as lookups always do, so the engine's output
+distribution does not depend on them.
 
 Draft lengths are those of `DraftLengths`. The time of a step is that from the end of one call to the begin of the next,
 and it counts only if a request is in both: else the engine may have been idle. Several ranks that must draft alike

@@ -1,6 +1,6 @@
 """Writes a choice of drafter and draft length as a configuration of Slipstream and of other programs.
 
-Names and defaults: vLLM 0.33 (`--speculative-config`), SGLang 0.5.23 (`--speculative-*`), llama-server as of
+Names and defaults: vLLM 0.33 (`vllm serve`), SGLang 0.5.23 (`--speculative-*`), llama-server as of
 llama-cpp-python 0.3.36 (`--spec-*`), transformers 5.23 (`generate` and `GenerationConfig`). If a program does not have
 the method, the entry says so and proposes no other. Nothing is measured or loaded here.
 """
@@ -18,6 +18,7 @@ from slipstream.drafters.registry import DRAFTERS, Needs
 from slipstream.errors import ParameterError
 from slipstream.settings import INTERSECTION, SAME, STRING
 
+PLUGIN = "slipstream.integrations.vllm.Proposer"
 PROGRAMS = ("vllm", "sglang", "llama-server", "transformers")
 
 
@@ -72,33 +73,40 @@ def others(choice: Choice) -> dict[str, Settings]:
 
 
 def vllm(choice: Choice) -> Settings:
+    """Arguments of `vllm serve` by name. Lookups are ours, by the plug-in `integrations.vllm`."""
     if choice.drafter == "none":
         return _off("leave --speculative-config out")
-    values: dict[str, Any] = {
-        "model": {"method": "draft_model"},
-        "ngram": {
-            "method": "ngram",
-            "prompt_lookup_max": choice.options.get("max_ngram", 5),
-            "prompt_lookup_min": choice.options.get("min_ngram", 1),
-        },
-        "suffix": {"method": "suffix", "suffix_decoding_max_tree_depth": choice.options.get("max_depth", 24)},
-        "eagle": {"method": "eagle"},
-        "eagle3": {"method": "eagle3"},
-    }.get(choice.drafter, {})
-    if not values:
+    names = choice.drafter.split("+")
+    if all(name in DRAFTERS and DRAFTERS[name].lookup for name in names):
+        own: dict[str, Any] = {"drafter": names[0] if len(names) == 1 else names}
+        if choice.options:
+            own["options"] = dict(choice.options)
+        made: dict[str, Any] = {
+            "method": "custom_class",
+            "model": PLUGIN,
+            "num_speculative_tokens": choice.draft_tokens,
+        }
+        return _arguments({"speculative_config": made, "additional_config": {"slipstream": own}},
+                          "needs slipstream in vLLM's environment, and the V1 runner")  # fmt: skip
+    method = {"model": "draft_model", "eagle": "eagle", "eagle3": "eagle3"}.get(choice.drafter)
+    if method is None:
         gone = "; 0.32 was the last version with Medusa heads" if choice.drafter == "medusa" else ""
         return _none(choice, "vLLM 0.33" + gone)
-    method = _own_tokenizer(choice)
-    if method == STRING:
+    foreign = _own_tokenizer(choice)
+    if foreign == STRING:
         return _none(choice, "vLLM 0.33 with draft_tokenizer='string'")
-    if _reads_draft(choice.drafter):
-        values["model"] = _draft(choice)
-    values["num_speculative_tokens"] = choice.draft_tokens
-    note = "needs Arctic Inference and the V1 runner" if choice.drafter == "suffix" else ""
-    if method == INTERSECTION:
-        values["use_heterogeneous_vocab"] = True
+    made = {"method": method, "model": _draft(choice), "num_speculative_tokens": choice.draft_tokens}
+    note = ""
+    if foreign == INTERSECTION:
+        made["use_heterogeneous_vocab"] = True
         note = "needs the V1 runner, and drafts greedily"
-    return Settings(values, f"--speculative-config {shlex.quote(json.dumps(values))}", note)
+    return _arguments({"speculative_config": made}, note)
+
+
+def _arguments(values: Mapping[str, Mapping[str, Any]], note: str) -> Settings:
+    """Arguments whose values are JSON objects."""
+    texts = {name.replace("_", "-"): json.dumps(value) for name, value in values.items()}
+    return Settings(dict(values), _flags(texts), note)
 
 
 def sglang(choice: Choice) -> Settings:

@@ -1,11 +1,11 @@
-"""`integrations.vllm` without vLLM: its modules are stand-ins with what the plug-in uses of them, and a call sequence of
-the real runner is replayed. `make test-vllm` runs the real one."""
+"""`integrations.vllm` without vLLM: its modules are stand-ins with what the plug-in uses of them, and a call sequence
+of the real runner is replayed. `make test-vllm` runs the real one."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -52,7 +52,7 @@ class BaseRequest:
 
 
 @pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stand-ins of vLLM's modules. log: of the plug-in; runner: a class with `step`."""
 
     class GPUModelRunner:
@@ -83,7 +83,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
                 monkeypatch.setitem(sys.modules, path, ModuleType(path))
         for key, value in members.items():
             monkeypatch.setattr(sys.modules[name], key, value, raising=False)
-    yield made
+    return made
 
 
 def config(most: int = 8, world: int = 1, **settings: Any) -> Any:
@@ -217,7 +217,7 @@ def test_settings_that_cannot_be_honoured_are_refused(
 
 def test_a_vllm_without_the_runner_is_refused_with_the_versions_that_have_it(vllm: SimpleNamespace) -> None:
     del vllm.runner.propose_draft_token_ids
-    with pytest.raises(ParameterError, match="0.32") as raised:
+    with pytest.raises(ParameterError, match=r"0\.32") as raised:
         plugin.Proposer(config())
     assert plugin.VERSIONS in str(raised.value)
 

@@ -9,14 +9,16 @@ import pytest
 
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
-from slipstream.lab.configs import PROGRAMS, Choice, llama_server, others, sglang, slipstream, transformers, vllm
+from slipstream.lab.configs import PLUGIN, PROGRAMS, Choice, llama_server, others, sglang, slipstream, transformers, vllm
 from slipstream.settings import DRAFT_TOKENIZERS
 
 MODEL = Choice("model", 4, "org/target", "org/draft")
 
 
 def test_a_draft_model_everywhere():
-    assert vllm(MODEL).values == {"method": "draft_model", "model": "org/draft", "num_speculative_tokens": 4}
+    assert vllm(MODEL).values == {
+        "speculative_config": {"method": "draft_model", "model": "org/draft", "num_speculative_tokens": 4}
+    }
     assert sglang(MODEL).values == {
         "speculative-algorithm": "STANDALONE", "speculative-draft-model-path": "org/draft", "speculative-num-steps": 4,
         "speculative-eagle-topk": 1, "speculative-num-draft-tokens": 5,
@@ -33,7 +35,8 @@ def test_a_draft_model_everywhere():
 def test_a_lookup_everywhere():
     choice = Choice("ngram", 8, "org/target", options={"max_ngram": 3})
     assert vllm(choice).values == {
-        "method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1, "num_speculative_tokens": 8
+        "speculative_config": {"method": "custom_class", "model": PLUGIN, "num_speculative_tokens": 8},
+        "additional_config": {"slipstream": {"drafter": "ngram", "options": {"max_ngram": 3}}},
     }  # fmt: skip
     assert sglang(choice).values == {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": 8}
     assert llama_server(choice).values == {
@@ -50,7 +53,7 @@ def test_what_a_shell_reads_is_the_json():
 
 
 def test_settings_without_an_equivalent_are_reported():
-    for drafter in ("recycling", "lookahead", "sam", "bandit", "medusa"):
+    for drafter in ("recycling", "lookahead", "bandit", "medusa"):
         found = others(Choice(drafter, 4, draft="d"))
         assert set(found) == set(PROGRAMS)
         for each in found.values():
@@ -63,6 +66,7 @@ def test_a_stack_is_a_list_for_programs_with_stacks():
     stack = Choice("ngram+model", 6, draft="d")
     assert llama_server(stack).values["spec-type"] == "ngram-simple,draft-simple"
     assert vllm(stack).values is None
+    assert vllm(Choice("suffix+sam", 6)).values["additional_config"] == {"slipstream": {"drafter": ["suffix", "sam"]}}
     assert llama_server(Choice("suffix+model", 6, draft="d")).values is None
 
 
@@ -114,7 +118,7 @@ def test_another_tokenizer_has_a_counterpart_or_none():
     foreign = {method: Choice("model", 4, draft="d", engine={"draft_tokenizer": method}) for method in DRAFT_TOKENIZERS}
     same, intersection, string = (others(choice) for choice in foreign.values())
     assert same == others(Choice("model", 4, draft="d"))
-    assert intersection["vllm"].values["use_heterogeneous_vocab"] is True
+    assert intersection["vllm"].values["speculative_config"]["use_heterogeneous_vocab"] is True
     assert string["vllm"].values is None
     for found in (intersection, string):
         assert found["sglang"].values is found["llama-server"].values is None

@@ -1,0 +1,209 @@
+"""`--engine vllm`: commands of ours with vLLM's server as the engine."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli import render
+from slipstream.cli.options import ModelOptions, parse_options
+from slipstream.drafters.registry import DRAFTERS, most_chosen
+from slipstream.errors import ParameterError, ServedError
+from slipstream.settings import AUTO, one_of
+from slipstream.zoo import checkpoint_of
+
+if TYPE_CHECKING:
+    from slipstream.cli.contenders import LabModels
+    from slipstream.cli.serve import ServerOptions
+    from slipstream.integrations.vllm_server import VllmServer
+
+_PANEL = "Engine"
+OURS, VLLM = "slipstream", "vllm"
+READ = ("target", "draft", "dtype", "threads", "trust_remote_code", "generation_config", "drafter", "drafters",
+        "draft_tokens", "drafter_option", "rule", "config")  # fmt: skip
+"""Options of models that vLLM's server is started with."""
+LISTENING = ("host", "port", "api_key", "served_model_name", "max_batch", "grace_seconds")
+"""Options of our server that vLLM's has, too."""
+METHODS = {"rejection": "standard", "block": "block"}
+"""Verification rule -> vLLM's `rejection_sample_method`."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Which engine decodes."""
+
+    engine: Annotated[
+        str, typer.Option(help="slipstream, or vllm: vLLM's server, started and ended with this command.",
+                          rich_help_panel=_PANEL)
+    ] = OURS  # fmt: skip
+    vllm_python: Annotated[
+        Path | None,
+        typer.Option(help="Python of the environment that has vLLM.", rich_help_panel=_PANEL,
+                     show_default=".venv-vllm of `make vllm`, or this one"),
+    ] = None  # fmt: skip
+    vllm_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", rich_help_panel=_PANEL,
+            help="Argument of `vllm serve`, as in tensor_parallel_size=2 or speculative_config='{...}'; repeatable.",
+        ),
+    ] = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        one_of("engine", self.engine, (OURS, VLLM))
+        if not self.vllm and (self.vllm_python or self.vllm_option):
+            raise ParameterError("options of vLLM are given, and the engine is slipstream", fix="add --engine vllm")
+        self.arguments  # noqa: B018 raises for values that are no JSON
+
+    @property
+    def vllm(self) -> bool:
+        return self.engine == VLLM
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `vllm serve` by name. Raises ParameterError."""
+        found = parse_options(self.vllm_option or ())
+        for name, value in found.items():
+            if isinstance(value, str) and value[:1] in ("{", "["):
+                try:
+                    found[name] = json.loads(value)
+                except ValueError as fault:
+                    raise ParameterError(f"{name} is {value!r}, which is not JSON: {fault}",
+                                         fix='write it as in \'{"method": "mtp"}\'') from fault  # fmt: skip
+        return found
+
+
+def vllm_server(
+    models: ModelOptions, engine: EngineOptions, more: Mapping[str, Any] | None = None, plain: bool = False
+) -> VllmServer:
+    """These models as settings of vLLM. more: further arguments, which those of the user replace; plain: without
+    speculation. Raises ParameterError for options that vLLM's server would not honour."""
+    from slipstream.integrations.vllm_server import VllmServer
+    from slipstream.lab.configs import Choice
+
+    ignored = [f.name for f in fields(ModelOptions) if f.name not in READ and getattr(models, f.name) != f.default]
+    if ignored:
+        raise ParameterError(f"{', '.join(ignored)} would be ignored by vLLM",
+                             fix="give vLLM's own argument: --vllm-option NAME=VALUE")  # fmt: skip
+    if models.rule not in METHODS:
+        raise ParameterError(f"vLLM has no rule {models.rule!r}", fix=f"choose {' or '.join(METHODS)}")
+    given = engine.arguments
+    if plain:
+        given.pop("speculative_config", None)
+        models = replace(models, drafter="none", draft=None, drafter_option=None, draft_tokens=None)
+    own = given.get("speculative_config", {}).get("method") or given.get("speculative_config", {}).get("model")
+    name = "none" if own else ",".join(models.names) or models.method
+    draft = models.draft_model if name != "none" else None
+    choice = Choice(
+        name.replace(",", "+"),
+        _length(models),
+        str(checkpoint_of(models.target, "target")),
+        None if draft is None else str(checkpoint_of(draft, "draft")),
+        dict(parse_options(models.drafter_option or ())),
+    )
+    defaults: dict[str, Any] = {"served_model_name": models.target, "dtype": models.dtype, **(more or {})}
+    if models.trust_remote_code:
+        defaults["trust_remote_code"] = True
+    if models.generation_config != AUTO:
+        defaults["generation_config"] = "vllm" if models.generation_config == "none" else models.generation_config
+    if choice.drafter != "none" and models.rule != "rejection":
+        defaults["speculative_config"] = {"rejection_sample_method": METHODS[models.rule]}
+    return VllmServer(choice, defaults | given, models.threads)
+
+
+def _length(models: ModelOptions) -> int:
+    """Draft tokens that vLLM is told: as many as are drafted; where lengths are learned, the most of them."""
+    lookups = [DRAFTERS[name].lookup for name in models.names or (models.method,)]
+    return most_chosen(models.method) if models.length == AUTO and all(lookups) else models.fixed_length
+
+
+def compared(models: LabModels, engine: EngineOptions) -> dict[str, VllmServer]:
+    """A server for plain decoding and for each drafter that is to be measured, by name."""
+    found = {"plain": vllm_server(models.one("none"), engine, plain=True)}
+    for spec in models.specs():
+        name, _, options = spec.partition(":")
+        given = dict(parse_options([pair for pair in options.split(",") if pair]))
+        changes = {key: str(given.pop(key)) for key in ("draft", "draft_tokens") if key in given}
+        pairs = [*(f"{key}={value}" for key, value in given.items()), *(models.drafter_option or ())]
+        one = models.one(name.replace("+", ","), drafter_option=pairs or None, **changes)
+        found[spec] = vllm_server(one, engine)
+    return found
+
+
+@contextmanager
+def started(servers: Mapping[str, VllmServer], engine: EngineOptions) -> Iterator[dict[str, str]]:
+    """Name -> URL of servers that run until the end; they load at the same time. Raises ServedError with what a server
+    printed if it does not start."""
+    from slipstream.integrations.vllm_server import LOADING, interpreter
+
+    python = interpreter(engine.vllm_python)
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(server.process(python, f"vLLM ({name})"))
+                   for name, server in servers.items()}  # fmt: skip
+        with render.status("starting vLLM"):
+            places = {name: process.ready(LOADING) for name, process in running.items()}
+        yield places
+
+
+def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOptions) -> None:
+    """Run vLLM's server until a signal or until it ends; what it prints goes to standard error. Raises ServedError if
+    it does not start, or ends by itself."""
+    from slipstream.integrations.vllm_server import BESIDE_SPECULATION, LOADING, interpreter
+    from slipstream.server.serving import bound
+
+    ignored = [f.name for f in fields(server) if f.name not in LISTENING and getattr(server, f.name) != f.default]
+    if ignored:
+        raise ParameterError(f"{', '.join(ignored)} would be ignored by vLLM",
+                             fix="give vLLM's own argument: --vllm-option NAME=VALUE")  # fmt: skip
+    if len(server.keys) > 1:
+        raise ParameterError("several API keys are given", why="vLLM's server reads one", fix="give one --api-key")
+    more: dict[str, Any] = {"served_model_name": server.served_model_name or models.target}
+    if server.max_batch != type(server).max_batch:
+        more["max_num_seqs"] = server.max_batch
+    made = vllm_server(models, engine, more)
+    speculates = "speculative_config" in made.values
+    python = interpreter(engine.vllm_python)
+    check_memory(models)
+    with bound(server.host, server.port) as probe:
+        port = probe.getsockname()[1]
+    if speculates:
+        render.line(BESIDE_SPECULATION)
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    with made.process(python, "vLLM", server.host, port, lambda line: print(line, file=sys.stderr),
+                      "".join(server.keys)) as process:  # fmt: skip
+        threading.Thread(target=lambda: (process.process.wait(), ended.set()), daemon=True).start()
+        place = process.ready(LOADING, ended)
+        if place:
+            how = json.dumps(made.values["speculative_config"]) if speculates else "plain decoding"
+            render.line(f"vLLM serves {more['served_model_name']} at {place}: {how}")
+            ended.wait()
+        if process.process.poll() is not None:
+            raise ServedError(f"vLLM ended with code {process.process.returncode}",
+                              why=f"it printed:\n{process.tail()}")  # fmt: skip
+        process.stop(server.grace_seconds)
+
+
+def check_memory(models: ModelOptions) -> None:
+    """Raise LoadError where the weights of models on this disk are more than a CPU build has memory for. Of other
+    models, and of GPUs, nothing is foretold."""
+    import torch
+
+    from slipstream.targets.memory_plan import plan
+
+    target = checkpoint_of(models.target, "target")
+    if torch.cuda.is_available() or not Path(target).exists():
+        return
+    draft = checkpoint_of(models.draft_model, "draft") if models.draft_model and models.draft_is_read else None
+    load = {"executor": "torch", "dtype": models.dtype, "device": "cpu"}
+    plan(target, draft, load, load, 0).check()

@@ -1,0 +1,178 @@
+"""`--engine vllm`: what vLLM is told, what is refused, and how its server lives and ends with the command."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.cli import tune_vllm
+from slipstream.cli.contenders import LabModels
+from slipstream.cli.engines import EngineOptions, compared, vllm_server
+from slipstream.cli.options import ModelOptions
+from slipstream.cli.tune import TuneModels
+from slipstream.errors import ParameterError
+from tests.integrations.test_vllm_server import python as python
+
+VLLM = EngineOptions(engine="vllm")
+
+
+def command(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "slipstream", *arguments], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+
+def test_lookups_are_our_plug_in_with_learned_lengths() -> None:
+    values = vllm_server(ModelOptions(drafter="suffix,ngram", target="t"), VLLM).values
+    assert values["speculative_config"]["method"] == "custom_class"
+    assert values["speculative_config"]["num_speculative_tokens"] == 16
+    assert values["additional_config"] == {"slipstream": {"drafter": ["suffix", "ngram"]}}
+    assert values["served_model_name"] == "t"
+
+
+def test_options_of_ours_become_arguments_of_vllm() -> None:
+    models = ModelOptions(target="t", draft="d", drafter="model", draft_tokens="5", dtype="bfloat16", rule="block",
+                          trust_remote_code=True, generation_config="none")  # fmt: skip
+    engine = EngineOptions(engine="vllm", vllm_option=["tensor_parallel_size=2", 'hf_overrides={"a": 1}'])
+    assert vllm_server(models, engine).values == {
+        "speculative_config": {"method": "draft_model", "model": "d", "num_speculative_tokens": 5,
+                               "rejection_sample_method": "block"},
+        "served_model_name": "t", "dtype": "bfloat16", "trust_remote_code": True, "generation_config": "vllm",
+        "tensor_parallel_size": 2, "hf_overrides": {"a": 1},
+    }  # fmt: skip
+
+
+def test_a_method_that_only_vllm_has_is_given_as_its_own_configuration() -> None:
+    engine = EngineOptions(engine="vllm", vllm_option=['speculative_config={"method": "mtp"}'])
+    assert vllm_server(ModelOptions(target="t"), engine).values["speculative_config"] == {"method": "mtp"}
+    assert "speculative_config" not in vllm_server(ModelOptions(target="t"), engine, plain=True).values
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"quantize": "int8"}, "quantize"),
+        ({"kv_tokens": 4096, "device": "cpu"}, "device, kv_tokens"),
+        ({"rule": "coupled"}, "coupled"),
+    ],
+)
+def test_options_that_vllm_would_ignore_are_refused_by_name(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
+        vllm_server(ModelOptions(target="t", **given), VLLM)
+
+
+@pytest.mark.parametrize(
+    "given", [{"engine": "sglang"}, {"vllm_option": ["a=1"]}, {"engine": "vllm", "vllm_option": ["a={"]},
+              {"engine": "vllm", "vllm_option": ["a"]}],
+)  # fmt: skip
+def test_malformed_options_of_the_engine_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError):
+        EngineOptions(**given)
+
+
+def test_each_drafter_of_a_comparison_has_a_server_and_so_has_plain_decoding() -> None:
+    models = LabModels(target="t", draft="d", drafter=["suffix:min_match=2", "model:draft_tokens=3", "ngram+sam"])
+    servers = compared(models, VLLM)
+    assert list(servers) == ["plain", "suffix:min_match=2", "model:draft_tokens=3", "ngram+sam"]
+    assert "speculative_config" not in servers["plain"].values
+    assert servers["suffix:min_match=2"].choice.options == {"min_match": 2}
+    assert servers["model:draft_tokens=3"].choice.draft_tokens == 3
+    assert servers["ngram+sam"].values["additional_config"]["slipstream"]["drafter"] == ["ngram", "sam"]
+
+
+def arm(name: str, value: float, low: float, against: int | None = 0) -> dict[str, Any]:
+    ratio = None if against is None else {"value": value, "low": low, "high": 2 * value - low}
+    return {"name": name, "ratio": ratio, "against": against}
+
+
+def test_tune_tries_lengths_of_models_and_one_setting_of_lookups() -> None:
+    servers = compared(LabModels(target="t", draft="d", drafters="suffix,model"), VLLM)
+    tried = tune_vllm.candidates({name: servers[name] for name in ("suffix", "model")}, fixed=False)
+    assert list(tried) == ["suffix", *(f"model:draft_tokens={length}" for length in tune_vllm.LENGTHS)]
+    assert tried["model:draft_tokens=8"].values["speculative_config"]["num_speculative_tokens"] == 8
+
+
+def test_tune_chooses_the_fastest_setting_that_is_faster_beyond_doubt() -> None:
+    plain = arm("plain", 1, 1, None)
+    assert tune_vllm.choice([plain, arm("a", 1.2, 1.1), arm("b", 1.5, 0.9), arm("c", 1.3, 1.2)]) == "c"
+    assert tune_vllm.choice([plain, arm("b", 1.5, 0.9)]) is None
+
+
+def test_the_written_choice_starts_the_same_server_again() -> None:
+    models = TuneModels(target="t", draft="d", drafter=["model"], drafter_option=None)
+    engine = EngineOptions(engine="vllm", vllm_option=["tensor_parallel_size=2"])
+    server = compared(models, engine)["model"]
+    written = tune_vllm.configuration(models, server, "model", engine)
+    again = vllm_server(
+        ModelOptions(target=written["target"], draft=written["draft"], drafter=written["drafter"],
+                     draft_tokens=str(written["draft_tokens"])),
+        EngineOptions(engine=written["engine"], vllm_option=written["vllm_option"]),
+    )  # fmt: skip
+    assert again.values == server.values
+
+
+def test_serve_starts_vllm_and_ends_it_with_itself(python: Callable[..., Path], tmp_path: Path) -> None:
+    config = tmp_path / "choice.json"
+    config.write_text(json.dumps({"engine": "vllm", "drafter": "suffix", "vllm_option": ["seed=3"]}))
+    running = command("serve", "--config", str(config), "--vllm-python", str(python()), "--port", "0")
+    assert running.stderr
+    said = ""
+    while "/v1" not in said:
+        said = running.stderr.readline()
+        assert said
+    url = next(word.rstrip(":") for word in said.split() if word.startswith("http"))
+    with urllib.request.urlopen(f"{url}/models") as answer:
+        given = json.load(answer)["data"][0]["given"]
+    assert given[given.index("--seed") + 1] == "3"
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(20) == 0
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"{url}/models", timeout=2)
+
+
+@pytest.mark.parametrize(("mode", "code"), [("dies", 3), ("ends", 5)])
+def test_serve_shows_why_vllm_ended(python: Callable[..., Path], mode: str, code: int) -> None:
+    running = command("serve", "--engine", "vllm", "--vllm-python", str(python(mode)), "--port", "0")
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 2
+    assert f"code {code}" in said
+    assert mode == "ends" or said.count("model.layers.0.weight has a wrong shape") == 2  # in the log, and in our error
+
+
+def test_serve_is_refused_where_the_port_is_in_use(python: Callable[..., Path]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = str(taken.getsockname()[1])
+        running = command("serve", "--engine", "vllm", "--vllm-python", str(python()), "--port", port)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 2
+    assert "cannot listen" in said
+
+
+def test_vllm_ends_when_the_command_is_killed(python: Callable[..., Path]) -> None:
+    running = command("serve", "--engine", "vllm", "--vllm-python", str(python()), "--port", "0")
+    assert running.stderr
+    said = ""
+    while "/v1" not in said:
+        said = running.stderr.readline()
+    url = next(word.rstrip(":") for word in said.split() if word.startswith("http"))
+    running.kill()
+    running.wait()
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        try:
+            urllib.request.urlopen(f"{url}/models", timeout=1).close()
+            time.sleep(0.1)
+        except OSError:
+            return
+    raise AssertionError("the server outlived the command")
