@@ -77,7 +77,7 @@ WORKERS = {
     "genai": WorkerKind("benchmarks.peers.genai_peer", interpreter(".venv-peers"), "peer-genai"),
     "llamacpp": WorkerKind("benchmarks.peers.llamacpp_peer", interpreter(".venv-peer-llamacpp"), "peer-llamacpp"),
     **{  # vLLM keeps state for the whole process, so each of its engines has one
-        name: WorkerKind("benchmarks.peers.vllm_peer", interpreter(".venv-peer-vllm"), "peer-vllm")
+        name: WorkerKind("benchmarks.peers.vllm_peer", interpreter(".venv-vllm"), "vllm")
         for name in ("vllm", "vllm_draft", "vllm_ngram")
     },
 }

@@ -2,11 +2,11 @@
 # `make bench BENCH="--rounds 3"`.
 GENAI := .venv-peers
 LLAMACPP := .venv-peer-llamacpp
-VLLM := .venv-peer-vllm
+VLLM := .venv-vllm
 
 FOREIGN := runs/foreign-draft
 
-.PHONY: architectures foreign-draft bench bench-drafters bench-backend bench-serve bench-gguf bench-huggingface side-by-side peers peer-genai peer-llamacpp peer-vllm
+.PHONY: architectures foreign-draft bench bench-drafters bench-backend bench-serve bench-gguf bench-huggingface side-by-side peers peer-genai peer-llamacpp vllm bench-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
@@ -19,6 +19,9 @@ bench-backend: $(READY)
 
 bench-serve: $(READY)
 	$(BIN)/python -m benchmarks.serve $(SERVE)
+
+bench-vllm: $(READY) $(VLLM)/.ready
+	$(BIN)/python -m benchmarks.serve --vllm $(BENCH_VLLM)
 
 # Needs `make gguf`.
 bench-gguf: $(READY)
@@ -43,10 +46,11 @@ side-by-side: $(READY)
 
 # Each peer has an environment of its own, pinned whole. Where torch is needed it comes first and alone: have pip prefer
 # CPU builds of it, by its configuration, else gigabytes of CUDA come along.
-peers: peer-genai peer-llamacpp peer-vllm
+peers: peer-genai peer-llamacpp vllm
 peer-genai: $(GENAI)/.ready
 peer-llamacpp: $(LLAMACPP)/.ready
-peer-vllm: $(VLLM)/.ready
+# vLLM's CPU build, for `slipstream serve --engine vllm` and for comparisons.
+vllm: $(VLLM)/.ready
 
 $(GENAI)/.ready: benchmarks/peers/constraints.txt
 	$(PYTHON) -m venv $(GENAI)

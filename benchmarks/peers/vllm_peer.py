@@ -1,5 +1,5 @@
 """vLLM's CPU build: plain, with a draft model, and with n-grams. Runs in its own environment
-(`make peer-vllm`)."""
+(`make vllm`)."""
 
 from __future__ import annotations
 

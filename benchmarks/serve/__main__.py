@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.made_models import larger
 from benchmarks.protocol import ROOT, Worker
-from benchmarks.serve import probes
+from benchmarks.serve import probes, vllm_lineup
 from benchmarks.serve.figures import rows
 from benchmarks.serve.lineup import GROUPS, Group, fixed, texts_of_prompts
 from benchmarks.serve.report import markdown
@@ -30,11 +30,13 @@ from slipstream.lab.load import LoadArm, LoadConfig, load_test, requests_of
 from slipstream.lab.provenance import OtherProcesses, command_line, public
 
 HOST_ROUNDS, HOST_TOKENS = 5, 64
+PARTS = ("runs", "probes", "skipped")
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=list(GROUPS), default=list(GROUPS), help="groups to measure")
+    parser.add_argument("--only", nargs="+", choices=[*GROUPS, *vllm_lineup.GROUPS], help="groups to measure")
+    parser.add_argument("--vllm", action="store_true", help="drafters inside vLLM, with the target of 79M parameters")
     parser.add_argument("--larger", action="store_true", help="serve a target of 79M parameters; some minutes a group")
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "huggingface", help="where made models are kept")
     parser.add_argument("--rounds", type=int, default=4, help="passes over the arms of a group")
@@ -46,12 +48,16 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> int:
     """Run, print, and write serve.json and serve.md. 1 if a figure is below its bar."""
     options, console = arguments(words), Console(stderr=True)
-    pair = Pair(larger(options.files), drafters=("model", "suffix", "ngram"), name="-79M") if options.larger else Pair()
+    pair = Pair()
+    if options.larger or options.vllm:
+        name = "-vllm" if options.vllm else "-79M"
+        pair = Pair(larger(options.files), drafters=("model", "suffix", "ngram"), name=name)
+    groups = vllm_lineup.GROUPS if options.vllm else GROUPS
     file = options.out / f"serve{pair.name}.json"
     results = json.loads(file.read_text()) if file.exists() else {"runs": {}, "probes": {}, "skipped": {}}
-    for name in options.only:
-        measured(name, options, pair, results, console)
-        made = rows(results["runs"], results["probes"], results["skipped"])
+    for name in options.only or groups:
+        measured(name, groups[name], options, pair, results, console)
+        made = vllm_lineup.rows(results["runs"]) if options.vllm else rows(*map(results.get, PARTS))
         results["figures"] = [row.as_dict() for row in made]
         file.write_text(json.dumps(results, indent=1) + "\n")
         file.with_suffix(".md").write_text(markdown(results, made))
@@ -59,9 +65,11 @@ def main(words: list[str] | None = None) -> int:
     return int(any(row.verdict == "missed" for row in made))
 
 
-def measured(name: str, options: argparse.Namespace, pair: Pair, results: dict[str, Any], console: Console) -> None:
+def measured(
+    name: str, group: Group, options: argparse.Namespace, pair: Pair, results: dict[str, Any], console: Console
+) -> None:
     """Measure one group, and put what was found into the results."""
-    group, config = GROUPS[name], LoadConfig(rounds=options.rounds, seconds=options.seconds)
+    config = LoadConfig(rounds=options.rounds, seconds=options.seconds)
     neighbours = OtherProcesses()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.made_models import random_weights
-from benchmarks.serve.servers import Pair, Served, llamacpp, ours, vllm
+from benchmarks.serve.servers import Pair, Served, llamacpp, ours, vllm_by_hand
 from slipstream import zoo
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.lab.endpoint import Endpoint
@@ -197,7 +197,7 @@ def peer_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
     return {
         "Slipstream": ours(pair, "--draft-tokens", AUTO, draft=pair.draft),
         "Slipstream, plain": ours(pair, "--drafter", "none"),
-        "vLLM": vllm(pair),
+        "vLLM": vllm_by_hand(pair),
         "llama-cpp-python": llamacpp(pair, "F16"),
     }
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence as Seq
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
+from typing import Any
 
 from benchmarks.contenders import interpreter
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
+from slipstream.errors import ServedError
+from slipstream.integrations.server_process import ServerProcess
+from slipstream.integrations.vllm_server import VllmServer
+from slipstream.lab.configs import Choice
 from slipstream.lab.endpoint import Endpoint
 
 CONTEXT = 1024
@@ -27,10 +23,6 @@ STREAMS = 64
 """Most requests in one step, everywhere."""
 LOADING = 300.0
 """Seconds that a server may take until it answers; vLLM compiles at its first start."""
-
-
-class ServerError(RuntimeError):
-    """A server did not start."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +40,7 @@ class Pair:
 class Served:
     """A server to start.
 
-    command      of the process; {port} is a free one.
+    command      of the process; {port} is a free one. server: vLLM's by our launcher, in place of a command.
     environment  variables besides ours. needs: a file that exists if it is installed; make: what installs it.
     """
 
@@ -56,6 +48,7 @@ class Served:
     environment: Mapping[str, str] = field(default_factory=dict)
     needs: Path | None = None
     make: str = ""
+    server: VllmServer | None = None
 
     @property
     def missing(self) -> str:
@@ -72,18 +65,25 @@ def ours(pair: Pair, *options: str, draft: Path | None = None) -> Served:
     )  # fmt: skip
 
 
-def vllm(pair: Pair) -> Served:
-    """vLLM's own server. Its environment variables are those of `peers/vllm_peer.py`."""
-    python = interpreter(".venv-peer-vllm")
-    libraries = sorted(python.parent.parent.glob("lib/libiomp5.so"))
-    libraries += sorted(python.parent.parent.glob("lib/python*/site-packages/vllm/libs/libtcmalloc*.so*"))
+VLLM = interpreter(".venv-vllm")
+
+
+def vllm(choice: Choice, arguments: Mapping[str, Any]) -> Served:
+    """vLLM's server, as `slipstream serve --engine vllm` starts it."""
+    return Served((), needs=VLLM, make="vllm", server=VllmServer(choice, arguments, THREADS))
+
+
+def vllm_by_hand(pair: Pair) -> Served:
+    """vLLM's own command. Its environment variables are those of `peers/vllm_peer.py`."""
+    libraries = sorted(VLLM.parent.parent.glob("lib/libiomp5.so"))
+    libraries += sorted(VLLM.parent.parent.glob("lib/python*/site-packages/vllm/libs/libtcmalloc*.so*"))
     return Served(
-        [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(pair.target),
+        [str(VLLM), "-m", "vllm.entrypoints.openai.api_server", "--model", str(pair.target),
          "--served-model-name", "embedded", "--dtype", "float32", "--max-model-len", str(CONTEXT),
          "--max-num-seqs", str(STREAMS), "--host", "127.0.0.1", "--port", "{port}"],
         {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0",
          "VLLM_NO_USAGE_STATS": "1", "LD_PRELOAD": ":".join(map(str, libraries))},
-        python, "peer-vllm",
+        VLLM, "vllm",
     )  # fmt: skip
 
 
@@ -101,66 +101,32 @@ def running(chosen: Mapping[str, Served]) -> Iterator[tuple[dict[str, Endpoint],
     """(name -> where it answers, name -> why it does not): all of them load at the same time."""
     with ExitStack() as stack:
         skipped = {name: served.missing for name, served in chosen.items() if served.missing}
-        started = {name: Process(name, served) for name, served in chosen.items() if name not in skipped}
-        for each in started.values():
-            stack.callback(each.stop)
+        started = {name: stack.enter_context(process(name, served)) for name, served in chosen.items()
+                   if name not in skipped}  # fmt: skip
         places = {}
         for name, each in started.items():
             try:
-                places[name] = each.ready()
-            except ServerError as fault:
-                skipped[name] = str(fault)
+                places[name] = Endpoint(each.ready(LOADING))
+            except ServedError as fault:
+                skipped[name] = " ".join(str(fault).split())
         yield places, skipped
 
 
-class Process:
-    """A server that was started."""
-
-    def __init__(self, name: str, served: Served):
-        self.name, self.port = name, free_port()
-        quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(THREADS)}
-        self.process = subprocess.Popen(
-            [part.format(port=self.port) for part in served.command],
-            cwd=ROOT,
-            env={**os.environ, **quiet, "PYTHONPATH": str(ROOT), **served.environment},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # a server may have processes of its own, which end with it
-        )
-        self._log: deque[str] = deque(maxlen=20)
-        Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        assert self.process.stderr
-        self._log.extend(self.process.stderr)
-
-    def ready(self) -> Endpoint:
-        """Where it answers, once it does. Raises ServerError."""
-        place, end = f"http://127.0.0.1:{self.port}/v1", time.monotonic() + LOADING
-        while time.monotonic() < end:
-            if self.process.poll() is not None:
-                raise ServerError(f"{self.name} ended while it started: {' '.join(''.join(self._log).split())[-400:]}")
-            try:
-                with urllib.request.urlopen(f"{place}/models", timeout=5):
-                    return Endpoint(place)
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.2)
-        raise ServerError(f"{self.name} did not answer within {LOADING:g} seconds")
-
-    def stop(self) -> None:
-        """End it."""
-        self.process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+@contextmanager
+def process(name: str, served: Served) -> Iterator[ServerProcess]:
+    """A server that was started, and ends with the block."""
+    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(THREADS)}
+    if served.server is not None:
+        with served.server.process(VLLM, name, environment=quiet | KEPT_SMALL) as made:
+            yield made
+        return
+    made = ServerProcess(name, served.command, quiet | {"PYTHONPATH": str(ROOT), **served.environment}, cwd=ROOT)
+    try:
+        yield made
+    finally:
+        made.stop()
 
 
-def free_port() -> int:
-    """A port that nobody has at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+KEPT_SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1", "KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}
+"""Of vLLM: GiB of its KV cache, because several servers run; and how long threads spin, as vLLM sets it when it binds
+them."""

@@ -74,16 +74,17 @@ class VllmServer(Strict):
     @contextmanager
     def process(
         self, python: Path, name: str = "vLLM", host: str = "127.0.0.1", port: int = 0,
-        watch: Callable[[str], None] = lambda line: None, key: str = "",
+        watch: Callable[[str], None] = lambda line: None, key: str = "", environment: Mapping[str, str] | None = None,
     ) -> Iterator[ServerProcess]:  # fmt: skip
-        """The server, ended at the end. key: that requests must name; "": none."""
+        """The server, ended at the end. key: that requests must name; "": none. environment: variables besides."""
         with tempfile.TemporaryDirectory() as folder:
-            environment = {"PYTHONPATH": _path_with_us(Path(folder)), "VLLM_NO_USAGE_STATS": "1", **_preloaded(python)}
+            variables = {"PYTHONPATH": _path_with_us(Path(folder)), "VLLM_NO_USAGE_STATS": "1", **_preloaded(python)}
+            variables |= environment or {}
             if key:
-                environment["VLLM_API_KEY"] = key
+                variables["VLLM_API_KEY"] = key
             if self.threads is not None:
-                environment |= {"OMP_NUM_THREADS": str(self.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-            server = ServerProcess(name, self.command(python, host), environment, host, port, watch=watch)
+                variables |= {"OMP_NUM_THREADS": str(self.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+            server = ServerProcess(name, self.command(python, host), variables, host, port, watch=watch)
             try:
                 yield server
             finally:

@@ -1,0 +1,164 @@
+"""`python -m benchmarks.serve --vllm`: our drafters inside vLLM against vLLM's own, and its acceptance against ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.serve.figures import Arms, Row, arms_of, faster, speed
+from benchmarks.serve.lineup import Group, Requests, edits, fixed, prompts
+from benchmarks.serve.servers import CONTEXT, STREAMS, Pair, Served, ours, vllm, vllm_by_hand
+from slipstream.lab.configs import Choice
+from slipstream.lab.endpoint import Endpoint
+from slipstream.lab.estimates import Estimate, ratio
+from slipstream.lab.load import Load, LoadArm
+
+TOKENS = 64
+LOADS = (1, 8)
+KINDS = ("edit", "code")
+PLAIN, PLUG_IN, HAND = "vLLM", "vLLM, plug-in", "vLLM by hand"
+NGRAM = {f"vLLM, n-gram, K={k}": k for k in (4, 8)}
+"""vLLM's own lookup at two lengths; the better one of each load is what the plug-in is compared with."""
+NOVEL = "novel text"
+MODELS = ("model", "suffix")
+"""Drafters whose acceptance is compared, at the usual fixed length of each."""
+AROUND = {"max_model_len": CONTEXT, "max_num_seqs": STREAMS, "dtype": "float32"}
+
+
+def speculating(pair: Pair, drafter: str, draft_tokens: int, **more: Any) -> Served:
+    """vLLM with one of our choices."""
+    draft = str(pair.draft) if drafter == "model" else None
+    return vllm(Choice(drafter, draft_tokens, str(pair.target), draft), AROUND | more)
+
+
+def speed_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
+    own = {name: speculating(pair, "none", 0, speculative_config=lookup(k)) for name, k in NGRAM.items()}
+    return {
+        PLAIN: speculating(pair, "none", 0),
+        PLUG_IN: speculating(pair, "suffix", 16),
+        **own,
+        HAND: vllm_by_hand(pair),
+    }
+
+
+def lookup(draft_tokens: int) -> dict[str, Any]:
+    return {"method": "ngram", "num_speculative_tokens": draft_tokens, "prompt_lookup_max": 5, "prompt_lookup_min": 2}
+
+
+def speed_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
+    """Edits and code by each server; text that cannot be drafted, which is sampled at a high temperature; and edits
+    with a prediction."""
+    arms: list[LoadArm] = []
+    for streams in LOADS:
+        load = Load(concurrency=streams, requests=max(6, 2 * streams), warm_up=streams)
+        for kind in KINDS:
+            base: LoadArm | None = None
+            for name in (PLAIN, PLUG_IN, *NGRAM):
+                arms.append(LoadArm(f"{name}: {kind}", places[name], load, prompts(kind, TOKENS), base))
+                base = base or arms[-1]
+        asked = novel()
+        base = LoadArm(f"{PLAIN}: {NOVEL}", places[PLAIN], load, asked)
+        arms += [base, LoadArm(f"{PLUG_IN}: {NOVEL}", places[PLUG_IN], load, asked, base)]
+        if streams == 8:
+            arms.append(LoadArm(f"{HAND}: code", places[HAND], load, prompts("code", TOKENS)))
+    small = Load(concurrency=1, requests=6, warm_up=6)
+    base = LoadArm("edit", places[PLUG_IN], small, edits(False))
+    return [*arms, base, LoadArm("edit, prediction", places[PLUG_IN], small, edits(True), base)]
+
+
+def novel() -> Requests:
+    return prompts("varied", TOKENS, temperature=1.5, seed=7)
+
+
+def acceptance_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
+    found = {}
+    for name in MODELS:
+        draft = pair.draft if name == "model" else None
+        found[f"Slipstream, {name}"] = ours(pair, "--drafter", name, "--draft-tokens", fixed(name), draft=draft)
+        whole = {} if name == "model" else {"additional_config": {"slipstream": {"drafter": name, "lengths": "full"}}}
+        found[f"vLLM, {name}"] = speculating(pair, name, int(fixed(name)), **whole)
+    return found
+
+
+def acceptance_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
+    load = Load(concurrency=1, requests=16, warm_up=1)
+    return [LoadArm(name, place, load, prompts("code,edit", TOKENS, distinct=False)) for name, place in places.items()]
+
+
+GROUPS = {
+    "speed": Group(speed_servers, speed_arms),
+    "acceptance": Group(acceptance_servers, acceptance_arms),
+}
+
+
+def rows(runs: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """All figures. runs: group -> result."""
+    speeds, lengths = arms_of(runs.get("speed")), arms_of(runs.get("acceptance"))
+    made = []
+    for streams in LOADS:
+        for kind in KINDS:
+            row = Row(f"plug-in against vLLM's n-gram, {kind}, {counted(streams)}", "speed", 0.97)
+            made.append(_row(row, lambda s=streams, k=kind: _against_ngram(speeds, k, s)))  # type: ignore[misc]
+        both = Row(f"plug-in against vLLM's n-gram, mean of edits and code, {counted(streams)}", "speed", 1.15)
+        made.append(_row(both, lambda s=streams: _mean_against_ngram(speeds, s)))  # type: ignore[misc]
+        row = Row(f"plug-in against vLLM plain, text that cannot be drafted, {counted(streams)}", "speed", 0.97)
+        made.append(_row(row, lambda s=streams: _two(speeds, f"{PLUG_IN}: {NOVEL}", f"{PLAIN}: {NOVEL}", s)))  # type: ignore[misc]
+        row = Row(f"plug-in against vLLM plain, code, {counted(streams)}", "speed", 1.0)
+        made.append(_row(row, lambda s=streams: _two(speeds, f"{PLUG_IN}: code", f"{PLAIN}: code", s)))  # type: ignore[misc]
+    made.append(_row(Row("an edit with a prediction against without, 1 stream", "speed", 1.5),
+                     lambda: _two(speeds, "edit, prediction", "edit", 1)))  # fmt: skip
+    made.append(_row(Row("our launcher against vLLM by hand, code, 8 streams", "speed", 0.97),
+                     lambda: _two(speeds, f"{PLAIN}: code", f"{HAND}: code", 8)))  # fmt: skip
+    for name in MODELS:
+        row = Row(f"mean acceptance length in vLLM against here, {name}", "acceptance", 0.95)
+        made.append(_row(row, lambda n=name: _lengths(lengths, n)))  # type: ignore[misc]
+    return made
+
+
+def counted(streams: int) -> str:
+    return f"{streams} stream{'s' * (streams > 1)}"
+
+
+def _row(row: Row, found: Callable[[], tuple[Estimate, str]]) -> Row:
+    try:
+        return row.taken(*found())
+    except KeyError:
+        row.reason = "not in this run"
+        return row
+
+
+def _two(arms: Arms, top: str, bottom: str, streams: int) -> tuple[Estimate, str]:
+    detail = f"{speed(arms, (top, streams))} against {speed(arms, (bottom, streams))} tokens/s"
+    return faster(arms, (top, streams), (bottom, streams)), detail
+
+
+def _best_ngram(arms: Arms, kind: str, streams: int) -> str:
+    each = {name: arms[f"{name}: {kind}", streams]["tokens_per_second"]["value"] for name in NGRAM}
+    return max(each, key=lambda name: float(each[name]))
+
+
+def _against_ngram(arms: Arms, kind: str, streams: int) -> tuple[Estimate, str]:
+    best = _best_ngram(arms, kind, streams)
+    found, detail = _two(arms, f"{PLUG_IN}: {kind}", f"{best}: {kind}", streams)
+    return found, f"{detail}; {best.removeprefix('vLLM, n-gram, ')}"
+
+
+def _mean_against_ngram(arms: Arms, streams: int) -> tuple[Estimate, str]:
+    """The geometric mean over both kinds, pass by pass."""
+    import math
+
+    from benchmarks.serve.figures import seconds_per_token
+
+    sides = []
+    for server in (lambda kind: _best_ngram(arms, kind, streams), lambda kind: PLUG_IN):
+        times = [seconds_per_token(arms[f"{server(kind)}: {kind}", streams]) for kind in KINDS]
+        sides.append([math.prod(one) ** (1 / len(one)) for one in zip(*times, strict=False)])
+    many = min(map(len, sides))
+    return ratio(sides[0][:many], sides[1][:many]), ""
+
+
+def _lengths(arms: Arms, name: str) -> tuple[Estimate, str]:
+    there, here = (arms[f"{who}, {name}", 1]["mean_acceptance_length"] for who in ("vLLM", "Slipstream"))
+    share = there / here
+    return Estimate(share, share, share, ""), f"{there:.2f} against {here:.2f} tokens a step"
