@@ -9,7 +9,7 @@ WHEEL := build/wheel
 # Two test processes on two cores: one thread each, and threads that wait must not spin.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test lint types tests soak install gguf wheel-check clean
+.PHONY: demo test lint types tests test-vllm soak install gguf wheel-check clean
 
 demo: $(READY)
 	@$(BIN)/slipstream demo
@@ -25,6 +25,10 @@ types: $(READY)
 
 tests: $(READY)
 	$(TEST_ENV) $(BIN)/pytest -n 2 --dist worksteal
+
+# With the real vLLM, which `make vllm` installs; some minutes.
+test-vllm: $(READY) .venv-vllm/.ready
+	$(TEST_ENV) $(BIN)/pytest tests/vllm
 
 # Ten minutes of load at twice saturation, with clients that leave and faults; `make tests` has a short one. With
 # preemption: make soak SOAK="--kv-tokens 256 --draft embedded".

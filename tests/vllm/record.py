@@ -1,0 +1,81 @@
+"""Records calls of vLLM's real runner for tests/integrations/test_vllm.py. Run by vLLM's Python, from the repository:
+
+PYTHONPATH=. .venv-vllm/bin/python -m tests.vllm.record tests/integrations/data/vllm_calls.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+from slipstream.integrations.vllm import Proposer
+
+MOST, TOKENS = 8, 40
+calls: list[list[dict[str, Any]]] = []
+
+
+class Recorder(Proposer):
+    """Notes what each call was given, and its drafts."""
+
+    def __init__(self, vllm_config: Any):
+        super().__init__(vllm_config)
+        self._known: dict[str, int] = {}
+
+    def propose(
+        self, sampled_token_ids: Any, num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
+    ) -> Any:
+        found = super().propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, slot_mappings)
+        batch, scheduled, rows = self._runner.input_batch, self._scheduled, []
+        for i, sampled in enumerate(sampled_token_ids):
+            key, length = batch.req_ids[i], int(num_tokens_no_spec[i])
+            params = self._runner.requests[key].sampling_params
+            rows.append(
+                {
+                    "id": key, "new": tokens[i, self._known.get(key, 0) : length].tolist(),
+                    "prompt": int(batch.num_prompt_tokens[i]), "gained": len(gained),
+                    "rows": scheduled.num_scheduled_tokens[key], "max_tokens": params.max_tokens,
+                    "drafted": scheduled.scheduled_spec_decode_tokens.get(key, []),
+                    "extra_args": params.extra_args, "draft": found[i],
+                }
+            )  # fmt: skip
+            self._known[key] = length
+        calls.append(rows)
+        return found
+
+
+def main() -> None:
+    from vllm import LLM, SamplingParams, __version__
+
+    from slipstream import zoo
+
+    prompts = [entry["prompt"] for kind in ("edit", "code") for entry in zoo.prompts(kind)[:3]]
+    llm = LLM(
+        str(zoo.target_dir()), max_model_len=512, max_num_seqs=4, max_num_batched_tokens=256, dtype="float32",
+        speculative_config={
+            "method": "custom_class", "model": "tests.vllm.record.Recorder", "num_speculative_tokens": MOST
+        },
+        additional_config={"slipstream": {"lengths": "full"}},
+    )  # fmt: skip
+    import tests.vllm.record as recorded  # vLLM imported the class from there
+
+    plain = {"temperature": 0.0, "max_tokens": TOKENS}
+    params = [SamplingParams(**plain, extra_args={"prediction": [1, 2, 3]} if i == 1 else None)
+              for i in range(len(prompts))]  # fmt: skip
+    recorded.calls.clear()
+    llm.generate(prompts, params)
+    made = {"vllm": __version__, "most": MOST, "calls": recorded.calls}
+    Path(sys.argv[1]).write_text(json.dumps(made, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    main()
