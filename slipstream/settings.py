@@ -23,6 +23,7 @@ SAME, INTERSECTION, STRING = "same", "intersection", "string"
 DRAFT_TOKENIZERS = (SAME, INTERSECTION, STRING)
 """How draft tokens of a draft model with another tokenizer become the target's (`drafters.draft_tokenizers`)."""
 KV_DTYPES = ("float32", "float16")
+METRICS_PREFIXES = ("slipstream", "vllm")
 RULES = {"greedy": True, "rejection": True, "block": True, "coupled": True, "typical": False}
 """Verification rules: name -> whether the rule is lossless. The function of that name in `core.rules` decides."""
 

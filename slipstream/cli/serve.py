@@ -17,6 +17,7 @@ from slipstream.cli.loading import checked_arguments, quieten, tokenizer, uncoll
 from slipstream.cli.options import ModelOptions, grouped
 from slipstream.core.params import check_integer, check_number
 from slipstream.errors import ParameterError
+from slipstream.settings import METRICS_PREFIXES, one_of
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ class ServerOptions:
         str,
         typer.Option(help="Markers around reasoning: '<think> </think>', or none.", rich_help_panel=_SERVER),
     ] = "auto"
+    metrics_prefix: Annotated[
+        str,
+        typer.Option(help="Prefix of /metrics: slipstream, or vllm for what reads its names.", rich_help_panel=_SERVER),
+    ] = METRICS_PREFIXES[0]
     otlp_endpoint: Annotated[
         str | None,
         typer.Option(
@@ -88,6 +93,7 @@ class ServerOptions:
         for name in ("engine_timeout", "first_token_seconds", "total_seconds"):
             check_number(name, getattr(self, name), 0.0, 1e9, open_low=True)
         check_number("grace_seconds", self.grace_seconds, 0.0, 1e9)
+        one_of("metrics_prefix", self.metrics_prefix, METRICS_PREFIXES)
         if "" in self.keys:
             raise ParameterError("an API key is empty", fix="give one, or omit --api-key")
         if self.max_per_key and not self.keys:
@@ -138,7 +144,9 @@ def serve(models: ModelOptions, server: ServerOptions, engine: EngineOptions) ->
                 total_seconds=server.total_seconds,
             )
             name = server.served_model_name or models.target
-            service = Service(name, engine.facts, text, engine.streams, limits, server.keys, replies, tracing)
+            service = Service(
+                name, engine.facts, text, engine.streams, limits, server.keys, replies, tracing, server.metrics_prefix
+            )
             port = listening.getsockname()[1]
             address = f"http://{server.host}:{port}"
             render.line(f"serving {name} ({models.method} drafter) at {address}/v1, with a page at {address}/")

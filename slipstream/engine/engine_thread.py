@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from slipstream.core.drafter import Drafter
 from slipstream.core.rules import Rule
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import Engine
 from slipstream.engine.messages import Ask, Load, Report, Update
@@ -236,12 +237,15 @@ class EngineThread:
         self._deliver(Report([Update(key, error=fault) for key in left], self.load(), fault))
 
     def _kv_usage(self) -> float:
-        memory = self.engine.target.capabilities.memory
-        if memory is None:
-            return 0.0
-        usage = memory.usage
-        blocks = usage.capacity or self.engine.max_batch * -(-self.engine.target.context // memory.block)
-        return min(1.0, usage.used / blocks)
+        memory, found = self.engine.target.capabilities.memory, kv_blocks(self.engine.target, self.engine.max_batch)
+        return 0.0 if memory is None or found is None else min(1.0, memory.usage.used / found[1])
+
+
+def kv_blocks(target: Target, max_batch: int) -> tuple[int, int] | None:
+    """Tokens in a block of the KV cache, and its blocks; of a cache that grows, as many as so many requests of the full
+    context need. None where each sequence has a cache of its own."""
+    memory = target.capabilities.memory
+    return None if memory is None else (memory.block, memory.capacity or max_batch * -(-target.context // memory.block))
 
 
 def _deliverable(fault: Exception) -> Exception:

@@ -75,7 +75,8 @@ async def answer(request: Request, form: Form, generation: Generation, given: Ma
 
     def whole() -> Object:
         choices = [_with(form.whole(generation, choice), choice, statistics) for choice in generation.choices]
-        return head | {"object": form.name, "choices": choices, "usage": generation.usage}
+        body = head | {"object": form.name, "choices": choices, "usage": generation.usage}
+        return body | (_metrics(generation) if statistics else {})
 
     def events(parts: Parts) -> AsyncGenerator[bytes, None]:
         return _events(form, generation, head, parts, include_usage, continuous, statistics)
@@ -97,7 +98,8 @@ async def _events(
     def chunk(choices: list[Object], last: bool = False) -> bytes:
         body = head | {"object": form.chunk_name, "choices": choices}
         usage = generation.usage if last or continuous else None
-        return event(body | {"usage": usage} if include_usage else body)
+        body |= {"usage": usage} if include_usage else {}
+        return event(body | (_metrics(generation) if last and statistics else {}))
 
     async with aclosing(parts):
         try:
@@ -121,6 +123,26 @@ async def _events(
 def stop_text(choice: Choice, finish: str | None) -> str | None:
     """The stop string that ended a choice, in its last part."""
     return choice.stop_cause if finish and isinstance(choice.stop_cause, str) else None
+
+
+def _metrics(generation: Generation) -> Object:
+    """What vLLM answers under --per-request-spec-decode-metrics summary, of a request that has one choice."""
+    first, *more = generation.choices
+    facts, stats = generation.service.facts, first.stats
+    most = facts.drafters.get(first.ask.drafter or facts.drafter, facts.draft_tokens)
+    if more or stats is None or not most:
+        return {}
+    most, steps = max(most, *stats.histogram), stats.steps - stats.undrafted
+    found = {
+        "mean_acceptance_length": 1 + stats.accepted / max(1, steps),
+        "draft_acceptance_rate": stats.acceptance_rate or 0.0,
+        "acceptance_histogram": [stats.histogram[i] - (0 if i else stats.undrafted) for i in range(most + 1)],
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": stats.accepted,
+        "num_draft_tokens": stats.proposed,
+        "num_spec_tokens": most,
+    }
+    return {"metrics": {"speculative_decoding": found}}
 
 
 def _with(written: Object, choice: Choice, statistics: bool) -> Object:

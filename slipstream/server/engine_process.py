@@ -187,6 +187,8 @@ def run_engine(pipe: Connection, model: Callable[[], Model]) -> None:
 
 def facts_of(llm: Any) -> ModelFacts:
     """What a process without weights knows of an `LLM`."""
+    from slipstream.engine.engine_thread import kv_blocks
+
     runtime = llm.target.capabilities.runtime
     return ModelFacts(
         llm.target.vocab_size,
@@ -200,4 +202,5 @@ def facts_of(llm: Any) -> ModelFacts:
         llm.request_drafters,
         llm.target.capabilities.encoder,
         llm.defaults.sampling,
+        kv_blocks(llm.target, llm.max_batch),
     )

@@ -238,6 +238,7 @@ class Generation:
                         metrics.total.observe(now - self.arrived)
                         metrics.inference.observe(now - started)
                         metrics.decode.observe(now - first)
+                        metrics.per_token.observe((now - first) / max(1, len(choice.ids) - 1))
                     await merged.put(part)
         except Exception as fault:
             reason = "error"

@@ -1,17 +1,27 @@
-"""`ServerMetrics`: what /metrics shows, under vLLM's names with `slipstream:` instead of `vllm:`.
+"""`ServerMetrics`: what /metrics shows, under vLLM's names and labels, and our prefix or vLLM's.
 
 docs/server.md defines each; tests compare the two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from slipstream.core.stats import SpecStats
 from slipstream.engine.messages import Load, Report
+from slipstream.settings import METRICS_PREFIXES
+
+T = TypeVar("T")
+OWN = METRICS_PREFIXES[0]
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+ONLY_OURS = frozenset({"engine_steps", "requests_refused", "corrupted_requests", "iteration_tokens_total"})
+"""Metrics that vLLM does not have, or that count something else there: they keep our prefix."""
 
 _COUNTED = {
     "num_preemptions": ("preemptions", "Requests that lost their KV cache for others and were read again."),
@@ -24,37 +34,48 @@ _COUNTED = {
 
 
 class ServerMetrics:
-    """All metrics of one server, in a registry of its own."""
+    """All metrics of one server, in a registry of its own. prefix: see `METRICS_PREFIXES`;
+    kv_blocks: see `ModelFacts`."""
 
-    def __init__(self, model: str, context: int):
+    def __init__(self, model: str, prefix: str = OWN, kv_blocks: tuple[int, int] | None = None):
         self.registry = CollectorRegistry()
-        self._model = model
+        self._labels = (model, "0")  # one engine
+
+        def made(kind: Callable[..., T], name: str, text: str, *labels: str, **more: Any) -> T:
+            full = f"{OWN if name in ONLY_OURS else prefix}:{name}"
+            return kind(full, text, ("model_name", "engine", *labels), registry=self.registry, **more)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"slipstream:{name}", text, ("model_name", *labels), registry=self.registry)
+            return made(Counter, name, text, *labels)
 
         def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"slipstream:{name}", text, ("model_name",), registry=self.registry).labels(model)
+            return made(Gauge, name, text).labels(*self._labels)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            made = Histogram(f"slipstream:{name}", text, ("model_name",), registry=self.registry, buckets=buckets)
-            return made.labels(model)
+            return made(Histogram, name, text, buckets=buckets).labels(*self._labels)
 
         self.running = gauge("num_requests_running", "Requests in the batch, prompts that are being read included.")
         self.waiting = gauge("num_requests_waiting", "Requests that wait for room in the batch.")
         self.kv = gauge("kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1.")
-        self._loads = {name: counter(name, text).labels(model) for name, (_, text) in _COUNTED.items()}
+        if kv_blocks is not None:
+            labels = ("block_size", "num_gpu_blocks", "engine")
+            text = "Always 1; labels: tokens in a block of the KV cache, and blocks in all."
+            Gauge(f"{prefix}:cache_config_info", text, labels, registry=self.registry).labels(*kv_blocks, "0").set(1)
+        self._loads = {name: counter(name, text).labels(*self._labels) for name, (_, text) in _COUNTED.items()}
         self._last = Load()
         self.prompt_tokens = counter(
             "prompt_tokens", "Prompt tokens of requests that gave a token, and of those only scored."
-        ).labels(model)
-        self.output_tokens = counter("generation_tokens", "Output tokens.").labels(model)
-        self.refused = counter("requests_refused", "Requests refused because the queue was full.").labels(model)
+        ).labels(*self._labels)
+        self.output_tokens = counter("generation_tokens", "Output tokens.").labels(*self._labels)
+        self.refused = counter("requests_refused", "Requests refused because the queue was full.").labels(*self._labels)
         self._finished = counter("request_success", "Choices that ended, by finish reason.", "finished_reason")
         self.iteration_tokens = histogram("iteration_tokens_total", "Output tokens of one step.", TOKENS)
         self.first = histogram("time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
         self.between = histogram(
             "inter_token_latency_seconds", "Time between two updates over the tokens of the later one.", SECONDS
+        )
+        self.per_token = histogram(
+            "request_time_per_output_token_seconds", "Of a choice, its time after the first token, per token.", SECONDS
         )
         self.total = histogram("e2e_request_latency_seconds", "From arrival to the last token.", SECONDS)
         self.queue = histogram("request_queue_time_seconds", "From arrival to the first step.", SECONDS)
@@ -72,7 +93,7 @@ class ServerMetrics:
             "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by depth, from 0.", "position"
         )
         for family in (self._drafts, self._drafted, self._accepted):
-            family.labels(model)  # shown from the start
+            family.labels(*self._labels)  # shown from the start
 
     def heard(self, report: Report) -> None:
         """Take the report of a step."""
@@ -90,16 +111,16 @@ class ServerMetrics:
 
     def ended(self, reason: str, prompt: int, output: int, stats: SpecStats | None) -> None:
         """Count a choice that ended: "stop", "length", "abort" or "error"."""
-        self._finished.labels(self._model, reason).inc()
+        self._finished.labels(*self._labels, reason).inc()
         if stats is None:
             return
         self.prompt_length.observe(prompt)
         self.output_length.observe(output)
-        self._drafts.labels(self._model).inc(stats.steps - stats.undrafted)
-        self._drafted.labels(self._model).inc(stats.proposed)
-        self._accepted.labels(self._model).inc(stats.accepted)
+        self._drafts.labels(*self._labels).inc(stats.steps - stats.undrafted)
+        self._drafted.labels(*self._labels).inc(stats.proposed)
+        self._accepted.labels(*self._labels).inc(stats.accepted)
         for depth, count in stats.accepted_at.items():
-            self._per_position.labels(self._model, str(depth - 1)).inc(count)
+            self._per_position.labels(*self._labels, str(depth - 1)).inc(count)
 
     def text(self) -> bytes:
         """In Prometheus's text format."""

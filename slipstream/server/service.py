@@ -18,7 +18,7 @@ from slipstream.models.text import Decode, TextStream, decoder_keeping, decoder_
 from slipstream.server.api_error import ApiError
 from slipstream.server.reply_format import ReplyFormat
 from slipstream.server.request_traces import Tracing
-from slipstream.server.server_metrics import ServerMetrics
+from slipstream.server.server_metrics import OWN, ServerMetrics
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class ModelFacts:
     drafters             those that a request may name, with the most draft tokens a step of each.
     backend, dtype       what runs it; empty for a target that does not say.
     encoder              as of `Capabilities`.
+    kv_blocks            tokens in a block of the KV cache, and blocks in all, as `kv_blocks` of the engine's thread.
     sampling             fields of `SamplingParams` of requests that do not give them.
     """
 
@@ -44,6 +45,7 @@ class ModelFacts:
     drafters: dict[str, int] = field(default_factory=dict)
     encoder: Encoder | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    kv_blocks: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Limits:
 
 class Service:
     """name: of the model, in requests; keys: API keys, one of which a request must name if there are any; replies: how
-    the model writes reasoning and calls, found out from its tokenizer if it is not given; tracing: takes spans."""
+    the model writes reasoning and calls, found out from its tokenizer if it is not given; tracing: takes spans;
+    metrics_prefix: as in `ServerMetrics`."""
 
     def __init__(
         self,
@@ -81,6 +84,7 @@ class Service:
         keys: tuple[str, ...] = (),
         replies: ReplyFormat | None = None,
         tracing: Tracing | None = None,
+        metrics_prefix: str = OWN,
     ):
         self.name, self.facts, self.tokenizer, self.streams = name, facts, tokenizer, streams
         self.limits, self.keys = limits or Limits(), keys
@@ -94,7 +98,7 @@ class Service:
         """Choices that wait or run."""
         self.admitted_of: Counter[bytes] = Counter()
         """The same for each API key."""
-        self.metrics = ServerMetrics(name, facts.context)
+        self.metrics = ServerMetrics(name, metrics_prefix, facts.kv_blocks)
         streams.heard = self.metrics.heard
         self._stray = stray_byte(tokenizer)
         self._decode = decoder_of(tokenizer)

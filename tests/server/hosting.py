@@ -63,11 +63,12 @@ def hosted(
     tokenizer: Any = None,
     replies: ReplyFormat | None = None,
     tracing: Tracing | None = None,
+    metrics_prefix: str = "slipstream",
 ) -> Iterator[Host]:
     """A server of `llm` at a free port. tokenizer: instead of that of the model."""
     made = AsyncLLM(llm)
     text = tokenizer or llm.tokenizer
-    service = Service("embedded", facts_of(llm), text, made.streams, limits, keys, replies, tracing)
+    service = Service("embedded", facts_of(llm), text, made.streams, limits, keys, replies, tracing, metrics_prefix)
     with bound("127.0.0.1", 0) as listening:
         server = Server(create_app(service), service, 0.0)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

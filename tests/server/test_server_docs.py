@@ -38,14 +38,14 @@ TABLES = {where: adapters(where) for where in ADAPTER_FIELDS}
 
 def metrics() -> list[str]:
     rows = ["| metric | kind | |", "|---|---|---|"]
-    for each in ServerMetrics("m", 1024).registry.collect():
+    for each in ServerMetrics("m", kv_blocks=(16, 64)).registry.collect():
         name = each.name.removeprefix("slipstream:") + ("_total" if each.type == "counter" else "")
         rows.append(f"| `{name}` | {each.type} | {each.documentation} |")
     return rows
 
 
 def test_every_metric_of_the_dashboard_exists_and_has_its_labels() -> None:
-    metrics = ServerMetrics("m", 1024)
+    metrics = ServerMetrics("m")
     metrics.ended("stop", 1, 1, SpecStats(steps=2, proposed=2, accepted=1, accepted_at=Counter({1: 1})))
     samples = {sample.name: sample.labels for found in metrics.registry.collect() for sample in found.samples}
     shown = json.loads(DASHBOARD.read_text(encoding="utf-8"))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from slipstream import LLM
+from slipstream.server.server_metrics import ONLY_OURS
 from tests.server.hosting import Host, eventually, hosted
 
 PATH = "/v1/completions"
@@ -11,7 +14,7 @@ PATH = "/v1/completions"
 def shown(host: Host) -> dict[str, float]:
     lines = host.http.get("/metrics").text.splitlines()
     values = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    return {name.replace('model_name="embedded"', "").replace("{}", ""): float(value) for name, value in values}
+    return {name.replace('{engine="0",model_name="embedded"}', ""): float(value) for name, value in values}
 
 
 def test_metrics_add_up_to_the_statistics_of_the_answers(pair: LLM) -> None:
@@ -55,3 +58,64 @@ def test_a_prompt_that_is_scored_is_no_output(pair: LLM) -> None:
         found = shown(host)
         assert found["slipstream:generation_tokens_total"] == found["slipstream:iteration_tokens_total_sum"] == 3
         assert found["slipstream:prompt_tokens_total"] == 2 * usage["prompt_tokens"]
+
+
+_ALL = ("model_name", "engine")
+OF_VLLM = {
+    "cache_config_info": ("gauge", ("block_size", "num_gpu_blocks", "engine")),  # and every other field of CacheConfig
+    "e2e_request_latency_seconds": ("histogram", _ALL),
+    "generation_tokens": ("counter", _ALL),
+    "inter_token_latency_seconds": ("histogram", _ALL),
+    "kv_cache_usage_perc": ("gauge", _ALL),
+    "num_preemptions": ("counter", _ALL),
+    "num_requests_running": ("gauge", _ALL),
+    "num_requests_waiting": ("gauge", _ALL),
+    "prefix_cache_hits": ("counter", _ALL),
+    "prefix_cache_queries": ("counter", _ALL),
+    "prompt_tokens": ("counter", _ALL),
+    "request_decode_time_seconds": ("histogram", _ALL),
+    "request_generation_tokens": ("histogram", _ALL),
+    "request_inference_time_seconds": ("histogram", _ALL),
+    "request_params_max_tokens": ("histogram", _ALL),
+    "request_params_n": ("histogram", _ALL),
+    "request_prefill_time_seconds": ("histogram", _ALL),
+    "request_prompt_tokens": ("histogram", _ALL),
+    "request_queue_time_seconds": ("histogram", _ALL),
+    "request_success": ("counter", (*_ALL, "finished_reason")),
+    "request_time_per_output_token_seconds": ("histogram", _ALL),
+    "spec_decode_num_accepted_tokens": ("counter", _ALL),
+    "spec_decode_num_accepted_tokens_per_pos": ("counter", (*_ALL, "position")),
+    "spec_decode_num_draft_tokens": ("counter", _ALL),
+    "spec_decode_num_drafts": ("counter", _ALL),
+    "time_to_first_token_seconds": ("histogram", _ALL),
+}
+"""Metric -> (type, labels), from v1/metrics/loggers.py and v1/spec_decode/metrics.py of vLLM 0.32."""
+
+
+def test_what_has_the_prefix_of_vllm_has_its_names_types_labels_and_our_numbers(pair: LLM) -> None:
+    with hosted(pair, metrics_prefix="vllm") as host:
+        host.post(PATH, prompt="def add(a, b):\n" * 4, temperature=0, max_tokens=20)
+        eventually(lambda: shown(host)["vllm:num_requests_running"] == 0)
+        families = list(text_string_to_metric_families(host.http.get("/metrics").text))
+        memory = pair.target.capabilities.memory
+    found = {each.name: (each.type, each.samples) for each in families if not each.name.endswith("_created")}
+    assert {name for name in found if not name.startswith("vllm:")} == {f"slipstream:{name}" for name in ONLY_OURS}
+    theirs = {name.removeprefix("vllm:"): each for name, each in found.items() if name.startswith("vllm:")}
+    assert {name: kind for name, (kind, _) in theirs.items()} == {name: kind for name, (kind, _) in OF_VLLM.items()}
+    for name, (_, samples) in theirs.items():
+        for sample in samples:
+            assert set(sample.labels) - {"le"} == set(OF_VLLM[name][1]), sample
+            assert sample.labels["engine"] == "0"
+            assert sample.labels.get("model_name", "embedded") == "embedded"
+    assert {s.labels["position"] for s in theirs["spec_decode_num_accepted_tokens_per_pos"][1]} == set("0123")
+    assert memory is not None
+    [cache] = theirs["cache_config_info"][1]
+    assert (cache.labels["block_size"], cache.value) == (str(memory.block), 1)
+    assert int(cache.labels["num_gpu_blocks"]) == pair.max_batch * pair.target.context // memory.block
+    with hosted(pair) as host:
+        host.post(PATH, prompt="def add(a, b):\n" * 4, temperature=0, max_tokens=20)
+        eventually(lambda: shown(host)["slipstream:num_requests_running"] == 0)
+        ours = {each.name: each for each in text_string_to_metric_families(host.http.get("/metrics").text)}
+    for name in ("generation_tokens", "prompt_tokens", *(each for each in OF_VLLM if each.startswith("spec_decode"))):
+        values = [sample.value for sample in ours[f"slipstream:{name}"].samples if not sample.name.endswith("_created")]
+        assert values == [s.value for s in theirs[name][1] if not s.name.endswith("_created")], name
