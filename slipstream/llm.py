@@ -118,6 +118,8 @@ class LLM:
                   generation_config.json; `chat` and `serve` also sample as it says. "none": nothing of it. A folder or
                   file: that one. A `Target` has none.
     progress      called with (bytes read, bytes in all) while weights are loaded.
+    lora          folder or hub id of a LoRA adapter in PEFT's format, merged into the target's weights when they are
+                  loaded (see `models.lora`); drafts stay as they are.
     device_map    where transformers puts the target's layers, as in its `from_pretrained`: "auto", or a mapping. Needs
                   accelerate; a draft model is not spread.
     trust_remote_code  run Python code that the target's checkpoint brings, if transformers has none for it. It never
@@ -148,6 +150,7 @@ class LLM:
         generation_config: str | Path = AUTO,
         progress: Callable[[int, int], None] | None = None,
         device_map: Any = None,
+        lora: str | Path | None = None,
         trust_remote_code: bool = False,
         **unknown: Any,
     ):
@@ -188,6 +191,7 @@ class LLM:
             target if path is None else path,
             trust_remote_code=trust_remote_code,
             device_map=device_map,
+            lora=lora,
             **self._load,
         )
         self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)

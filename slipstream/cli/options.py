@@ -106,6 +106,10 @@ class ModelOptions:
             show_default="embedded",
         ),
     ] = None
+    lora: Annotated[
+        str | None,
+        typer.Option(help="LoRA adapter (PEFT) to merge into the target: folder or hub id.", rich_help_panel=_MODELS),
+    ] = None
     executor: Annotated[
         str,
         typer.Option(

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 LONGEST = 8
 """Maximum draft length considered for drafters that are not lookups."""
 ENGINE = (
-    "executor", "dtype", "device", "quantize", "draft_quantize", "draft_tokenizer", "kv_dtype", "threads", "rule",
+    "lora", "executor", "dtype", "device", "quantize", "draft_quantize", "draft_tokenizer", "kv_dtype", "threads",
+    "rule",
 )  # fmt: skip
 AUTOMATIC = {"executor": "auto", "rule": "rejection", "draft_tokenizer": SAME}
 

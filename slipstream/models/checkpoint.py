@@ -69,6 +69,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def few(names: list[str]) -> str:
+    """The first five, and how many more."""
+    names = list(dict.fromkeys(names))
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def weight_files(folder: Path) -> dict[str, list[str] | None]:
     """Weight files of a checkpoint: file name -> the tensor names that the index lists for it, or None without an
     index (the file's own header then lists them).

@@ -23,8 +23,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from slipstream.errors import CheckpointError
-from slipstream.models.checkpoint import resolve, weight_files
+from slipstream.models.checkpoint import few, resolve, weight_files
 from slipstream.models.config import DecoderConfig
+from slipstream.models.lora import Adapter
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read so far, total bytes) after each tensor."""
@@ -132,8 +133,10 @@ def load_weights(
     config: DecoderConfig,
     dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
+    adapter: Adapter | None = None,
 ) -> Weights:
-    """Open the safetensors of a folder or hub id, and check names and shapes against `config`.
+    """Open the safetensors of a folder or hub id, and check names and shapes against `config`. adapter: merged into
+    them.
 
     Raises CheckpointError: files missing, corrupt or pickled; tensors missing, unknown or of the wrong shape.
     """
@@ -157,9 +160,14 @@ def load_weights(
         lost = [] if promised is None else sorted(set(promised) - held)
         if lost:
             raise CheckpointError(
-                f"{folder / file} lacks {len(lost)} tensors that the index promises: {_few(lost)}",
+                f"{folder / file} lacks {len(lost)} tensors that the index promises: {few(lost)}",
                 fix="download the file and the index again",
             )
+    if adapter is not None:
+        for name, (read, shape) in readers.items():
+            if adapter.changes(name, shape, config.tie_embeddings and name.endswith(_TIED)):
+                readers[name] = (lambda n=name, r=read: adapter.merged(n, r()), shape)  # type: ignore[misc]
+        adapter.check_all_used()
     return _assemble(readers, config, dtype, progress, str(folder), files)
 
 
@@ -209,27 +217,23 @@ def _assemble(
     missing = [name for name in expected if name not in sources]
     if missing:
         raise CheckpointError(
-            f"{origin} lacks {len(missing)} of {len(expected)} tensors: {_few(missing)}",
+            f"{origin} lacks {len(missing)} of {len(expected)} tensors: {few(missing)}",
             why="the model that config.json describes is incomplete"
-            + (f"; unknown tensors: {_few(unknown)}" if unknown else ""),
+            + (f"; unknown tensors: {few(unknown)}" if unknown else ""),
             fix="download the checkpoint again, or correct config.json",
         )
     if unknown:
         raise CheckpointError(
-            f"{origin} holds {len(unknown)} tensors that config.json does not account for: {_few(unknown)}",
+            f"{origin} holds {len(unknown)} tensors that config.json does not account for: {few(unknown)}",
             why="leaving them out would run another model than the one that was trained",
             fix="correct config.json (a bias or norm that it denies?)",
         )
     return Weights(sources, config, dtype, progress, files)
 
 
-def _few(names: list[str]) -> str:
-    names = list(dict.fromkeys(names))
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
 # --- names -----------------------------------------------------------------------------------------------------
 
+_TIED = ("embed_tokens.weight", "wte.weight", "lm_head.weight")
 _BUFFERS = re.compile(r".*rotary_emb\.inv_freq|(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
 _MOE = re.compile(r"(layers\.\d+)\.(?:block_sparse_moe|mlp)\.(.+)")
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}

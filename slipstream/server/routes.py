@@ -93,6 +93,11 @@ def routes(service: Service) -> APIRouter:
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    @router.post("/v1/load_lora_adapter", include_in_schema=False)
+    @router.post("/v1/unload_lora_adapter", include_in_schema=False)
+    async def adapters() -> Response:
+        raise ApiError(400, "a LoRA adapter is merged when the model is loaded: start the server with --lora")
+
     async def _given(request: Request, known: Mapping[str, Field]) -> dict[str, Any]:
         given = given_fields(await json_body(request, service.limits.body), known)
         service.check_model(given.get("model"))

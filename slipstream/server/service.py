@@ -114,7 +114,8 @@ class Service:
         if name is not None and name != self.name:
             raise ApiError(
                 404,
-                f"the model {name!r} does not exist: this server has {self.name!r}",
+                f"the model {name!r} does not exist: this server has {self.name!r}. "
+                "An adapter is merged when it starts (--lora)",
                 param="model",
                 code="model_not_found",
             )

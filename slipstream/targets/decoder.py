@@ -24,6 +24,7 @@ from slipstream.models.checkpoint import resolve
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, Executor, Output
 from slipstream.models.layout import batch_of, prompt_piece
+from slipstream.models.lora import Adapter
 from slipstream.models.weights import Progress, Weights, from_module, load_weights
 from slipstream.targets.early_exit import EarlyExitCache
 
@@ -103,6 +104,7 @@ class Decoder:
         kv_tokens: int | None = None,
         chunk: int = 512,
         progress: Progress | None = None,
+        lora: str | Path | None = None,
     ) -> Decoder:
         """Load a folder or hub id.
 
@@ -117,13 +119,15 @@ class Decoder:
         kv_dtype  None, "float32" or "float16": the KV cache of the native executor.
         kv_tokens tokens for which the KV cache has room, all sequences together; None: as many as memory holds.
         progress  called with (bytes read, bytes in all).
+        lora      folder or hub id of an adapter that is merged into the weights (see `models.lora`).
 
         Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be honoured.
         """
         config = DecoderConfig.load(source)
         settings = resolve_settings(executor, dtype, device, quantize, threads, kv_dtype, role, kv_tokens)
         chosen = choose(config, executor, settings)
-        weights = load_weights(source, config, chosen.load_dtype or settings.dtype, progress)
+        adapter = None if lora is None else Adapter(lora)
+        weights = load_weights(source, config, chosen.load_dtype or settings.dtype, progress, adapter)
         made = chosen.executor(config, weights, settings)
         weights.unmap()
         return Decoder(made, chunk, weights, resolve(source))

@@ -17,8 +17,8 @@ from slipstream.settings import LLAMACPP, TRANSFORMERS, check_device_map
 
 log = logging.getLogger("slipstream")
 
-SETTINGS = ("executor", "dtype", "device", "quantize", "threads", "kv_dtype", "kv_tokens", "device_map")
-"""Options of `Decoder.load` that decide how a model runs, and `device_map` of transformers."""
+SETTINGS = ("executor", "dtype", "device", "quantize", "threads", "kv_dtype", "kv_tokens", "device_map", "lora")
+"""Options of `Decoder.load` that decide what runs, and how, and `device_map` of transformers."""
 
 
 _WORDS = ("auto", "balanced", "balanced_low_0", "sequential", "disk")
@@ -60,6 +60,12 @@ def _from_path(source: str | Path, trust_remote_code: bool, load: dict[str, Any]
         return _through_transformers(source, trust_remote_code, load, "a device_map was given")
     load.pop("device_map", None)
     if gguf:
+        if load.pop("lora", None) is not None:
+            raise ParameterError(
+                "lora was given with a GGUF file",
+                why="its weights are quantised",
+                fix="give the folder of the checkpoint that the file was made of",
+            )
         from slipstream.targets.gguf.load_gguf import from_file
 
         return from_file(source, load)
@@ -86,6 +92,12 @@ def _check_places(device_map: Any) -> None:
 def _from_module(module: torch.nn.Module, load: dict[str, Any]) -> Target:
     from slipstream.targets.decoder import Decoder
 
+    if load.pop("lora", None) is not None:
+        raise ParameterError(
+            "lora was given with a loaded model",
+            why="its weights stay as they are",
+            fix="give its folder, or merge the adapter by peft (merge_and_unload)",
+        )
     if load.pop("device_map", None) is not None:
         raise ParameterError(
             "device_map was given with a loaded model",

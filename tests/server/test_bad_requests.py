@@ -149,6 +149,13 @@ def test_unknown_models_and_paths_are_not_found(host: Host) -> None:
     refused(host.http.get(PATH), 405)
 
 
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+def test_adapters_of_requests_are_refused_with_the_option_of_the_server(host: Host, path: str) -> None:
+    body = {"lora_name": "other", "lora_path": "/path"}
+    assert "when the model is loaded: start the server with --lora" in refused(host.post(path, **body), 400)
+    assert "--lora" in refused(host.post(PATH, model="other", prompt="a"), 404, "model")
+
+
 @pytest.mark.parametrize("where", [COMPLETIONS, CHAT])
 def test_values_that_change_nothing_count_as_not_given(host: Host, where: str) -> None:
     body = {name: unset for name, each in fields_of(where).items() for unset in (None, *each.unset)}

@@ -12,6 +12,7 @@ from slipstream.backends.table import resolve_settings
 from slipstream.core.target import Target
 from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve, weight_files
+from slipstream.models.lora import Adapter
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.module_parts import ModuleParts, is_plain
 
@@ -32,12 +33,21 @@ def from_path(source: str | Path, settings: Mapping[str, Any], trust_remote_code
     folder = resolve(source)
     config = read_json(folder / "config.json")
     _check_code(config, source, trust_remote_code, role)
+    if settings["lora"] is not None and config.get("quantization_config"):
+        raise UnsupportedModelError(
+            f"lora was given with {str(source)!r}, which is quantised",
+            why="an adapter is merged into weights that are numbers",
+            fix="give the checkpoint that it was quantised from",
+        )
+    adapter = None if settings["lora"] is None else Adapter(settings["lora"])
     weight_files(folder)  # names missing shards and pickles
     local = Path(source).expanduser().is_dir() or not trust_remote_code  # the code of a hub id is not in `folder`
     device_map = settings["device_map"]
     module = _loaded(folder if local else source, resolved.dtype, trust_remote_code, device_map)
     if device_map is None and ModuleParts(module).device != resolved.device:
         module.to(resolved.device)
+    if adapter is not None:
+        _merge(adapter, module)
     _check_weights(module, folder)
     return of_module(module, folder, kv_blocks=resolved.kv_blocks)
 
@@ -124,6 +134,20 @@ def _loaded(source: str | Path, dtype: torch.dtype, trust_remote_code: bool, dev
     if dtype == torch.float64:
         module.config._experts_implementation = "eager"  # the grouped kernels do not support it
     return module.eval()
+
+
+def _merge(adapter: Adapter, module: Any) -> None:
+    """Merge an adapter into a model in memory. Raises its errors, and ParameterError for offloaded weights."""
+    embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
+    shared = None if head is None or head.weight is not embedding.weight else head.weight
+    for name, parameter in module.named_parameters():
+        if adapter.changes(name, tuple(parameter.shape), parameter is shared):
+            if parameter.is_meta:
+                raise ParameterError(
+                    f"lora changes {name}, which the device map offloads", fix="offload less, or merge it by peft"
+                )
+            parameter.data = adapter.merged(name, parameter.data)
+    adapter.check_all_used()
 
 
 def _check_weights(module: torch.nn.Module, folder: Path) -> None:
