@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from slipstream.server.api_error import ApiError
 from slipstream.server.web_page import is_open
 
-OPEN = ("/health",)
+OPEN = ("/health", "/ready")
 """Paths that need no API key, besides those of the page."""
 
 
