@@ -1,0 +1,50 @@
+"""Replicas of Slipstream's own engine, behind one address in the form of OpenAI's API:
+
+    cd examples/ray && serve run slipstream_app:app target=/models/target draft=/models/draft replicas=2 cores=4
+
+Needs `ray[serve]` and `slipstream[server]` on every node. Without `target` and `draft` the embedded models run. Each
+replica has its own queue, KV cache and /metrics; Ray spreads the requests, and starts a replica anew whose engine died.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+
+from slipstream import LLM, AsyncLLM
+from slipstream.server.app import create_app
+from slipstream.server.engine_process import facts_of
+from slipstream.server.service import Service
+
+
+def app(arguments: dict[str, str]) -> Application:
+    """arguments: target, draft (checkpoints or a drafter's name), name (of the model), batch, replicas, cores."""
+    target = arguments.get("target", "embedded")
+    draft = arguments.get("draft", "embedded")
+    batch = int(arguments.get("batch", 16))
+
+    def application() -> FastAPI:
+        """Runs once in each replica."""
+        llm = LLM(target, draft, max_batch=batch)
+        service = Service(arguments.get("name", target), facts_of(llm), llm.tokenizer, AsyncLLM(llm).streams)
+        made = create_app(service)
+        made.state.service = service
+        return made
+
+    @serve.deployment(
+        name="slipstream",
+        num_replicas=int(arguments.get("replicas", 2)),
+        max_ongoing_requests=2 * batch,  # the rest waits at the proxy, for whichever replica is free first
+        ray_actor_options={"num_cpus": float(arguments.get("cores", 1))},
+        graceful_shutdown_timeout_s=60,
+        health_check_period_s=5,
+        health_check_timeout_s=10,
+    )
+    @serve.ingress(application)
+    class Replica:
+        def check_health(self) -> None:
+            """Ray calls it; an error has the replica replaced."""
+            self.app.state.service.check_up()
+
+    return Replica.bind()

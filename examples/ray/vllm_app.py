@@ -1,0 +1,30 @@
+"""Replicas of vLLM with Slipstream's drafters in them, behind one address in the form of OpenAI's API:
+
+    cd examples/ray && serve run vllm_app:app
+
+Needs `ray[serve,llm]`, and Slipstream in the environment of every replica: `pip install --no-deps slipstream`.
+Predicted outputs: `"vllm_xargs": {"prediction": "text"}` in a request.
+"""
+
+from __future__ import annotations
+
+from ray.serve.llm import LLMConfig, build_openai_app
+
+config = LLMConfig(
+    model_loading_config={"model_id": "llama-3.1-8b", "model_source": "meta-llama/Llama-3.1-8B-Instruct"},
+    accelerator_type="H100",
+    engine_kwargs={
+        "max_model_len": 8192,
+        "speculative_config": {
+            "method": "custom_class",
+            "model": "slipstream.integrations.vllm.Proposer",
+            "num_speculative_tokens": 16,
+        },
+        "additional_config": {"slipstream": {"drafter": "suffix"}},
+    },
+    deployment_config={
+        "autoscaling_config": {"min_replicas": 2, "max_replicas": 8, "target_ongoing_requests": 32},
+        "graceful_shutdown_timeout_s": 60,
+    },
+)
+app = build_openai_app({"llm_configs": [config]})

@@ -1,0 +1,66 @@
+"""examples/kubernetes: the manifest is valid, and fits the server that it starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slipstream.kv.blocks import BLOCK
+from slipstream.server.api_keys import OPEN
+from tests.examples.served import documents, options
+
+DEPLOYMENT, SERVICE, MONITOR = documents("kubernetes/slipstream.yaml")
+POD: dict[str, Any] = DEPLOYMENT["spec"]["template"]["spec"]
+(SERVER,) = POD["containers"]
+SERVED = options(SERVER["args"])
+
+
+@pytest.mark.parametrize("found", [DEPLOYMENT, SERVICE], ids=lambda found: found["kind"])
+def test_the_manifest_meets_the_schemas_of_kubernetes(found: dict[str, Any]) -> None:
+    schemas = pytest.importorskip("kubernetes_validate", reason="not installed: its schemas are 22 MB")
+    schemas.validate(found, "1.32", strict=True)
+
+
+def test_service_and_monitor_select_the_pods_and_name_their_port() -> None:
+    labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
+    assert DEPLOYMENT["spec"]["selector"]["matchLabels"] == SERVICE["spec"]["selector"] == labels
+    assert MONITOR["spec"]["selector"]["matchLabels"] == labels
+    (port,) = SERVER["ports"]
+    (scraped,) = MONITOR["spec"]["podMetricsEndpoints"]
+    assert port["name"] == SERVICE["spec"]["ports"][0]["targetPort"] == scraped["port"]
+    assert port["containerPort"] == SERVED["port"]
+    assert (MONITOR["apiVersion"], scraped["path"]) == ("monitoring.coreos.com/v1", "/metrics")
+
+
+def test_the_monitor_has_the_key_that_the_server_asks_for() -> None:
+    (key,) = [each["valueFrom"]["secretKeyRef"] for each in SERVER["env"] if each["name"] == "SLIPSTREAM_API_KEY"]
+    assert MONITOR["spec"]["podMetricsEndpoints"][0]["authorization"]["credentials"] == key
+
+
+def test_probes_ask_what_needs_no_key() -> None:
+    probes = [SERVER[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")]
+    assert {probe["path"] for probe in probes} <= set(OPEN)
+    assert {probe["port"] for probe in probes} == {"http"}
+
+
+def test_a_pod_that_ends_has_time_for_the_requests_that_run() -> None:
+    before = SERVER["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert POD["terminationGracePeriodSeconds"] >= before + SERVED["grace_seconds"] + 5
+
+
+def test_pods_are_confined() -> None:
+    assert POD["securityContext"]["runAsNonRoot"]
+    assert POD["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for each in (*POD["initContainers"], SERVER):
+        confined = each["securityContext"]
+        assert confined["readOnlyRootFilesystem"]
+        assert not confined["allowPrivilegeEscalation"]
+        assert confined["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_size_of_the_kv_cache_is_given() -> None:
+    """What is free is read from the node, whose memory may be more than the pod's limit."""
+    assert SERVED["kv_tokens"] >= BLOCK
+    assert SERVER["resources"]["limits"] == SERVER["resources"]["requests"]
+    assert SERVED["host"] == "0.0.0.0"
