@@ -77,7 +77,7 @@ def test_prometheus_asks_the_server_and_reads_the_alerts() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_alerts_read_metrics_and_labels_that_the_server_has(rule: dict[str, Any]) -> None:
-    metrics = ServerMetrics("m", 1024)
+    metrics = ServerMetrics("m")
     metrics.ended("error", 1, 1, SpecStats(steps=2, proposed=2, accepted=1, accepted_at=Counter({1: 1})))
     samples = {sample.name: sample.labels for found in metrics.registry.collect() for sample in found.samples}
     named = re.findall(r"\bslipstream:\w+", rule["expr"])
