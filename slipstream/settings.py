@@ -22,6 +22,8 @@ DRAFT_QUANTISATIONS = (*QUANTISATIONS, "none")
 SAME, INTERSECTION, STRING = "same", "intersection", "string"
 DRAFT_TOKENIZERS = (SAME, INTERSECTION, STRING)
 """How draft tokens of a draft model with another tokenizer become the target's (`drafters.draft_tokenizers`)."""
+HEAD_FORMATS = ("eagle3", "speculators", "specforge", "medusa")
+"""What `slipstream convert` writes draft heads as (`heads.head_convert`)."""
 KV_DTYPES = ("float32", "float16")
 METRICS_PREFIXES = ("slipstream", "vllm")
 RULES = {"greedy": True, "rejection": True, "block": True, "coupled": True, "typical": False}

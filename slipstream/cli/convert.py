@@ -12,34 +12,52 @@ import typer
 from slipstream.cli import render
 from slipstream.cli.loading import checkpoint, quieten
 from slipstream.errors import ParameterError
-from slipstream.settings import one_of
-
-FORMATS = ("gguf",)
+from slipstream.settings import HEAD_FORMATS, one_of
+from slipstream.zoo import EMBEDDED
 
 
 def convert(
-    model: Annotated[str, typer.Argument(help="Model: folder, hub id, or 'embedded'.")],
-    to: Annotated[str, typer.Option("--to", help="Format: gguf.")] = "gguf",
+    model: Annotated[str, typer.Argument(help="Model or draft head: folder, hub id, or 'embedded'.")],
+    to: Annotated[
+        str, typer.Option("--to", help=f"Format: gguf for a model; {', '.join(HEAD_FORMATS)} for a draft head.")
+    ] = "gguf",
     quantize: Annotated[
-        str, typer.Option(help="f32, f16, q8_0, or what llama.cpp quantises: q4_k_m, q5_k_m, q6_k, ...")
-    ] = "f16",
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File to write.", show_default="MODEL-QUANTIZE.gguf")
+        str | None,
+        typer.Option(
+            help="gguf: f32, f16, q8_0, or what llama.cpp quantises: q4_k_m, q5_k_m, q6_k, ...", show_default="f16"
+        ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
+    target: Annotated[
+        str | None, typer.Option("--target", "-m", help="Draft head: the target that it drafts for, if it is needed.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="File or folder to write.", show_default="MODEL-QUANTIZE.gguf or HEAD-FORMAT"),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="gguf: replace the file if it is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Convert a checkpoint to GGUF, for llama.cpp and for `slipstream generate MODEL.gguf`.
+    """Convert a checkpoint: a model to GGUF, a draft head to what vLLM, SGLang, speculators or SpecForge load.
 
-    Llama, Mistral, Qwen2, Qwen3 and GPT-2. The tokenizer is compared token by token."""
+    GGUF: Llama, Mistral, Qwen2, Qwen3 and GPT-2, for llama.cpp and `slipstream generate MODEL.gguf`. The tokenizer is
+    compared token by token. Draft heads: EAGLE-3 and Medusa."""
     quieten()
-    one_of("--to", to, FORMATS)
-    file = out or Path(f"{Path(model).name}-{quantize}.gguf")
-    if file.exists() and not overwrite:
-        raise ParameterError(f"{str(file)!r} is there already", fix="choose another --out, or add --overwrite")
+    one_of("--to", to, ("gguf", *HEAD_FORMATS))
+    head = to in HEAD_FORMATS
+    foreign: dict[str, object] = {"--quantize": quantize, "--overwrite": overwrite} if head else {"--target": target}
+    for name, given in foreign.items():
+        if given:
+            raise ParameterError(f"{name} has no effect with --to {to}", fix="leave it out")
+    place = out or Path(f"{Path(model).name}-{to}" if head else f"{Path(model).name}-{quantize or 'f16'}.gguf")
+    if place.exists() and not overwrite:
+        more = "" if head else ", or add --overwrite"
+        raise ParameterError(f"{str(place)!r} is there already", fix=f"choose another --out{more}")
+    if head:
+        _head(model, to, target or (EMBEDDED if model == EMBEDDED else None), place, as_json)
+        return
     from slipstream.models.gguf_convert import convert_to_gguf
 
-    made = convert_to_gguf(checkpoint(model, "target"), file, quantize)
+    made = convert_to_gguf(checkpoint(model, "target"), place, quantize or "f16")
     if as_json:
         print(json.dumps(asdict(made) | {"file": str(made.file)}))
         return
@@ -53,3 +71,16 @@ def convert(
             "programs of llama.cpp split texts into words in another way: their prompts may have other tokens",
             "Slipstream reads the checkpoint's own tokenizer, which is in the file",
         )
+
+
+def _head(model: str, to: str, target: str | None, folder: Path, as_json: bool) -> None:
+    from slipstream.heads.head_convert import convert_head
+
+    source = checkpoint(model, "medusa" if to == "medusa" else "eagle3")
+    made = convert_head(source, to, folder, target and checkpoint(target, "target"))
+    if as_json:
+        print(json.dumps(asdict(made) | {"folder": str(made.folder)}))
+        return
+    render.line(f"{made.folder}: {render.size(made.stored_bytes)} in {made.dtype}")
+    options = {"method": made.method, "model": str(made.folder), "num_speculative_tokens": made.draft_tokens}
+    render.line(f"vllm serve TARGET --speculative-config '{json.dumps(options)}'")

@@ -1,4 +1,5 @@
-"""Reads and writes checkpoints of EAGLE heads: the native layouts of EAGLE-1/-2 and -3, and that of `speculators`.
+"""Reads checkpoints of EAGLE heads: the native layouts of EAGLE-1/-2 and -3, and that of `speculators`. `eagle_save`
+writes them.
 
     native        config.json of a Llama with one layer, plus the head's own keys (`draft_vocab_size`, `eagle_config`,
                   ...); tensors as `EagleHead.state_dict`, or `layers.0.` for `midlayer.`
@@ -9,7 +10,6 @@ Biases, norms and an embedding are detected by their tensors; config.json decide
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps
-from slipstream.heads.recognition import few, recognise, stored
+from slipstream.heads.recognition import TAPS, few, recognise, stored
 from slipstream.models.checkpoint import read_json, resolve
 from slipstream.models.config import DecoderConfig
 
@@ -60,68 +59,6 @@ def load_eagle(source: str | Path, layers: int | None = None) -> EagleHead:
         _vocabulary(head, tensors, folder)
     _fill(head, tensors, folder)
     return head.eval().requires_grad_(False)
-
-
-def save_eagle(
-    head: EagleHead,
-    folder: str | Path,
-    dtype: torch.dtype = torch.float16,
-    target: str | None = None,
-    extra: Mapping[str, Any] | None = None,
-) -> None:
-    """Write `head` in the native layout: config.json and model.safetensors.
-
-    dtype   of the stored floats; target: name of the target model; extra: more keys for config.json.
-    """
-    folder, c, d = Path(folder), head.config, head.config.decoder
-    folder.mkdir(parents=True, exist_ok=True)
-    config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLMEagle3" if c.version == 3 else "LlamaForCausalLMEagle"],
-        "model_type": "llama",
-        "vocab_size": d.vocab_size,
-        "hidden_size": d.hidden_size,
-        "num_hidden_layers": d.layers,
-        "num_attention_heads": d.heads,
-        "num_key_value_heads": d.kv_heads,
-        "head_dim": d.head_dim,
-        "intermediate_size": d.intermediate_size,
-        "max_position_embeddings": d.context,
-        "rms_norm_eps": d.norm_eps,
-        "hidden_act": d.activation,
-        "attention_bias": d.qkv_bias,
-        "mlp_bias": d.mlp_bias,
-        "rope_theta": d.rope_parameters.get("rope_theta", 1e4),
-        "rope_parameters": dict(d.rope_parameters),
-        "tie_word_embeddings": False,
-        "torch_dtype": str(dtype).removeprefix("torch."),
-    }
-    if c.version == 3:
-        config |= {
-            "draft_vocab_size": c.draft_vocab,
-            "target_hidden_size": c.target_hidden,
-            "num_aux_hidden_states": len(c.taps),
-            "eagle_config": {
-                "eagle_aux_hidden_state_layer_ids": list(c.taps),
-                "use_aux_hidden_state": True,
-                "norm_before_fc": c.norm_before_fc,
-            },
-            "norm_before_residual": c.norm_before_residual,
-            "fc_norm": c.fc_norm,
-            "norm_output": c.norm_output,
-        }
-    else:
-        config["bias"] = c.fc_bias
-    if target is not None:
-        config["target_model"] = target
-    state = {
-        name: (t.to(dtype) if t.is_floating_point() else t).detach().cpu().contiguous()
-        for name, t in head.state_dict().items()
-    }
-    (folder / "config.json").write_text(json.dumps(config | dict(extra or {}), indent=2) + "\n", encoding="utf-8")
-    save_file(state, str(folder / "model.safetensors"), metadata={"format": "pt"})
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def _config(
@@ -183,10 +120,10 @@ def _taps(
     config: Mapping[str, Any], own: Mapping[str, Any], joined: int, d: int, layers: int | None, folder: Path
 ) -> tuple[tuple[int, ...], int]:
     """(tapped layers, width of each) of a head whose fc reads `joined` values."""
-    key = "eagle_aux_hidden_state_layer_ids"
-    named = config.get(key) or own.get(key) or config.get("aux_hidden_state_layer_ids")
+    counted = config.get(TAPS) or config.get("aux_hidden_state_layer_ids")
+    named = counted or own.get(TAPS)
     if named is not None and not (isinstance(named, list) and named and all(type(t) is int for t in named)):
-        raise ConfigError(f"{key} is {named!r}, expected a list of layers", fix="correct config.json")
+        raise ConfigError(f"{TAPS} is {named!r}, expected a list of layers", fix="correct config.json")
     count = len(named) if named else _integer(config, "num_aux_hidden_states", 3)
     width = _integer(config, "target_hidden_size", joined // count)
     if count * width != joined:
@@ -196,14 +133,17 @@ def _taps(
             fix="correct num_aux_hidden_states, target_hidden_size or eagle_aux_hidden_state_layer_ids",
         )
     if named:
-        return tuple(named), width
+        # SpecForge and SGLang count layers from 0, and SGLang tells their ids by a first one of 1. Whoever writes the
+        # number of taps counts as vLLM: the state after that many layers.
+        from_zero = not counted and "num_aux_hidden_states" not in config and named[0] == 1
+        return tuple(tap + from_zero for tap in named), width
     if count != 3 or layers is None:
         raise ConfigError(
             f"{folder} does not say which {count} layers of the target its head taps",
             why="there is a default only for three taps"
             if count != 3
             else "the default depends on the target, which is not known here",
-            fix=f"set {key} in config.json",
+            fix=f"set {TAPS} in config.json",
         )
     return default_taps(layers), width
 

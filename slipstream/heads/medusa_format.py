@@ -10,7 +10,6 @@ checkpoints have a config.json with fewer heads than the file holds; then all he
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -19,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
 from slipstream.heads.medusa_heads import Accuracies, MedusaConfig, MedusaHeads
-from slipstream.heads.recognition import few, stored
+from slipstream.heads.recognition import few, stored, write
 from slipstream.heads.vocabulary import same_vocabulary
 from slipstream.models.checkpoint import SINGLE, read_json, resolve
 
@@ -82,13 +80,12 @@ def save_medusa(
     folder: str | Path,
     dtype: torch.dtype = torch.float16,
     target: str | None = None,
-    extra: Mapping[str, Any] | None = None,
     layout: str = "medusa",
+    file: str = SINGLE,
 ) -> None:
-    """Write config.json and model.safetensors. A borrowed lm_head belongs to the target and is not written.
+    """Write config.json and `file`. A borrowed lm_head belongs to the target and is not written.
 
-    dtype   of the stored floats; target: name of the target model; extra: more keys for config.json; layout: "medusa"
-            or "blocks".
+    dtype: of the stored floats; target: name of the target model; layout: "medusa" or "blocks".
     """
     if layout not in ("medusa", "blocks"):
         raise ParameterError(f"layout is {layout!r}", fix="choose 'medusa' or 'blocks'")
@@ -102,16 +99,8 @@ def save_medusa(
                 tensors[f"{name}.bias"] = heads.biases[layer, h]
         if heads.lm_heads is not None:
             tensors[f"{h}.{c.layers}.weight" if ours else f"lm_heads.{h}.weight"] = heads.lm_heads[h]
-    tensors = {name: t.detach().to("cpu", dtype).clone() for name, t in tensors.items()}
     if c.draft_vocab is not None:
-        tensors["token_map"] = heads.token_map.cpu().clone()
-    broken = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]
-    if broken:
-        raise CheckpointError(
-            f"{few(broken)} cannot be written as {dtype}: not finite",
-            why="the head could not be loaded again",
-            fix="save in a wider dtype, or check whether the training run diverged",
-        )
+        tensors["token_map"] = heads.token_map
     config: dict[str, Any] = {
         "model_type": "medusa",
         "architectures": ["MedusaModel"],
@@ -127,11 +116,7 @@ def save_medusa(
         config["base_model_name_or_path"] = target
     if c.accuracies is not None:
         config["medusa_head_accuracies"] = [list(row) for row in c.accuracies]
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path / SINGLE, metadata={"format": "pt"})
-    (path / SINGLE).chmod(0o644)  # safetensors writes it readable by its owner only
-    (path / "config.json").write_text(json.dumps(config | dict(extra or {}), indent=2) + "\n", encoding="utf-8")
+    write(folder, config, tensors, dtype, file)
 
 
 def fit(heads: MedusaHeads, host: HeadHost) -> MedusaHeads:

@@ -1,4 +1,4 @@
-"""Recognises which kind of draft head a checkpoint holds, and reads its tensors; shared by the formats of all heads.
+"""Recognises which kind of draft head a checkpoint holds; reads and writes its files for every format.
 
 A head is recognised by its config.json and the *names* of its tensors, not by the name of the checkpoint: an EAGLE-3
 head that is run as an EAGLE-1 head may raise no error, but its draft tokens are never accepted.
@@ -6,6 +6,7 @@ head that is run as an EAGLE-1 head may raise no error, but its draft tokens are
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,11 +14,16 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from slipstream.errors import CheckpointError, LoadError
-from slipstream.models.checkpoint import read_json, resolve, weight_files
+from slipstream.models.checkpoint import SINGLE, read_json, resolve, weight_files
 
+TAPS = "eagle_aux_hidden_state_layer_ids"
+"""Key of config.json: the target layers whose states an EAGLE-3 head reads."""
+
+_EAGLE3 = re.compile(r"midlayer\.|layers\.0\.hidden_norm\.|d2t$")
 _MEDUSA = re.compile(r"(medusa_heads?\.)?(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight")
 
 Sign = Callable[[Mapping[str, Any], frozenset[str]], bool]
@@ -25,15 +31,15 @@ Sign = Callable[[Mapping[str, Any], frozenset[str]], bool]
 
 
 def _eagle3(config: Mapping[str, Any], names: frozenset[str]) -> bool:
-    if names:
-        return {"fc.weight", "lm_head.weight"} <= names and any(n.endswith(".hidden_norm.weight") for n in names)
+    if names:  # any sign of a tensor that EAGLE-1 lacks, so that a head without one of them is not taken for the other
+        return "fc.weight" in names and any(_EAGLE3.match(n) for n in names)
     declared = " ".join(map(str, config.get("architectures") or ())).lower()
     return "eagle3" in declared or config.get("speculators_model_type") == "eagle3"
 
 
 def _eagle(config: Mapping[str, Any], names: frozenset[str]) -> bool:
     if names:
-        return "fc.weight" in names and not any(n.endswith(".hidden_norm.weight") for n in names)
+        return "fc.weight" in names and not any(_EAGLE3.match(n) for n in names)
     declared = " ".join(map(str, config.get("architectures") or ())).lower()
     return "eagle" in declared or config.get("speculators_model_type") == "eagle"
 
@@ -84,6 +90,31 @@ def stored(folder: Path) -> dict[str, Tensor]:
                 )
             tensors[name] = tensor
     return tensors
+
+
+def write(
+    folder: str | Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    file: str = SINGLE,
+) -> None:
+    """Write config.json and `file`, floats in `dtype`. Raises CheckpointError for those that are not finite there."""
+    path = Path(folder)
+    made = {n: t.detach().cpu().to(dtype if t.is_floating_point() else t.dtype) for n, t in tensors.items()}
+    broken = [name for name, t in made.items() if t.is_floating_point() and not bool(t.isfinite().all())]
+    if broken:
+        raise CheckpointError(
+            f"{few(broken)} cannot be written as {dtype}: not finite",
+            why="the head could not be loaded again",
+            fix="save in a wider dtype, or check whether the training run diverged",
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    made = {n: t.clone(memory_format=torch.contiguous_format) for n, t in made.items()}  # no two share memory
+    save_file(made, path / file, metadata={"format": "pt"})
+    (path / file).chmod(0o644)  # safetensors writes it readable by its owner only
+    values = {**config, "torch_dtype": str(dtype).removeprefix("torch.")}
+    (path / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def _open(path: Path) -> Any:

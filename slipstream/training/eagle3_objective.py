@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ParameterError
-from slipstream.heads.eagle_format import save_eagle
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps, rotary_tables
+from slipstream.heads.eagle_save import save_eagle
 from slipstream.models.config import DecoderConfig
 from slipstream.training.eagle3 import chain_states
 from slipstream.training.features import FINAL, Teacher, Window

@@ -15,7 +15,7 @@ from slipstream.drafters.hybrid import HybridDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import LoadError, PairError, ParameterError
-from slipstream.heads.eagle_format import save_eagle
+from slipstream.heads.eagle_save import save_eagle
 from slipstream.lab.configs import Choice
 from slipstream.lab.tuning import configurations
 from slipstream.models.checkpoint import read_json

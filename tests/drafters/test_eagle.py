@@ -31,8 +31,8 @@ from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter, make, make
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import PairError, ParameterError
 from slipstream.heads import eagle_rows
-from slipstream.heads.eagle_format import save_eagle
 from slipstream.heads.eagle_head import EagleHead
+from slipstream.heads.eagle_save import save_eagle
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import random_llama
 from tests.drafters.conformance import Recorder

@@ -1,10 +1,15 @@
-"""EAGLE heads of every variant, made-up texts for them, and a dense recomputation without any cache."""
+"""EAGLE heads of every variant, made-up texts for them, a dense recomputation without any cache, and changes to their
+checkpoints."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slipstream.heads.eagle_head import EagleConfig, EagleHead
@@ -74,3 +79,28 @@ def true_batch(texts: list[Text], first: list[int], last: list[int]) -> tuple[Ba
         [s - 1 for s in splits[1:]],
     )  # fmt: skip
     return batch, torch.cat([t.features[a:b] for t, a, b in zip(texts, first, last, strict=True)])
+
+
+def logits(made: EagleHead) -> Tensor:
+    """Of a made-up text, [n, draft_vocab]."""
+    text = Text(made, 9)
+    hidden = made.fuse(list(text.features[:8].split(made.config.target_hidden, -1)))
+    _, x = dense(made, text.tokens[1:], hidden, torch.ones(8, 8).tril().bool(), list(range(8)))
+    return made.logits(x)
+
+
+def same_logits(found: EagleHead, wanted: EagleHead) -> None:
+    lent = wanted.borrowed
+    torch.testing.assert_close(
+        logits(found.double().borrow(lent.get("embedding"), lent.get("lm_head"))), logits(wanted), rtol=0, atol=0
+    )
+
+
+def rewrite(folder: Path, tensors: Callable[[dict[str, Tensor]], Any] | None = None, **keys: Any) -> None:
+    """Change a checkpoint: `tensors` edits them in place; keys of config.json, None removes one."""
+    file, state = folder / "config.json", load_file(weights := next(folder.glob("*.safetensors")))
+    values = json.loads(file.read_text()) | keys
+    file.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+    if tensors:
+        tensors(state)
+        save_file(state, weights)

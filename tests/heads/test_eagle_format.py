@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from slipstream.errors import CheckpointError, ConfigError, LoadError, UnsupportedModelError
-from slipstream.heads.eagle_format import load_eagle, save_eagle
-from slipstream.heads.eagle_head import EagleHead
-from slipstream.heads.recognition import recognise
-from tests.heads.dense_eagle import VARIANTS, Text, dense
+from slipstream.heads.eagle_format import load_eagle
+from slipstream.heads.eagle_save import save_eagle
+from slipstream.heads.recognition import TAPS, recognise
+from tests.heads.dense_eagle import VARIANTS, rewrite, same_logits
 from tests.heads.tiny_heads import config, head
-
-
-def logits(made: EagleHead) -> Tensor:
-    """Of a made-up text, [n, draft_vocab]."""
-    text = Text(made, 9)
-    hidden = made.fuse(list(text.features[:8].split(made.config.target_hidden, -1)))
-    _, x = dense(made, text.tokens[1:], hidden, torch.ones(8, 8).tril().bool(), list(range(8)))
-    return made.logits(x)
-
-
-def same_logits(found: EagleHead, wanted: EagleHead) -> None:
-    lent = wanted.borrowed
-    torch.testing.assert_close(
-        logits(found.double().borrow(lent.get("embedding"), lent.get("lm_head"))), logits(wanted), rtol=0, atol=0
-    )
 
 
 @pytest.fixture
@@ -40,16 +24,6 @@ def folder(tmp_path: Path) -> Path:
     """A head of version 3 on disk."""
     save_eagle(head(VARIANTS["3"]), tmp_path, torch.float64)
     return tmp_path
-
-
-def rewrite(folder: Path, tensors: Callable[[dict[str, Tensor]], Any] | None = None, **keys: Any) -> None:
-    """Change a checkpoint: `tensors` edits them in place; keys of config.json, None removes one."""
-    file, state = folder / "config.json", load_file(folder / "model.safetensors")
-    values = json.loads(file.read_text()) | keys
-    file.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
-    if tensors:
-        tensors(state)
-        save_file(state, folder / "model.safetensors")
 
 
 class TestRoundTrip:
@@ -61,6 +35,12 @@ class TestRoundTrip:
         assert found.config == made.config
         same_logits(found, made)
         assert recognise(tmp_path) == ("eagle" if made.config.version == 1 else "eagle3")
+
+    def test_numbers_that_half_precision_does_not_hold_are_refused(self, tmp_path: Path) -> None:
+        made = head(VARIANTS["3"])
+        made.fc.weight[0, 0] = 1e6
+        with pytest.raises(CheckpointError, match=r"fc\.weight cannot be written as torch\.float16"):
+            save_eagle(made, tmp_path)
 
     def test_half_precision_is_the_default(self, tmp_path: Path) -> None:
         save_eagle(head(VARIANTS["3"]), tmp_path)
@@ -86,7 +66,7 @@ class TestLayouts:
         native = json.loads((tmp_path / "config.json").read_text())
         own = ("draft_vocab_size", "target_hidden_size", "norm_before_residual", "fc_norm", "norm_output")
         nested = {k: v for k, v in native.items() if k not in (*own, "eagle_config", "architectures")}
-        values = {k: native[k] for k in own} | {
+        values = {k: native.get(k, False) for k in own} | {
             "architectures": ["Eagle3Speculator"],
             "speculators_model_type": "eagle3",
             "speculators_config": {"algorithm": "eagle3", "proposal_methods": [{"speculative_tokens": 3}]},
@@ -100,7 +80,7 @@ class TestLayouts:
         same_logits(found, made)
 
     def test_the_default_taps_are_the_usual_three(self, folder: Path) -> None:
-        rewrite(folder, eagle_config=None)
+        rewrite(folder, eagle_config=None, eagle_aux_hidden_state_layer_ids=None)
         assert load_eagle(folder, layers=12).config.taps == (2, 6, 9)
         with pytest.raises(ConfigError, match="eagle_aux_hidden_state_layer_ids"):
             load_eagle(folder)
@@ -108,7 +88,8 @@ class TestLayouts:
     def test_a_full_vocabulary_needs_no_maps(self, tmp_path: Path) -> None:
         made = head(config(3, 40, target=6))
         save_eagle(made, tmp_path, torch.float64)
-        rewrite(tmp_path, lambda s: [s.pop(n) for n in ("d2t", "t2d")], draft_vocab_size=None)
+        assert not {"d2t", "t2d"} & load_file(tmp_path / "model.safetensors").keys()
+        rewrite(tmp_path, draft_vocab_size=None)
         same_logits(load_eagle(tmp_path), made)
 
     def test_t2d_follows_from_d2t(self, folder: Path) -> None:
@@ -120,6 +101,22 @@ class TestLayouts:
             folder, lambda s: s.update({"verifier_norm.weight": torch.ones(3), "rotary_emb.inv_freq": torch.ones(2)})
         )
         same_logits(load_eagle(folder), head(VARIANTS["3"]))
+
+    @pytest.mark.parametrize(
+        ("keys", "taps"),
+        [
+            ({"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}, (1, 3, 4)),  # the state after that many layers
+            ({"eagle_aux_hidden_state_layer_ids": [2, 4, 5], "eagle_config": {TAPS: [1, 3, 4]}}, (2, 4, 5)),
+            ({TAPS: None, "eagle_config": {TAPS: [1, 3, 4]}}, (1, 3, 4)),  # with their number: written as vLLM counts
+            ({TAPS: None, "num_aux_hidden_states": None, "eagle_config": {TAPS: [1, 3, 4]}}, (2, 4, 5)),
+            ({TAPS: None, "num_aux_hidden_states": None, "eagle_config": {TAPS: [2, 4, 5]}}, (2, 4, 5)),
+        ],
+        ids=str,
+    )
+    def test_layers_are_numbered_as_by_whoever_wrote_them(self, folder: Path, keys: Any, taps: tuple[int, ...]) -> None:
+        """vLLM numbers hidden states, 0 is the embedding; SpecForge numbers layers from 0, SGLang if the first is 1."""
+        rewrite(folder, **keys)
+        assert load_eagle(folder).config.taps == taps
 
 
 class TestMaps:
@@ -175,7 +172,7 @@ class TestRefusals:
             ({"layer_types": ["sliding_attention"]}, UnsupportedModelError),
             ({"hidden_act": "relu"}, UnsupportedModelError),
             ({"num_hidden_layers": 2}, UnsupportedModelError),
-            ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "all"}}, ConfigError),
+            ({"eagle_aux_hidden_state_layer_ids": "all"}, ConfigError),
             ({"draft_vocab_size": 41}, ConfigError),
             ({"draft_vocab_size": "many"}, ConfigError),
             ({"eagle_config": []}, ConfigError),

@@ -1,0 +1,150 @@
+"""Writes a draft head as a checkpoint that other programs load (`HEAD_FORMATS`).
+
+"eagle3" and "medusa" are the layouts of their authors' releases, "speculators" is that of the package of this name,
+"specforge" that of SGLang's framework for training. vLLM loads all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+
+import torch
+
+from slipstream.errors import PairError, ParameterError, UnsupportedModelError
+from slipstream.heads.eagle_format import load_eagle
+from slipstream.heads.eagle_head import EagleConfig
+from slipstream.heads.eagle_save import native, speculators
+from slipstream.heads.medusa_format import load_medusa, save_medusa
+from slipstream.heads.medusa_heads import MedusaHeads
+from slipstream.heads.recognition import recognise, stored, write
+from slipstream.models.checkpoint import read_json, resolve
+from slipstream.models.config import DecoderConfig
+from slipstream.models.weights import load_weights
+from slipstream.settings import HEAD_FORMATS
+from slipstream.zoo import checkpoint_of
+
+_FORMATS = {"eagle3": ", ".join(name for name in HEAD_FORMATS if name != "medusa"), "medusa": "medusa"}
+_KINDS = {
+    "eagle": "an EAGLE-1 head, a decoder layer that reads the target's last hidden state",
+    "eagle3": "an EAGLE-3 head, a decoder layer that reads states of several layers of the target",
+    "medusa": "Medusa heads, which predict several positions from one hidden state",
+}
+
+
+@dataclass(frozen=True)
+class ConvertedHead:
+    """method, draft_tokens: what vLLM's speculative_config calls the head, and a draft length for it."""
+
+    folder: Path
+    dtype: str
+    stored_bytes: int
+    method: str
+    draft_tokens: int
+
+
+def convert_head(source: str | Path, to: str, folder: Path, target: str | Path | None = None) -> ConvertedHead:
+    """Write the head in a folder or hub repository to `folder` in the format `to`, in the dtype that it is stored in.
+
+    target  the target's checkpoint, if the head's config.json does not name it: its lm_head, if Medusa heads use it;
+            its layers, if an EAGLE-3 head does not name those that it reads; and `speculators` names it.
+
+    Raises the family of `LoadError`, UnsupportedModelError for what the format cannot hold, and ParameterError if the
+    target is needed and not known.
+    """
+    place = resolve(source)
+    kind, config = recognise(place), read_json(place / "config.json")
+    wanted = "medusa" if to == "medusa" else "eagle3"
+    if kind is not None and kind != wanted:
+        raise UnsupportedModelError(
+            f"{place} holds {_KINDS[kind]}, the format {to!r} holds {_KINDS[wanted]}",
+            why="these are different networks: no tensors of one make up the other",
+            fix="train one: slipstream train eagle3" if kind == "eagle" else f"choose {_FORMATS[kind]}",
+        )
+    named = target or config.get("target_model") or config.get("base_model_name_or_path")
+    name = None if named is None else str(checkpoint_of(named, "target"))
+    if wanted == "medusa":
+        heads = _self_contained(load_medusa(place), place, name)
+        save_medusa(heads, folder, _dtype(place), target=name, file="medusa_lm_head.safetensors")
+        return _converted(folder, place, "medusa", heads.config.heads)
+    needed = target is not None or to == "speculators"
+    about = read_json(resolve(name, weights=False) / "config.json") if name and needed else {}
+    head = load_eagle(place, about.get("num_hidden_layers"))
+    _check(head.config, to, place)
+    if to != "speculators":
+        layout = native(head, name, maps=to == "specforge")
+    elif name:
+        layout = speculators(head, name, about.get("architectures") or ())
+    else:
+        raise ParameterError("a checkpoint of speculators names the target", fix="add --target")
+    write(folder, *layout, _dtype(place))
+    return _converted(folder, place, "eagle3", 4)
+
+
+def _dtype(place: Path) -> torch.dtype:
+    """The narrowest dtype that holds every stored float."""
+    return reduce(torch.promote_types, {t.dtype for t in stored(place).values() if t.is_floating_point()})
+
+
+def _converted(folder: Path, place: Path, method: str, draft_tokens: int) -> ConvertedHead:
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return ConvertedHead(folder, str(_dtype(place)).removeprefix("torch."), size, method, draft_tokens)
+
+
+def _check(c: EagleConfig, to: str, place: Path) -> None:
+    """Raise UnsupportedModelError for a variant that readers of the format `to` would run as another head."""
+    d, taps, pure = c.decoder, c.taps, to == "specforge"
+    variants = (
+        (taps != tuple(sorted(set(taps))) or taps[0] < 0, f"reads the layers {list(taps)}",
+         "readers take the states of different layers in increasing order, before the final norm"),
+        (taps[0] == 1 and to != "speculators", f"reads the layers {list(taps)}",
+         "SGLang takes a first id of 1 for the state after layer 2: --to speculators for vLLM"),
+        (d.qkv_bias != d.o_bias, "has biases in some projections of its attention only", "attention_bias is for all"),
+        (to == "speculators" and c.target_hidden != d.hidden_size, f"reads states of width {c.target_hidden}",
+         f"the package expects the head's own width, {d.hidden_size}"),
+        (to == "speculators" and c.norm_before_fc and c.fc_norm, "has norms of each state and of all states",
+         "the package has one or the other"),
+        (pure and len(taps) != 3, f"reads {len(taps)} layers", "SpecForge's head reads three"),
+        (pure and (d.qkv_bias or d.mlp_bias), "has biases", "SpecForge's layer has none"),
+        (pure and c.norm_before_residual, "adds attention to the normed feature", "SpecForge's adds it to the raw one"),
+        (pure and c.norm_before_fc, "norms the joined states", "SpecForge's head has no such norm"),
+    )  # fmt: skip
+    for found, what, why in variants:
+        if found:
+            raise UnsupportedModelError(
+                f"the EAGLE-3 head in {place} {what}, which the format {to!r} cannot say", why=why,
+                fix=f"choose another format of {_FORMATS['eagle3']}, or train a head without it",
+            )  # fmt: skip
+
+
+def _self_contained(heads: MedusaHeads, place: Path, target: str | None) -> MedusaHeads:
+    """The same heads as in the authors' releases: each has an lm_head of its own and biases."""
+    c = heads.config
+    if c.draft_vocab is not None:
+        raise UnsupportedModelError(
+            f"the Medusa heads in {place} draft {c.draft_vocab} of {c.vocab_size} ids",
+            why="the format 'medusa' has the target's whole vocabulary, and vLLM has no reduced one for such heads",
+            fix="train heads of the whole vocabulary: slipstream train medusa",
+        )
+    if not heads.has_lm_head:
+        if target is None:
+            raise ParameterError(
+                f"the Medusa heads in {place} use the target's lm_head, which the format has to hold",
+                fix="add --target",
+            )
+        folder = resolve(target)
+        weights = load_weights(folder, DecoderConfig.from_dict(read_json(folder / "config.json")))
+        lm_head = weights[weights.head]
+        if tuple(lm_head.shape) != (c.vocab_size, c.hidden_size):
+            raise PairError(
+                f"the target's lm_head is {tuple(lm_head.shape)}, the Medusa heads in {place} were made for one of "
+                f"{(c.vocab_size, c.hidden_size)}",
+                why="they were trained for another target",
+                fix="give their own as --target",
+            )
+        heads.borrow(lm_head)
+    made = MedusaHeads(replace(c, own_lm_head=True, bias=True)).to(heads.dtype)
+    state = made.state_dict() | heads.state_dict() | {"lm_heads": heads.lm_head.expand(c.heads, -1, -1)}
+    made.load_state_dict(state)
+    return made

@@ -1,0 +1,50 @@
+"""`slipstream convert` for draft heads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slipstream import zoo
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_embedded_heads_are_written_with_the_command_that_uses_them(cli, folder: Path) -> None:
+    done = cli("convert", "embedded", "--to", "speculators", "--json")
+    assert done.code == 0
+    made = {"folder": "embedded-speculators", "dtype": "float16", "method": "eagle3", "draft_tokens": 4}
+    size = (folder / "embedded-speculators" / "model.safetensors").stat().st_size
+    assert json.loads(done.out) == made | {"stored_bytes": size}
+    config = json.loads((folder / "embedded-speculators" / "config.json").read_text())
+    assert config["speculators_config"]["verifier"]["name_or_path"] == str(zoo.target_dir())
+    done = cli("convert", "embedded", "--to", "medusa", "--out", "heads")
+    assert done.code == 0
+    assert 'vllm serve TARGET --speculative-config \'{"method": "medusa", "model": "heads"' in done.said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["embedded", "--to", "eagle"], "--to is 'eagle', must be one of gguf, eagle3, speculators, specforge, medusa"),
+        (["embedded", "--to", "eagle3", "--quantize", "f16"], "--quantize has no effect with --to eagle3"),
+        (["embedded", "--to", "eagle3", "--overwrite"], "--overwrite has no effect with --to eagle3"),
+        (["embedded", "--target", "embedded"], "--target has no effect with --to gguf"),
+        (["embedded", "--to", "eagle3", "--out", "."], "'.' is there already"),
+        ([str(zoo.target_dir()), "--to", "eagle3"], "holds no EAGLE head"),
+        ([str(zoo.target_dir()), "--to", "medusa"], "holds tensors that Medusa heads do not have"),
+        ([str(zoo.head_dir("eagle3", zoo.target_dir())), "--to", "medusa"], "holds an EAGLE-3 head"),
+        ([str(zoo.head_dir("eagle3", zoo.target_dir())), "--to", "speculators"], "add --target"),
+    ],
+)
+def test_what_cannot_be_converted_is_one_message(cli, arguments: list[str], said: str) -> None:
+    done = cli("convert", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.said
+    assert "Fix:" in done.said

@@ -1,0 +1,297 @@
+"""Heads in the formats of other programs: what is written is read back as the same head, and has the names that those
+programs look for; what a format cannot hold is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from slipstream.errors import CheckpointError, LoadError, PairError, ParameterError, UnsupportedModelError
+from slipstream.heads.eagle_format import load_eagle
+from slipstream.heads.eagle_head import EagleConfig
+from slipstream.heads.eagle_save import save_eagle
+from slipstream.heads.head_convert import convert_head
+from slipstream.heads.medusa_format import load_medusa, save_medusa
+from slipstream.heads.recognition import TAPS, recognise
+from slipstream.settings import HEAD_FORMATS
+from tests.checkpoints import Tiny
+from tests.heads.dense_eagle import BIASES, VARIANTS, rewrite, same_logits, variant
+from tests.heads.tiny_heads import config, head, tiny_heads
+
+EAGLE = ("eagle3", "speculators", "specforge")
+LLAMA3 = {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}  # fmt: skip
+TAPPED = {"taps": (2, 4, 5)}
+OWN_WIDTH = {"target": 8, "decoder": {"head_dim": 16}}
+KINDS: dict[str, EagleConfig] = {
+    "plain": variant(3, **OWN_WIDTH, **TAPPED),
+    "3.1": variant(3, **OWN_WIDTH, **TAPPED, fc_norm=True, norm_output=True),
+    "own embedding": variant(3, **OWN_WIDTH, **TAPPED, own_embedding=True),
+    "rope": variant(3, target=8, **TAPPED, decoder={"rope_parameters": LLAMA3}),
+    "whole vocabulary": config(3, 40, target=8, **TAPPED),
+}
+NOT_SPECFORGE: dict[str, EagleConfig] = {
+    "norm before residual": variant(3, **OWN_WIDTH, **TAPPED, norm_before_residual=True),
+    "joined norm": variant(3, **OWN_WIDTH, **TAPPED, norm_before_fc=True),
+    "biases": variant(3, target=8, decoder=BIASES, **TAPPED),
+    "two states": variant(3, **OWN_WIDTH, taps=(2, 5)),
+}
+CASES = [(to, name) for to in EAGLE for name in KINDS] + [(to, name) for to in EAGLE[:2] for name in NOT_SPECFORGE]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def written(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    return json.loads((folder / "config.json").read_text()), load_file(next(folder.glob("*.safetensors")))
+
+
+@pytest.mark.parametrize(("to", "name"), CASES)
+def test_an_eagle3_head_is_the_same_head_in_every_format(
+    tiny: Tiny, source: Path, out: Path, to: str, name: str
+) -> None:
+    made = head((KINDS | NOT_SPECFORGE)[name], spread=0.4)
+    save_eagle(made, source, torch.float64)
+    done = convert_head(source, to, out, tiny.target)
+    found = load_eagle(out)
+    assert found.config == replace(made.config, decoder=found.config.decoder)
+    assert found.config.decoder == load_eagle(source).config.decoder
+    wanted = load_eagle(source).state_dict()
+    assert found.state_dict().keys() == wanted.keys()
+    assert all(torch.equal(tensor, wanted[key]) for key, tensor in found.state_dict().items())
+    same_logits(found, made)
+    assert (done.method, done.dtype, recognise(out)) == ("eagle3", "float64", "eagle3")
+
+
+@pytest.mark.parametrize("to", EAGLE)
+def test_a_head_travels_on_from_any_format_to_any_other(tiny: Tiny, source: Path, out: Path, to: str) -> None:
+    save_eagle(head(KINDS["plain"]), source)
+    convert_head(source, to, out / "first", tiny.target)
+    for then in EAGLE:
+        convert_head(out / "first", then, out / then, tiny.target)
+        convert_head(source, then, out / f"{then}-directly", tiny.target)
+        (config, tensors), (wanted, same) = written(out / then), written(out / f"{then}-directly")
+        assert config == wanted
+        assert tensors.keys() == same.keys()
+        assert all(t.dtype == same[n].dtype and torch.equal(t, same[n]) for n, t in tensors.items())
+
+
+def test_eagle3_has_what_vllm_and_sglang_look_for(source: Path, out: Path) -> None:
+    save_eagle(head(KINDS["rope"]), source)
+    convert_head(source, "eagle3", out)
+    config, tensors = written(out)
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert (config["draft_vocab_size"], config["target_hidden_size"], config["num_aux_hidden_states"]) == (24, 8, 3)
+    assert config[TAPS] == [2, 4, 5]  # vLLM: states after so many layers; it reads this key first
+    assert config["eagle_config"][TAPS] == [1, 3, 4]  # SGLang: adds one if the first is 1
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 5e5
+    assert config["rope_scaling"] == {k: v for k, v in LLAMA3.items() if k != "rope_theta"}  # transformers 4
+    layer = {f"self_attn.{n}_proj" for n in "qkvo"} | {f"mlp.{n}_proj" for n in ("gate", "up", "down")}
+    layer |= {"input_layernorm", "hidden_norm", "post_attention_layernorm"}
+    names = {f"midlayer.{n}" for n in layer} | {"fc", "norm", "lm_head"}
+    assert tensors.keys() == {f"{n}.weight" for n in names} | {"d2t", "t2d"}
+    assert (tensors["d2t"].dtype, tensors["t2d"].dtype) == (torch.int64, torch.bool)
+
+
+def test_sglang_reads_ids_as_they_are_if_the_first_is_not_1(source: Path, out: Path) -> None:
+    save_eagle(head(variant(3, taps=(3, 5, 7))), source)
+    convert_head(source, "eagle3", out)
+    assert written(out)[0]["eagle_config"][TAPS] == [3, 5, 7]
+
+
+def test_specforge_has_the_maps_always_and_no_key_that_would_drop_a_norm(source: Path, out: Path) -> None:
+    save_eagle(head(KINDS["whole vocabulary"]), source)
+    convert_head(source, "specforge", out)
+    config, tensors = written(out)
+    assert not {"norm_output", "fc_norm"} & config.keys()  # norm_output false: its logits would lack the norm
+    assert config["eagle_config"][TAPS] == [1, 3, 4]
+    assert tensors["d2t"].tolist() == [0] * 40
+    assert tensors["t2d"].all()
+    convert_head(source, "eagle3", out / "eagle3")
+    assert not {"d2t", "t2d"} & written(out / "eagle3")[1].keys()  # vLLM has no parameter for them
+
+
+def test_speculators_has_what_vllm_and_the_package_look_for(tiny: Tiny, source: Path, out: Path) -> None:
+    save_eagle(head(KINDS["3.1"]), source, torch.bfloat16)
+    convert_head(source, "speculators", out, tiny.target)
+    config, tensors = written(out)
+    about = config["speculators_config"]
+    method = about["proposal_methods"][0]
+    assert (config["speculators_model_type"], about["algorithm"]) == ("eagle3", "eagle3")
+    assert (about["default_proposal_method"], method) == (
+        "greedy",
+        {"proposal_type": "greedy", "speculative_tokens": 4},
+    )
+    assert about["verifier"] == {"name_or_path": str(tiny.target), "architectures": ["LlamaForCausalLM"]}
+    assert (config[TAPS], config["draft_vocab_size"], config["target_hidden_size"]) == ([2, 4, 5], 24, 8)
+    names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    assert [config[name] for name in names] == [False, False, True, True]  # all: their defaults differ between readers
+    layer = config["transformer_layer_config"]
+    assert (layer["model_type"], layer["vocab_size"], layer["num_aux_hidden_states"]) == ("llama", 40, 3)
+    assert "layers.0.hidden_norm.weight" in tensors
+    assert not any(name.startswith("midlayer") for name in tensors)
+    assert tensors["fc_norm.2.weight"].dtype == torch.bfloat16
+
+
+def test_layers_that_a_head_does_not_name_are_those_of_its_target(tiny: Tiny, source: Path, out: Path) -> None:
+    made = head(KINDS["plain"])
+    save_eagle(made, source)
+    rewrite(source, eagle_config=None, **{TAPS: None})
+    target = out / "target"
+    target.mkdir(parents=True)
+    (target / "config.json").write_text(json.dumps({"num_hidden_layers": 12}))
+    with pytest.raises(LoadError, match=TAPS):
+        convert_head(source, "eagle3", out / "a")
+    convert_head(source, "eagle3", out / "a", target)
+    assert load_eagle(out / "a").config.taps == (2, 6, 9)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", HEAD_FORMATS)
+def test_the_target_of_an_eagle1_head_stays_alone(tiny: Tiny, source: Path, out: Path, to: str) -> None:
+    save_eagle(head(VARIANTS["1"]), source)
+    with pytest.raises(UnsupportedModelError, match=r"an EAGLE-1 head.*Fix: train one: slipstream train eagle3"):
+        convert_head(source, to, out, tiny.target)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("to", HEAD_FORMATS)
+def test_a_head_of_another_kind_is_refused_with_the_formats_that_hold_it(source: Path, out: Path, to: str) -> None:
+    if to == "medusa":
+        save_eagle(head(VARIANTS["3"]), source)
+        wanted = "holds an EAGLE-3 head.*Fix: choose eagle3, speculators, specforge"
+    else:
+        save_medusa(tiny_heads(), source)
+        wanted = "holds Medusa heads.*Fix: choose medusa"
+    with pytest.raises(UnsupportedModelError, match=wanted):
+        convert_head(source, to, out)
+
+
+@pytest.mark.parametrize(
+    ("to", "made", "said"),
+    [
+        ("eagle3", variant(3, taps=(5, 4, 2)), "increasing order"),
+        ("speculators", variant(3, 8, taps=(2, 2, 5)), "increasing order"),
+        ("eagle3", variant(3, taps=(2, 4, -1)), "before the final norm"),
+        ("eagle3", variant(3, taps=(1, 4, 5)), "--to speculators"),
+        ("specforge", variant(3, taps=(1, 4, 5)), "--to speculators"),
+        ("eagle3", variant(3, decoder={"qkv_bias": True}), "attention_bias"),
+        ("speculators", variant(3, 8, decoder={"o_bias": True}), "attention_bias"),
+        ("speculators", variant(3, 6), "width 6.*own width, 8"),
+        ("speculators", variant(3, 8, fc_norm=True, norm_before_fc=True), "one or the other"),
+        *(("specforge", made, "SpecForge") for made in NOT_SPECFORGE.values()),
+    ],
+)
+def test_a_variant_that_a_format_cannot_say_is_refused_with_the_reason(
+    tiny: Tiny, source: Path, out: Path, to: str, made: EagleConfig, said: str
+) -> None:
+    save_eagle(head(made), source)
+    with pytest.raises(UnsupportedModelError, match=said):
+        convert_head(source, to, out, tiny.target)
+    assert not out.exists()
+
+
+def test_speculators_needs_the_target(source: Path, out: Path) -> None:
+    save_eagle(head(KINDS["plain"]), source)
+    with pytest.raises(ParameterError, match="add --target"):
+        convert_head(source, "speculators", out)
+
+
+def test_a_target_that_the_head_names_need_not_be_given(tiny: Tiny, source: Path, out: Path) -> None:
+    save_eagle(head(KINDS["plain"]), source, target=str(tiny.target))
+    convert_head(source, "speculators", out)
+    assert written(out)[0]["speculators_config"]["verifier"]["name_or_path"] == str(tiny.target)
+
+
+@pytest.mark.parametrize("to", HEAD_FORMATS)
+def test_every_tensor_that_is_missing_unknown_or_misshapen_is_named(
+    tiny: Tiny, source: Path, out: Path, to: str
+) -> None:
+    """On the way in and on the way back."""
+    if to == "medusa":
+        save_medusa(tiny_heads(heads=2), source)
+        load: Any = load_medusa
+    else:
+        save_eagle(head(KINDS["3.1"]), source)
+        load = load_eagle
+    convert_head(source, to, out, tiny.target)
+    rewrite(source, lambda state: state.update(strange=torch.ones(2)))
+    with pytest.raises(CheckpointError, match="strange"):
+        convert_head(source, to, out / "again", tiny.target)
+    for name in sorted(written(out)[1].keys() - {"t2d"}):  # t2d follows from d2t
+        changed = out.parent / name
+        convert_head(out, to, changed, tiny.target)
+        rewrite(changed, lambda state, name=name: state.pop(name))
+        with pytest.raises(CheckpointError, match=_said(name, to)):
+            load(changed)
+        convert_head(out, to, changed, tiny.target)
+        rewrite(changed, lambda state, name=name: state.update({name: state[name].flatten()[:-1].contiguous()}))
+        with pytest.raises(LoadError, match=_said(name, to)):
+            load(changed)
+
+
+def _said(name: str, to: str) -> str:
+    """What stands for a tensor in messages."""
+    if to != "medusa":
+        return {"fc.weight": "EAGLE head|fc.weight"}.get(name, name.replace("layers.0.", "midlayer."))
+    h, layer, *rest = name.split(".")
+    return (
+        f"{rest[-1]} of block {layer} of head {h}|hidden_size" if "linear" in rest else f"lm_head of head {h}|lm_heads"
+    )
+
+
+# --- Medusa -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"layers": 2, "bias": False}, {"own_lm_head": False, "layers": 2}], ids=str)
+def test_medusa_heads_are_written_as_in_the_authors_releases(
+    tiny: Tiny, source: Path, out: Path, options: dict[str, Any]
+) -> None:
+    """Each with an lm_head of its own: a copy of the target's if they borrow it; and with biases."""
+    made = tiny_heads(48, 320, 3, **options).float()
+    save_medusa(made, source, torch.float32)
+    done = convert_head(source, "medusa", out, tiny.target)
+    config, tensors = written(out)
+    layers = made.config.layers
+    blocks = {f"{h}.{n}.linear.{k}" for h in range(3) for n in range(layers) for k in ("weight", "bias")}
+    assert tensors.keys() == blocks | {f"{h}.{layers}.weight" for h in range(3)}
+    assert (config["medusa_num_heads"], config["medusa_num_layers"], config["medusa_fc_bias"]) == (3, layers, True)
+    assert (config["model_type"], config["original_lm_head"], config["truncated_vocab_size"]) == ("medusa", False, 320)
+    assert config["base_model_name_or_path"] == str(tiny.target)
+    assert (out / "medusa_lm_head.safetensors").exists()
+    assert (done.method, done.draft_tokens, done.dtype) == ("medusa", 3, "float32")
+    if not made.config.own_lm_head:
+        target = load_file(tiny.target / "model.safetensors")
+        made.borrow(target.get("lm_head.weight", target["model.embed_tokens.weight"]).float())
+    hidden = torch.randn(5, 48)
+    torch.testing.assert_close(load_medusa(out)(hidden), made(hidden), rtol=1e-5, atol=1e-5)  # another order of sums
+
+
+def test_medusa_heads_of_part_of_the_vocabulary_are_refused(tiny: Tiny, source: Path, out: Path) -> None:
+    save_medusa(tiny_heads(48, 320, draft_vocab=64), source)
+    with pytest.raises(UnsupportedModelError, match="64 of 320 ids"):
+        convert_head(source, "medusa", out, tiny.target)
+
+
+def test_medusa_heads_that_borrow_need_their_own_target(tiny: Tiny, source: Path, out: Path) -> None:
+    save_medusa(tiny_heads(64, 320, own_lm_head=False), source)
+    with pytest.raises(ParameterError, match="add --target"):
+        convert_head(source, "medusa", out)
+    with pytest.raises(PairError, match=r"\(320, 48\).*\(320, 64\)"):
+        convert_head(source, "medusa", out, tiny.target)
