@@ -79,7 +79,7 @@ def bench(
             raise ParameterError("--serve and --engine are given", fix="give one of them")
         with started(compared(models, engine), engine) as servers:
             return bench_served(servers, served, texts, tokens, rounds, seconds, sampling, seed, files)
-    check_no_server(served)
+    check_no_server(served, "--serve")
     contenders = models.contenders(adaptive=True)
     if not contenders:
         raise ParameterError("there is no drafter to measure", fix="name one: --drafter ngram")

@@ -12,6 +12,9 @@ import typer
 from slipstream.cli import render
 from slipstream.cli.contenders import LabModels, values_of
 from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished
+from slipstream.cli.options import ModelOptions
+from slipstream.core.parameter_declaration import declared
+from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError
 
 _PANEL = "Servers"
@@ -75,21 +78,34 @@ def short(url: str) -> str:
     return re.sub(r"^https?://|(/v1)?/*$", "", url)
 
 
+def changed(options: Any) -> str:
+    """Names of the options that are not at their defaults."""
+    return ", ".join(each.name for each in fields(options) if getattr(options, each.name) != each.default)
+
+
+def check_own_settings(models: ModelOptions) -> None:
+    """Raise ParameterError for options of models where a running server is named: they have no effect."""
+    if given := changed(models):
+        raise ParameterError(f"{given} would be ignored: a server brings its own settings", fix="leave these out")
+
+
+def check_no_server(options: Any, names_one: str) -> None:
+    """Raise ParameterError for options of servers where no server is named. names_one: the option that does."""
+    if given := changed(options):
+        raise ParameterError(f"{given} is given without a server", fix=f"name one: {names_one} URL")
+
+
 def named(served: ServedOptions, models: LabModels) -> dict[str, str]:
-    """Name -> URL of the servers of `--serve`. Raises ParameterError for options of models, which have no effect."""
-    changed = [option.name for option in fields(models) if getattr(models, option.name) != option.default]
-    if changed:
-        raise ParameterError(
-            f"{', '.join(changed)} would be ignored: a server brings its own settings", fix="leave these out"
-        )
+    """Name -> URL of the servers of `--serve`. Raises ParameterError for options of models."""
+    check_own_settings(models)
     return {short(url): url for url in served.serve or ()}
 
 
-def check_no_server(served: ServedOptions) -> None:
-    """Raise ParameterError for options of servers where no server is loaded."""
-    changed = [each.name for each in fields(served) if getattr(served, each.name) != each.default]
-    if changed:
-        raise ParameterError(f"{', '.join(changed)} is given without a server", fix="name one: --serve URL")
+def request_fields(params: SamplingParams) -> dict[str, Any]:
+    """Fields of requests for the sampling parameters that are not at their defaults, but for those of every request."""
+    every = ("max_tokens", "temperature", "seed", "logprobs", "draft_tokens")
+    values = {name: (getattr(params, name), known.default) for name, known in declared(type(params)).items()}
+    return {name: value for name, (value, default) in values.items() if name not in every and value != default}
 
 
 def bench_served(

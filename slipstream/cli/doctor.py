@@ -7,11 +7,13 @@ from typing import Annotated
 import typer
 
 from slipstream.cli import render
+from slipstream.cli.bench_served import check_no_server
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.early import check_contenders
 from slipstream.cli.loading import load, on
 from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished
 from slipstream.cli.options import SamplingOptions, grouped
+from slipstream.cli.running_server import RunningServer, examine
 from slipstream.errors import ParameterError
 
 
@@ -25,8 +27,16 @@ def doctor(
     rounds: Annotated[int, typer.Option(min=1, help="Timed passes over the prompts.")] = 4,
     seconds: Annotated[float, typer.Option(min=0, help="Time limit in seconds; at least three passes.")] = 40,
     files: OutputOptions,
+    server: RunningServer,
 ) -> None:
-    """Explain why speculation is slow, or report that nothing is wrong: the cause, the fix, and the measurements."""
+    """Explain why speculation is slow, or report that nothing is wrong: the cause, the fix, and the measurements.
+
+    With --base-url, examine a running server of vLLM, SGLang, llama.cpp or Slipstream by its counters, under a short
+    load, or with --watch under the load that it has. API key: OPENAI_API_KEY.
+    """
+    if server.base_url is not None:
+        return examine(server, models, sampling, texts, rounds, seconds, files, {"--batch": batch != 1})
+    check_no_server(server, "--base-url")
     params = sampling.params()
     files.check()
     texts.check()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipstream.cli import render
+from slipstream.errors import ServedError
 from slipstream.lab.prompts import Entry, select
 
 if TYPE_CHECKING:
@@ -76,14 +77,18 @@ def writable(**files: Path | None) -> None:
 
 
 def unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
-    """The result and exit code 0; after Ctrl-C the partial result and 130. Other errors are passed on."""
+    """The result and exit code 0; what was measured until Ctrl-C, or until a server failed, and 130, or 2. Other errors
+    are passed on, and these if nothing was measured."""
     try:
         return measure(), 0
-    except KeyboardInterrupt as stop:
-        result = getattr(stop, "result", None)
+    except (KeyboardInterrupt, ServedError) as stop:
+        result: Result | None = getattr(stop, "result", None)
         if result is None:
             raise
-        return result, 130
+        if isinstance(stop, KeyboardInterrupt):
+            return result, 130
+        render.message("error", str(stop))
+        return result, 2
 
 
 def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] | None = None) -> None:

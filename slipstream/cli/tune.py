@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipstream.cli import render
+from slipstream.cli.bench_served import check_no_server
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.early import check_contenders
 from slipstream.cli.engines import EngineOptions
 from slipstream.cli.loading import load, on
 from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished, writable
 from slipstream.cli.options import SamplingOptions, grouped
+from slipstream.cli.running_server import RunningServer, examine
 from slipstream.cli.tune_vllm import tune_vllm
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
@@ -70,13 +72,25 @@ def tune(
     ] = None,
     engine: EngineOptions,
     files: OutputOptions,
+    server: RunningServer,
 ) -> None:
     """Choose drafter and draft length for your prompts on this machine; never one that is slower than plain decoding.
 
     Each drafter runs once, a formula predicts the other draft lengths, and the best are timed against plain decoding.
     --draft-tokens is the maximum draft length to consider. With --engine vllm, vLLM's server is started for each
     drafter and length, beside one that decodes plainly, and --batch requests are in flight.
+
+    With --base-url, recommend a draft length for a running server, as `slipstream doctor --base-url` does.
     """
+    if server.base_url is not None:
+        given = {
+            "--batch": batch != 1,
+            "--confirm": confirm != 3,
+            "--write": write is not None,
+            "--engine": engine.vllm,
+        }
+        return examine(server, models, sampling, texts, rounds, seconds, files, given)
+    check_no_server(server, "--base-url")
     if engine.vllm:
         return tune_vllm(models, sampling.params(), texts, batch, rounds, seconds, write, engine, files)
     params, contenders = sampling.params(), models.longest()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from slipstream.cli import render
+from slipstream.cli.bench_served import check_own_settings, request_fields
 from slipstream.cli.engines import EngineOptions, started, vllm_server
 from slipstream.cli.loading import banner, load
 from slipstream.cli.measuring import Count, OutputOptions, PromptOptions, Source, finish, unfinished
 from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
-from slipstream.core.parameter_declaration import declared
 from slipstream.errors import ParameterError
 
 FORMER = {"law": "distribution"}
@@ -90,11 +90,7 @@ def verify(
                 why="texts of a server that speculates are compared with those of one that does not",
                 fix="start the same server twice, the second time without speculation, and give both URLs",
             )
-        changed = [option.name for option in fields(models) if getattr(models, option.name) != option.default]
-        if changed:
-            raise ParameterError(
-                f"{', '.join(changed)} would be ignored: a served model brings its own settings", fix="leave these out"
-            )
+        check_own_settings(models)
         return compare_servers(base_url, against, served_model, sampling, prompts, samples, level, seed, files)
     from slipstream.lab.verify_checks import CHECKS, UNTESTED, VerifyConfig
 
@@ -132,12 +128,9 @@ def compare_servers(
     from slipstream.lab.verify_served import ServedConfig, requests_of, verify_served
 
     params = sampling.params()
-    own = ("max_tokens", "temperature", "seed", "logprobs", "draft_tokens")
-    more = {name: getattr(params, name) for name, known in declared(type(params)).items() if name not in own
-            and getattr(params, name) != known.default}  # fmt: skip
     config = ServedConfig(
         tokens=params.max_tokens, samples=samples or 200, temperature=params.temperature or 1.0, level=level,
-        seed=seed, more=more,
+        seed=seed, more=request_fields(params),
     )  # fmt: skip
     chosen = [(entry.name, entry.text) for entry in prompts.check()]
     served, reference = (Endpoint(url, name) for url in (base_url, against))

@@ -131,24 +131,27 @@ def load_test(
     settings: dict[str, Any] | None = None,
     out: str | Path | None = None,
     advance: Callable[[], None] = lambda: None,
+    kind: str = "bench-served",
+    conclude: Callable[[list[dict[str, Any]]], dict[str, Any]] = lambda arms: {},
 ) -> Result:
     """Measures all arms and writes the result to `out` after every pass. An interruption leaves the passes so far in
-    the file and in the attribute `result` of the exception.
+    the file and in the attribute `result` of the exception. kind: of the result. conclude: arms -> what else its data
+    hold.
 
-    Raises ServedError if a server cannot be reached, or if no request of an arm's warm-up or first pass succeeds.
+    Raises ServedError if a server cannot be reached, or if no request of an arm's warm-up or of a pass succeeds.
     """
     places = list(dict.fromkeys(arm.endpoint for arm in arms))
     known = {place: place.described() for place in places}
     arms = named(arms, {place: replace(place, model=known[place]["id"]) for place in places})
     servers = [{"url": place.base_url, "model": public_values(about)} for place, about in known.items()]
-    result = Result("bench-served", {**asdict(config), **(settings or {})}, conditions(config.seed, servers=servers))
+    result = Result(kind, {**asdict(config), **(settings or {})}, conditions(config.seed, servers=servers))
     runs = [LoadRun(arm) for arm in arms]
 
     def collect() -> dict[str, Any]:
         ready = [run for run in runs if run.passes and _run_of(runs, run.arm.against or run.arm).passes]
         data = [figures_of(run, ready) for run in ready]
         result.warnings = warnings(data)
-        return {"arms": data}
+        return {"arms": data} | conclude(data)
 
     with kept(result), recording(result, out, collect) as save:
         asyncio.run(measure(runs, config, save, advance))
@@ -234,7 +237,7 @@ async def one_pass(
         done = await _arriving(asked, began + load.arrivals([config.seed, number + 1]), ask)
     ended = max(each.ended for each in done)
     after = await client.counters()
-    gained = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    gained = after.since(before) if before and after else None
     said = next((each.said for each in done if each.fault), "")
     return Pass(ended - began, [read(each) for each in done], gained, said)
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import ParameterError
+from slipstream.lab.counters import Counters, read_counters
 from slipstream.lab.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -129,17 +130,16 @@ class LoadClient:
             async for piece in answer.aiter_raw():
                 made.pieces.append((clock(), piece))
 
-    async def counters(self) -> dict[str, float]:
-        """Counters of /metrics by their names without prefix and labels, as those of vLLM and of Slipstream; empty if
-        the server has none."""
+    async def counters(self) -> Counters | None:
+        """What the server reports at /metrics; None if it reports nothing there."""
         import httpx
 
         root = re.sub(r"/v\d+/?$", "", self.endpoint.base_url)
         try:
             answer = await self._http.get(f"{root.rstrip('/')}/metrics")
         except httpx.HTTPError:
-            return {}
-        return counters_of(answer.text) if answer.status_code == 200 else {}
+            return None
+        return read_counters(answer.text) if answer.status_code == 200 else None
 
 
 def _http(endpoint: Endpoint, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
@@ -150,14 +150,6 @@ def _http(endpoint: Endpoint, transport: httpx.AsyncBaseTransport | None) -> htt
     unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     headers = {"Accept-Encoding": "identity"} | endpoint.headers
     return httpx.AsyncClient(timeout=None, limits=unlimited, headers=headers, transport=transport)
-
-
-def counters_of(text: str) -> dict[str, float]:
-    """Counters in Prometheus's text format, named vllm:NAME or slipstream:NAME, summed over their labels."""
-    found: dict[str, float] = {}
-    for name, value in re.findall(r"^(?:vllm|slipstream):(\w+_total)(?:\{.*\})? (\S+)", text, re.M):
-        found[name] = found.get(name, 0.0) + float(value)
-    return found
 
 
 def read(timed: Timed) -> Answered:

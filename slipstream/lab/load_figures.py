@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from slipstream.lab import estimates
+from slipstream.lab.counters import Counters, total
 from slipstream.lab.estimates import FEWEST_PASSES
 from slipstream.lab.load_client import Answered
 from slipstream.lab.tables import counted
@@ -35,13 +36,13 @@ class Pass:
     """One pass over the requests of an arm.
 
     seconds   from the first request to the end of the last.
-    counters  by how much the server's counters grew (see `LoadClient.counters`).
+    counters  by how much the server's counters grew, which count all its clients; None: it reports none.
     said      the server's answer to a request that failed.
     """
 
     seconds: float
     answers: list[Answered]
-    counters: dict[str, float] = field(default_factory=dict)
+    counters: Counters | None = None
     said: str = ""
 
     @property
@@ -57,6 +58,8 @@ def arm_data(passes: Seq[Pass], base: Seq[Pass] | None = None) -> dict[str, Any]
     """The figures of one arm as plain JSON values, times in seconds. base: the passes that it is compared with."""
     good = [each for one in passes for each in one.good]
     faults = Counter(each.fault for one in passes for each in one.answers if each.fault)
+    summed = total(one.counters for one in passes)
+    reported = summed.as_dict() if summed else {}
     return {
         "rounds": len(passes),
         "answered": len(good),
@@ -74,7 +77,9 @@ def arm_data(passes: Seq[Pass], base: Seq[Pass] | None = None) -> dict[str, Any]
         "gap": percentiles([gap for each in good for gap in each.gaps]),
         "whole": percentiles([each.whole for each in good]),
         "late": percentiles([each.late for each in good]),
-        **acceptance(passes),
+        "counters": reported or None,
+        "acceptance_rate": reported.get("acceptance_rate"),
+        "mean_acceptance_length": reported.get("mean_acceptance_length"),
         "cells": {
             "seconds": [one.seconds for one in passes],
             "tokens": [one.tokens for one in passes],
@@ -109,20 +114,6 @@ def percentiles(values: Seq[float | None]) -> dict[str, float] | None:
     found = np.percentile(known, PERCENTILES)
     named = {f"p{n}": float(value) for n, value in zip(PERCENTILES, found, strict=True)}
     return named | {"mean": float(np.mean(known)), "max": float(max(known))}
-
-
-def acceptance(passes: Seq[Pass]) -> dict[str, float | None]:
-    """By the server's counters, which count all its clients. acceptance_rate: accepted draft tokens over verified ones.
-    mean_acceptance_length: tokens of a step in which tokens were drafted, the bonus token included."""
-    total: Counter[str] = Counter()
-    for one in passes:
-        total.update(one.counters)
-    drafts, drafted, accepted = (
-        total.get(f"spec_decode_num_{name}_total") for name in ("drafts", "draft_tokens", "accepted_tokens")
-    )
-    if not drafts or not drafted or accepted is None:
-        return {"acceptance_rate": None, "mean_acceptance_length": None}
-    return {"acceptance_rate": accepted / drafted, "mean_acceptance_length": 1 + accepted / drafts}
 
 
 def warnings(arms: Seq[dict[str, Any]]) -> list[str]:

@@ -64,7 +64,7 @@ def speeds(arms: list[dict[str, Any]]) -> Table:
         "Throughput", columns, rows,
         f"{min(arm['rounds'] for arm in arms)} interleaved passes. tok/s: output tokens of answered requests over the "
         "time from the first request to the end of the last. accept, tau: accepted draft tokens over verified ones, "
-        "and tokens of a step with a draft, by the server's counters."
+        "and tokens of a step with a draft, by the server's counters; -: not reported."
         + " ratio: tok/s over those of the first server under the same load, by pairs of passes." * _several(arms),
     )  # fmt: skip
     return made if _several(arms) else made.of([1, 2, 3, 4, 6, 7])

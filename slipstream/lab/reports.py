@@ -19,6 +19,7 @@ SECTIONS: dict[str, str] = {
     "verify": "slipstream.lab.report_verify",
     "verify-served": "slipstream.lab.report_served",
     "doctor": "slipstream.lab.report_doctor",
+    "doctor-served": "slipstream.lab.report_counters",
     "tune": "slipstream.lab.report_tune",
 }
 """Kind of result -> module with `section(result) -> Section`."""

@@ -30,7 +30,7 @@ from slipstream.core.common_beginning import common_beginning
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.lab.endpoint import Answer, Endpoint
 from slipstream.lab.provenance import conditions, text_digest
-from slipstream.lab.results import Result, recording
+from slipstream.lab.results import Result, kept, recording
 from slipstream.lab.verify_checks import SAME, SCREEN, decisive_level
 from slipstream.lab.verify_distribution import FEWEST, chi2_sf
 from slipstream.lab.verify_texts import BUG, IDENTICAL, TIE
@@ -95,7 +95,7 @@ def verify_served(
     def collect() -> dict[str, Any]:
         return data | {"verdict": BUG if any(row["verdict"] == BUG for row in _rows(data)) else "ok"}
 
-    with recording(result, out, collect) as save, ThreadPoolExecutor(config.clients) as pool:
+    with kept(result, "greedy"), recording(result, out, collect) as save, ThreadPoolExecutor(config.clients) as pool:
         data["greedy"] = _greedy(served, reference, prompts, config, pool, advance)
         save()
         data["sampled"] = _sampled(served, reference, prompts, config, pool, advance)
