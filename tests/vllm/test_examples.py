@@ -28,13 +28,17 @@ BOTH = {
 CODE = """
 import json, sys
 from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 found = EngineArgs(**json.load(sys.stdin), skip_tokenizer_init=True).create_engine_config()
-spec = found.speculative_config
+spec, most = found.speculative_config, found.scheduler_config.max_num_seqs
+schedule = build_dynamic_sd_schedule_lookup(
+    spec.num_speculative_tokens_per_batch_size, most, spec.num_speculative_tokens
+)
 print(json.dumps({
     "method": spec.method, "lengths": spec.num_speculative_tokens,
     "layers": [each.hf_config.num_hidden_layers for each in (found.model_config, spec.draft_model_config)],
     "ranks": [each.tensor_parallel_size for each in (found.parallel_config, spec.draft_parallel_config)],
-    "requests": found.scheduler_config.max_num_seqs,
+    "requests": most, "schedule": [schedule[batch] for batch in (1, 32, 33, 64, 65, most)],
 }))
 """
 
@@ -54,5 +58,6 @@ def test_vllm_takes_the_settings_of_the_70b_model(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr[-2000:]
     assert json.loads(run.stdout.splitlines()[-1]) == {
-        "method": "draft_model", "lengths": 5, "layers": [80, 28], "ranks": [2, 2], "requests": 96
+        "method": "draft_model", "lengths": 5, "layers": [80, 28], "ranks": [2, 2], "requests": 96,
+        "schedule": [5, 5, 2, 2, 1, 1],
     }  # fmt: skip
