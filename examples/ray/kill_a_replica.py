@@ -87,7 +87,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--tokens", type=int, default=48)
     given = parser.parse_args()
-    ray.init(num_cpus=2, include_dashboard=False)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         serve.run(app({"replicas": "2", "batch": "4"}))
         outcomes, texts = asyncio.run(load(given.clients, given.seconds, given.tokens))

@@ -3,7 +3,8 @@
     cd examples/ray && serve run slipstream_app:app target=/models/target draft=/models/draft replicas=2 cores=4
 
 Needs `ray[serve]` and `slipstream[server]` on every node. Without `target` and `draft` the embedded models run. Each
-replica has its own queue, KV cache and /metrics; Ray spreads the requests, and starts a replica anew whose engine died.
+replica has its own queue, KV cache and counters (/metrics shows those of the replica that answers); Ray spreads the
+requests, and starts a replica anew whose engine died.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     cd examples/ray && serve run vllm_app:app
 
-Needs `ray[serve,llm]`, and Slipstream in the environment of every replica: `pip install --no-deps slipstream`.
+Needs in the environment of every replica: `ray[serve]`, pyarrow, pandas, fsspec, vLLM 0.32 or 0.33, and
+`pip install --no-deps slipstream`. (`ray[llm]` 2.60 pins vLLM 0.29, for which the plug-in is not written.)
 Predicted outputs: `"vllm_xargs": {"prediction": "text"}` in a request.
 """
 
