@@ -15,7 +15,7 @@ from typing import Any
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.forecast import Rates, StepCosts, forecast
 from slipstream.errors import ServedError
-from slipstream.lab.configs import ABOVE_BATCH, LENGTH_SETTING
+from slipstream.lab.configs import STARTED_WITH
 from slipstream.lab.counters import SERVERS
 from slipstream.lab.diagnosis import ACCEPTANCE, BATCH, FINE, FIXES, LENGTH, NOTHING, UNKNOWN
 from slipstream.lab.endpoint import Endpoint
@@ -29,6 +29,8 @@ KIND = "doctor-served"
 OFF = "nothing is drafted"
 HARDLY = 0.1
 """Positions that a smaller share of the drafts accepts are named."""
+FULL = 0.9
+"""If drafts are shorter than this share of the longest on average, rates by position say little of other lengths."""
 
 
 def diagnose_served(arms: Seq[Mapping[str, Any]], c: float) -> dict[str, Any]:
@@ -47,6 +49,8 @@ def diagnose_served(arms: Seq[Mapping[str, Any]], c: float) -> dict[str, Any]:
     made["evidence"] = evidence(last)
     if not any(each["output_tokens"] for each in told):
         return made | {"reason": "no request ran", "fix": "leave --watch out, then requests are sent"}
+    if last["drafts"] is None and last["server"] == "llamacpp":
+        return made | {"reason": "this llama-server does not report drafts", "fix": "use a newer one"}
     if not last["drafts"]:
         fix = "switch speculation on; slipstream tune without --base-url writes the settings of each server"
         return made | {"cause": OFF, "fix": fix}
@@ -56,17 +60,20 @@ def diagnose_served(arms: Seq[Mapping[str, Any]], c: float) -> dict[str, Any]:
     found: list[dict[str, Any] | None] = []
     for arm, costs in zip(arms, step_costs(arms, c), strict=True):
         known = arm["counters"]
-        if known and known["accepted_at"]:
-            drafted = max(1, round(known["draft_tokens"] / known["drafts"]))
-            now, best = (
-                known["mean_acceptance_length"] / costs.step(drafted),
-                forecast(Rates(known["accepted_at"]), costs),
-            )
-            made["evidence"].append(f"costs, {arm['load']}: {costs.assumptions(drafted)}")
-            one = {"batch": costs.batch, "longest": len(known["accepted_at"]), "now": now}
-            found.append(one | {"best_length": best.draft_tokens, "best": best.speedup})
-        else:
+        if not known or not known["accepted_at"]:
             found.append(None)
+            continue
+        longest, drafted = len(known["accepted_at"]), known["draft_tokens"] / known["drafts"]
+        usual = max(1, round(drafted))
+        k, now = longest, known["mean_acceptance_length"] / costs.step(usual)
+        gain = now
+        if drafted > FULL * longest:
+            best = forecast(Rates(known["accepted_at"]), costs)
+            k, gain = best.draft_tokens, best.speedup
+        else:
+            made["evidence"].append(f"drafts have {drafted:.1f} tokens on average, so no other length is judged")
+        found.append({"batch": costs.batch, "longest": longest, "now": now, "best_length": k, "best": gain})
+        made["evidence"].append(f"costs, {arm['load']}: {costs.assumptions(usual)}")
     return made | verdict(last["server"], [each for each in found if each]) | {"forecasts": found}
 
 
@@ -77,10 +84,13 @@ def verdict(server: str, found: Seq[Mapping[str, Any]]) -> dict[str, str]:
         return {"cause": ACCEPTANCE, "fix": FIXES[ACCEPTANCE]}
     if found[-1] is not paying[-1]:
         b, k = paying[-1]["batch"], paying[-1]["best_length"] or paying[-1]["longest"]
-        return {"cause": BATCH, "fix": f"{FIXES[BATCH]}, here {b}: {ABOVE_BATCH[server].format(b=b, b1=b + 1, k=k)}"}
+        return {
+            "cause": BATCH,
+            "fix": f"{FIXES[BATCH]}, here {b}: {STARTED_WITH[server][1].format(b=b, b1=b + 1, k=k)}",
+        }
     gain, k, longest = max((f["best"] / f["now"], f["best_length"], f["longest"]) for f in found)
     if gain >= FINE and 0 < k < longest:
-        return {"cause": LENGTH, "fix": f"draft {counted(k, 'token')}: {LENGTH_SETTING[server].format(k=k, k1=k + 1)}"}
+        return {"cause": LENGTH, "fix": f"draft {counted(k, 'token')}: {STARTED_WITH[server][0].format(k=k, k1=k + 1)}"}
     return {"cause": NOTHING, "fix": ""}
 
 

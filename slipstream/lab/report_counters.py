@@ -36,12 +36,8 @@ def loads(arms: list[dict[str, Any]], forecasts: list[dict[str, Any] | None]) ->
                Column("tau", digits=2), Column("speed-up", "x"), words("best K")]  # fmt: skip
     rows = []
     for arm, f in zip(arms, forecasts, strict=True):
-        speed, after, rates = (
-            arm["tokens_per_second"],
-            arm["next"],
-            (arm["acceptance_rate"], arm["mean_acceptance_length"]),
-        )
-        told = [NOT_REPORTED if rate is None else rate for rate in rates]
+        speed, after = arm["tokens_per_second"], arm["next"]
+        told = [arm[x] if arm[x] is not None else NOT_REPORTED for x in ("acceptance_rate", "mean_acceptance_length")]
         best = f and f"{f['best_length']} ({times(f['best'])})"
         rows.append([arm["load"], speed and speed["value"], after and after["p50"], *told, f and f["now"], best])
     return Table(

@@ -74,6 +74,14 @@ def test_positions_that_are_hardly_ever_accepted_are_named_and_a_shorter_draft_i
     assert "--speculative-num-steps 2 --speculative-num-draft-tokens 3" in said(sglang)
 
 
+def test_no_other_length_is_recommended_where_drafts_differ_in_length() -> None:
+    """Deep positions then look worse than they are, as few drafts reach them."""
+    short = [arm(1, [0.8, 0.6, 0.05, 0.01, 0.0], 0.0, draft_tokens=2500.0)]
+    found = diagnose_served(short, C)
+    assert (found["cause"], found["forecasts"][0]["best_length"]) == ("nothing is wrong", 5)
+    assert "drafts have 2.5 tokens on average, so no other length is judged" in found["evidence"]
+
+
 def test_a_batch_whose_rows_are_not_free_is_found_by_the_times_of_two_loads() -> None:
     made = arms(geometric_rates(0.6, 4), row=0.004)
     found = diagnose_served(made, C)
@@ -100,6 +108,11 @@ def test_a_server_that_drafts_nothing_is_told_from_one_that_reports_nothing() ->
     (loads,) = section(Result(KIND, {}, {}, {"arms": [silent], "diagnosis": diagnose_served([silent], C)})).tables
     assert loads.rows[0][1] > 0
     assert loads.rows[0][3:5] == [NOT_REPORTED, NOT_REPORTED]
+
+
+def test_an_old_llama_server_that_counts_no_drafts_is_not_taken_for_one_that_drafts_nothing() -> None:
+    old = [arm(1, GOOD, 0.0, server="llamacpp", drafts=None, accepted_at=None)]
+    assert "Not diagnosed: this llama-server does not report drafts. Fix: use a newer one" in said(old)
 
 
 def test_acceptance_that_is_not_reported_by_position_allows_no_forecast() -> None:

@@ -189,6 +189,22 @@ def test_a_refusal_is_shown_with_its_text(serve):
         serve(code=404).resolved()
 
 
+def test_greedy_texts_that_were_compared_are_kept_when_a_server_fails(serve, monkeypatch):
+    complete = Endpoint.complete
+
+    def failing(self: Endpoint, prompt: str, tokens: int, temperature: float, *more: Any) -> Answer:
+        if temperature:
+            raise ServedError("it has gone")
+        return complete(self, prompt, tokens, temperature, *more)
+
+    monkeypatch.setattr(Endpoint, "complete", failing)
+    with pytest.raises(ServedError, match="it has gone") as left:
+        verify_served(serve(), serve(), PROMPTS, SMALL)
+    kept = left.value.result
+    assert (kept.complete, len(kept.data["greedy"]), kept.data["sampled"]) == (False, 3, [])
+    assert "3 of 3 greedy texts identical, 0 prompts sampled" in section(kept).lead
+
+
 def test_the_command_compares_servers(serve, capsys, tmp_path):
     from slipstream.cli.main import main
 
