@@ -18,14 +18,13 @@ from slipstream.errors import ParameterError
 
 SERVERS = {"slipstream": "Slipstream", "vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server"}
 """Prefix of the names -> the server. Slipstream may have vLLM's for most, and its own for others."""
-_DRAFTS, _DRAFTED, _ACCEPTED, _ACCEPTED_AT = (
-    f"spec_decode_num_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
-)
 NAMES = {
-    "drafts": (_DRAFTS, "spec_verify_calls_total", _DRAFTS),
-    "draft_tokens": (_DRAFTED, "", _DRAFTED),
-    "accepted_tokens": (_ACCEPTED, "", _ACCEPTED),
-    "accepted_at": (_ACCEPTED_AT, "", _ACCEPTED_AT),
+    "drafts": ("spec_decode_num_drafts_total", "spec_verify_calls_total", "spec_decode_num_drafts_total"),
+    "draft_tokens": ("spec_decode_num_draft_tokens_total", "", "spec_decode_num_draft_tokens_total"),
+    "accepted_tokens": ("spec_decode_num_accepted_tokens_total", "", "spec_decode_num_accepted_tokens_total"),
+    "accepted_at": (
+        "spec_decode_num_accepted_tokens_per_pos_total", "", "spec_decode_num_accepted_tokens_per_pos_total"
+    ),
     "output_tokens": ("generation_tokens_total", "generation_tokens_total", "tokens_predicted_total"),
     "requests": ("request_success_total", "num_requests_total", ""),
     "preemptions": ("num_preemptions_total", "num_retracted_requests_total", ""),
