@@ -31,13 +31,11 @@ class Recorder(Proposer):
         super().__init__(vllm_config)
         self._known: dict[str, int] = {}
 
-    def propose(
-        self, sampled_token_ids: Any, num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
-    ) -> Any:
-        found = super().propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, slot_mappings)
+    def propose(self, sampled: Any, lengths: Any, tokens: Any, slot_mappings: Any = None) -> Any:
+        found = super().propose(sampled, lengths, tokens, slot_mappings)
         batch, scheduled, rows = self._runner.input_batch, self._scheduled, []
-        for i, sampled in enumerate(sampled_token_ids):
-            key, length = batch.req_ids[i], int(num_tokens_no_spec[i])
+        for i, gained in enumerate(sampled):
+            key, length = batch.req_ids[i], int(lengths[i])
             params = self._runner.requests[key].sampling_params
             rows.append(
                 {
