@@ -5,7 +5,8 @@
                                "num_speculative_tokens": 16}' \\
         --additional-config '{"slipstream": {"drafter": "suffix", "options": {"across": true}}}'
 
-Only vLLM's environment needs Slipstream (`pip install --no-deps slipstream`). Settings, all of them optional:
+Only vLLM's environment needs Slipstream (`pip install --no-deps slipstream`); docs/vllm.md. Settings, all of them
+optional:
 
     drafter   "suffix" (the default), "ngram", "sam", or a stack of these: a list of names or of [name, options].
     options   options of the drafter; of `HybridConfig` for a stack.
