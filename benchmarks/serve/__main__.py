@@ -24,6 +24,7 @@ from benchmarks.serve import probes, vllm_lineup
 from benchmarks.serve.figures import rows
 from benchmarks.serve.lineup import GROUPS, Group, fixed, texts_of_prompts
 from benchmarks.serve.report import markdown
+from benchmarks.serve.row_drafts_host import measure
 from benchmarks.serve.servers import Pair, running
 from slipstream.lab.endpoint import Endpoint
 from slipstream.lab.load import LoadArm, LoadConfig, load_test, requests_of
@@ -57,7 +58,7 @@ def main(words: list[str] | None = None) -> int:
     results = json.loads(file.read_text()) if file.exists() else {"runs": {}, "probes": {}, "skipped": {}}
     for name in options.only or groups:
         measured(name, groups[name], options, pair, results, console)
-        made = vllm_lineup.rows(results["runs"]) if options.vllm else rows(*map(results.get, PARTS))
+        made = vllm_lineup.rows(results["runs"], results["probes"]) if options.vllm else rows(*map(results.get, PARTS))
         results["figures"] = [row.as_dict() for row in made]
         file.write_text(json.dumps(results, indent=1) + "\n")
         file.with_suffix(".md").write_text(markdown(results, made))
@@ -83,6 +84,8 @@ def measured(
             found = load_test(arms, config, advance=lambda: progress.advance(task)).as_dict()
             if name == "streams":
                 results["probes"] = probed(places, pair)
+            if name == "speed":
+                results["probes"] = {drafter: measure(drafter, str(pair.target)) for drafter in vllm_lineup.LOOKUPS}
     for arm in found["data"]["arms"]:
         for part in ("first", "next", "whole"):  # of single requests: too much for a file that is kept
             del arm["cells"][part]

@@ -23,6 +23,7 @@ NGRAM = {f"vLLM, n-gram, K={k}": k for k in (4, 8)}
 NOVEL = "novel text"
 MODELS = ("model", "suffix")
 """Drafters whose acceptance is compared, at the usual fixed length of each."""
+LOOKUPS = ("suffix", "ngram", "sam", "suffix,ngram")
 AROUND = {"max_model_len": CONTEXT, "max_num_seqs": STREAMS, "dtype": "float32"}
 
 
@@ -92,8 +93,8 @@ GROUPS = {
 }
 
 
-def rows(runs: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """All figures. runs: group -> result."""
+def rows(runs: Mapping[str, Mapping[str, Any]], host: Mapping[str, Mapping[str, float]]) -> list[Row]:
+    """All figures. runs: group -> result; host: lookup -> microseconds, of `row_drafts_host.measure`."""
     speeds, lengths = arms_of(runs.get("speed")), arms_of(runs.get("acceptance"))
     made = []
     for streams in LOADS:
@@ -113,6 +114,12 @@ def rows(runs: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     for name in MODELS:
         row = Row(f"mean acceptance length in vLLM against here, {name}", "acceptance", 0.95)
         made.append(_row(row, lambda n=name: _lengths(lengths, n)))  # type: ignore[misc]
+    for name, spent in host.items():
+        row = Row(
+            f"host time of a row over 100 microseconds, 64 rows of 2,000 tokens, {name}", "speed", 1.0, at_most=True
+        )
+        share, detail = spent["median"] / 100, f"slowest step {spent['slowest']:.0f}, first {spent['first']:.0f}"
+        made.append(row.taken(Estimate(share, share, share, ""), f"{detail} microseconds a row"))
     return made
 
 

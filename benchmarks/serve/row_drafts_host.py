@@ -1,0 +1,61 @@
+"""Host time of the plug-in's drafts: many rows of long contexts, without an engine."""
+
+from __future__ import annotations
+
+import statistics
+import sysconfig
+import time
+from pathlib import Path
+
+from slipstream.integrations.row_drafts import Request, Row, RowDrafts
+from slipstream.integrations.vllm import drafter_of
+from slipstream.models.text import load_tokenizer
+
+ROWS, CONTEXT, STEPS, MOST = 64, 2000, 40, 16
+
+
+class Text:
+    """A request that writes a known text, greedily: what was drafted right is accepted."""
+
+    def __init__(self, number: int, tokens: list[int]):
+        self.id, self.tokens, self.length, self.draft = f"row {number}", tokens, CONTEXT, list[int]()
+
+    def step(self) -> Row:
+        right = 0
+        while right < len(self.draft) and self.draft[right] == self.tokens[self.length + right]:
+            right += 1
+        self.length += right + 1
+        many = len(self.draft)
+        request = Request(CONTEXT, CONTEXT + 4000)
+        return Row(self.id, self.length, lambda a, b: self.tokens[a:b], right + 1, many, 1 + many, lambda: request)
+
+
+def texts(vocabulary: str) -> list[list[int]]:
+    """Sources of Python's library, long enough for every step to accept a whole draft."""
+    tokenizer = load_tokenizer(vocabulary)
+    need, found = CONTEXT + STEPS * (MOST + 1) + MOST, list[list[int]]()
+    for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"), key=lambda file: -file.stat().st_size):
+        ids = list(tokenizer.encode(file.read_text(encoding="utf-8")))
+        found += [ids[at : at + need] for at in range(0, len(ids) - need, need)]
+        if len(found) >= ROWS:
+            return found[:ROWS]
+    raise RuntimeError("Python's library is too small")
+
+
+def measure(drafter: str, vocabulary: str) -> dict[str, float]:
+    """Microseconds a row: the median step, the slowest one but for the first, which reads all prompts, and the first.
+    Lengths are full: each row drafts in each step. accepted: draft tokens a row and step."""
+    rows = [Text(i, ids) for i, ids in enumerate(texts(vocabulary))]
+    drafts = RowDrafts(drafter_of(1 << 20, drafter), MOST, CONTEXT + 4000, timed=False)
+    alive, spent, accepted = {row.id for row in rows}, [], 0
+    for _ in range(STEPS):
+        made = [row.step() for row in rows]
+        accepted += sum(row.gained - 1 for row in made)
+        begin = time.perf_counter()
+        found = drafts.propose(made, alive)
+        spent.append(1e6 * (time.perf_counter() - begin) / ROWS)
+        for row, draft in zip(rows, found, strict=True):
+            row.draft = draft
+    later = spent[1:]
+    return {"median": statistics.median(later), "slowest": max(later), "first": spent[0],
+            "accepted": accepted / ROWS / STEPS}  # fmt: skip
