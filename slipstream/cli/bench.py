@@ -52,7 +52,7 @@ def bench(
     ] = None,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
     served: ServedOptions,
-    engine: EngineOptions,
+    engine_options: EngineOptions,
     files: OutputOptions,
     compare: Annotated[
         tuple[str, str] | None, typer.Option(metavar="A B", help="Compare two result files instead of measuring.")
@@ -68,16 +68,16 @@ def bench(
     """
     if compare is not None:
         return show_comparison(*compare, files.as_json)
-    if served.serve or engine.vllm:
+    if served.serve or engine_options.vllm:
         if batch != "1" or context is not None:
             raise ParameterError("--batch and --context have no meaning for servers", fix="give --concurrency instead")
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "ignore_eos": ignore_eos}
-        if not engine.vllm:
+        if not engine_options.vllm:
             servers = named(served, models)
             return bench_served(servers, served, texts, tokens, rounds, seconds, sampling, seed, files)
         if served.serve:
             raise ParameterError("--serve and --engine are given", fix="give one of them")
-        with started(compared(models, engine), engine) as servers:
+        with started(compared(models, engine_options), engine_options) as servers:
             return bench_served(servers, served, texts, tokens, rounds, seconds, sampling, seed, files)
     check_no_server(served, "--serve")
     contenders = models.contenders(adaptive=True)

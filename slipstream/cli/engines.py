@@ -182,7 +182,7 @@ def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOption
         signal.signal(number, lambda *_: ended.set())
     with made.process(python, "vLLM", server.host, port, lambda line: print(line, file=sys.stderr),
                       "".join(server.keys)) as process:  # fmt: skip
-        threading.Thread(target=lambda: (process.process.wait(), ended.set()), daemon=True).start()
+        process.at_end(ended.set)
         place = process.ready(LOADING, ended)
         if place:
             how = json.dumps(made.values["speculative_config"]) if speculates else "plain decoding"

@@ -106,7 +106,7 @@ class ServerOptions:
 
 
 @grouped
-def serve(models: ModelOptions, server: ServerOptions, engine: EngineOptions) -> None:
+def serve(models: ModelOptions, server: ServerOptions, engine_options: EngineOptions) -> None:
     """Answer requests over HTTP, in the form of OpenAI's API.
 
     One process has the model, another answers. The first Ctrl-C or SIGTERM lets running requests end, the second stops
@@ -114,8 +114,8 @@ def serve(models: ModelOptions, server: ServerOptions, engine: EngineOptions) ->
 
     With --engine vllm, vLLM's server runs with these models instead, and with Slipstream's lookup drafters in it.
     """
-    if engine.vllm:
-        return serve_vllm(models, server, engine)
+    if engine_options.vllm:
+        return serve_vllm(models, server, engine_options)
     missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
     if missing:
         raise ParameterError(f"{', '.join(missing)} is not installed", fix="pip install 'slipstream[server]'")

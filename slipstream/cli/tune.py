@@ -70,7 +70,7 @@ def tune(
     write: Annotated[
         Path | None, typer.Option(help="Write the choice to this file, for --config of generate, chat and serve.")
     ] = None,
-    engine: EngineOptions,
+    engine_options: EngineOptions,
     files: OutputOptions,
     server: RunningServer,
 ) -> None:
@@ -87,12 +87,12 @@ def tune(
             "--batch": batch != 1,
             "--confirm": confirm != 3,
             "--write": write is not None,
-            "--engine": engine.vllm,
+            "--engine": engine_options.vllm,
         }
         return examine(server, models, sampling, texts, rounds, seconds, files, given)
     check_no_server(server, "--base-url")
-    if engine.vllm:
-        return tune_vllm(models, sampling.params(), texts, batch, rounds, seconds, write, engine, files)
+    if engine_options.vllm:
+        return tune_vllm(models, sampling.params(), texts, batch, rounds, seconds, write, engine_options, files)
     params, contenders = sampling.params(), models.longest()
     writable(write=write)
     files.check()

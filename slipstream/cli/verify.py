@@ -60,7 +60,7 @@ def verify(
     served_model: Annotated[
         str, typer.Option(help="Model name at both servers.", show_default="the first listed")
     ] = "",
-    engine: EngineOptions,
+    engine_options: EngineOptions,
 ) -> None:
     """Check that speculation does not change the output, with your target, drafter, rule and sampling parameters.
 
@@ -77,12 +77,14 @@ def verify(
     seed = secrets.randbits(32) if sampling.seed is None else abs(sampling.seed)
     prompts.check()
     files.check()
-    if engine.vllm:
+    if engine_options.vllm:
         if base_url is not None or against is not None:
             raise ParameterError("a URL and --engine are given", fix="give one of them")
-        plain = vllm_server(models, engine, plain=True)
-        with started({"speculation": vllm_server(models, engine), "plain": plain}, engine) as places:
-            return compare_servers(*places.values(), served_model, sampling, prompts, samples, level, seed, files)
+        plain = vllm_server(models, engine_options, plain=True)
+        with started({"speculation": vllm_server(models, engine_options), "plain": plain}, engine_options) as places:
+            return compare_servers(
+                places["speculation"], places["plain"], served_model, sampling, prompts, samples, level, seed, files
+            )
     if base_url is not None or against is not None:
         if base_url is None or against is None:
             raise ParameterError(

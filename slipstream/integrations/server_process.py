@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +20,10 @@ from slipstream.errors import ServedError
 
 LINES = 400
 """Of what a server printed, the last lines that are kept."""
+WIDEST = 400
+"""Characters of a line that are shown."""
+ERROR = re.compile(r"(?<!`)\b[A-Za-z_]*(Error|Exception): .*")
+"""A line that names one; not a warning that names a possible one."""
 ENDING = 5.0
 """Seconds that a server may take to end."""
 
@@ -54,11 +59,11 @@ class ServerProcess:
         return f"http://{host}:{self.port}/v1"
 
     def tail(self, lines: int = 12) -> str:
-        """What it printed last: from the first line that names an error, if one does."""
+        """The lines that name an error, if it printed any, else the last ones."""
         self._reader.join(1.0 if self.process.poll() is not None else 0.0)
-        log = [line.rstrip() for line in self._log if line.strip()]
-        wrong = next((i for i, line in enumerate(log) if "Error" in line and "Traceback" not in line), len(log) - lines)
-        return "\n".join(log[max(0, wrong) :][:lines])
+        log = [line.strip() for line in self._log if line.strip()]
+        wrong = dict.fromkeys(line[found.start() :] for line in log if (found := ERROR.search(line)))
+        return "\n".join(line[:WIDEST] for line in (list(wrong) or log)[-lines:])
 
     def ready(self, seconds: float, given_up: Event | None = None) -> str:
         """Its URL, once it answers; "" if it is given up before. Raises ServedError with what it printed if it ends
@@ -90,6 +95,15 @@ class ServerProcess:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Call this when the process ends, in a thread of its own."""
+
+        def wait() -> None:
+            self.process.wait()
+            call()
+
+        Thread(target=wait, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stdout

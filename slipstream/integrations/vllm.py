@@ -89,8 +89,8 @@ class Proposer:
         most = vllm_config.speculative_config.num_speculative_tokens
         timed = lengths == "learned" and parallel.world_size == 1
         self._vocab = self._model.get_vocab_size()
-        self._make = lambda: RowDrafts(drafter_of(self._vocab, **settings), most, self._model.max_model_len, timed)
-        self._drafts = self._make()
+        self._settings, self._most, self._timed = settings, most, timed
+        self._drafts = self._new_drafts()
         self._runner: Any = None
         self._scheduled: Any = None
         self._faults: set[str] = set()
@@ -130,8 +130,12 @@ class Proposer:
             return self._drafts.propose(rows, self._runner.requests)
         except Exception as fault:
             self._report(fault)
-            self._drafts = self._make()
+            self._drafts = self._new_drafts()
             return [[] for _ in sampled_token_ids]
+
+    def _new_drafts(self) -> RowDrafts:
+        drafter = drafter_of(self._vocab, **self._settings)
+        return RowDrafts(drafter, self._most, self._model.max_model_len, self._timed)
 
     def _request(self, key: str, prompt: int) -> Request:
         """What vLLM knows of a request."""
@@ -178,6 +182,7 @@ def _watch_runners() -> None:
         ) from fault
     if hasattr(plain, "__wrapped__"):
         return
+    _guard_steps_without_drafts()
 
     @functools.wraps(plain)
     def watched(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -186,6 +191,20 @@ def _watch_runners() -> None:
         return plain(self, scheduler_output, *args, **kwargs)
 
     GPUModelRunner.propose_draft_token_ids = watched
+
+
+def _guard_steps_without_drafts() -> None:
+    """vLLM 0.32 applies filters to the rows of draft tokens even where a step has none, and top_k then ends its engine:
+    the greatest of no numbers is an error."""
+    from vllm.v1.sample import rejection_sampler
+
+    plain = rejection_sampler.apply_top_k_top_p
+
+    @functools.wraps(plain)
+    def guarded(logits: Any, *args: Any, **kwargs: Any) -> Any:
+        return plain(logits, *args, **kwargs) if logits.numel() else logits
+
+    rejection_sampler.apply_top_k_top_p = guarded
 
 
 def register() -> None:

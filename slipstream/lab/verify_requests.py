@@ -35,8 +35,6 @@ TOGETHER = 5
 HISTORY, ENDS = ("penalties", "repeats"), ("EOS", "stop ids", "stop strings")
 """Settings in which a token depends on the draft tokens before it, and in which a short text ends: each such text tells
 little, so there are more of them."""
-GREEDY_EVERY = 6
-"""A greedy request joins after every so many sampled ones, because these are verified apart in the same step."""
 PREEMPTED_EVERY = 5
 """A request is preempted after every so many steps."""
 
@@ -158,9 +156,9 @@ def continued(requests: Seq[Request], outputs: Seq[Seq[int]], longest: int) -> l
 def together(
     llm: LLM, drafter: Drafter | None, requests: Seq[Request], seeds: Iterator[int] | None, batch: int
 ) -> list[Sequence]:
-    """Decodes requests as a busy server does: they join one by one, with greedy ones between sampled ones, begin where
-    earlier texts with the same beginning ended, and some are preempted. seeds: one for each request; None: those of
-    their parameters. Returns the requests' own sequences. Raises what a request failed with."""
+    """Decodes requests as a busy server does: they join one by one, begin where earlier texts with the same beginning
+    ended, and some are preempted. seeds: one for each request; None: those of their parameters. Raises what a request
+    failed with."""
     llm.use(drafter)
     before, llm.max_batch = llm.max_batch, batch
     engine = llm.engine()
@@ -168,12 +166,7 @@ def together(
     seqs = [llm.sequence(list(request.ids), request.params) for request in requests]
     for seq, seed in zip(seqs, seeds or (), strict=False):
         seq.random = Stream(seed)
-    everyone: list[Sequence] = []
-    for i, (request, seq) in enumerate(zip(requests, seqs, strict=True)):
-        if seeds is not None and i % GREEDY_EVERY == 0:
-            everyone.append(llm.sequence(list(request.ids), replace(request.params, temperature=0.0)))
-        everyone.append(seq)
-    coming = iter(everyone)
+    coming = iter(seqs)
     try:
         for seq in islice(coming, 2):
             engine.add(seq)
@@ -186,6 +179,6 @@ def together(
             if engine.stats.steps % PREEMPTED_EVERY == 0 and engine.running > 1:
                 engine.preempt()
     finally:
-        for seq in everyone:
+        for seq in seqs:
             engine.abort(seq)
     return seqs

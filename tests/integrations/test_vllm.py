@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from slipstream.errors import ParameterError
 from slipstream.integrations import vllm as plugin
@@ -73,6 +74,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "vllm.logger": {"init_logger": lambda name: made.log},
         "vllm.tokenizers": {"cached_tokenizer_from_config": lambda model: made.words},
         "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": GPUModelRunner},
+        "vllm.v1.sample.rejection_sampler": {"apply_top_k_top_p": lambda logits, k, p: logits.max()},
         "vllm.entrypoints.openai.chat_completion.protocol": {"ChatCompletionRequest": made.chats},
         "vllm.entrypoints.openai.completion.protocol": {"CompletionRequest": made.completions},
     }
@@ -185,6 +187,13 @@ def test_ended_requests_are_forgotten(vllm: SimpleNamespace) -> None:
     for turn in range(20):
         step(runner, {f"{turn}": begun(repetitive(turn, 50), 49)})
     assert len(runner.drafter._drafts) == 1
+
+
+def test_a_step_without_drafts_does_not_reach_filters_that_fail_there(vllm: SimpleNamespace) -> None:
+    vllm.runner(config())
+    sampler = sys.modules["vllm.v1.sample.rejection_sampler"]
+    assert sampler.apply_top_k_top_p(torch.empty(0, 5), None, None).shape == (0, 5)
+    assert sampler.apply_top_k_top_p(torch.ones(2, 5), None, None) == 1
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -20,7 +20,7 @@ from slipstream.lab.configs import Choice
 if not ENVIRONMENT.exists():
     pytest.skip("vLLM is not installed: run `make vllm`", allow_module_level=True)
 
-AROUND = {"max_model_len": 512, "max_num_seqs": 8, "dtype": "float32"}
+AROUND = {"max_model_len": 1024, "max_num_seqs": 8, "dtype": "float32"}
 SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
