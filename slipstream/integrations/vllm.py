@@ -182,7 +182,7 @@ def _watch_runners() -> None:
         ) from fault
     if hasattr(plain, "__wrapped__"):
         return
-    _guard_steps_without_drafts()
+    _mend_sampling_on_cpus()
 
     @functools.wraps(plain)
     def watched(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -193,18 +193,28 @@ def _watch_runners() -> None:
     GPUModelRunner.propose_draft_token_ids = watched
 
 
-def _guard_steps_without_drafts() -> None:
-    """vLLM 0.32 applies filters to the rows of draft tokens even where a step has none, and top_k then ends its engine:
-    the greatest of no numbers is an error."""
+def _mend_sampling_on_cpus() -> None:
+    """Replace two functions that fail in the CPU build of vLLM 0.32, with its own n-grams, too. A step in which no row
+    has a draft ends the engine where top_k is given: the greatest of no numbers is an error. And what is given for each
+    request (temperature, top_k, top_p) is spread over its rows by a Triton kernel, which does nothing without Triton:
+    rows are sampled with what their memory held before (pull request 42638 of vLLM)."""
     from vllm.v1.sample import rejection_sampler
 
-    plain = rejection_sampler.apply_top_k_top_p
+    filtered, spread = rejection_sampler.apply_top_k_top_p, rejection_sampler.expand_batch_to_tokens
 
-    @functools.wraps(plain)
-    def guarded(logits: Any, *args: Any, **kwargs: Any) -> Any:
-        return plain(logits, *args, **kwargs) if logits.numel() else logits
+    @functools.wraps(filtered)
+    def apply_top_k_top_p(logits: Any, *args: Any) -> Any:
+        return filtered(logits, *args) if logits.numel() else logits
 
-    rejection_sampler.apply_top_k_top_p = guarded
+    @functools.wraps(spread)
+    def expand_batch_to_tokens(x: Any, ends: Any, count: int, replace_from: Any = 0, replace_to: Any = 0) -> Any:
+        if x.device.type != "cpu":
+            return spread(x, ends, count, replace_from, replace_to)
+        each = ends.diff(prepend=ends.new_zeros(1))
+        return x.masked_fill(x == replace_from, replace_to).repeat_interleave(each)
+
+    rejection_sampler.apply_top_k_top_p = apply_top_k_top_p
+    rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 
 
 def register() -> None:

@@ -74,7 +74,10 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "vllm.logger": {"init_logger": lambda name: made.log},
         "vllm.tokenizers": {"cached_tokenizer_from_config": lambda model: made.words},
         "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": GPUModelRunner},
-        "vllm.v1.sample.rejection_sampler": {"apply_top_k_top_p": lambda logits, k, p: logits.max()},
+        "vllm.v1.sample.rejection_sampler": {
+            "apply_top_k_top_p": lambda logits, k, p: logits.max(),
+            "expand_batch_to_tokens": lambda x, ends, count, old=0, new=0: x.new_empty(count),
+        },
         "vllm.entrypoints.openai.chat_completion.protocol": {"ChatCompletionRequest": made.chats},
         "vllm.entrypoints.openai.completion.protocol": {"CompletionRequest": made.completions},
     }
@@ -194,6 +197,17 @@ def test_a_step_without_drafts_does_not_reach_filters_that_fail_there(vllm: Simp
     sampler = sys.modules["vllm.v1.sample.rejection_sampler"]
     assert sampler.apply_top_k_top_p(torch.empty(0, 5), None, None).shape == (0, 5)
     assert sampler.apply_top_k_top_p(torch.ones(2, 5), None, None) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
+def test_parameters_of_requests_are_spread_over_their_rows_without_triton(
+    vllm: SimpleNamespace, dtype: torch.dtype
+) -> None:
+    vllm.runner(config())
+    spread = sys.modules["vllm.v1.sample.rejection_sampler"].expand_batch_to_tokens
+    found = spread(torch.tensor([5, 0, 7, 8], dtype=dtype), torch.tensor([2, 3, 3, 6], dtype=torch.int32), 6, 0, 1)
+    assert found.tolist() == [5, 5, 1, 8, 8, 8]
+    assert found.dtype == dtype
 
 
 @pytest.mark.parametrize("world", [1, 2])

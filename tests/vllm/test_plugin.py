@@ -103,7 +103,7 @@ def test_a_malformed_prediction_is_a_client_error_and_the_server_goes_on(servers
 
 def test_sampled_requests_with_structure_stops_and_penalties_are_answered(servers: dict[str, str]) -> None:
     found = ask(
-        servers["drafting"], prompt="def ", n=3, temperature=0.9, seed=5, stop=["\n\n"], frequency_penalty=0.5,
+        servers["drafting"], prompt="a b c a b c a b c", n=3, temperature=0.9, seed=5, stop=["\n\n"], frequency_penalty=0.5,
         repetition_penalty=1.1, top_k=20, logprobs=1,
     )  # fmt: skip
     assert len(found["choices"]) == 3
