@@ -13,10 +13,10 @@ from benchmarks.contenders import interpreter
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
 from slipstream.errors import ServedError
-from slipstream.integrations.server_process import ServerProcess
-from slipstream.integrations.vllm_server import VllmServer
 from slipstream.lab.configs import Choice
 from slipstream.lab.endpoint import Endpoint
+from slipstream.lab.server_process import ServerProcess
+from slipstream.lab.vllm_server import VllmServer
 
 CONTEXT = 1024
 STREAMS = 64

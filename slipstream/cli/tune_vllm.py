@@ -14,7 +14,7 @@ from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, compared, started
 from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished, writable
 from slipstream.core.params import SamplingParams
-from slipstream.integrations.vllm_server import VllmServer
+from slipstream.lab.vllm_server import VllmServer
 
 if TYPE_CHECKING:
     from slipstream.cli.tune import TuneModels

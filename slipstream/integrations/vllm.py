@@ -115,12 +115,12 @@ class Proposer:
             verified = scheduled.scheduled_spec_decode_tokens
             rows = []
             for i, sampled in enumerate(sampled_token_ids):
-                key, ids = batch.req_ids[i], token_ids_cpu[i]
+                key = batch.req_ids[i]
                 rows.append(
                     Row(
                         key,
                         int(num_tokens_no_spec[i]),
-                        lambda begin, end, ids=ids: ids[begin:end].tolist(),
+                        functools.partial(_tokens, token_ids_cpu[i]),
                         len(sampled),
                         len(verified.get(key, ())),
                         scheduled.num_scheduled_tokens[key],
@@ -165,6 +165,11 @@ class Proposer:
         if kind not in self._faults and len(self._faults) < 8:
             self._faults.add(kind)
             self._log.error("a fault in a Slipstream drafter; decoding goes on without this draft", exc_info=fault)
+
+
+def _tokens(row: Any, begin: int, end: int) -> list[int]:
+    found: list[int] = row[begin:end].tolist()
+    return found
 
 
 def _watch_runners() -> None:
@@ -230,21 +235,28 @@ def register() -> None:
 
 def _read_predictions(kind: Any) -> None:
     """Have requests of this kind hand their field `prediction` on among vLLM's extra arguments."""
-    from slipstream.server.api_error import ApiError
-    from slipstream.server.fields import prediction_text
-
     plain = kind.to_sampling_params
     if hasattr(plain, "__wrapped__"):
         return
 
     @functools.wraps(plain)
     def reading(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            text = prediction_text(self.model_extra or {})
-        except ApiError as fault:
-            raise ValueError(fault.message) from fault  # vLLM answers 400
+        text = predicted_text((self.model_extra or {}).get(PREDICTION))
         if text:
             self.vllm_xargs = {PREDICTION: text, **(self.vllm_xargs or {})}
         return plain(self, *args, **kwargs)
 
     kind.to_sampling_params = reading
+
+
+def predicted_text(field: Any) -> str:
+    """The text of OpenAI's field `prediction`: {"type": "content", "content": a text, or a list of text parts}. Raises
+    ValueError, which vLLM answers with 400, for any other form."""
+    if field is None:
+        return ""
+    content = field.get("content") if isinstance(field, dict) and field.get("type") == "content" else None
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+    if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
+        raise ValueError('prediction must be {"type": "content", "content": a text or a list of text parts}')
+    return "".join(map(str, texts))

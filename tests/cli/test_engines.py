@@ -21,7 +21,7 @@ from slipstream.cli.engines import EngineOptions, compared, vllm_server
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.tune import TuneModels
 from slipstream.errors import ParameterError
-from tests.integrations.test_vllm_server import python as python
+from tests.lab.test_vllm_server import python as python
 
 VLLM = EngineOptions(engine="vllm")
 

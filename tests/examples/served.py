@@ -12,7 +12,7 @@ import yaml
 from slipstream.cli.engines import EngineOptions, vllm_server
 from slipstream.cli.main import app
 from slipstream.cli.options import ModelOptions
-from slipstream.integrations.vllm_server import VllmServer
+from slipstream.lab.vllm_server import VllmServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -9,7 +9,17 @@ import pytest
 
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
-from slipstream.lab.configs import PLUGIN, PROGRAMS, Choice, llama_server, others, sglang, slipstream, transformers, vllm
+from slipstream.lab.configs import (
+    PLUGIN,
+    PROGRAMS,
+    Choice,
+    llama_server,
+    others,
+    sglang,
+    slipstream,
+    transformers,
+    vllm,
+)
 from slipstream.settings import DRAFT_TOKENIZERS
 
 MODEL = Choice("model", 4, "org/target", "org/draft")

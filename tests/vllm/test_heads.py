@@ -10,8 +10,8 @@ import pytest
 
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.heads.head_convert import convert_head
-from slipstream.integrations.vllm_server import ENVIRONMENT, LOADING, VllmServer, interpreter
 from slipstream.lab.configs import Choice
+from slipstream.lab.vllm_server import ENVIRONMENT, LOADING, VllmServer, interpreter
 from slipstream.settings import HEAD_FORMATS
 
 if not ENVIRONMENT.exists():

@@ -13,9 +13,9 @@ import pytest
 
 from slipstream import zoo
 from slipstream.errors import ServedError
-from slipstream.integrations.server_process import ServerProcess
-from slipstream.integrations.vllm_server import ENVIRONMENT, LOADING, VllmServer, interpreter
 from slipstream.lab.configs import Choice
+from slipstream.lab.server_process import ServerProcess
+from slipstream.lab.vllm_server import ENVIRONMENT, LOADING, VllmServer, interpreter
 
 if not ENVIRONMENT.exists():
     pytest.skip("vLLM is not installed: run `make vllm`", allow_module_level=True)
@@ -103,8 +103,8 @@ def test_a_malformed_prediction_is_a_client_error_and_the_server_goes_on(servers
 
 def test_sampled_requests_with_structure_stops_and_penalties_are_answered(servers: dict[str, str]) -> None:
     found = ask(
-        servers["drafting"], prompt="a b c a b c a b c", n=3, temperature=0.9, seed=5, stop=["\n\n"], frequency_penalty=0.5,
-        repetition_penalty=1.1, top_k=20, logprobs=1,
+        servers["drafting"], prompt="a b c a b c a b c", n=3, temperature=0.9, seed=5, stop=["\n\n"],
+        frequency_penalty=0.5, repetition_penalty=1.1, top_k=20, logprobs=1,
     )  # fmt: skip
     assert len(found["choices"]) == 3
     one = ask(servers["drafting"], prompt="a", structured_outputs={"choice": ["yes yes yes", "no no no"]})

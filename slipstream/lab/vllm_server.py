@@ -20,8 +20,8 @@ from typing import Any
 import slipstream
 from slipstream.core.params import Strict
 from slipstream.errors import LoadError, ParameterError
-from slipstream.integrations.server_process import ServerProcess
 from slipstream.lab.configs import Choice, vllm
+from slipstream.lab.server_process import ServerProcess
 
 ENVIRONMENT = Path(".venv-vllm")
 """What `make vllm` makes."""

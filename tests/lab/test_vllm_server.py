@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from slipstream.errors import LoadError, ParameterError, ServedError
-from slipstream.integrations.vllm_server import VllmServer, interpreter
 from slipstream.lab.configs import PLUGIN, Choice
+from slipstream.lab.vllm_server import VllmServer, interpreter
 
 FAKE = Path(__file__).parent / "fake_vllm.py"
 
