@@ -46,16 +46,19 @@ def theirs(url: str) -> tuple[float, list[str]]:
 
 @pytest.mark.parametrize("to", HEAD_FORMATS)
 def test_vllm_accepts_as_many_draft_tokens_of_a_converted_head_as_we_do(tmp_path: Path, to: str) -> None:
-    """On the same greedy texts. Ours are cut short at the end of a text, and near ties in float32 differ: 5 %."""
+    """On the same greedy texts. Our last draft of a text is cut short, and near ties in float32 differ: 5 %. The layers
+    before or after those that the head was trained on would cost it 8 or 2 %, so vLLM's log has to name them."""
     kind = "medusa" if to == "medusa" else "eagle3"
     convert_head(zoo.head_dir(kind, zoo.target_dir()), to, tmp_path / "head", zoo.target_dir())
     speculation = {"method": kind, "model": str(tmp_path / "head"), "num_speculative_tokens": DRAFT_TOKENS}
     arguments = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 8, "speculative_config": speculation}
+    log: list[str] = []
     with VllmServer(Choice("none", target=str(zoo.target_dir())), arguments, 1).process(
-        interpreter(None), environment={"VLLM_CPU_KVCACHE_SPACE": "1"}
+        interpreter(None), watch=log.append, environment={"VLLM_CPU_KVCACHE_SPACE": "1"}
     ) as process:
         found, texts = theirs(process.ready(LOADING))
     wanted, same = ours(kind)
     print(json.dumps({"format": to, "vllm": round(found, 3), "slipstream": round(wanted, 3), "texts": len(texts)}))
     assert sum(a == b for a, b in zip(texts, same, strict=True)) >= len(texts) - 2
     assert found == pytest.approx(wanted, rel=0.05)
+    assert kind == "medusa" or any("auxiliary layers from speculative config: (2, 4, 5)" in line for line in log)
