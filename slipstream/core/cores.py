@@ -1,10 +1,12 @@
-"""How many threads can run at once on this machine."""
+"""How many threads can run at once on this machine, and what a container allows."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from pathlib import Path
+
+GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def available_cores() -> int:
@@ -32,23 +34,39 @@ def _cores(cpus: set[int]) -> set[str]:
     return found
 
 
-def container_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
+def container_quota(root: Path = GROUPS, own: Path = OWN) -> float | None:
     """CPU quota of the control group, in processors (v2 `cpu.max`, v1 `cpu.cfs_quota_us`); None: no limit."""
+    limits = []
+    for folder in _folders(root, own):
+        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+            quota, period = (folder / "cpu.max").read_text().split()[:2]
+            limits.append(int(quota) / int(period))  # "max" is no number
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+        quota = (root / "cpu" / "cpu.cfs_quota_us").read_text()
+        if int(quota) > 0:
+            limits.append(int(quota) / int((root / "cpu" / "cpu.cfs_period_us").read_text()))
+    return min(limits, default=None)
+
+
+def container_memory(root: Path = GROUPS, own: Path = OWN) -> int | None:
+    """Bytes that the control group still allows (v2 `memory.max`, v1 `memory.limit_in_bytes`); None: no limit. Pages of
+    files are not counted as used: they are given up when memory is needed."""
+    names = [(folder, "memory.max", "memory.current") for folder in _folders(root, own)]
+    left = []
+    for folder, limit, used in [*names, (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")]:
+        with contextlib.suppress(OSError, ValueError):
+            most, now = (int((folder / name).read_text()) for name in (limit, used))
+            held = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            files = (held.get(f"total_{kind}", held.get(kind, 0)) for kind in ("inactive_file", "active_file"))
+            left.append(max(0, most - now + sum(map(int, files))))
+    return min(left, default=None)
+
+
+def _folders(root: Path, own: Path) -> set[Path]:
+    """Those of the control groups (v2) that this process is in."""
     try:
         groups = [line.split(":", 2)[2] for line in own.read_text().splitlines() if line.startswith("0::")]
     except (OSError, IndexError):
         groups = []
-    least: float | None = None
-    for group in {"/", *groups}:
-        at = root / group.strip("/")
-        for folder in (at, *(p for p in at.parents if p == root or root in p.parents)):
-            with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-                quota, period = (folder / "cpu.max").read_text().split()[:2]
-                if quota != "max":
-                    least = min(least or float("inf"), int(quota) / int(period))
-    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-        quota = (root / "cpu" / "cpu.cfs_quota_us").read_text()
-        if int(quota) > 0:
-            period = (root / "cpu" / "cpu.cfs_period_us").read_text()
-            least = min(least or float("inf"), int(quota) / int(period))
-    return least
+    found = [root, *(root / group.strip("/") for group in groups)]
+    return {folder for at in found for folder in (at, *at.parents) if folder == root or root in folder.parents}

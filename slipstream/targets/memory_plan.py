@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from slipstream.backends.table import choose, resolve_settings
+from slipstream.core.cores import container_memory
 from slipstream.core.sizes import size
 from slipstream.errors import CheckpointError, LoadError
 from slipstream.kv.blocks import BLOCK
@@ -84,17 +85,19 @@ def plan(
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes of memory that are free on a device."""
+    """Bytes of memory that are free on a device, and in the container."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):  # not Linux: what the machine has
         import os
 
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    allowed = container_memory()
+    return free if allowed is None else min(free, allowed)
 
 
 def _of_draft(draft: str | Path, load: Mapping[str, Any]) -> tuple[int, int]:
