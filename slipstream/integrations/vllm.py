@@ -18,7 +18,8 @@ A request may say what its output is expected to hold: `"vllm_xargs": {"predicti
 Where Slipstream is installed as a package, vLLM's server also reads `prediction` as in OpenAI's API.
 
 vLLM hands a proposer no request ids and no prompt lengths, so `propose_draft_token_ids` of its runner is wrapped to see
-them. A fault in a drafter costs the drafts of a step, never a request: it is logged once.
+them. A fault in a drafter costs the drafts of a step, never a request: it is logged once,
+and after several of them decoding is plain.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 VERSIONS = "0.32 and 0.33"
 """Versions of vLLM that this was tried with or written for."""
 LENGTHS = ("learned", "full")
+MOST_FAULTS = 8
+"""Steps that lost their drafts to a fault, after which none is drafted any more: each reads all texts anew."""
 CHAINS = {"branches": 1, "forks": 1, "fillers": 0, "branch_tokens": 0}
 """Options that would make trees, or need logits: vLLM verifies chains, and shows none."""
 PREDICTION = "prediction"
@@ -94,6 +97,7 @@ class Proposer:
         self._runner: Any = None
         self._scheduled: Any = None
         self._faults: set[str] = set()
+        self._failed = 0
         _watch_runners()
         self._log.info("Slipstream drafts: %s, at most %d tokens, %s lengths", self._drafts.drafter.name, most,
                        "learned" if timed else "full")  # fmt: skip
@@ -110,6 +114,8 @@ class Proposer:
     ) -> list[list[int]]:
         """Draft tokens for each row of the batch, none for a prompt that is still being read. token_ids_cpu [rows,
         context]: row i holds `num_tokens_no_spec[i]` tokens."""
+        if self._failed >= MOST_FAULTS:
+            return [[] for _ in sampled_token_ids]
         try:
             batch, scheduled = self._runner.input_batch, self._scheduled
             verified = scheduled.scheduled_spec_decode_tokens
@@ -130,6 +136,7 @@ class Proposer:
             return self._drafts.propose(rows, self._runner.requests)
         except Exception as fault:
             self._report(fault)
+            self._failed += 1
             self._drafts = self._new_drafts()
             return [[] for _ in sampled_token_ids]
 

@@ -183,6 +183,11 @@ def test_a_fault_in_a_drafter_costs_its_drafts_and_is_logged_once(
         assert step(runner, rows) == {"a": []}
     assert len(vllm.log.errors) == 1
     assert step(runner, rows)["a"][:2] == [2, 3]
+    for _ in range(plugin.MOST_FAULTS):
+        monkeypatch.setattr(runner.drafter._drafts.drafter, "propose", broken)
+        step(runner, rows)
+    monkeypatch.undo()
+    assert step(runner, rows) == {"a": []}  # a fault that stays ends drafting
 
 
 def test_ended_requests_are_forgotten(vllm: SimpleNamespace) -> None:
