@@ -105,6 +105,10 @@ def rows(runs: Mapping[str, Mapping[str, Any]], host: Mapping[str, Mapping[str, 
         made.append(_row(both, lambda s=streams: _mean_against_ngram(speeds, s)))  # type: ignore[misc]
         row = Row(f"plug-in against vLLM plain, text that cannot be drafted, {counted(streams)}", "speed", 0.97)
         made.append(_row(row, lambda s=streams: _two(speeds, f"{PLUG_IN}: {NOVEL}", f"{PLAIN}: {NOVEL}", s)))  # type: ignore[misc]
+        row = Row(
+            f"predicted over measured speed-up, or the reverse, code, {counted(streams)}", "speed", 1.15, at_most=True
+        )
+        made.append(_row(row, lambda s=streams: _predicted(speeds, s)))  # type: ignore[misc]
         row = Row(f"plug-in against vLLM plain, code, {counted(streams)}", "speed", 1.0)
         made.append(_row(row, lambda s=streams: _two(speeds, f"{PLUG_IN}: code", f"{PLAIN}: code", s)))  # type: ignore[misc]
     made.append(_row(Row("an edit with a prediction against without, 1 stream", "speed", 1.5),
@@ -163,6 +167,22 @@ def _mean_against_ngram(arms: Arms, streams: int) -> tuple[Estimate, str]:
         sides.append([math.prod(one) ** (1 / len(one)) for one in zip(*times, strict=False)])
     many = min(map(len, sides))
     return ratio(sides[0][:many], sides[1][:many]), ""
+
+
+def _predicted(arms: Arms, streams: int) -> tuple[Estimate, str]:
+    """The speed-up of decoding by the acceptance of the plug-in and the times of plain steps alone: a step takes a time
+    for itself and one for each row, from the two loads of plain decoding."""
+    few, many = (arms[f"{PLAIN}: code", load]["next"]["mean"] for load in LOADS)
+    each_row = max(0.0, (many - few) / (LOADS[1] - LOADS[0]))
+    drafting, plain = arms[f"{PLUG_IN}: code", streams], arms[f"{PLAIN}: code", streams]
+    counters = drafting["counters"]
+    steps = counters["output_tokens"] - counters["accepted_tokens"]
+    rows = streams * (1 + counters["draft_tokens"] / steps)
+    step, without = (few + (n - LOADS[0]) * each_row for n in (rows, streams))
+    predicted = counters["tokens_per_step"] * without / step
+    measured = plain["next"]["mean"] / drafting["next"]["mean"]
+    off = max(predicted / measured, measured / predicted)
+    return Estimate(off, off, off), f"predicted {predicted:.2f}x, measured {measured:.2f}x"
 
 
 def _lengths(arms: Arms, name: str) -> tuple[Estimate, str]:
