@@ -14,6 +14,7 @@ from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, compared, started
 from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished, writable
 from slipstream.core.params import SamplingParams
+from slipstream.errors import ServedError
 from slipstream.lab.vllm_server import VllmServer
 
 if TYPE_CHECKING:
@@ -45,17 +46,30 @@ def tune_vllm(
     found: list[Result] = []
     render.line(f"tune: {', '.join(tried)} in vLLM; {render.counted(len(entries), 'prompt')} of {texts.prompts}")
 
+    def compare(name: str, base: Mapping[str, str]) -> None:
+        with started({name: tried[name]}, engine) as place:
+            arms: list[LoadArm] = []
+            for each, url in {**base, **place}.items():
+                arms.append(LoadArm(each, Endpoint(url), load, asked.request, arms[0] if arms else None))
+            with render.progress(name, requests_of(arms, config)) as advance:
+                found.append(load_test(arms, config, asked.settings, None, advance))
+            if files.out is not None:
+                save(joined(found), files.out)
+
     def measure() -> Result:
         with started(plain, engine) as base:
-            for name, server in tried.items():
-                with started({name: server}, engine) as place:
-                    arms: list[LoadArm] = []
-                    for each, url in {**base, **place}.items():
-                        arms.append(LoadArm(each, Endpoint(url), load, asked.request, arms[0] if arms else None))
-                    with render.progress(name, requests_of(arms, config)) as advance:
-                        found.append(load_test(arms, config, asked.settings, None, advance))
-                    if files.out is not None:
-                        save(joined(found), files.out)
+            try:
+                for i, name in enumerate(tried):
+                    try:
+                        compare(name, base)
+                    except ServedError as fault:  # this setting does not start, or fails; others may do
+                        if not found and i == len(tried) - 1:
+                            raise
+                        render.message("warning", f"{name} was not measured: {fault}")
+            except KeyboardInterrupt as stop:
+                if found:
+                    stop.result = replace(joined(found), complete=False)  # type: ignore[attr-defined]
+                raise
         return joined(found)
 
     result, code = unfinished(measure)

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from slipstream.cli import tune_vllm
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.engines import EngineOptions, compared, vllm_server
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.tune import TuneModels
-from slipstream.errors import ParameterError
+from slipstream.errors import ParameterError, ServedError
 from tests.lab.test_vllm_server import python as python
 
 VLLM = EngineOptions(engine="vllm")
@@ -176,3 +177,42 @@ def test_vllm_ends_when_the_command_is_killed(python: Callable[..., Path]) -> No
         except OSError:
             return
     raise AssertionError("the server outlived the command")
+
+
+def test_tune_goes_on_where_a_setting_does_not_start_and_keeps_what_was_measured_when_interrupted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from contextlib import contextmanager
+
+    from slipstream.cli.measuring import OutputOptions, PromptOptions
+    from slipstream.core.params import SamplingParams
+    from slipstream.lab import load
+    from slipstream.lab.results import Result
+
+    @contextmanager
+    def started(servers: dict[str, Any], engine: EngineOptions) -> Any:
+        for name in servers:
+            if "=2" in name:
+                raise ServedError("it ended while it started")
+            if "=8" in name:
+                raise KeyboardInterrupt
+        yield dict.fromkeys(servers, "http://localhost:1/v1")
+
+    def load_test(arms: Any, *rest: Any) -> Result:
+        rows = [arm("plain", 1, 1, None), arm(arms[1].name, 1.5, 1.2)]
+        return Result("bench-served", {}, {}, {"arms": rows}, complete=True)
+
+    monkeypatch.setattr(tune_vllm, "started", started)
+    monkeypatch.setattr(load, "load_test", load_test)
+    shown: list[Result] = []
+    monkeypatch.setattr(tune_vllm, "finish", lambda result, files: shown.append(result))
+    models = TuneModels(target="t", draft="d", drafters="suffix,model")
+    out = tmp_path / "choice.json"
+    with pytest.raises(typer.Exit) as ended:
+        tune_vllm.tune_vllm(models, SamplingParams(), PromptOptions(), 1, 3, 1.0, out, VLLM, OutputOptions())
+    assert ended.value.exit_code == 130
+    assert [each["name"] for each in shown[0].data["arms"]] == ["plain", "suffix", "plain", "model:draft_tokens=4"]
+    assert shown[0].data["arms"][3]["against"] == 2
+    assert shown[0].complete is False
+    assert "model:draft_tokens=2 was not measured" in capsys.readouterr().err
+    assert json.loads(out.read_text())["drafter"] == "suffix"
