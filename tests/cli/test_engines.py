@@ -22,7 +22,7 @@ from slipstream.cli.engines import EngineOptions, compared, vllm_server
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.tune import TuneModels
 from slipstream.errors import ParameterError, ServedError
-from tests.lab.test_vllm_server import python as python
+from tests.lab.vllm_environment import python as python
 
 VLLM = EngineOptions(engine="vllm")
 

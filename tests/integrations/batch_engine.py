@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from slipstream.integrations.row_drafts import Request, Row, RowDrafts
 
+VOCAB = 1000
+
 
 @dataclass
 class Running:
@@ -88,3 +90,18 @@ class BatchEngine:
         limit = len(one.prompt) + len(one.answer)
         request = Request(len(one.prompt), limit, one.prediction)
         return Row(one.id, len(text), lambda a, b: text[a:b], gained, drafted, rows, lambda: request)
+
+
+def repetitive(seed: int, count: int = 120) -> list[int]:
+    """A text that repeats passages of itself."""
+    rng = random.Random(seed)
+    phrases = [[rng.randrange(VOCAB) for _ in range(rng.randint(4, 12))] for _ in range(4)]
+    text: list[int] = []
+    while len(text) < count:
+        text += rng.choice(phrases)
+    return text[:count]
+
+
+def novel(seed: int, count: int = 120) -> list[int]:
+    """A text in which no token occurs twice."""
+    return random.Random(seed).sample(range(100_000), count)

@@ -10,25 +10,9 @@ import pytest
 from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
 from slipstream.integrations.row_drafts import RowDrafts
 from slipstream.integrations.vllm import drafter_of
-from tests.integrations.batch_engine import BatchEngine, Running
+from tests.integrations.batch_engine import VOCAB, BatchEngine, Running, novel, repetitive
 
-VOCAB = 1000
 LOOKUPS = ["suffix", "ngram", "sam", "suffix,ngram", "sam,suffix,ngram"]
-
-
-def repetitive(seed: int, count: int = 120) -> list[int]:
-    """A text that repeats passages of itself."""
-    rng = random.Random(seed)
-    phrases = [[rng.randrange(VOCAB) for _ in range(rng.randint(4, 12))] for _ in range(4)]
-    text: list[int] = []
-    while len(text) < count:
-        text += rng.choice(phrases)
-    return text[:count]
-
-
-def novel(seed: int, count: int = 120) -> list[int]:
-    """A text in which no token occurs twice."""
-    return random.Random(seed).sample(range(100_000), count)
 
 
 def requests(count: int) -> list[Running]:

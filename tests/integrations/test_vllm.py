@@ -16,7 +16,7 @@ import torch
 
 from slipstream.errors import ParameterError
 from slipstream.integrations import vllm as plugin
-from tests.integrations.test_row_drafts import novel, repetitive
+from tests.integrations.batch_engine import novel, repetitive
 
 RECORDING = Path(__file__).parent / "data" / "vllm_calls.json"
 VOCAB, CONTEXT = 200_000, 512

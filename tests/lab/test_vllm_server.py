@@ -16,24 +16,7 @@ import pytest
 from slipstream.errors import LoadError, ParameterError, ServedError
 from slipstream.lab.configs import PLUGIN, Choice
 from slipstream.lab.vllm_server import VllmServer, interpreter
-
-FAKE = Path(__file__).parent / "fake_vllm.py"
-
-
-@pytest.fixture
-def python(tmp_path: Path) -> Callable[..., Path]:
-    """A Python of an environment with that version of vLLM, whose server is the stand-in."""
-
-    def made(mode: str = "serves", version: str = "0.32.0") -> Path:
-        script = tmp_path / f"python-{mode}"
-        script.write_text(
-            f'#!/bin/sh\nif [ "$1" = -c ]; then echo {version}; exit; fi\nshift 2\n'
-            f'exec {sys.executable} {FAKE} {mode} "$@"\n'
-        )
-        script.chmod(0o755)
-        return script
-
-    return made
+from tests.lab.vllm_environment import python as python
 
 
 def facts(url: str) -> dict[str, Any]:
