@@ -60,7 +60,7 @@ def test_every_contender_of_both_tables_can_be_loaded_and_nothing_else_is_named(
 
 def test_every_worker_can_be_made_by_a_make_target():
     text = (Path(command.ROOT) / "benchmarks" / "make.mk").read_text()
-    made = set(re.findall(r"^(peer-\w+):", text, re.MULTILINE))
+    made = set(re.findall(r"^(peer-\w+|vllm):", text, re.MULTILINE))
     assert made == {kind.make for kind in WORKERS.values() if kind.make}
     everything = re.search(r"^peers: (.*)$", text, re.MULTILINE)
     assert everything is not None

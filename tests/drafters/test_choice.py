@@ -215,7 +215,7 @@ def test_embedded_is_replaced_by_the_real_checkpoint_in_settings_for_other_progr
     assert embedded_role("suffix+eagle3") == "eagle3"
     for name, folder in (("eagle3", "eagle3"), ("model", "draft")):
         found = configurations(Choice(name, 4, draft="embedded"))
-        assert found["vllm"]["values"]["model"] == str(zoo.HERE / "models" / folder)
+        assert found["vllm"]["values"]["speculative_config"]["model"] == str(zoo.HERE / "models" / folder)
         assert found["slipstream"]["draft"] == "embedded"
 
 

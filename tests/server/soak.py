@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream import LLM, SamplingParams, zoo
-from slipstream.lab.load_client import counters_of
 from tests.server.hosting import eventually
 from tests.server.soak_server import DRAFTER_RAISES, KV_TOKENS, NAN, RAISES, RAISES_LATER
 
@@ -95,6 +95,15 @@ def server(folder: str, kv_tokens: int = KV_TOKENS, draft: str | None = None) ->
             yield url, [made.pid, *engine]
         finally:
             made.terminate()
+
+
+def counters_of(text: str) -> dict[str, float]:
+    """The server's counters by name without prefix, summed over their labels."""
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name.partition(":")[2]] += sample.value
+    return dict(found)
 
 
 def resident(pid: int) -> int:
