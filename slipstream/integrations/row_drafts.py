@@ -5,10 +5,12 @@ Its `Sequence` is made when the request is first seen and grows by the tokens th
 reads each token once. Drafts hold no probabilities (point masses), as lookups always do, so the engine's output
 distribution does not depend on them.
 
-Draft lengths are those of `DraftLengths`. The time of a step is that from the end of one call to the begin of the next,
-and it counts only if a request is in both: else the engine may have been idle. Several ranks that must draft alike
-cannot use times; there each draft has the full length, and ends where the acceptance rates of its match end it
-(`MatchLengthStats`).
+A draft ends at the first depth whose draft token is not worth its row. A token is accepted with the probability that
+the request's own drafts show, depth by depth. Whether they were verified or not, they are compared with the text, so it
+is seen when a request that drafts nothing is worth it again. A row costs what the times of recent steps say, in tokens
+that the batch would gain in that time. The time of a step is that from the end of one call to the begin of the next; it
+counts only if a request is in both, else the engine may have been idle. Several ranks that must draft alike cannot use
+times; there a draft ends where the acceptance rates of its match end it (`MatchLengthStats`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import time
 from collections.abc import Callable, Collection, Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from slipstream.core.draft import Draft, Verdict
@@ -24,12 +27,21 @@ from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.engine.draft_lengths import DraftLengths, Step
+from slipstream.drafters.acceptance_stats import DepthStats
+from slipstream.engine.step_times import Mean, Times
 
 NO_LOGITS = TargetOut(torch.empty(0, 0))
 """An engine that is not ours shows none; lookups read none."""
-CAUGHT_UP = 64
-"""A drafter that reads more new tokens of a request than this catches up: that time is no cost of its drafts."""
+FIRST = 2
+"""Longest drafts until a row has a cost, where lengths depend on times."""
+DEAREST = 0.9
+"""A draft token that is accepted with this probability is verified at any cost: times may be those of a bad moment."""
+KNOWN = 6
+"""Steps that are timed before a row has a cost."""
+FORGET, CHEAPEST = 63 / 64, 1e-3
+"""A cost that is not measured again falls by this factor in each step, so that drafts are tried again, and measured."""
+SHORTEST = 1e-9
+"""Seconds that a step takes at least, whatever the clock says."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +80,18 @@ class RowDrafts:
     drafter  a lookup, or a stack of lookups.
     most     longest draft.
     context  most tokens that the engine's model can hold.
-    timed    whether lengths are chosen by times.
+    timed    whether lengths depend on times.
     """
 
     def __init__(self, drafter: Drafter, most: int, context: int, timed: bool = True,
                  clock: Callable[[], float] = time.perf_counter):  # fmt: skip
-        self.drafter, self.most, self.context, self.clock = drafter, most, context, clock
-        self.lengths = DraftLengths(most) if timed else None
+        self.drafter, self.most, self.context, self.timed, self.clock = drafter, most, context, timed, clock
         self._seqs: dict[str, Sequence] = {}
-        self._given: dict[str, int] = {}  # the length that each request of the last call was given
-        self._read: dict[str, int] = {}  # how many tokens of each the drafter has read
-        self._caught_up = False  # whether it caught up in the last call
-        self._ended, self._spent = 0.0, 0.0  # when the last call ended; how long it took
+        self._stats: dict[str, DepthStats] = {}
+        self._proposed: dict[str, list[int]] = {}  # what the drafter proposed in the last call, by request
+        self._forward, self._gained, self._ended = Times(), Mean(16), 0.0
+        self._cost = 0.0
+        self._last: set[str] = set()  # requests of the last call
 
     def __len__(self) -> int:
         """Requests that are remembered."""
@@ -90,29 +102,41 @@ class RowDrafts:
         not ended; what is known of others is freed."""
         begin = self.clock()
         seqs = [self._grown(row) for row in rows]
-        decoding = [i for i, row in enumerate(rows) if row.gained]
         self._learn(rows, seqs, begin)
         for gone in [key for key in self._seqs if key not in alive]:
             self._free(gone)
+        decoding = [i for i, row in enumerate(rows) if row.gained]
         own = [seqs[i] for i in decoding]
         limits = [max(0, min(self.most, seq.room - 1)) for seq in own]
-        waiting = sum(row.rows for row in rows if not row.gained)
-        ids = [seq.id for seq in own]
-        budget = self.lengths.choose(ids, limits, waiting) if self.lengths else limits
-        self._given = {row.id: 0 for row in rows}
         drafts: list[list[int]] = [[] for _ in rows]
-        self._caught_up = False
-        if any(budget):
-            draft = self.drafter.propose(own, budget)
+        self._proposed = {}
+        if any(limits):
+            draft, cost = self.drafter.propose(own, limits), self._row_cost(len(own))
             for b, i in enumerate(decoding):
-                drafts[i] = draft.ids[draft.splits[b] : draft.splits[b + 1]]
-                self._given[rows[i].id] = budget[b]
-                if budget[b]:
-                    self._caught_up |= rows[i].length - self._read.get(rows[i].id, 0) > CAUGHT_UP
-                    self._read[rows[i].id] = rows[i].length
+                found = draft.ids[draft.splits[b] : draft.splits[b + 1]]
+                if found:
+                    self._proposed[rows[i].id] = found
+                    drafts[i] = found[: self._worth(rows[i].id, len(found), cost)]
+        self._last = {row.id for row in rows}
         self._ended = self.clock()
-        self._spent = self._ended - begin
         return drafts
+
+    def _worth(self, key: str, length: int, cost: float) -> int:
+        """How many draft tokens of a request are worth their rows."""
+        if not cost:
+            return min(length, FIRST) if self.timed else length
+        likely = self._stats[key].acceptance_by_depth(length)
+        return next((depth for depth, chance in enumerate(likely) if chance < cost), length)
+
+    def _row_cost(self, requests: int) -> float:
+        """What a further row costs, in tokens that so many requests gain in that time; 0 if it is not known."""
+        if not self.timed or len(self._forward) < KNOWN:
+            return 0.0
+        plain, more = self._forward.estimate(np.array([requests, requests + max(4, requests)])).tolist()
+        each = max(0.0, more - plain) / max(4, requests)
+        now = each * max(self._gained.value, requests) / max(plain, SHORTEST)
+        self._cost = min(DEAREST, max(now, FORGET * self._cost, CHEAPEST))
+        return self._cost
 
     def _grown(self, row: Row) -> Sequence:
         """The sequence of a row, with its new tokens. A text that is not longer than before is one that the engine has
@@ -129,43 +153,32 @@ class RowDrafts:
                 prediction=found.prediction,
             )  # fmt: skip
             self._seqs[row.id] = seq
+            self._stats[row.id] = DepthStats(self.most, prior=0.7, weight=4.0, fade=31 / 32, restart_below=1e-4)
         seq.tokens.extend(row.tokens(len(seq.tokens), row.length))
         return seq
 
     def _learn(self, rows: Seq[Row], seqs: Seq[Sequence], begin: float) -> None:
-        """Show the drafter what followed its drafts, and the lengths what the step took."""
-        own = [i for i, row in enumerate(rows) if row.gained and row.id in self._given and row.rows == 1 + row.drafted]
-        shown = [i for i in own if self._given[rows[i].id]]
+        """Compare what was proposed with what followed, and note what the step took."""
+        shown = [i for i, row in enumerate(rows) if row.gained and row.id in self._proposed]
         if shown:
             runs = [seqs[i].tokens[-rows[i].gained :] for i in shown]
+            for i, run in zip(shown, runs, strict=True):
+                pairs = list(zip(self._proposed[rows[i].id], run, strict=False))
+                right = next((n for n, (proposed, token) in enumerate(pairs) if proposed != token), len(pairs))
+                self._stats[rows[i].id].learn(right, right < len(pairs))
             verified = Draft.chains([run[:-1] for run in runs])
             paths = [list(range(len(run) - 1)) for run in runs]
-            plain = [False] * len(shown)
-            verdict = Verdict(paths, [run[-1] for run in runs], [None] * len(shown), plain)
+            verdict = Verdict(paths, [run[-1] for run in runs], [None] * len(runs), [False] * len(runs))
             self.drafter.observe([seqs[i] for i in shown], verified, NO_LOGITS, verdict)
-        if self.lengths is None or not own:
-            return
-        if not self.lengths.learning:
-            return self.lengths.rest(1)
-        self.lengths.learn(
-            Step(
-                ids=[seqs[i].id for i in own],
-                lengths=[self._given[rows[i].id] for i in own],
-                nodes=[rows[i].drafted for i in own],
-                accepted=[min(rows[i].gained - 1, rows[i].drafted) for i in own],
-                draft=self._spent,
-                rest=begin - self._ended,
-                catching_up=self._caught_up,
-                prompt_rows=sum(row.rows for row in rows) - sum(rows[i].rows for i in own),
-                read_rows=0,
-            )
-        )
+        decoded = all(row.rows == 1 + row.drafted for row in rows)  # no prompt was read
+        if self.timed and decoded and any(row.id in self._last for row in rows):
+            self._forward.add(sum(row.rows for row in rows), begin - self._ended)
+            self._gained.add(sum(row.gained for row in rows))
 
     def _free(self, key: str) -> None:
         """Forget a request that has ended."""
         seq = self._seqs.pop(key)
         seq.finish = "stop"  # a drafter that remembers finished requests keeps its output
-        self._read.pop(key, None)
+        del self._stats[key]
+        self._proposed.pop(key, None)
         self.drafter.release(seq.id)
-        if self.lengths is not None:
-            self.lengths.release(seq.id)

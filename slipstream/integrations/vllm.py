@@ -10,9 +10,9 @@ optional:
 
     drafter   "suffix" (the default), "ngram", "sam", or a stack of these: a list of names or of [name, options].
     options   options of the drafter; of `HybridConfig` for a stack.
-    lengths   "learned" (the default): each request has the draft length that its acceptance rate and the times of the
-              steps make the fastest, 0 where drafts do not pay. "full": as long as the match allows; always so with
-              several ranks, which must draft alike.
+    lengths   "learned" (the default): a draft ends where its next token is not worth its row, by the acceptance of the
+              request's drafts and the times of steps. "full": as long as the match allows; always so with several
+              ranks, which must draft alike.
 
 A request may say what its output is expected to hold: `"vllm_xargs": {"prediction": "text"}`, or a list of token ids.
 Where Slipstream is installed as a package, vLLM's server also reads `prediction` as in OpenAI's API.

@@ -7,6 +7,8 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
 from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
 from slipstream.integrations.row_drafts import RowDrafts
 from slipstream.integrations.vllm import drafter_of
@@ -68,7 +70,7 @@ def test_finished_requests_are_forgotten() -> None:
     drafter = engine.drafts.drafter
     assert isinstance(drafter, SuffixDrafter)
     assert not drafter._states
-    assert not engine.drafts._read
+    assert not engine.drafts._stats
 
 
 def test_outputs_of_finished_requests_are_drafted_from_with_across_only() -> None:
@@ -119,19 +121,34 @@ def seldom_right(count: int) -> list[Running]:
             for i in range(count)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("cost", "share"), [(0.25, 1.03), (0.0, 0.9)])
-def test_learned_lengths_end_where_drafts_do_not_pay(cost: float, share: float) -> None:
+class Silent(SuffixDrafter):
+    """Proposes nothing."""
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        return Draft.empty(len(seqs))
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize(("cost", "share"), [(0.25, 1.03), (0.0, 0.92)])
+def test_learned_lengths_end_where_drafts_do_not_pay(cost: float, share: float, streams: int) -> None:
     spent, emitted = [], []
-    for plain in (False, True):
+    for kind in (SuffixDrafter, Silent):
         clock = Clock()
-        drafts = RowDrafts(SuffixDrafter(SuffixConfig(row_cost=0.0)), 8, 4096, clock=clock)
-        assert drafts.lengths is not None
-        if plain:
-            drafts.lengths.resting, drafts.lengths._rest = True, 1 << 30
-        emitted.append(paced(cost, drafts, clock, seldom_right(4)).emitted)
+        drafts = RowDrafts(kind(SuffixConfig(row_cost=0.0)), 8, 4096, clock=clock)
+        emitted.append(paced(cost, drafts, clock, seldom_right(streams)).emitted)
         spent.append(clock.now)
     assert emitted[0] == emitted[1]
     assert spent[0] < share * spent[1]
+
+
+@pytest.mark.parametrize("cost", [0.02, 0.2])
+def test_texts_that_repeat_are_drafted_after_texts_that_do_not(cost: float) -> None:
+    """What was learned from one kind of text does not keep the other from being drafted."""
+    clock = Clock()
+    drafts = RowDrafts(drafter_of(VOCAB), 8, 4096, clock=clock)
+    paced(cost, drafts, clock, seldom_right(2))
+    engine = paced(cost, drafts, clock, [Running("late", repetitive(3, 80), repetitive(3, 120))])
+    assert engine.accepted > 60
 
 
 def test_the_time_in_which_an_engine_was_idle_is_no_cost() -> None:
@@ -140,5 +157,4 @@ def test_the_time_in_which_an_engine_was_idle_is_no_cost() -> None:
     for turn in range(3):
         clock.now += 1000.0
         paced(0.1, drafts, clock, [Running(f"{turn}", repetitive(1, 80), repetitive(1, 60))])
-    assert drafts.lengths is not None
-    assert drafts.lengths._plainly(1) < 2.0
+    assert drafts._forward.nearest(1) < 2.0
