@@ -16,7 +16,7 @@ from slipstream.errors import ServedError
 from slipstream.lab.configs import Choice
 from slipstream.lab.endpoint import Endpoint
 from slipstream.lab.server_process import ServerProcess
-from slipstream.lab.vllm_server import VllmServer
+from slipstream.lab.vllm_server import VllmServer, preloaded
 
 CONTEXT = 1024
 STREAMS = 64
@@ -75,14 +75,12 @@ def vllm(choice: Choice, arguments: Mapping[str, Any]) -> Served:
 
 def vllm_by_hand(pair: Pair) -> Served:
     """vLLM's own command. Its environment variables are those of `peers/vllm_peer.py`."""
-    libraries = sorted(VLLM.parent.parent.glob("lib/libiomp5.so"))
-    libraries += sorted(VLLM.parent.parent.glob("lib/python*/site-packages/vllm/libs/libtcmalloc*.so*"))
     return Served(
         [str(VLLM), "-m", "vllm.entrypoints.openai.api_server", "--model", str(pair.target),
          "--served-model-name", "embedded", "--dtype", "float32", "--max-model-len", str(CONTEXT),
          "--max-num-seqs", str(STREAMS), "--host", "127.0.0.1", "--port", "{port}"],
         {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0",
-         "VLLM_NO_USAGE_STATS": "1", "LD_PRELOAD": ":".join(map(str, libraries))},
+         "VLLM_NO_USAGE_STATS": "1", **preloaded(VLLM)},
         VLLM, "vllm",
     )  # fmt: skip
 

@@ -77,21 +77,25 @@ def contender(models: LabModels, spec: str, more: Seq[str] = (), adaptive: bool 
     """One drafter, as given on the command line. Raises ParameterError for `draft_tokens=auto` unless `adaptive`."""
     from slipstream.lab.contender import Contender
 
-    name, _, listed = spec.partition(":")
-    pairs = [pair for pair in listed.split(",") if pair]
-    options = parse_options([*pairs, *more])
-    values = dict(changes)
-    for key in ("draft", "draft_tokens"):
-        if key in options:
-            values.setdefault(key, options[key])
-            del options[key]
-    one = models.one(name.replace("+", ","), **values)
-    shown = [name, *(f"{key}={value}" for key, value in options.items())]
+    one, options = parsed(models, spec, more, **changes)
+    shown = [spec.partition(":")[0], *(f"{key}={value}" for key, value in options.items())]
     drafter, own = one.speculation
     label, options = " ".join(shown), options | own
     if adaptive and one.length == AUTO:
         return Contender(label, drafter, most_chosen(one.method), options, adaptive=True)
     return Contender(label, drafter, one.fixed_length, options)
+
+
+def parsed(models: LabModels, spec: str, more: Seq[str] = (), **changes: Any) -> tuple[ModelOptions, dict[str, Any]]:
+    """The models with one drafter, as given on the command line, and the drafter's own options."""
+    name, _, listed = spec.partition(":")
+    options = parse_options([*(pair for pair in listed.split(",") if pair), *more])
+    values = dict(changes)
+    for key in ("draft", "draft_tokens"):
+        if key in options:
+            values.setdefault(key, options[key])
+            del options[key]
+    return models.one(name.replace("+", ","), **values), options
 
 
 def values_of(name: str, text: str, kind: Callable[[str], T] = number) -> tuple[T, ...]:  # type: ignore[assignment]

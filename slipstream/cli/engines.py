@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import render
+from slipstream.cli.contenders import LabModels, parsed
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError, ServedError
@@ -22,7 +23,6 @@ from slipstream.settings import AUTO, one_of
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
-    from slipstream.cli.contenders import LabModels
     from slipstream.cli.serve import ServerOptions
     from slipstream.lab.vllm_server import VllmServer
 
@@ -130,12 +130,9 @@ def compared(models: LabModels, engine: EngineOptions) -> dict[str, VllmServer]:
     """A server for plain decoding and for each drafter that is to be measured, by name."""
     found = {"plain": vllm_server(models.one("none"), engine, plain=True)}
     for spec in models.specs():
-        name, _, options = spec.partition(":")
-        given = dict(parse_options([pair for pair in options.split(",") if pair]))
-        changes = {key: str(given.pop(key)) for key in ("draft", "draft_tokens") if key in given}
-        pairs = [*(f"{key}={value}" for key, value in given.items()), *(models.drafter_option or ())]
-        one = models.one(name.replace("+", ","), drafter_option=pairs or None, **changes)
-        found[spec] = vllm_server(one, engine)
+        one, options = parsed(models, spec, models.drafter_option or ())
+        pairs = [f"{name}={value}" for name, value in options.items()]
+        found[spec] = vllm_server(replace(one, drafter_option=pairs), engine)
     return found
 
 

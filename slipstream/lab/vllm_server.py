@@ -78,7 +78,7 @@ class VllmServer(Strict):
     ) -> Iterator[ServerProcess]:  # fmt: skip
         """The server, ended at the end. key: that requests must name; "": none. environment: variables besides."""
         with tempfile.TemporaryDirectory() as folder:
-            variables = {"PYTHONPATH": _path_with_us(Path(folder)), "VLLM_NO_USAGE_STATS": "1", **_preloaded(python)}
+            variables = {"PYTHONPATH": _path_with_us(Path(folder)), "VLLM_NO_USAGE_STATS": "1", **preloaded(python)}
             variables |= environment or {}
             if key:
                 variables["VLLM_API_KEY"] = key
@@ -130,7 +130,7 @@ def _path_with_us(folder: Path) -> str:
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def _preloaded(python: Path) -> dict[str, str]:
+def preloaded(python: Path) -> dict[str, str]:
     """The OpenMP and allocator libraries of a CPU build, which vLLM's documentation says to preload."""
     root = python.parent.parent
     libraries = [*root.glob("lib/libiomp5.so"), *root.glob("lib/python*/site-packages/vllm/libs/libtcmalloc*.so*")]

@@ -284,7 +284,6 @@ def test_drafts_do_not_depend_on_the_order_of_rows(vllm: SimpleNamespace) -> Non
     assert any(any(found.values()) for found in forward)
 
 
-@pytest.mark.skipif(not RECORDING.exists(), reason="no call sequence of the real runner was recorded")
 def test_calls_of_the_real_runner_give_the_recorded_drafts(vllm: SimpleNamespace) -> None:
     recorded = json.loads(RECORDING.read_text())
     runner = vllm.runner(config(most=recorded["most"]))
